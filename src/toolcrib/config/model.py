@@ -1,0 +1,146 @@
+"""What configuration comes to: frozen values that every other room reads.
+
+In: nothing (these are only shapes). Out: `Config` with its `ServerConfig`s, settings and problems.
+`load` makes them; `servers`, `crib` and `daemon` read them. All variables are already expanded here.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+RESERVED_SERVER_NAMES = frozenset({"crib"})
+"""`crib` is the daemon's own commands, seen as a server."""
+
+
+class Transport(enum.StrEnum):
+    STDIO = "stdio"
+    HTTP = "http"
+    SSE = "sse"
+    WEBSOCKET = "websocket"
+
+
+class Layer(enum.IntEnum):
+    """Where a value came from; a higher one wins."""
+
+    USER = 1
+    PROJECT = 2
+    ENVIRONMENT = 3
+    FLAGS = 4
+
+
+class NameStyle(enum.StrEnum):
+    PLAIN = "plain"
+    MCP = "mcp"
+    SERVER = "server"
+
+
+def _frozen(mapping: Mapping[str, str]) -> Mapping[str, str]:
+    return MappingProxyType(dict(mapping))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a server's entry stands: for messages, never for decisions."""
+
+    layer: Layer
+    file: Path | None = None
+    key: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.key}" if self.file else self.layer.name.lower()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    max_attempts: int | None = None
+    """None: never give up."""
+    backoff: float = 0.5
+    """Seconds before the first new attempt; doubled each time up to a minute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    name: str
+    transport: Transport
+    source: Source
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=lambda: _frozen({}))
+    cwd: str | None = None
+    """An absolute folder; with it, one instance serves every project."""
+    url: str = ""
+    headers: Mapping[str, str] = field(default_factory=lambda: _frozen({}))
+    """Includes what `auth` of the kinds bearer, api_key and token_file came to."""
+    verify_tls: bool = True
+    enabled: bool = True
+    connect_timeout: float = 10.0
+    call_timeout: float = 300.0
+    retry: Retry = Retry()
+
+    @property
+    def identity(self) -> str:
+        """A digest of all that makes this server this server; the key of its instances and cache.
+
+        Secrets take part, so the digest is keyed by nothing that is shown: it never leaves the machine.
+        """
+        parts = [
+            self.name,
+            self.transport,
+            self.command,
+            list(self.args),
+            sorted(self.env.items()),
+            self.cwd,
+            self.url,
+            sorted(self.headers.items()),
+            self.verify_tls,
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+class Severity(enum.StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing wrong with one place of the configuration. It never hides the rest."""
+
+    severity: Severity
+    file: str
+    key: str
+    found: str
+    """What stood there, secrets masked."""
+    expected: str
+    suggestion: str = ""
+    """The nearest valid key, or what to do."""
+
+    def __str__(self) -> str:
+        tail = f" {self.suggestion}" if self.suggestion else ""
+        return f"{self.file}: {self.key}: found {self.found}, expected {self.expected}.{tail}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    port: int = 8765
+    """0: any free port."""
+    names: NameStyle = NameStyle.SERVER
+    """How tools are called at the gateway."""
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    servers: Mapping[str, ServerConfig] = field(default_factory=lambda: MappingProxyType({}))
+    settings: Settings = Settings()
+    problems: tuple[Problem, ...] = ()
+    untrusted: tuple[Path, ...] = ()
+    """Project files that want trust before they may do anything."""
+    root: Path | None = None
+    """The project this configuration was read for."""

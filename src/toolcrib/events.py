@@ -1,0 +1,78 @@
+"""What happened, as small frozen classes, and the bus that carries them.
+
+In: facts from every room. Out: the same facts to whoever subscribed (log, book, page, list_changed).
+A subscriber must be quick and must not raise; one that does is logged and the rest go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStateChanged(Event):
+    server: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatalogChanged(Event):
+    root: str
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallIntended(Event):
+    call_id: str
+    caller: str
+    tool: str
+    server: str
+    decision: str
+    rule: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallFinished(Event):
+    call_id: str
+    caller: str
+    tool: str
+    server: str
+    outcome: str
+    """ok, tool_error, error, denied, invalid, timeout, cancelled, away"""
+    duration: float
+    result_size: int = 0
+
+
+class Bus:
+    """Hands each event to every subscriber, in the order they came."""
+
+    def __init__(self) -> None:
+        self._subscribers: list[Callable[[Event], None]] = []
+
+    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
+        """Returns the call that ends the subscription."""
+        self._subscribers.append(subscriber)
+
+        def unsubscribe() -> None:
+            if subscriber in self._subscribers:
+                self._subscribers.remove(subscriber)
+
+        return unsubscribe
+
+    def publish(self, event: Event) -> None:
+        for subscriber in tuple(self._subscribers):
+            try:
+                subscriber(event)
+            except Exception:
+                log.exception("a subscriber failed on %s", type(event).__name__)
