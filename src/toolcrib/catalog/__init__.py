@@ -1,0 +1,12 @@
+"""What servers list, made into an immutable `Catalog`.
+
+In: raw definitions by server. Out: tools with public names, found by any of them; arguments checked
+against their schemas. Above: `policy`, `listing`, `calls`. Below: `servers`, `config`.
+"""
+
+from toolcrib.catalog.names import GATEWAY_LIMIT, Names
+from toolcrib.catalog.param_headers import param_headers
+from toolcrib.catalog.snapshot import Catalog, Listings
+from toolcrib.catalog.tool import Tool
+
+__all__ = ["GATEWAY_LIMIT", "Catalog", "Listings", "Names", "Tool", "param_headers"]

@@ -1,2 +1,19 @@
-"""Placeholder until the CLI helper writes it."""
-def main() -> None: ...
+"""The entry: tells the bridge from the commands before anything is imported for either.
+
+In: `sys.argv`. Out: an exit code. `bridge` is the thin way, `app` everything else.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    if words == ["stdio"]:
+        from toolcrib.cli.bridge import run_bridge  # noqa: PLC0415 - a bridge starts without the command line's imports
+
+        return run_bridge()
+    from toolcrib.cli.app import run  # noqa: PLC0415
+
+    return run(words)

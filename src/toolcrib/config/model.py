@@ -18,6 +18,10 @@ RESERVED_SERVER_NAMES = frozenset({"crib"})
 """`crib` is the daemon's own commands, seen as a server."""
 
 
+KeyPath = tuple[str | int, ...]
+"""The way to a value inside a file: keys and list positions."""
+
+
 class Transport(enum.StrEnum):
     STDIO = "stdio"
     HTTP = "http"
@@ -71,17 +75,19 @@ class ServerConfig:
     source: Source
     command: str = ""
     args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=lambda: _frozen({}))
+    env: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
     cwd: str | None = None
     """An absolute folder; with it, one instance serves every project."""
     url: str = ""
-    headers: Mapping[str, str] = field(default_factory=lambda: _frozen({}))
+    headers: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
     """Includes what `auth` of the kinds bearer, api_key and token_file came to."""
     verify_tls: bool = True
     enabled: bool = True
     connect_timeout: float = 10.0
     call_timeout: float = 300.0
     retry: Retry = Retry()
+    spelled: Mapping[KeyPath, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
+    """Values that held `${VAR}`, as they were written: `("env", "TOKEN")` → `${GITHUB_TOKEN}`. For `mask`."""
 
     @property
     def identity(self) -> str:
@@ -120,10 +126,14 @@ class Problem:
     expected: str
     suggestion: str = ""
     """The nearest valid key, or what to do."""
+    line: int | None = None
+    """Counted from one; None where no line can be named."""
 
     def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.file, self.line) if part is not None)
+        key = f" {self.key}:" if self.key else ""
         tail = f" {self.suggestion}" if self.suggestion else ""
-        return f"{self.file}: {self.key}: found {self.found}, expected {self.expected}.{tail}"
+        return f"{place}:{key} found {self.found}, expected {self.expected}.{tail}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +146,37 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What the command line adds, as the person typed it."""
+
+    mcp_servers: tuple[str, ...] = ()
+    """Each `NAME=URL` or `NAME=COMMAND`."""
+    port: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """A project's file that does nothing until a person trusts exactly these bytes."""
+
+    file: Path
+    digest: str
+    """What to keep when the person says yes: it covers the file's place and content."""
+    effects: tuple[str, ...]
+    """What it would do, one line each, secrets masked, safe to print."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     servers: Mapping[str, ServerConfig] = field(default_factory=lambda: MappingProxyType({}))
     settings: Settings = Settings()
     problems: tuple[Problem, ...] = ()
-    untrusted: tuple[Path, ...] = ()
-    """Project files that want trust before they may do anything."""
+    """Errors first."""
+    waiting: tuple[Waiting, ...] = ()
+    """Project files that want trust, and what each would do."""
     root: Path | None = None
     """The project this configuration was read for."""
+
+    @property
+    def untrusted(self) -> tuple[Path, ...]:
+        """Project files that want trust before they may do anything."""
+        return tuple(waiting.file for waiting in self.waiting)

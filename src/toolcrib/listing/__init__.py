@@ -1,0 +1,5 @@
+"""Catalog and caller → the bytes of tools/list, made once and kept."""
+
+from toolcrib.listing.full import Listings
+
+__all__ = ["Listings"]

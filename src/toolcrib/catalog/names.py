@@ -1,0 +1,161 @@
+"""What a tool is called in public, in each style.
+
+In: pairs (server, tool) of everything known. Out: `Names` for each pair, legal for every model
+provider, and such that one public name means one tool, whichever style it is written in.
+`snapshot` is the only caller.
+
+A name that is too long, or that several tools would share, ends in a hash of its (server, tool).
+Who gets a hash depends on the set of tools alone, never on their order: every tool at a contested
+name gives way, so adding a server changes only the names that it contests. Names that differ only
+by case are the same name, since some clients fold case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from toolcrib.config.model import RESERVED_SERVER_NAMES, NameStyle
+
+LIMITS: Mapping[NameStyle, int] = {NameStyle.PLAIN: 64, NameStyle.MCP: 64, NameStyle.SERVER: 48}
+"""The most characters of a name; providers take 64, and clients put their own prefix before `server` names."""
+
+GATEWAY_LIMIT = 48
+"""What every style is held to at the gateway."""
+
+SMALLEST_LIMIT = 40
+"""Room for the longest hash, its underscore and a few letters that a person can read."""
+
+_ILLEGAL = re.compile(r"[^a-zA-Z0-9_-]")
+_HASH_LENGTHS = (0, 8, 16, 32)
+"""Hexadecimal digits at each step of giving way. Eight can be forged by a patient server, 32 cannot."""
+
+Pair = tuple[str, str]
+"""A server's configured name and its own name of the tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """All names of one tool."""
+
+    plain: str
+    mcp: str
+    server: str
+    display: str
+    """`server:tool`, for people; both parts as they are."""
+
+    def of(self, style: NameStyle) -> str:
+        match style:
+            case NameStyle.PLAIN:
+                return self.plain
+            case NameStyle.MCP:
+                return self.mcp
+            case NameStyle.SERVER:
+                return self.server
+
+
+def fold(name: str) -> str:
+    """The key under which a public name is unique."""
+    return name.lower()
+
+
+def name_tools(pairs: Iterable[Pair], *, limit: int | None = None) -> dict[Pair, Names]:
+    """Names for every pair; `limit` lowers the limit of every style."""
+    if limit is not None and limit < SMALLEST_LIMIT:
+        raise ValueError(f"names need at least {SMALLEST_LIMIT} characters, got a limit of {limit}")
+    tools = {pair: _Naming(pair, limit) for pair in pairs}
+    slots = [slot for tool in tools.values() for slot in tool.slots()]
+    while contested := _contested(slots):
+        for slot in contested:
+            slot.give_way()
+    return {pair: tool.names() for pair, tool in tools.items()}
+
+
+class _Slot:
+    """One style's name of one tool, and how often it gave way."""
+
+    __slots__ = ("_limit", "_stem", "name", "pair", "rank", "step")
+
+    def __init__(self, pair: Pair, stem: str, limit: int, *, rank: int) -> None:
+        self.pair = pair
+        self.rank = rank
+        self.step = 0
+        self._stem = stem
+        self._limit = limit
+        self.name = stem if len(stem) <= limit else self._hashed(_HASH_LENGTHS[1])
+
+    def give_way(self) -> None:
+        self.step += 1
+        self.name = self._hashed(_HASH_LENGTHS[self.step])
+
+    def _hashed(self, digits: int) -> str:
+        digest = hashlib.sha256("\0".join(self.pair).encode("utf-8", "surrogatepass")).hexdigest()[:digits]
+        return f"{self._stem[: self._limit - digits - 1]}_{digest}"
+
+
+class _PlainSlot(_Slot):
+    """A plain name gives way to everything, and is then the same as the tool's `server` name."""
+
+    __slots__ = ("_server",)
+
+    def __init__(self, pair: Pair, stem: str, limit: int, server: _Slot) -> None:
+        super().__init__(pair, stem, limit, rank=-1)
+        self._server = server
+
+    def give_way(self) -> None:
+        self.rank = self._server.rank
+        self.name = ""
+
+    @property
+    def settled(self) -> str:
+        return self.name or self._server.name
+
+
+class _Naming:
+    """The three slots of one tool while names are settled."""
+
+    __slots__ = ("_mcp", "_pair", "_plain", "_server")
+
+    def __init__(self, pair: Pair, limit: int | None) -> None:
+        room = {style: min(limit or most, most) for style, most in LIMITS.items()}
+        # One character above the limit is enough to see that a stem is too long.
+        server, tool = (_slug(part, max(LIMITS.values()) + 1) for part in pair)
+        reserved = pair[0] in RESERVED_SERVER_NAMES
+        rank = 1 if reserved else 0
+        self._pair = pair
+        self._mcp = _Slot(pair, f"mcp_{server}_{tool}", room[NameStyle.MCP], rank=rank)
+        self._server = _Slot(pair, f"{server}_{tool}", room[NameStyle.SERVER], rank=rank)
+        self._plain = _PlainSlot(pair, tool, room[NameStyle.PLAIN], self._server)
+        if reserved:
+            self._plain.give_way()
+
+    def slots(self) -> tuple[_Slot, _Slot, _Slot]:
+        return self._plain, self._mcp, self._server
+
+    def names(self) -> Names:
+        return Names(
+            plain=self._plain.settled,
+            mcp=self._mcp.name,
+            server=self._server.name,
+            display=":".join(self._pair),
+        )
+
+
+def _slug(part: str, most: int) -> str:
+    return _ILLEGAL.sub("_", part[:most]) or "tool"
+
+
+def _contested(slots: Iterable[_Slot]) -> list[_Slot]:
+    """The slots that must give way now: of each name that several tools hold, those that yield most easily."""
+    holders: dict[str, list[_Slot]] = {}
+    for slot in slots:
+        if slot.name:
+            holders.setdefault(fold(slot.name), []).append(slot)
+    contested = []
+    for group in holders.values():
+        if len(group) > 1 and any(slot.pair != group[0].pair for slot in group):
+            weakest = min((slot.rank, slot.step) for slot in group)
+            contested += [slot for slot in group if (slot.rank, slot.step) == weakest]
+    return contested

@@ -1,0 +1,154 @@
+"""`x-mcp-header` marks in a tool's schema, and the `Mcp-Param-*` headers they ask for.
+
+In: an input schema and a call's arguments. Out: headers for a modern HTTP server, and the schema
+without its marks for clients. `calls` makes the headers, `tool` takes the marks out.
+
+A mark is valid on a string, integer or boolean property that `properties` alone lead to; one invalid
+or doubled mark makes all of them void, as the specification wants it.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+MARK = "x-mcp-header"
+PREFIX = "Mcp-Param-"
+
+Path = tuple[str, ...]
+
+_MARKABLE_TYPES = frozenset({"string", "integer", "boolean"})
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_PRINTABLE = re.compile(r"[\x20-\x7e]*")
+_SENTINEL = re.compile(r"=\?base64\?.*\?=")
+
+# Keywords that hold schemas, by the shape of what they hold. Those that hold data (`default`, `enum`,
+# `const`, `examples`) are left out, so that data is never taken for a mark.
+_ONE_SCHEMA = frozenset(
+    {"items", "contains", "unevaluatedItems", "additionalProperties", "propertyNames"}
+    | {"unevaluatedProperties", "not", "if", "then", "else", "contentSchema"}
+)
+_SCHEMA_LIST = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_SCHEMA_MAP = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
+
+_DEEPEST = 100
+"""Marks below this depth stay: nobody can reach them by a valid path of that length in earnest."""
+
+
+def param_headers(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """The headers that go with a call."""
+    return headers_of(marked_properties(schema), arguments)
+
+
+def headers_of(marked: Mapping[Path, str], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """A header for each marked property; arguments that are absent, null or no scalars have none."""
+    headers = {}
+    for path, token in marked.items():
+        rendered = _rendered(_value_at(arguments, path))
+        if rendered is not None:
+            headers[f"{PREFIX}{token}"] = encode_header_value(rendered)
+    return headers
+
+
+def marked_properties(schema: Mapping[str, Any]) -> dict[Path, str]:
+    """Where the marks are and what they say; empty if any of them is invalid."""
+    marked: dict[Path, str] = {}
+    seen: set[str] = set()
+    for path, node in _positions(schema):
+        if MARK not in node:
+            continue
+        token = node[MARK]
+        valid = path and isinstance(token, str) and _TOKEN.fullmatch(token)
+        kind = node.get("type")
+        if not valid or not isinstance(kind, str) or kind not in _MARKABLE_TYPES or token.lower() in seen:
+            return {}
+        seen.add(token.lower())
+        marked[path] = token
+    return marked
+
+
+def encode_header_value(value: str) -> str:
+    """The value itself where a header can carry it unchanged, else its UTF-8 in base64 between marks."""
+    if _PRINTABLE.fullmatch(value) and value == value.strip() and not _SENTINEL.fullmatch(value):
+        return value
+    return f"=?base64?{base64.b64encode(value.encode('utf-8', 'surrogatepass')).decode('ascii')}?="
+
+
+def without_annotations(schema: bytes) -> bytes:
+    """The schema without its marks; a schema that has none comes back as the same bytes."""
+    return _stripped(schema, 0)
+
+
+def _positions(root: Mapping[str, Any]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Every schema inside `root`; the path is empty where not `properties` alone led."""
+    waiting: list[tuple[Path, bool, Any]] = [((), True, root)]
+    while waiting:
+        path, direct, node = waiting.pop()
+        if not isinstance(node, Mapping):
+            continue
+        yield (path if direct else ()), node
+        for keyword, value in node.items():
+            if keyword in _SCHEMA_MAP and isinstance(value, Mapping):
+                reachable = direct and keyword == "properties"
+                waiting.extend(((*path, key) if reachable else (), reachable, sub) for key, sub in value.items())
+            elif keyword in _SCHEMA_LIST and isinstance(value, list):
+                waiting.extend(((), False, sub) for sub in value)
+            elif keyword in _ONE_SCHEMA:
+                waiting.append(((), False, value))
+
+
+def _value_at(arguments: Mapping[str, Any], path: Path) -> Any:
+    node: Any = arguments
+    for key in path:
+        if not isinstance(node, Mapping):
+            return None
+        node = node.get(key)
+    return node
+
+
+def _rendered(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int | float):
+        return None
+    try:
+        return str(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return None
+
+
+def _stripped(raw: bytes, depth: int) -> bytes:
+    # An escape may hide the word, so only bytes without either are surely free of marks.
+    if depth > _DEEPEST or (MARK.encode() not in raw and b"\\u" not in raw):
+        return raw
+    if not raw.lstrip().startswith(b"{"):
+        return raw
+    fields = msgspec.json.decode(raw, type=dict[str, Raw])
+    changed = fields.pop(MARK, None) is not None
+    for keyword, value in fields.items():
+        held = bytes(value)
+        new = _stripped_value(keyword, held, depth + 1)
+        if new != held:
+            fields[keyword] = Raw(new)
+            changed = True
+    return msgspec.json.encode(fields) if changed else raw
+
+
+def _stripped_value(keyword: str, raw: bytes, depth: int) -> bytes:
+    start = raw.lstrip()[:1]
+    if keyword in _SCHEMA_MAP and start == b"{":
+        return _each(raw, dict[str, Raw], lambda held: {k: Raw(_stripped(bytes(v), depth)) for k, v in held.items()})
+    if keyword in _SCHEMA_LIST and start == b"[":
+        return _each(raw, list[Raw], lambda held: [Raw(_stripped(bytes(v), depth)) for v in held])
+    return _stripped(raw, depth) if keyword in _ONE_SCHEMA else raw
+
+
+def _each(raw: bytes, shape: Any, strip: Callable[[Any], Any]) -> bytes:
+    held = msgspec.json.decode(raw, type=shape)
+    stripped = strip(held)
+    return raw if stripped == held else msgspec.json.encode(stripped)

@@ -1,0 +1,213 @@
+"""Arguments against a tool's full schema.
+
+In: a tool and the arguments of a call, raw or decoded. Out: the decoded arguments, or `InvalidArguments`
+that names each wrong place (`arguments.filters[0].name`) in words that a model can act on. `calls` asks.
+
+Drafts 4, 6, 7, 2019-09 and 2020-12 are known by `$schema`; without it, 2020-12. Nothing is ever fetched:
+a `$ref` that leaves the schema makes the schema unusable. `format` is a note, not a rule: servers differ
+in what they take for a date. Arguments for a schema that is unusable pass unchecked, and the server's own
+check decides; the log says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+from jsonschema_rs import (
+    FancyRegexOptions,
+    RegexOptions,
+    ValidationError,
+    ValidationErrorKind,
+    Validator,
+    validator_for,
+)
+
+from toolcrib.catalog.schema_cost import SchemaCost
+from toolcrib.catalog.tool import Tool
+from toolcrib.errors import InvalidArguments
+
+log = logging.getLogger(__name__)
+
+MOST_ERRORS = 5
+LONGEST_VALUE = 80
+_KEPT_VALIDATORS = 2048
+_EASILY_LISTED = 20_000
+"""Visits (`schema_cost`) up to which all errors are listed: up to a tenth of a second."""
+
+_LINEAR = RegexOptions(size_limit=1 << 20, dfa_size_limit=1 << 20)
+_BACKTRACKING = FancyRegexOptions(backtrack_limit=100_000, size_limit=1 << 20, dfa_size_limit=1 << 20)
+"""Only for patterns with look-around or back references, which the linear engine does not know."""
+
+
+class _Compiled:
+    """A tool's validator and what running it may cost."""
+
+    __slots__ = ("cost", "validator", "warned")
+
+    def __init__(self, validator: Validator, cost: SchemaCost) -> None:
+        self.validator = validator
+        self.cost = cost
+        self.warned = False
+
+    def errors(self, arguments: dict[str, Any]) -> list[ValidationError]:
+        """The first few errors; only the very first where listing them, which is all or nothing, takes long."""
+        if self.validator.is_valid(arguments):
+            return []
+        if self.cost.visits(arguments) <= _EASILY_LISTED:
+            return list(islice(self.validator.iter_errors(arguments), MOST_ERRORS))
+        try:
+            self.validator.validate(arguments)
+        except ValidationError as error:
+            return [error]
+        return []
+
+
+class Checker:
+    """Checks arguments and keeps the compiled schemas of the tools used last."""
+
+    def __init__(self, *, kept: int = _KEPT_VALIDATORS) -> None:
+        self._kept = kept
+        self._compiled: OrderedDict[Tool, _Compiled | None] = OrderedDict()
+
+    def check(self, tool: Tool, arguments: bytes | msgspec.Raw | dict[str, Any] | None) -> dict[str, Any]:
+        """The arguments, decoded. None, as when a call has no `arguments`, counts as {}."""
+        decoded = _decode(tool, arguments)
+        compiled = self._compiled_for(tool)
+        if compiled is None:
+            return decoded
+        if not compiled.cost.affordable(decoded):
+            if not compiled.warned:
+                compiled.warned = True
+                log.warning("%s: checking these arguments would take too long, so they pass unchecked", tool.display)
+            return decoded
+        try:
+            errors = compiled.errors(decoded)
+        except (ValueError, RecursionError) as error:
+            raise _invalid(tool, [((), f"cannot be checked: {_cut(str(error))}")]) from error
+        if errors:
+            raise _invalid(tool, [(error.instance_path, _expected(error)) for error in errors])
+        return decoded
+
+    def _compiled_for(self, tool: Tool) -> _Compiled | None:
+        if tool in self._compiled:
+            self._compiled.move_to_end(tool)
+            return self._compiled[tool]
+        compiled = self._compiled[tool] = _compile(tool)
+        if len(self._compiled) > self._kept:
+            self._compiled.popitem(last=False)
+        return compiled
+
+
+def _compile(tool: Tool) -> _Compiled | None:
+    """None: the schema cannot be used."""
+    schema = tool.input_schema
+    problem = ""
+    for patterns in (_LINEAR, _BACKTRACKING):
+        try:
+            validator = validator_for(schema, pattern_options=patterns, offline=True, validate_formats=False)
+            return _Compiled(validator, SchemaCost(schema))
+        except (ValueError, RecursionError) as error:
+            problem = str(error).partition("\n")[0]
+    log.warning("%s: its schema cannot be used, so arguments pass unchecked: %s", tool.display, _cut(problem, 300))
+    return None
+
+
+def _decode(tool: Tool, arguments: Any) -> dict[str, Any]:
+    if isinstance(arguments, bytes | msgspec.Raw):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except RecursionError:
+            raise _invalid(tool, [((), "is nested too deep")]) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise _invalid(tool, [((), f"is not valid JSON: {_cut(str(error))}")]) from error
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, dict):
+        raise _invalid(tool, [((), f"must be an object, not {_shown(arguments)}")])
+    return arguments
+
+
+def _invalid(tool: Tool, errors: Sequence[tuple[Sequence[str | int], str]]) -> InvalidArguments:
+    told = dict.fromkeys((_path(path), message) for path, message in errors)
+    places = [{"path": path, "message": message} for path, message in told]
+    listed = "; ".join(f"{place['path']} {place['message']}" for place in places)
+    return InvalidArguments(
+        f"The arguments do not fit {_cut(tool.display)}: {listed}.",
+        remedy="Correct these and call again.",
+        data={"errors": places, "schema": tool.input_schema},
+    )
+
+
+def _path(parts: Sequence[str | int]) -> str:
+    path = "arguments"
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{_cut(part)}" if part.isidentifier() else f"[{_shown(part)}]"
+    return _cut(path, 300)
+
+
+def _expected(error: ValidationError) -> str:
+    """What was expected at the place, and what stood there."""
+    kind = error.kind
+    match kind:
+        case ValidationErrorKind.Required():
+            text = f"needs the property {_shown(kind.property)}"
+        case ValidationErrorKind.AdditionalProperties() | ValidationErrorKind.UnevaluatedProperties():
+            text = f"must not have {_list(kind.unexpected)}"
+        case ValidationErrorKind.Type():
+            text = f"must be of type {' or '.join(kind.types)}, not {_shown(error.instance)}"
+        case ValidationErrorKind.Enum():
+            text = f"must be one of {_list(kind.options)}, not {_shown(error.instance)}"
+        case ValidationErrorKind.Constant():
+            text = f"must be {_shown(kind.expected_value)}, not {_shown(error.instance)}"
+        case ValidationErrorKind.Pattern():
+            text = f"must match {_shown(kind.pattern)}, not {_shown(error.instance)}"
+        case ValidationErrorKind.AnyOf() | ValidationErrorKind.OneOfNotValid():
+            text = f"fits none of the forms allowed: {_alternatives(kind.context)}"
+        case ValidationErrorKind.OneOfMultipleValid():
+            text = f"must fit exactly one of the forms allowed, but {_shown(error.instance)} fits several"
+        case ValidationErrorKind.FalseSchema() if error.schema_path[-1:] == ["additionalProperties"]:
+            text = "must be an empty object"
+        case ValidationErrorKind.FalseSchema():
+            text = "must be left out"
+        case ValidationErrorKind.PropertyNames():
+            text = f"has a property whose name is not allowed: it {_expected(kind.error)}"
+        case _:
+            limit = getattr(kind, "limit", getattr(kind, "multiple_of", None))
+            stated = kind.name if limit is None else f"{kind.name} {limit}"
+            text = f"does not satisfy {stated}: {_shown(error.instance)}"
+    return text
+
+
+def _alternatives(context: list[list[ValidationError]]) -> str:
+    """Why each form does not fit. Forms within forms are not told: their number multiplies."""
+    told = []
+    for branch in context[:MOST_ERRORS]:
+        for error in branch[:1]:
+            nested = isinstance(error.kind, ValidationErrorKind.AnyOf | ValidationErrorKind.OneOfNotValid)
+            told.append(f"{_path(error.instance_path)} {'fits none of several forms' if nested else _expected(error)}")
+    return _cut(", or ".join(told), 400)
+
+
+def _list(values: Sequence[Any]) -> str:
+    more = ", …" if len(values) > 20 else ""
+    return ", ".join(_shown(value) for value in values[:20]) + more
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = msgspec.json.encode(value).decode()
+    except (msgspec.MsgspecError, RecursionError, ValueError, TypeError):
+        text = type(value).__name__
+    return _cut(text)
+
+
+def _cut(text: str, most: int = LONGEST_VALUE) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

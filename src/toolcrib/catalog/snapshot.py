@@ -1,0 +1,158 @@
+"""All tools known at one moment.
+
+In: what each server listed, as raw definitions. Out: an immutable `Catalog` with a version, which finds
+a tool by any of its names. `crib` builds one whenever a listing changes; `policy`, `listing` and `calls` read it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Self
+
+from msgspec import Raw
+
+from toolcrib.catalog.names import Names, fold, name_tools
+from toolcrib.catalog.tool import BadDefinition, Tool, decode_definition
+from toolcrib.config.model import NameStyle
+from toolcrib.errors import UnknownTool
+
+log = logging.getLogger(__name__)
+
+Listings = Mapping[str, tuple[bytes, ...]]
+"""What each server listed, by its configured name, in its own order."""
+
+_NEAREST = 5
+_SHORTLIST = 50
+_COMPARED = 100
+"""Characters of an unknown name that are compared; a longer one is no slip of the pen."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Catalog:
+    version: int
+    tools: tuple[Tool, ...] = ()
+    """Servers sorted by name, each in its own order."""
+    _listings: Listings = field(default_factory=dict, repr=False)
+    _by_server: Mapping[str, tuple[Tool, ...]] = field(init=False, repr=False)
+    _by_style: Mapping[NameStyle, Mapping[str, Tool]] = field(init=False, repr=False)
+    _by_folded: Mapping[str, Tool] = field(init=False, repr=False)
+    _by_display: Mapping[str, tuple[Tool, ...]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        by_server: dict[str, list[Tool]] = {}
+        by_display: dict[str, list[Tool]] = {}
+        by_style: dict[NameStyle, dict[str, Tool]] = {style: {} for style in NameStyle}
+        for tool in self.tools:
+            by_server.setdefault(tool.server, []).append(tool)
+            by_display.setdefault(tool.display, []).append(tool)
+            for style, named in by_style.items():
+                named[tool.names.of(style)] = tool
+        folded = {fold(name): tool for named in by_style.values() for name, tool in named.items()}
+        made = {
+            "_by_server": {server: tuple(tools) for server, tools in by_server.items()},
+            "_by_display": {display: tuple(tools) for display, tools in by_display.items()},
+            "_by_style": {style: MappingProxyType(named) for style, named in by_style.items()},
+            "_by_folded": folded,
+        }
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def build(
+        cls, listings: Listings, *, version: int, limit: int | None = None, previous: Catalog | None = None
+    ) -> Self:
+        """The catalog of these listings. `limit` lowers the length of every style's names (the gateway's is 48).
+
+        What did not change since `previous` is taken over from it, object for object. A definition that cannot
+        be read is left out and logged; it takes no other along.
+        """
+        known = previous._listings if previous else {}
+        kept: dict[str, tuple[Tool, ...]] = {}
+        read: dict[str, dict[str, dict[str, Raw]]] = {}
+        for server in sorted(listings):
+            if previous and known.get(server) == listings[server]:
+                kept[server] = previous.of_server(server)
+            else:
+                read[server] = _read(server, listings[server])
+        pairs = [(server, tool.name) for server, tools in kept.items() for tool in tools]
+        pairs += [(server, name) for server, tools in read.items() for name in tools]
+        names = name_tools(pairs, limit=limit)
+        tools: list[Tool] = []
+        for server in sorted(listings):
+            if server in kept:
+                tools += (_renamed(tool, names[server, tool.name]) for tool in kept[server])
+            else:
+                tools += (
+                    Tool(server=server, name=name, fields=fields, names=names[server, name])
+                    for name, fields in read[server].items()
+                )
+        return cls(version=version, tools=tuple(tools), _listings=dict(listings))
+
+    def find(self, name: str, *, style: NameStyle | None = None) -> Tool:
+        """The tool of this name, in any style or as `server:tool`. `style` only says how to spell suggestions."""
+        if tool := self._by_folded.get(fold(name)):
+            return tool
+        shown = self._by_display.get(name, ())
+        if len(shown) == 1:
+            return shown[0]
+        if shown:
+            nearest = [tool.names.of(style or NameStyle.SERVER) for tool in shown[:_NEAREST]]
+            message = f'"{_cut(name)}" may mean several tools.'
+        else:
+            nearest = self._nearest(name, style)
+            message = f'There is no tool "{_cut(name)}".'
+        remedy = f"Did you mean {', '.join(nearest)}?" if nearest else "List the tools to see which there are."
+        raise UnknownTool(message, remedy=remedy, data={"name": _cut(name), "nearest": nearest})
+
+    def of_server(self, server: str) -> tuple[Tool, ...]:
+        return self._by_server.get(server, ())
+
+    def by_public(self, style: NameStyle) -> Mapping[str, Tool]:
+        return self._by_style[style]
+
+    def _nearest(self, name: str, style: NameStyle | None) -> list[str]:
+        """Names like this one, best first: a cheap look at all of them, an exact one at the best of these."""
+        wanted = fold(name[:_COMPARED])
+        matcher = difflib.SequenceMatcher(autojunk=False)
+        matcher.set_seq2(wanted)
+        scored = []
+        for tool in self.tools:
+            spelling = tool.display if style is None else tool.names.of(style)
+            # A model often forgets or invents the server's part, so the tool's own name counts as well.
+            for candidate in {spelling, tool.name}:
+                matcher.set_seq1(fold(candidate[:_COMPARED]))
+                if matcher.real_quick_ratio() >= 0.6 and (score := matcher.quick_ratio()) >= 0.6:
+                    scored.append((score, fold(candidate[:_COMPARED]), spelling))
+        best: dict[str, float] = {}
+        for _, candidate, spelling in heapq.nlargest(_SHORTLIST, scored):
+            matcher.set_seq1(candidate)
+            if (score := matcher.ratio()) >= 0.6:
+                best[spelling] = max(score, best.get(spelling, 0.0))
+        return [_cut(spelling) for spelling in sorted(best, key=lambda s: (-best[s], s))[:_NEAREST]]
+
+
+def _read(server: str, definitions: tuple[bytes, ...]) -> dict[str, dict[str, Raw]]:
+    """Each tool's fields by its own name; of two with one name the first counts."""
+    tools: dict[str, dict[str, Raw]] = {}
+    for position, definition in enumerate(definitions):
+        try:
+            name, fields = decode_definition(definition)
+        except BadDefinition as error:
+            log.warning("server %s: tool number %d is left out, its definition is bad: %s", server, position, error)
+            continue
+        if tools.setdefault(name, fields) is not fields:
+            log.warning("server %s lists %r twice; the first counts", server, _cut(name))
+    return tools
+
+
+def _renamed(tool: Tool, names: Names) -> Tool:
+    return tool if tool.names == names else replace(tool, names=names)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _COMPARED else f"{name[:_COMPARED]}…"

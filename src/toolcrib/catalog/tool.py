@@ -1,0 +1,130 @@
+"""One tool as its server described it, with the names it has here.
+
+In: a definition as raw JSON. Out: `Tool`, whose fields stay the server's own bytes; only what is
+asked for is decoded. `snapshot` makes them; `listing`, `policy` and `calls` read them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from toolcrib.catalog.names import Names
+from toolcrib.catalog.param_headers import headers_of, marked_properties, without_annotations
+from toolcrib.config.model import NameStyle
+
+log = logging.getLogger(__name__)
+
+DEEPEST = 128
+"""How deep a definition may nest: more than any real schema, less than what breaks a client's parser."""
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+"""The schema of a tool that gave none."""
+
+_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
+_name_decoder = msgspec.json.Decoder(str)
+_string_or_bracket = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+class BadDefinition(ValueError):
+    """A definition that is no object with a name, or no JSON at all."""
+
+
+# Compared by identity: a snapshot reuses the very object of an unchanged tool, and caches are keyed by it.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
+class Tool:
+    server: str
+    """The server's configured name."""
+    name: str
+    """The server's own name for it."""
+    fields: Mapping[str, Raw] = field(repr=False)
+    """The definition, decoded one level only."""
+    names: Names
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    """What was worked out once: decoded fields by their names, and where header marks are."""
+
+    @property
+    def display(self) -> str:
+        """`server:tool`."""
+        return self.names.display
+
+    def public(self, style: NameStyle) -> str:
+        return self.names.of(style)
+
+    @property
+    def input_schema(self) -> dict[str, Any]:
+        """Decoded on first use. Shared by all readers: look, do not change."""
+        schema = self._field("inputSchema")
+        return schema if isinstance(schema, dict) else ANY_OBJECT
+
+    @property
+    def annotations(self) -> dict[str, Any]:
+        annotations = self._field("annotations")
+        return annotations if isinstance(annotations, dict) else {}
+
+    @property
+    def description(self) -> str:
+        description = self._field("description")
+        return description if isinstance(description, str) else ""
+
+    def param_headers(self, arguments: Mapping[str, Any]) -> dict[str, str]:
+        """The `Mcp-Param-*` headers that a call with these arguments carries."""
+        if "marked" not in self._kept:
+            self._kept["marked"] = marked_properties(self.input_schema)
+        return headers_of(self._kept["marked"], arguments)
+
+    def render(self, public_name: str) -> bytes:
+        """The definition under another name. Every other value keeps its bytes, but `x-mcp-header` marks are
+        taken out: they are between us and the server, a client that obeyed them would send headers nobody reads."""
+        values = {**self.fields, "name": Raw(msgspec.json.encode(public_name))}
+        if (schema := values.get("inputSchema")) is not None:
+            values["inputSchema"] = Raw(without_annotations(bytes(schema)))
+        return msgspec.json.encode(values)
+
+    def raw(self) -> bytes:
+        """The whole definition as the server gave it."""
+        return msgspec.json.encode(self.fields)
+
+    def _field(self, key: str) -> Any:
+        if key not in self._kept:
+            value = self.fields.get(key)
+            try:
+                self._kept[key] = None if value is None else msgspec.json.decode(value)
+            except msgspec.MsgspecError as error:
+                # Well formed, but with a number that no Python value holds. The definition still passes as it is.
+                log.warning("%s: %s cannot be read and counts as absent: %s", self.display, key, error)
+                self._kept[key] = None
+        return self._kept[key]
+
+
+def decode_definition(definition: bytes) -> tuple[str, dict[str, Raw]]:
+    """A definition's own name and its fields."""
+    try:
+        # Values that stay raw are not looked into by the decoder, and a client would choke on bad UTF-8 in any of them.
+        definition.decode()
+        fields = _fields_decoder.decode(definition)
+        _check_depth(definition)
+        return _name_decoder.decode(fields["name"]), fields
+    except KeyError:
+        raise BadDefinition("it has no name") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadDefinition(str(error)) from error
+
+
+def _check_depth(definition: bytes) -> None:
+    if definition.count(b"{") + definition.count(b"[") <= DEEPEST:
+        return
+    depth = 0
+    for found in _string_or_bracket.finditer(definition):
+        if found[0] in b"{[":
+            depth += 1
+            if depth > DEEPEST:
+                raise BadDefinition(f"it nests deeper than {DEEPEST} levels")
+        elif found[0] in b"}]":
+            depth -= 1

@@ -1,0 +1,128 @@
+"""The command line as a whole: which word leads to which function, and how an error ends.
+
+In: the words after `toolcrib`. Out: an exit code: 0, the error's own (`errors.py`), or 10 for a tool that failed.
+Everything a command needs is imported when it runs; `toolcrib --help` shows the price of each import here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from toolcrib import __version__
+from toolcrib.cli import (
+    config_commands,
+    connect_command,
+    daemon_commands,
+    server_commands,
+    tool_commands,
+)
+from toolcrib.cli.output import report, say
+from toolcrib.errors import ToolcribError, UsageError
+
+PROGRAM = "toolcrib"
+
+app = typer.Typer(
+    name=PROGRAM,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="One room for the tools of all your agents.",
+    epilog="Exit codes: 0 fine, 1 other error, 2 wrong words or arguments, 3 configuration, 4 unknown name, 5 denied, "
+    "6 a server failed, 7 no daemon, 8 already running or port taken, 9 database, 10 the tool says that it failed.",
+)
+
+
+def _version(*, wanted: bool) -> None:
+    if wanted:
+        say(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version.", is_eager=True, callback=lambda value: _version(wanted=value)
+        ),
+    ] = False,
+) -> None: ...
+
+
+def stdio() -> int:
+    """Be the MCP server that a client starts in its project: a bridge to the daemon, which is started if none runs.
+
+    The project is CLAUDE_PROJECT_DIR where the client sets it, else the nearest folder upwards with .toolcrib or .git,
+    else the working folder. TOOLCRIB_CONVERSATION names the conversation; without it every bridge is one of its own.
+    """
+    from toolcrib.cli.bridge import run_bridge  # noqa: PLC0415
+
+    return run_bridge()
+
+
+for function in (
+    daemon_commands.up,
+    daemon_commands.down,
+    daemon_commands.status,
+    daemon_commands.logs,
+    server_commands.servers,
+    server_commands.add,
+    server_commands.remove,
+    server_commands.restart,
+    tool_commands.tools,
+    tool_commands.call,
+    connect_command.connect,
+    config_commands.trust,
+    config_commands.untrust,
+    stdio,
+):
+    app.command()(function)
+app.add_typer(config_commands.config, name="config")
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs one command line; every error ends here."""
+    as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
+    if list(words) in ([], ["config"]):
+        words = [*words, "--help"]
+    try:
+        code = app(args=list(words), prog_name=PROGRAM, standalone_mode=False)
+        sys.stdout.flush()
+    except ToolcribError as error:
+        return report(error, as_json=as_json)
+    except typer.TyperException as error:
+        return _usage(error, as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; Python must not complain about it at its end.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        traceback.print_exc()
+        unforeseen = ToolcribError(
+            f"Something failed in a way nobody foresaw ({type(error).__name__}).",
+            remedy="It is a mistake in Toolcrib: please report it with the lines above.",
+        )
+        return report(unforeseen, as_json=as_json)
+    return code if isinstance(code, int) else 0
+
+
+def _usage(error: typer.TyperException, *, as_json: bool) -> int:
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    where = context.command_path if context is not None else PROGRAM
+    remedy = f"`{where} --help` shows what it takes."
+    if where.endswith(" add") and "option" in message:
+        remedy += " Put `--` before the server's command."
+    return report(UsageError(message, remedy=remedy), as_json=as_json)

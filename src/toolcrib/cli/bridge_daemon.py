@@ -1,0 +1,172 @@
+"""Reaching the daemon from a bridge, and starting it when none runs.
+
+In: where the socket is and the command that starts a daemon. Out: a connected socket. Bridges that start at the same
+moment agree by a file lock, so one daemon is started. `bridge` is the only user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from toolcrib.config.paths import Paths
+from toolcrib.errors import DaemonNotRunning
+
+if TYPE_CHECKING:
+    import subprocess
+
+PATIENCE = 15.0
+"""Seconds from the first try to a connected socket."""
+PAUSE = 0.05
+SECOND_LOOK = 2.0
+"""How long a socket is still waited for after the start failed: a daemon that another process is starting."""
+
+START = (sys.executable, "-P", "-m", "toolcrib", "up", "--detach", "--json")
+"""-P: nothing is imported from the folder it starts in."""
+
+
+def try_connect(path: Path) -> socket.socket | None:
+    """A connection, or None where nobody listens."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(5.0)
+        sock.connect(str(path))
+        sock.settimeout(None)
+    except (FileNotFoundError, ConnectionRefusedError, TimeoutError, BlockingIOError):
+        sock.close()
+        return None
+    except OSError as error:
+        sock.close()
+        raise DaemonNotRunning(
+            f"The daemon's socket {path} cannot be used: {error.strerror or error}.",
+            remedy="Check TOOLCRIB_HOME and who owns that folder; a shorter path helps where it is too long.",
+        ) from error
+    return sock
+
+
+def connect_or_start(
+    path: Path, *, environ: Mapping[str, str], start: Sequence[str] = START, patience: float = PATIENCE
+) -> socket.socket:
+    """Connects to the daemon; starts it first where none runs."""
+    sock = try_connect(path)
+    if sock is not None:
+        return sock
+    deadline = time.monotonic() + patience
+    with _turn(path) as take_turn:
+        while time.monotonic() < deadline:
+            mine = take_turn()
+            # With the turn in hand a second look is needed: the one before us may have started the daemon.
+            sock = try_connect(path)
+            if sock is not None:
+                return sock
+            if mine:
+                return _start(path, environ=environ, start=start, deadline=deadline)
+            time.sleep(PAUSE)
+    raise DaemonNotRunning(
+        f"Another process is starting the daemon, but it did not answer within {patience:.0f} s.",
+        remedy="Run `toolcrib up` to see why.",
+    )
+
+
+@contextlib.contextmanager
+def _turn(path: Path) -> Iterator[_Turn]:
+    folder = path.parent
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(folder / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DaemonNotRunning(
+            f"No daemon runs, and its folder {folder} cannot be used: {error.strerror}.",
+            remedy="Make it writable, or set TOOLCRIB_HOME to a folder that is.",
+        ) from error
+    try:
+        yield _Turn(handle)
+    finally:
+        os.close(handle)
+
+
+class _Turn:
+    """Asks for the lock without waiting; closing the file gives it back."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __call__(self) -> bool:
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def _start(path: Path, *, environ: Mapping[str, str], start: Sequence[str], deadline: float) -> socket.socket:
+    # Only a cold start pays for these two.
+    import subprocess  # noqa: PLC0415
+    import tempfile  # noqa: PLC0415
+
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                list(start),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                env=_environment(environ),
+                cwd=_neutral_folder(environ),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise DaemonNotRunning(f"The daemon could not be started: {error}.") from error
+        try:
+            return _await(path, process, said, deadline)
+        finally:
+            _reap(process, deadline)
+
+
+def _await(path: Path, process: subprocess.Popen[bytes], said: IO[bytes], deadline: float) -> socket.socket:
+    while time.monotonic() < deadline:
+        sock = try_connect(path)
+        if sock is not None:
+            return sock
+        if process.poll() not in (None, 0):
+            deadline = min(deadline, time.monotonic() + SECOND_LOOK)
+        time.sleep(PAUSE)
+    said.seek(0)
+    reason = said.read(4000).decode("utf-8", "replace").strip()
+    raise DaemonNotRunning(
+        f"The daemon did not start: {reason}" if reason else "The daemon did not answer in time after its start.",
+        remedy="Run `toolcrib up` to see it in the foreground, or `toolcrib logs`.",
+    )
+
+
+def _reap(process: subprocess.Popen[bytes], deadline: float) -> None:
+    """The starter ends by itself once the endpoint answers; one that does not is ended, so that none is left."""
+    import subprocess  # noqa: PLC0415
+
+    try:
+        process.wait(max(0.5, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    env = dict(environ)
+    if env.get("TOOLCRIB_HOME"):
+        # It may be relative, and the daemon starts in another folder.
+        env["TOOLCRIB_HOME"] = str(Paths.of_user(environ).config_dir)
+    env.pop("CLAUDE_PROJECT_DIR", None)
+    return env
+
+
+def _neutral_folder(environ: Mapping[str, str]) -> str:
+    """A daemon that a bridge starts belongs to no project: what it offers must not depend on who came first."""
+    home = environ.get("HOME", "")
+    return home if home and Path(home).is_dir() else "/"

@@ -1,0 +1,98 @@
+"""The bytes of a bridge: whole lines out of chunks, and what a line is, read without decoding a large one.
+
+In: chunks as they came from a pipe or socket. Out: lines, and for a line the requests, answers and notices in it.
+`bridge` is the only user.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from typing import Any, NamedTuple
+
+SMALL = 1 << 16
+"""Up to this size a line is simply decoded."""
+
+_ANSWER_HEAD = re.compile(
+    rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(-?\d+|"[^"\\]*")\s*,\s*"(?:result|error)"\s*:'
+)
+_REQUEST_HEAD = re.compile(
+    rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(-?\d+|"[^"\\]*")\s*,\s*"method"\s*:\s*"([^"\\]*)"\s*,'
+)
+
+
+class Kind(enum.Enum):
+    REQUEST = enum.auto()
+    ANSWER = enum.auto()
+    NOTICE = enum.auto()
+
+
+class Message(NamedTuple):
+    kind: Kind
+    id: str = ""
+    """The id as JSON text: 1 and "1" differ. Of a notice of cancellation, the id of what is cancelled."""
+    method: str = ""
+
+
+class Lines:
+    """Cuts a stream into lines. Each byte is touched a fixed number of times, however long the line."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that this chunk completes, each with its newline; blank ones are left out."""
+        *complete, rest = chunk.split(b"\n")
+        if not complete:
+            self._parts.append(rest)
+            return []
+        complete[0] = b"".join((*self._parts, complete[0]))
+        self._parts = [rest] if rest else []
+        return [line + b"\n" for line in complete if line and not line.isspace()]
+
+    def rest(self) -> bytes:
+        """What came after the last newline."""
+        left = b"".join(self._parts)
+        self._parts = []
+        return left
+
+
+def messages(line: bytes) -> list[Message] | None:
+    """What stands in a line (several in a batch), or None where it is not JSON-RPC."""
+    if len(line) > SMALL:
+        if head := _ANSWER_HEAD.match(line):
+            return [Message(Kind.ANSWER, _canonical(head[1]))]
+        if head := _REQUEST_HEAD.match(line):
+            return [Message(Kind.REQUEST, _canonical(head[1]), head[2].decode("utf-8", "replace"))]
+    try:
+        whole = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    found = [_message(part) for part in (whole if isinstance(whole, list) else [whole])]
+    return [message for message in found if message is not None] if all(found) else None
+
+
+def _message(part: Any) -> Message | None:
+    if not isinstance(part, dict):
+        return None
+    method = part.get("method")
+    if isinstance(method, str):
+        if "id" in part:
+            return Message(Kind.REQUEST, json.dumps(part["id"]), method)
+        return Message(Kind.NOTICE, _cancelled(part) if method == "notifications/cancelled" else "", method)
+    if "id" in part and ("result" in part or "error" in part):
+        return Message(Kind.ANSWER, json.dumps(part["id"]))
+    return None
+
+
+def _cancelled(part: dict[str, Any]) -> str:
+    params = part.get("params")
+    return json.dumps(params["requestId"]) if isinstance(params, dict) and "requestId" in params else ""
+
+
+def _canonical(raw: bytes) -> str:
+    try:
+        return json.dumps(json.loads(raw))
+    except ValueError:
+        return raw.decode("utf-8", "replace")

@@ -1,0 +1,120 @@
+"""Commands sent to a running daemon over its unix socket.
+
+In: a command's name and parameters. Out: its result, or the daemon's error as one of ours. Newline-delimited JSON-RPC,
+with nothing but the standard library, because every command of the CLI pays for these imports.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from toolcrib.errors import CallTimeout, DaemonNotRunning, ProtocolViolation, ToolcribError
+
+CHUNK = 1 << 18
+
+
+class RemoteError(ToolcribError):
+    """What the daemon answered instead of a result; its code and exit code are the daemon's."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        data = error.get("data")
+        data = dict(data) if isinstance(data, dict) else {}
+        remedy = str(data.pop("remedy", ""))
+        exit_code = data.pop("exit_code", self.exit_code)
+        super().__init__(str(error.get("message", "The daemon answered with an error.")), remedy=remedy, data=data)
+        self.remote_code = error.get("code", self.code)
+        self.remote_exit_code = exit_code if isinstance(exit_code, int) and 0 < exit_code < 256 else self.exit_code
+
+
+def is_running(path: Path) -> bool:
+    """Whether somebody listens at the socket."""
+    try:
+        connect(path).close()
+    except DaemonNotRunning:
+        return False
+    return True
+
+
+def connect(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(5.0)
+    try:
+        sock.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        sock.close()
+        raise DaemonNotRunning("No daemon runs.", remedy="`toolcrib up --detach` starts one.") from error
+    except OSError as error:
+        sock.close()
+        raise DaemonNotRunning(
+            f"The daemon's socket {path} cannot be used: {error.strerror or error}.",
+            remedy="Check TOOLCRIB_HOME and who owns that folder.",
+        ) from error
+    return sock
+
+
+def ask(
+    path: Path,
+    method: str,
+    params: dict[str, Any],
+    *,
+    root: Path,
+    timeout: float | None,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Runs one command in the daemon, for the project at `root`. `timeout` None: as long as the connection stands."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with connect(path) as sock:
+        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params, "root": str(root)}
+        sock.sendall(json.dumps(request).encode() + b"\n")
+        for line in _lines(sock, method, deadline):
+            message = _decoded(line, method)
+            if message.get("method") == "event":
+                if on_event is not None:
+                    on_event(message["params"]["event"])
+            elif "error" in message:
+                raise RemoteError(message["error"] if isinstance(message["error"], dict) else {})
+            elif message.get("id") == 1 and isinstance(message.get("result"), dict):
+                result: dict[str, Any] = message["result"]
+                return result
+    raise DaemonNotRunning(
+        f"The daemon ended the connection before {method} was answered; it may have run.",
+        remedy="`toolcrib status` says whether it still runs, `toolcrib logs` what happened.",
+    )
+
+
+def _lines(sock: socket.socket, method: str, deadline: float | None) -> Iterator[bytes]:
+    parts: list[bytes] = []
+    while True:
+        sock.settimeout(None if deadline is None else max(0.01, deadline - time.monotonic()))
+        try:
+            chunk = sock.recv(CHUNK)
+        except TimeoutError as error:
+            raise CallTimeout(
+                f"The daemon did not answer {method} in time; it may have run.", remedy="See `toolcrib logs`."
+            ) from error
+        except ConnectionError:
+            return
+        if not chunk:
+            return
+        *complete, rest = chunk.split(b"\n")
+        for line in complete:
+            yield b"".join((*parts, line))
+            parts = []
+        parts.append(rest)
+
+
+def _decoded(line: bytes, method: str) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolViolation(
+            f"The daemon's answer to {method} is not JSON.", remedy="`toolcrib down`, then `toolcrib up`."
+        ) from error
+    if not isinstance(message, dict):
+        raise ProtocolViolation(f"The daemon's answer to {method} is not a JSON-RPC message.")
+    return message

@@ -1,0 +1,170 @@
+"""`config check|show|path`, `trust`, `untrust`: what the configuration says, and whose word counts.
+
+In: words of the command line. Out: an exit code. A project's file is trusted as it stands: what the person was shown
+is what is trusted, or nothing is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolcrib.cli.options import AsJson
+from toolcrib.cli.output import hint, say, say_json
+from toolcrib.cli.reach import paths, perform, root
+from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, configs_in
+from toolcrib.errors import ConfigError, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from toolcrib.config.model import Waiting
+
+config = typer.Typer(rich_markup_mode=None, help="Check, show and find the configuration.")
+
+
+@config.command()
+def check(*, as_json: AsJson = False) -> int:
+    """Report everything that is wrong with the configuration. Exit code 3: something is."""
+    found = perform("config:check")
+    if as_json:
+        say_json(found)
+    else:
+        for problem in found["problems"]:
+            say(_problem(problem))
+        for file in found["untrusted"]:
+            hint(f"Not trusted yet, so not in use: {file}. `toolcrib trust` shows what it would do.")
+        if not found["problems"]:
+            say(f"Nothing is wrong. Servers: {', '.join(found.get('servers', [])) or 'none yet'}.")
+    return 0 if found.get("ok", not found["problems"]) else ConfigError.exit_code
+
+
+def _problem(problem: Any) -> str:
+    if not isinstance(problem, Mapping):
+        return str(problem)
+    tail = f" {problem['suggestion']}" if problem.get("suggestion") else ""
+    place = f"{problem.get('file')}: {problem.get('key')}"
+    return (
+        f"{problem.get('severity')}: {place}: found {problem.get('found')}, expected {problem.get('expected')}.{tail}"
+    )
+
+
+@config.command()
+def show(*, as_json: AsJson = False) -> int:
+    """Show the configuration in force, secrets masked."""
+    found = perform("config:show")
+    if as_json:
+        say_json(found)
+        return 0
+    import yaml  # noqa: PLC0415 - only this command writes YAML
+
+    say(yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True).rstrip())
+    return 0
+
+
+@config.command()
+def path(*, as_json: AsJson = False) -> int:
+    """Show where the files of the user and of this project are."""
+    mine = paths()
+    found = {
+        "user": str(mine.user_config),
+        "project": [str(file) for file in _project_files()],
+        "state": str(mine.state_dir),
+        "cache": str(mine.cache_dir),
+        "socket": str(mine.socket),
+        "log": str(mine.log),
+    }
+    if as_json:
+        say_json(found)
+        return 0
+    for name, value in found.items():
+        for one in value if isinstance(value, list) else [value]:
+            say(f"{name + ':':<9}{one}")
+    return 0
+
+
+def trust(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="One file; all of this project's otherwise.")
+    ] = None,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show what a project's file would do, and let it, as it stands now."""
+    waiting = _waiting(file)
+    for one in waiting:
+        hint(f"{one.file} would:")
+        for effect in one.effects or ("change settings only",):
+            hint(f"  {effect}")
+    if not yes and not _agrees():
+        hint("Nothing was changed.")
+        return 1
+    trusted = [_trust(one) for one in waiting]
+    if as_json:
+        say_json({"trusted": trusted})
+    else:
+        for done in trusted:
+            say(f"Trusted: {done['file']}. Any change to it asks again.")
+    return 0
+
+
+def _agrees() -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "Trust needs a person's yes, and there is no terminal.", remedy="Add --yes once you have looked."
+        )
+    sys.stderr.write("Trust this? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def _waiting(file: Path | None) -> list[Waiting]:
+    """The project's files as if none were trusted, so that what is shown is all that each would do."""
+    from toolcrib.config import load  # noqa: PLC0415 - YAML
+
+    loaded = load(paths=paths(), root=root(), environ=os.environ)
+    wanted = None if file is None else file.resolve()
+    found = [one for one in loaded.waiting if wanted is None or one.file.resolve() == wanted]
+    if not found:
+        what = f"{file} asks for no trust" if file is not None else f"No file of the project {root()} asks for trust"
+        raise NotFound(f"{what}.", remedy="`toolcrib config path` lists the files that are read here.")
+    return found
+
+
+def _trust(one: Waiting) -> dict[str, Any]:
+    done = perform("trust:add", {"file": str(one.file)})
+    if done.get("sha256") != one.digest:
+        perform("trust:remove", {"file": str(one.file)})
+        raise ConfigError(
+            f"{one.file} changed while you looked at it; it is not trusted.", remedy="Run `toolcrib trust` again."
+        )
+    return done
+
+
+def _project_files() -> list[Path]:
+    shared = root() / SHARED_PROJECT_FILE
+    return [*([shared] if shared.is_file() else []), *configs_in(root() / PROJECT_FOLDER)]
+
+
+def untrust(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="One file; all of this project's otherwise.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> int:
+    """Take the trust in a project's file back; what it started ends."""
+    files = [file.resolve()] if file is not None else _project_files()
+    if not files:
+        raise NotFound(f"The project {root()} has no configuration file.", remedy="Name the file to untrust.")
+    done = [perform("trust:remove", {"file": str(one)}) for one in files]
+    if as_json:
+        say_json({"untrusted": done})
+    else:
+        for one in done:
+            say(f"No longer trusted: {one['file']}.")
+    return 0

@@ -1,0 +1,175 @@
+"""`up`, `down`, `status`, `logs`: the daemon's life as a person sees it.
+
+In: words of the command line. Out: an exit code. The process itself is `toolcrib.daemon`'s business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from toolcrib.cli.options import AsJson
+from toolcrib.cli.output import duration, hint, say, say_json, working
+from toolcrib.cli.reach import daemon_runs, from_daemon, paths, perform, root
+from toolcrib.cli.server_commands import server_table
+from toolcrib.errors import CallTimeout, DaemonNotRunning
+
+STOP_WITHIN = 10.0
+
+
+def up(
+    *,
+    port: Annotated[
+        int | None, typer.Option(help="The port of the endpoint on 127.0.0.1; 0 takes any free one.", min=0, max=65535)
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the endpoint answers.")] = False,
+    mcp_server: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mcp-server", metavar="NAME=URL|COMMAND", help="A server beside those of the files; may be repeated."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Start the daemon, in the foreground or detached."""
+    from toolcrib.config.model import Flags  # noqa: PLC0415
+
+    def tell(daemon: dict[str, Any]) -> None:
+        if as_json:
+            say_json(daemon)
+        else:
+            say(f"Toolcrib runs: {daemon['endpoint']} (pid {daemon['pid']})")
+            hint(f"Its token is in {daemon['token_file']}.")
+            hint("Next: `toolcrib add NAME -- COMMAND`, `toolcrib servers`, `toolcrib connect claude`.")
+        sys.stdout.flush()
+
+    flags = Flags(mcp_servers=tuple(mcp_server or ()), port=port)
+    if not detach:
+        from toolcrib.daemon.process import run_foreground  # noqa: PLC0415
+
+        return run_foreground(root(), flags, ready=tell)
+    from toolcrib.daemon.detach import start_detached  # noqa: PLC0415
+
+    with working("starting the daemon …"):
+        started = start_detached(root(), flags)
+    tell(started)
+    return 0
+
+
+def down(*, as_json: AsJson = False) -> int:
+    """Stop the daemon and every server it started."""
+    if not daemon_runs():
+        if as_json:
+            say_json({"stopped": False, "pid": None})
+        else:
+            say("No daemon runs.")
+        return 0
+    pid = _daemon_pid()
+    from_daemon("system:stop")
+    deadline = time.monotonic() + STOP_WITHIN
+    with working("stopping the daemon …"):
+        while daemon_runs() or (pid is not None and _is_alive(pid)):
+            if time.monotonic() > deadline:
+                raise CallTimeout(
+                    f"The daemon (pid {pid}) did not end within {STOP_WITHIN:.0f} s.",
+                    remedy=f"`kill -9 {pid}` ends it; its servers end with it.",
+                )
+            time.sleep(0.02)
+    if as_json:
+        say_json({"stopped": True, "pid": pid})
+    else:
+        say("The daemon has stopped.")
+    return 0
+
+
+def _daemon_pid() -> int | None:
+    try:
+        pid = json.loads(paths().daemon_info.read_text())["pid"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return pid if isinstance(pid, int) and pid > 1 else None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        # A process that ended but that nobody has waited for yet is gone for our purpose.
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return True
+    return state != "Z"
+
+
+def status(*, as_json: AsJson = False) -> int:
+    """Show the daemon: endpoint, process, servers, and what is wrong."""
+    found = from_daemon("system:status")
+    if as_json:
+        say_json(found)
+        return 0
+    rows = (
+        ("endpoint", found.get("endpoint")),
+        ("token file", found.get("token_file")),
+        ("pid", found.get("pid")),
+        ("version", found.get("version")),
+        ("uptime", duration(found.get("uptime"))),
+        ("project", found.get("root")),
+        ("socket", found.get("socket")),
+        ("log", found.get("log")),
+    )
+    for name, value in rows:
+        say(f"{name + ':':<12}{value}")
+    if found.get("servers"):
+        say("")
+        server_table(found["servers"])
+    for problem in found.get("problems", []):
+        hint(f"Problem: {problem}")
+    for file in found.get("untrusted", []):
+        hint(f"Not trusted yet, so not in use: {file}. `toolcrib trust` shows what it would do.")
+    return 0
+
+
+def logs(
+    server: Annotated[
+        str | None, typer.Argument(metavar="SERVER", help="A server, for what it wrote to its standard error.")
+    ] = None,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many lines from the end.", min=0, max=10_000)] = 50,
+    as_json: AsJson = False,
+) -> int:
+    """Show the daemon's log, or a server's."""
+    params: dict[str, Any] = {"lines": lines, "follow": follow}
+    if server is not None:
+        params["server"] = server
+
+    def show(event: dict[str, Any]) -> None:
+        if as_json:
+            sys.stdout.write(json.dumps(event, ensure_ascii=False) + "\n")
+        else:
+            say(str(event.get("line", "")))
+        sys.stdout.flush()
+
+    if follow and not daemon_runs():
+        raise DaemonNotRunning(
+            "No daemon runs, so nothing more will come.", remedy="Leave -f out to see what there is."
+        )
+    found = perform("log:tail", params, timeout=None if follow else 30.0, on_event=show)
+    if follow:
+        return 0
+    if as_json:
+        say_json(found)
+    else:
+        for line in found.get("lines", []):
+            say(line)
+    return 0

@@ -1,0 +1,138 @@
+"""What a command prints: JSON for programs, text and tables for people, errors for both.
+
+In: results as plain JSON values. Out: stdout and stderr. `rich` is imported only when a table or a spinner is really
+drawn. Text that came from servers is shown on a terminal with its control characters made visible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from toolcrib.cli.client import RemoteError
+from toolcrib.errors import ToolcribError
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+TOOL_ERROR = 10
+"""The exit code of `call` when the tool itself answered that it failed."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SLOW = 1.0
+_STATE_COLOURS = {"ready": "green", "connecting": "yellow", "away": "yellow", "failed": "red"}
+
+
+def say(text: str) -> None:
+    """A line for people. A pipe gets it as it is; a terminal gets no control characters."""
+    sys.stdout.write((visible(text) if sys.stdout.isatty() else text) + "\n")
+
+
+def hint(text: str) -> None:
+    """A line beside the output: next steps, warnings."""
+    sys.stderr.write(visible(text) + "\n")
+
+
+def say_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def visible(text: str) -> str:
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def report(error: ToolcribError, *, as_json: bool) -> int:
+    """Prints the error and returns the exit code."""
+    exit_code = error.remote_exit_code if isinstance(error, RemoteError) else error.exit_code
+    hint(f"Error: {error.text()}")
+    if as_json:
+        code = error.remote_code if isinstance(error, RemoteError) else error.code
+        described: dict[str, Any] = {
+            "code": code,
+            "message": error.message,
+            "remedy": error.remedy,
+            "exit_code": exit_code,
+        }
+        if error.data:
+            described["data"] = error.data
+        say_json({"error": described})
+    return exit_code
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, state_column: str = "state") -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    terminal = sys.stdout.isatty()
+    # A pipe has no width: nothing is cut or wrapped there.
+    console = Console(file=sys.stdout, width=None if terminal else 100_000, no_color=no_colour())
+    drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for column in columns:
+        drawn.add_column(column, overflow="fold")
+    for row in rows:
+        cells = []
+        for column, value in zip(columns, row, strict=True):
+            text = visible("-" if value is None or value == "" else str(value)).replace("\n", " ")
+            cells.append(Text(text, style=_STATE_COLOURS.get(text, "") if column == state_column else ""))
+        drawn.add_row(*cells)
+    with console.capture() as captured:
+        console.print(drawn)
+    # Cells are padded to their column's width; the spaces after the last one say nothing.
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def no_colour() -> bool:
+    return bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """Shows on a terminal that something takes its time, once it has taken a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    shown: list[Status] = []
+    lock = threading.Lock()
+    over = threading.Event()
+
+    def show() -> None:
+        from rich.console import Console  # noqa: PLC0415
+
+        with lock:
+            if not over.is_set():
+                status = Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR"))).status(text)
+                status.start()
+                shown.append(status)
+
+    timer = threading.Timer(_SLOW, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            over.set()
+        for status in shown:
+            status.stop()
+
+
+def duration(seconds: float | None) -> str:
+    """Time as people say it, in two units at most."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600}h"

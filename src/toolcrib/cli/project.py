@@ -1,0 +1,24 @@
+"""Which project this process works in.
+
+In: the environment and the working folder. Out: an absolute folder. The bridge and every command decide it alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+MARKS = (".toolcrib", ".git")
+
+
+def project_root(environ: Mapping[str, str], cwd: Path) -> Path:
+    """`CLAUDE_PROJECT_DIR` where a client says it, else the nearest folder upwards with `.toolcrib` or `.git`, else
+    the working folder itself."""
+    said = environ.get("CLAUDE_PROJECT_DIR", "")
+    if said and Path(said).is_dir():
+        return Path(said).resolve()
+    here = cwd.resolve()
+    for folder in (here, *here.parents):
+        if any((folder / mark).exists() for mark in MARKS):
+            return folder
+    return here

@@ -1,0 +1,180 @@
+"""Puts the entry for Toolcrib into a client's file, and takes it out again.
+
+In: a `Client`, the scope, the entry. Out: the file, changed in that one place. A copy of the file as it was is kept
+beside it; when the entry is taken out and nothing else changed since, the file gets its old bytes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from toolcrib.coding_agents import json_entry, toml_entry
+from toolcrib.coding_agents.clients import SERVER_NAME, Client, Format, Scope
+from toolcrib.errors import ConfigError, UsageError
+
+BACKUP_SUFFIX = ".before-toolcrib"
+_BOM = "\ufeff"
+
+
+class Outcome(enum.StrEnum):
+    SHOWN = "shown"
+    WRITTEN = "written"
+    UNCHANGED = "unchanged"
+    REMOVED = "removed"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    client: Client
+    scope: Scope
+    entry: Mapping[str, Any]
+    environ: Mapping[str, str]
+    root: Path
+
+    @property
+    def file(self) -> Path | None:
+        """The client's file; behind a symbolic link, the file itself."""
+        place = self.client.places.get(self.scope)
+        if place is None:
+            return None
+        if self.scope is Scope.PROJECT:
+            # A variable moves a user's folder, never a project's.
+            return (self.root / place.folder / place.file).resolve()
+        home = self.environ.get("HOME", "")
+        return place.under(Path(home) if Path(home).is_absolute() else Path.home(), self.environ).resolve()
+
+    @property
+    def text(self) -> str:
+        """The entry as it stands in a file that holds nothing else: what to paste."""
+        return self._put("").rstrip("\n")
+
+    def write(self) -> Outcome:
+        file = self._file()
+        before = _read(file)
+        text = before or ""
+        try:
+            if self._get(text) == self.entry:
+                return Outcome.UNCHANGED
+            after = self._put(text)
+        except ConfigError as error:
+            raise self._paste(file, error) from error
+        backup = _backup(file)
+        if before is not None and (self._get(text) is None or not backup.exists()):
+            _replace(backup, before, like=file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _replace(file, after, like=file, expected=before)
+        return Outcome.WRITTEN
+
+    def remove(self) -> Outcome:
+        file = self._file()
+        now = _read(file)
+        backup = _backup(file)
+        try:
+            entry = None if now is None else self._get(now)
+            if now is None or entry is None:
+                return Outcome.ABSENT
+            old = _read(backup)
+            if old is None and self._reads_as(now, "", entry):
+                file.unlink()
+            elif old is not None and self._get(old) is None and self._reads_as(now, old, entry):
+                _replace(file, old, like=file, expected=now)
+            else:
+                _replace(file, self._drop(now), like=file, expected=now)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{file}: {error.message}", remedy=f"Take the entry {SERVER_NAME!r} out by hand."
+            ) from error
+        backup.unlink(missing_ok=True)
+        return Outcome.REMOVED
+
+    def _reads_as(self, now: str, before: str, entry: Any) -> bool:
+        """Whether `now` is exactly what putting the entry into `before` makes: nothing else changed since."""
+        with contextlib.suppress(ConfigError):
+            return self._put(before, entry) == now
+        return False
+
+    def _file(self) -> Path:
+        file = self.file
+        if file is None:
+            raise UsageError(
+                f"Where {self.client.title} keeps its servers is not known.",
+                remedy="Leave --write and --remove out and paste what is shown.",
+            )
+        return file
+
+    def _get(self, text: str) -> Any:
+        return self._language.get_entry(text.removeprefix(_BOM), self.client.keys, SERVER_NAME)
+
+    def _put(self, text: str, entry: Any = None) -> str:
+        mark = _BOM if text.startswith(_BOM) else ""
+        value = self.entry if entry is None else entry
+        edited: str = self._language.put_entry(text.removeprefix(_BOM), self.client.keys, SERVER_NAME, value)
+        return mark + edited
+
+    def _drop(self, text: str) -> str:
+        mark = _BOM if text.startswith(_BOM) else ""
+        edited: str = self._language.drop_entry(text.removeprefix(_BOM), self.client.keys, SERVER_NAME)
+        return mark + edited
+
+    @property
+    def _language(self) -> ModuleType:
+        return json_entry if self.client.format is Format.JSON else toml_entry
+
+    def _paste(self, file: Path, error: ConfigError) -> ConfigError:
+        return ConfigError(
+            f"{file} was left as it is. {error.message}", remedy=f"Put this there yourself:\n{self.text}"
+        )
+
+
+def _backup(file: Path) -> Path:
+    return file.with_name(file.name + BACKUP_SUFFIX)
+
+
+def _read(file: Path) -> str | None:
+    """The file's text with its line ends as they are; None where there is no file."""
+    try:
+        return file.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text.", remedy="Save it as UTF-8 and try again.") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.", remedy="Check who may read it.") from error
+
+
+_UNCHECKED = object()
+
+
+def _replace(file: Path, text: str, *, like: Path, expected: object = _UNCHECKED) -> None:
+    """Exchanges the file at one stroke, with the mode of `like`; a new one is the user's alone."""
+    try:
+        mode = stat.S_IMODE(like.stat().st_mode)
+    except FileNotFoundError:
+        mode = 0o600
+    try:
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(text.encode("utf-8"))
+                stream.flush()
+                os.fsync(stream.fileno())
+                os.fchmod(stream.fileno(), mode)
+            # The client itself may have written in the meantime; its word must not be lost.
+            if expected is not _UNCHECKED and _read(file) != expected:
+                raise ConfigError(f"{file} changed just now.", remedy="Close the client and try again.")
+            Path(name).replace(file)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}.", remedy="Check who may write it.") from error

@@ -1,0 +1,99 @@
+"""The commands as an in-process server with the reserved name `crib`.
+
+In: a call that came through the door. Out: the command's result as an MCP tool result. In the catalog its tools are
+`crib_<namespace>_<action>`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from toolcrib.commands.registry import Command, Context, Effect, Host, Reach, Registry
+from toolcrib.crib import Crib, Project
+from toolcrib.errors import ToolcribError
+from toolcrib.policy import Caller
+from toolcrib.servers.model import Answer, OnProgress, ToolCall
+
+
+class CommandServer:
+    name = "crib"
+
+    def __init__(self, registry: Registry, host: Host) -> None:
+        self._commands = {c.tool: c for c in registry.all() if c.reach is Reach.EVERYWHERE}
+        self._registry = registry
+        self._host = host
+        self.crib: Crib | None = None
+        self.tools = tuple(_definition(command) for command in self._commands.values())
+
+    def target(self, project: Project, caller: Caller) -> _Asked:
+        return _Asked(self, project, caller)
+
+    async def answer(self, call: ToolCall, project: Project, caller: Caller) -> Answer:
+        if self.crib is None:
+            raise RuntimeError("the commands were asked before they were wired")
+        context = Context(crib=self.crib, project=project, caller=caller, host=self._host, emit=_nowhere)
+        arguments = msgspec.json.decode(call.params["arguments"]) if "arguments" in call.params else {}
+        try:
+            found = await self._registry.run(self._commands[call.name].name, arguments, context)
+        except ToolcribError as error:
+            return Answer(result=_result(error.text(), failed=True))
+        return Answer(result=_result(msgspec.json.encode(found).decode(), structured=found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The commands, as one caller in one project sees them."""
+
+    server: CommandServer
+    project: Project
+    caller: Caller
+
+    async def call(
+        self,
+        call: ToolCall,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - commands bound themselves
+        on_progress: OnProgress | None = None,
+    ) -> Answer:
+        return await self.server.answer(call, self.project, self.caller)
+
+
+async def _nowhere(_: dict[str, Any]) -> None:
+    """Streaming commands are not offered over MCP, so nothing is lost here."""
+
+
+def _definition(command: Command) -> bytes:
+    schema = _lean(command.parameters.model_json_schema())
+    reads = command.effect is Effect.READS
+    return msgspec.json.encode(
+        {
+            "name": command.tool,
+            "description": command.summary,
+            "inputSchema": {"type": "object", **schema},
+            "annotations": {"readOnlyHint": reads, "destructiveHint": not reads, "openWorldHint": False},
+        }
+    )
+
+
+def _lean(schema: Any) -> Any:
+    """Without the titles and class docstrings that pydantic adds: they cost tokens and tell a model nothing."""
+    if isinstance(schema, list):
+        return [_lean(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    is_model = "properties" in schema
+    return {
+        key: _lean(value)
+        for key, value in schema.items()
+        if not (key == "title" and isinstance(value, str)) and not (key == "description" and is_model)
+    }
+
+
+def _result(text: str, *, structured: dict[str, Any] | None = None, failed: bool = False) -> bytes:
+    result: dict[str, Any] = {"content": [{"type": "text", "text": text}], "isError": failed}
+    if structured is not None:
+        result["structuredContent"] = structured
+    return msgspec.json.encode(result)

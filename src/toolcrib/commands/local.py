@@ -1,0 +1,76 @@
+"""A command run without a daemon: a `Crib` is wired, asked once and closed.
+
+In: the command's name and parameters as the CLI has them. Out: its result. Servers that the command needs are
+connected for it and gone afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from toolcrib import __version__
+from toolcrib.commands.all import registry
+from toolcrib.commands.builtin import CommandServer
+from toolcrib.commands.registry import Context
+from toolcrib.config import Flags, Paths
+from toolcrib.crib import Crib
+from toolcrib.errors import DaemonNotRunning
+from toolcrib.policy import OWNER
+
+_WAITS_FOR_ALL = frozenset({"server:list", "system:health", "system:status"})
+_NEEDS_NONE = frozenset({"config:check", "config:show", "trust:add", "trust:remove", "log:tail", "server:remove"})
+
+
+class NoDaemon:
+    """The host of a one-shot command: there is no endpoint and nothing to stop."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"running": False, "endpoint": None, "token_file": None, "pid": None, "version": __version__}
+
+    def stop(self) -> None:
+        raise DaemonNotRunning("No daemon runs.", remedy="`toolcrib up` starts one.")
+
+
+async def run_local(
+    name: str,
+    params: dict[str, Any],
+    *,
+    flags: Flags,
+    root: Path,
+    emit: Callable[[dict[str, Any]], Awaitable[None]],
+) -> dict[str, Any]:
+    registry.find(name)
+    host = NoDaemon()
+    commands = CommandServer(registry, host)
+    crib = Crib(
+        paths=Paths.of_user(os.environ),
+        root=root,
+        environ=os.environ,
+        flags=flags,
+        builtins={"crib": commands},
+        only=_needed(name, params),
+    )
+    commands.crib = crib
+    async with crib:
+        if name in _WAITS_FOR_ALL:
+            await crib.home.settled()
+        return await registry.run(
+            name, params, Context(crib=crib, project=crib.home, caller=OWNER, host=host, emit=emit)
+        )
+
+
+def _needed(name: str, params: dict[str, Any]) -> frozenset[str] | None:
+    """The servers a command needs, so that one call does not start them all. None: all of them."""
+    if name in _NEEDS_NONE:
+        return frozenset()
+    if name in ("server:add", "server:restart"):
+        return frozenset({str(params.get("name"))})
+    if name == "tool:list" and params.get("server"):
+        return frozenset({str(params["server"])})
+    if name == "tool:call":
+        server, colon, _ = str(params.get("tool", "")).partition(":")
+        return frozenset({server}) if colon else None
+    return None

@@ -1,0 +1,137 @@
+"""How a command is declared, found and run.
+
+In: a name (`server:add`) and its parameters as plain JSON. Out: a plain JSON object, or an error of ours.
+A command says once what it takes (a pydantic model), what it does to the daemon, and who may ask for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from toolcrib.crib import Crib, Project
+from toolcrib.errors import Denied, UnknownCommand, UsageError
+from toolcrib.policy import OWNER, Caller
+
+
+class Effect(enum.StrEnum):
+    READS = "reads"
+    CHANGES = "changes"
+    """It changes the daemon: the owner's alone."""
+
+
+class Reach(enum.StrEnum):
+    EVERYWHERE = "everywhere"
+    """Over the socket and, as a tool, over MCP."""
+    SOCKET = "socket"
+    """Over the socket only: MCP has a way of its own for it, or it is for a person at the machine."""
+
+
+class Parameters(BaseModel):
+    """The base of every command's parameters: unknown words are mistakes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Host(Protocol):
+    """The process that the command runs in."""
+
+    def describe(self) -> dict[str, Any]:
+        """Endpoint, pid and the like."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a command may use."""
+
+    crib: Crib
+    project: Project
+    caller: Caller
+    host: Host
+    emit: Callable[[dict[str, Any]], Awaitable[None]]
+    """Sends an event before the result, for commands that stream."""
+
+
+Run = Callable[[Context, Any], Awaitable[dict[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    name: str
+    summary: str
+    parameters: type[Parameters]
+    effect: Effect
+    reach: Reach
+    run: Run
+
+    @property
+    def tool(self) -> str:
+        """Its name inside the server `crib`; in the catalog it becomes `crib_<namespace>_<action>`."""
+        return self.name.replace(":", "_")
+
+    def open_to(self, caller: Caller) -> bool:
+        return self.effect is Effect.READS or caller.profile == OWNER.profile
+
+
+class Registry:
+    def __init__(self) -> None:
+        self._commands: dict[str, Command] = {}
+
+    def command(
+        self, name: str, *, parameters: type[Parameters] = Parameters, effect: Effect, reach: Reach
+    ) -> Callable[[Run], Run]:
+        """Declares the decorated function as a command; its docstring's first line is the summary."""
+
+        def declare(run: Run) -> Run:
+            summary = (run.__doc__ or "").strip().splitlines()[0]
+            self._commands[name] = Command(
+                name=name, summary=summary, parameters=parameters, effect=effect, reach=reach, run=run
+            )
+            return run
+
+        return declare
+
+    def all(self) -> tuple[Command, ...]:
+        return tuple(self._commands.values())
+
+    def find(self, name: str) -> Command:
+        found = self._commands.get(name)
+        if found is None:
+            near = difflib.get_close_matches(name, self._commands, n=3)
+            hint = f"Did you mean {', '.join(near)}?" if near else "`toolcrib --help` lists what there is."
+            raise UnknownCommand(f"There is no command {name!r}.", remedy=hint)
+        return found
+
+    async def run(self, name: str, params: Mapping[str, Any], context: Context) -> dict[str, Any]:
+        command = self.find(name)
+        if not command.open_to(context.caller):
+            raise Denied(
+                f"{context.caller.agent} may not use {name}: it changes the daemon.",
+                remedy="Only the owner may, from the command line.",
+            )
+        try:
+            parameters = command.parameters.model_validate(params)
+        except ValidationError as error:
+            raise UsageError(
+                f"{name}: {_said(error)}", remedy=f"`{name}` takes: {_words(command.parameters)}."
+            ) from error
+        return await command.run(context, parameters)
+
+
+def _said(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'parameters'}: {e['msg']}" for e in error.errors()[:5])
+
+
+def _words(model: type[Parameters]) -> str:
+    return ", ".join(f"{n}{'' if f.is_required() else '?'}" for n, f in model.model_fields.items()) or "nothing"
+
+
+registry = Registry()

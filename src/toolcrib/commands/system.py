@@ -1,0 +1,62 @@
+"""system:* — how the daemon is, and its end."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from typing import Any
+
+from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.commands.server import describe_server
+from toolcrib.servers.model import ServerState
+
+
+@registry.command("system:health", effect=Effect.READS, reach=Reach.EVERYWHERE)
+async def health(context: Context, _: Parameters) -> dict[str, Any]:
+    """Say whether Toolcrib and the servers behind it work, and what is wrong with those that do not."""
+    states = [server.status for server in context.project.servers.values()]
+    away = [
+        {"server": status.name, "state": status.state, "reason": status.last_error}
+        for status in states
+        if status.state is not ServerState.READY
+    ]
+    return {
+        "healthy": not away,
+        "servers": {"ready": len(states) - len(away), "all": len(states)},
+        "away": away,
+    }
+
+
+@registry.command("system:stats", effect=Effect.READS, reach=Reach.EVERYWHERE)
+async def stats(context: Context, _: Parameters) -> dict[str, Any]:
+    """Count what Toolcrib does: calls, servers, tools, projects, memory, time."""
+    catalog = context.project.catalog
+    # Linux counts in KiB, macOS in bytes.
+    scale = 1 if sys.platform == "darwin" else 1024
+    return {
+        "calls": {"finished": context.crib.door.finished, "in_flight": context.crib.door.in_flight},
+        "catalog": {"version": catalog.version, "tools": len(catalog.tools)},
+        "projects": len(context.crib.projects),
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale,
+        "cpu_seconds": time.process_time(),
+    }
+
+
+@registry.command("system:status", effect=Effect.READS, reach=Reach.SOCKET)
+async def status(context: Context, _: Parameters) -> dict[str, Any]:
+    """Describe the daemon: endpoint, token file, process, servers and what is wrong with the configuration."""
+    config = context.project.config
+    return {
+        **context.host.describe(),
+        "servers": [describe_server(context, name) for name in sorted(config.servers)],
+        "problems": [str(problem) for problem in config.problems],
+        "untrusted": [str(file) for file in config.untrusted],
+    }
+
+
+@registry.command("system:stop", effect=Effect.CHANGES, reach=Reach.SOCKET)
+async def stop(context: Context, _: Parameters) -> dict[str, Any]:
+    """End the daemon and every server it started."""
+    context.host.stop()
+    return {"stopping": True}

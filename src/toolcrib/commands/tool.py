@@ -1,0 +1,68 @@
+"""tool:* — the tools themselves, for a person at the command line. Over MCP they are simply tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from pydantic import Field
+
+from toolcrib.calls import Request
+from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.errors import ToolcribError, UnknownServer
+
+
+class Listed(Parameters):
+    server: str | None = None
+
+
+@registry.command("tool:list", parameters=Listed, effect=Effect.READS, reach=Reach.SOCKET)
+async def list_tools(context: Context, params: Listed) -> dict[str, Any]:
+    """List the tools of all servers, or of one."""
+    project = context.project
+    if params.server is not None and params.server not in {*project.config.servers, "crib"}:
+        known = ", ".join(sorted(project.config.servers)) or "none"
+        raise UnknownServer(f"There is no server {params.server!r}.", remedy=f"Servers: {known}.")
+    await project.settled(None if params.server is None else [params.server])
+    style = context.crib.home.config.settings.names
+    return {
+        "tools": [
+            {
+                "name": name,
+                "display": tool.display,
+                "server": tool.server,
+                "tool": tool.name,
+                "description": tool.description,
+                "input_schema": tool.input_schema,
+                "annotations": tool.annotations,
+            }
+            for name, tool in project.catalog.by_public(style).items()
+            if params.server in (None, tool.server)
+        ]
+    }
+
+
+class Called(Parameters):
+    tool: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    timeout: float | None = None
+
+
+@registry.command("tool:call", parameters=Called, effect=Effect.CHANGES, reach=Reach.SOCKET)
+async def call(context: Context, params: Called) -> dict[str, Any]:
+    """Call a tool by any of its names."""
+    answer = await context.crib.door.call(
+        context.project,
+        context.caller,
+        Request(
+            tool=params.tool,
+            params={"arguments": msgspec.Raw(msgspec.json.encode(params.arguments))},
+            timeout=params.timeout,
+        ),
+    )
+    if answer.result is None:
+        error = msgspec.json.decode(answer.error or b"{}")
+        raise ToolcribError(
+            f"{params.tool} answered with an error: {error.get('message', 'no message')}", data={"error": error}
+        )
+    return {"result": msgspec.json.decode(answer.result)}

@@ -1,0 +1,108 @@
+"""`auth:` → one header.
+
+In: the mapping under `auth`. Out: the header's name and value, or None where there is none.
+OAuth is accepted and warned of: the server stays, without a header.
+
+    {type: none}
+    {type: bearer, token}                       Authorization: Bearer <token>
+    {type: api_key, apiKey, headerName}         X-API-Key unless headerName says otherwise
+    {type: token_file, tokenPath, headerName}   the file's content, as bearer unless headerName is given
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from toolcrib.config.json_text import Unreadable
+from toolcrib.config.keys import AUTH_KEYS, Field, pick, plain
+from toolcrib.config.problems import describe, describe_type
+from toolcrib.config.read import read_bytes
+from toolcrib.config.values import Values
+
+_TOKEN_FILE_LIMIT = 64 * 1024
+_KINDS = "none, bearer, api_key, token_file or oauth"
+
+
+def auth_header(field: Field, values: Values) -> tuple[str, str] | None:
+    report = values.report
+    if not isinstance(field.value, Mapping):
+        report.error(field.path, found=describe_type(field.value), expected=f"a mapping with type: {_KINDS}")
+        return None
+    given = pick(field.value, field.path, AUTH_KEYS, report)
+    kind = given.get("type")
+    match plain(kind.value) if kind and isinstance(kind.value, str) else None:
+        case "none":
+            return None
+        case "bearer":
+            return _bearer(_required(given, "token", field, values), values)
+        case "api_key":
+            header = _header_name(given, values) or "X-API-Key"
+            return _plain_header(header, _required(given, "api_key", field, values), values)
+        case "token_file":
+            return _from_file(given, field, values)
+        case "oauth":
+            report.warning(
+                field.path,
+                found="oauth",
+                expected="a kind of auth that needs no browser",
+                suggestion="The browser sign-in is not available yet; the server is used without it.",
+            )
+        case _:
+            where = kind or field
+            report.error(where.path, found=describe(kind.value) if kind else "no type", expected=_KINDS)
+    return None
+
+
+def _required(given: Mapping[str, Field], name: str, auth: Field, values: Values) -> Field | None:
+    if name not in given:
+        values.report.error(auth.path, found=f"no {name}", expected=f"{name} beside type")
+    return given.get(name)
+
+
+def _header_name(given: Mapping[str, Field], values: Values) -> str | None:
+    field = given.get("header_name")
+    return values.text(field, into=("auth", "header_name")) if field else None
+
+
+def _bearer(token: Field | None, values: Values) -> tuple[str, str] | None:
+    into = ("headers", "Authorization")
+    text = values.text(token, into=into, secret=True) if token else None
+    if text is None:
+        return None
+    if into in values.spelled:
+        values.spelled[into] = f"Bearer {values.spelled[into]}"
+    return "Authorization", f"Bearer {text}"
+
+
+def _plain_header(header: str, secret: Field | None, values: Values) -> tuple[str, str] | None:
+    text = values.text(secret, into=("headers", header), secret=True) if secret else None
+    return None if text is None else (header, text)
+
+
+def _from_file(given: Mapping[str, Field], auth: Field, values: Values) -> tuple[str, str] | None:
+    field = _required(given, "token_path", auth, values)
+    path = values.folder_or_file(field, into=("auth", "token_path")) if field else None
+    if field is None or path is None:
+        return None
+    try:
+        token = _token_in(path)
+    except Unreadable as error:
+        values.report.error(field.path, found=error.found, expected=error.expected)
+        return None
+    header = _header_name(given, values)
+    return (header, token) if header else ("Authorization", f"Bearer {token}")
+
+
+def _token_in(path: Path) -> str:
+    try:
+        token = read_bytes(path, _TOKEN_FILE_LIMIT).decode("ascii").strip()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else "no content"
+        raise Unreadable(found=f"a file that cannot be read ({reason})", expected="a file with a token") from None
+    except ValueError:
+        raise Unreadable(found="a file with more than plain characters", expected="a file with a token") from None
+    if not token or len(token.split()) != 1:
+        raise Unreadable(found="a file without exactly one token", expected="a file with a token") from None
+    return token

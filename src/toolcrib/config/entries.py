@@ -1,0 +1,286 @@
+"""One entry → one `ServerConfig`.
+
+In: an entry as it was written, its name and its surroundings. Out: the server, or None after an error was
+reported: a server with an error is left out, and only that server. `shapes` finds the entries.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+from toolcrib.config.auth import auth_header
+from toolcrib.config.keys import RETRY_KEYS, Field, pick, plain, spread
+from toolcrib.config.model import RESERVED_SERVER_NAMES, KeyPath, Retry, ServerConfig, Source, Transport
+from toolcrib.config.problems import Report, describe, describe_type, key_text
+from toolcrib.config.slug import same_name
+from toolcrib.config.values import Surroundings, Values
+
+_LONGEST_NAME = 128
+_DAY = 86_400.0
+_TRANSPORTS = {
+    "stdio": Transport.STDIO,
+    "http": Transport.HTTP,
+    "streamable_http": Transport.HTTP,
+    "sse": Transport.SSE,
+    "websocket": Transport.WEBSOCKET,
+    "ws": Transport.WEBSOCKET,
+}
+_SCHEMES = {"http", "https", "ws", "wss"}
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
+
+
+class TimeUnit(enum.Enum):
+    """What a bare `timeout` counts: ours are seconds, those of `mcpServers` milliseconds, as other clients have it."""
+
+    SECONDS = 1.0
+    MILLISECONDS = 0.001
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchedOff:
+    """An entry that only says `enabled: false`: it switches off the server of that name in a lower layer."""
+
+    name: str
+    source: Source
+
+
+def check_name(name: Any, path: KeyPath, report: Report) -> bool:
+    if not isinstance(name, str):
+        report.error(path, found=describe(name), expected="a name")
+    elif not name.strip() or name != name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
+        report.error(path, found=describe(name), expected=f"a printable name of 1 to {_LONGEST_NAME} characters")
+    elif same_name(name) in RESERVED_SERVER_NAMES:
+        report.error(
+            path, found=describe(name), expected="another name", suggestion="It is kept for the daemon's own commands."
+        )
+    else:
+        return True
+    return False
+
+
+def read_server(
+    name: str, entry: Any, path: KeyPath, *, unit: TimeUnit, around: Surroundings, report: Report
+) -> ServerConfig | SwitchedOff | None:
+    if not isinstance(entry, Mapping):
+        report.error(path, found=describe_type(entry), expected="a mapping with command or url")
+        return None
+    errors = report.errors
+    fields = spread(entry, path, report)
+    if report.errors > errors and "command" not in fields and "url" not in fields:
+        # The misspelt key was probably that one; a second complaint would only distract.
+        return None
+    source = Source(layer=around.layer, file=around.file, key=key_text(path))
+    values = Values(around, report)
+    enabled = _enabled(fields, values)
+    if not enabled and "command" not in fields and "url" not in fields:
+        return SwitchedOff(name=name, source=source) if report.errors == errors else None
+    transport = _transport(fields, path, values)
+    if transport is None:
+        return None
+    far = transport is not Transport.STDIO
+    _report_useless(fields, ("args", "env", "cwd") if far else ("headers", "auth", "verify_tls"), report)
+    reach = _far_side(fields, values) if far else _process(fields, values)
+    common = _limits(fields, unit, values)
+    if report.errors > errors:
+        return None
+    return ServerConfig(
+        name=name,
+        transport=_by_scheme(transport, reach.get("url", ""), fields, report),
+        source=source,
+        enabled=enabled,
+        spelled=MappingProxyType(values.spelled),
+        **reach,
+        **common,
+    )
+
+
+def _enabled(fields: Mapping[str, Field], values: Values) -> bool:
+    enabled = values.flag(fields["enabled"]) if "enabled" in fields else None
+    disabled = values.flag(fields["disabled"]) if "disabled" in fields else None
+    if enabled is not None and enabled == disabled:
+        values.report.error(fields["disabled"].path, found="the opposite of enabled", expected="one of the two")
+    return enabled is not False and disabled is not True
+
+
+def _transport(fields: Mapping[str, Field], path: KeyPath, values: Values) -> Transport | None:
+    report = values.report
+    said: Transport | None = None
+    if field := fields.get("transport"):
+        word = values.text(field, into=("transport",))
+        said = _TRANSPORTS.get(plain(word)) if word is not None else None
+        if said is None:
+            if word is not None:
+                expected = "stdio, http, streamable-http, sse or websocket"
+                report.error(field.path, found=describe(field.value), expected=expected)
+            return None
+    if "command" in fields and "url" in fields:
+        report.error(path, found="both command and url", expected="one of the two")
+        return None
+    need = "command" if said is Transport.STDIO else "url"
+    if said is not None and need not in fields:
+        report.error(path, found=f"transport {said} without {need}", expected=need)
+        return None
+    if said is None and "command" not in fields and "url" not in fields:
+        report.error(path, found="neither command nor url", expected="one of the two")
+        return None
+    return said or (Transport.STDIO if "command" in fields else Transport.HTTP)
+
+
+def _by_scheme(transport: Transport, url: str, fields: Mapping[str, Field], report: Report) -> Transport:
+    """A `ws:` URL is a WebSocket; `websocket` with an `http:` URL means Streamable HTTP."""
+    if not url:
+        return transport
+    if urlsplit(url).scheme in ("ws", "wss"):
+        if transport is not Transport.WEBSOCKET and (said := fields.get("transport")):
+            report.warning(said.path, found=describe(said.value), expected="websocket, as the url says")
+        return Transport.WEBSOCKET
+    return Transport.HTTP if transport is Transport.WEBSOCKET else transport
+
+
+def _report_useless(fields: Mapping[str, Field], names: tuple[str, ...], report: Report) -> None:
+    for name in names:
+        if (field := fields.get(name)) and field.value not in ({}, [], True) and not _is_no_auth(field.value):
+            other = "url" if name in ("headers", "auth", "verify_tls") else "command"
+            report.warning(field.path, found=f"{name} without a {other}", expected=f"{name} only beside a {other}")
+
+
+def _is_no_auth(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("type") == "none"
+
+
+def _process(fields: Mapping[str, Field], values: Values) -> dict[str, Any]:
+    report = values.report
+    field = fields["command"]
+    command = values.text(field, into=("command",)) if isinstance(field.value, str) else None
+    args = values.texts(fields["args"], into="args") if "args" in fields else ()
+    env = values.table(fields["env"], into="env") if "env" in fields else {}
+    cwd = values.folder_or_file(fields["cwd"], into=("cwd",)) if "cwd" in fields else None
+    if not isinstance(field.value, str) or (command is not None and not command.strip()):
+        report.error(field.path, found=describe(field.value), expected="the program to start")
+    elif command is not None and len(command.split()) > 1 and not args and "/" not in command.split()[0]:
+        report.warning(
+            field.path,
+            found=describe(field.value),
+            expected="one program",
+            suggestion="Put the words after the first into args.",
+        )
+    for name in env or {}:
+        if not name or "=" in name or not name.isprintable():
+            report.error((*fields["env"].path, name), found=describe(name), expected="a variable's name")
+    if command and command.startswith("~/"):
+        command = str(values.around.home / command[2:])
+    return {
+        "command": command or "",
+        "args": args or (),
+        "env": MappingProxyType(env or {}),
+        "cwd": str(cwd) if cwd else None,
+    }
+
+
+def _far_side(fields: Mapping[str, Field], values: Values) -> dict[str, Any]:
+    url = values.text(fields["url"], into=("url",)) if isinstance(fields["url"].value, str) else None
+    if url is not None or not isinstance(fields["url"].value, str):
+        _check_url(url, fields["url"], values.report)
+    headers = (values.table(fields["headers"], into="headers") if "headers" in fields else None) or {}
+    if auth := fields.get("auth"):
+        made = auth_header(auth, values)
+        if made and made[0].lower() in {name.lower() for name in headers}:
+            values.report.error(auth.path, found=f"auth and the header {made[0]}", expected="one of the two")
+        elif made:
+            headers[made[0]] = made[1]
+    _check_headers(headers, fields, values.report)
+    verify = values.flag(fields["verify_tls"]) if "verify_tls" in fields else True
+    return {"url": url or "", "headers": MappingProxyType(headers), "verify_tls": verify is not False}
+
+
+def _check_url(url: str | None, field: Field, report: Report) -> None:
+    path = field.path
+    if url is None:
+        report.error(path, found=describe(field.value), expected="a URL")
+        return
+    if not url.isprintable() or any(character.isspace() for character in url):
+        report.error(path, found="a URL with blanks or control characters", expected="a URL without them")
+        return
+    try:
+        parts = urlsplit(url)
+        host, _port = parts.hostname, parts.port
+    except ValueError:
+        report.error(path, found=describe(field.value), expected="a URL such as https://host:8080/mcp")
+        return
+    if "@" in parts.netloc:
+        report.error(
+            path,
+            found="a URL with credentials in it",
+            expected="a URL without user or password",
+            suggestion="Put it in a header.",
+        )
+    elif parts.scheme not in _SCHEMES:
+        scheme = describe(f"{parts.scheme}:") if parts.scheme else "no scheme"
+        report.error(path, found=scheme, expected="a URL that starts with http://, https://, ws:// or wss://")
+    elif not host:
+        report.error(path, found=describe(field.value), expected="a URL with a host")
+
+
+def _check_headers(headers: Mapping[str, str], fields: Mapping[str, Field], report: Report) -> None:
+    seen: set[str] = set()
+    for name, value in headers.items():
+        path = (*fields["headers" if "headers" in fields else "auth"].path, name)
+        if not _HEADER_NAME.fullmatch(name):
+            report.error(path, found=describe(name), expected="a header name of letters, digits and -")
+        elif not _HEADER_VALUE.fullmatch(value):
+            report.error(path, found="a value with line breaks or control characters", expected="a value in one line")
+        elif name.lower() in seen:
+            report.error(path, found="a header that stands here a second time", expected="each header once")
+        seen.add(name.lower())
+
+
+def _limits(fields: Mapping[str, Field], unit: TimeUnit, values: Values) -> dict[str, Any]:
+    limits: dict[str, Any] = {}
+    for name in ("connect_timeout", "call_timeout"):
+        if name in fields and (seconds := values.number(fields[name], least=0.001, most=_DAY)) is not None:
+            limits[name] = seconds
+    if timeout := fields.get("timeout"):
+        if "call_timeout" in fields:
+            values.report.error(timeout.path, found="both timeout and call_timeout", expected="one of the two")
+        elif (given := values.number(timeout, least=0.001, most=_DAY / unit.value)) is not None:
+            limits["call_timeout"] = given * unit.value
+            _warn_of_unit(given, unit, timeout, values.report)
+    if "retry" in fields:
+        limits["retry"] = _retry(fields["retry"], values)
+    return limits
+
+
+def _warn_of_unit(given: float, unit: TimeUnit, field: Field, report: Report) -> None:
+    doubtful = given < 1000 if unit is TimeUnit.MILLISECONDS else given > 3600
+    if doubtful:
+        report.warning(
+            field.path,
+            found=f"{given:g}, which counts {unit.name.lower()} here",
+            expected="a usual time",
+            suggestion="call_timeout always counts seconds.",
+        )
+
+
+def _retry(field: Field, values: Values) -> Retry:
+    if not isinstance(field.value, Mapping):
+        values.report.error(field.path, found=describe(field.value), expected="a mapping with maxAttempts, backoffMs")
+        return Retry()
+    given = pick(field.value, field.path, RETRY_KEYS, values.report)
+    chosen: dict[str, Any] = {}
+    if "max_attempts" in given:
+        attempts = values.number(given["max_attempts"], least=0, most=1_000_000, whole=True)
+        chosen["max_attempts"] = None if attempts is None else int(attempts)
+    if "backoff_ms" in given and "backoff" in given:
+        values.report.error(given["backoff"].path, found="both backoff and backoffMs", expected="one of the two")
+    if "backoff_ms" in given and (pause := values.number(given["backoff_ms"], least=0, most=_DAY * 1000)) is not None:
+        chosen["backoff"] = pause / 1000
+    if "backoff" in given and (pause := values.number(given["backoff"], least=0, most=_DAY)) is not None:
+        chosen["backoff"] = pause
+    return Retry(**chosen)

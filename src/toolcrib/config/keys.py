@@ -1,0 +1,181 @@
+"""Which keys an entry may have, in every spelling, and what becomes of the others.
+
+In: an entry as it was written, by us or for another client. Out: `Field`s under our own names, taken
+out of `transport: {…}` and `connection: {…}`; misspelt and foreign keys are reported.
+The tables here are the whole vocabulary; `entries`, `auth` and `shapes` read it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from toolcrib.config.model import KeyPath
+from toolcrib.config.problems import Report, describe_type
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    value: Any
+    path: KeyPath
+
+
+SERVER_KEYS = {
+    "name": "name",
+    "server_name": "name",
+    "transport": "transport",
+    "type": "transport",
+    "transport_type": "transport",
+    "connection": "connection",
+    "command": "command",
+    "args": "args",
+    "env": "env",
+    "cwd": "cwd",
+    "url": "url",
+    "http_url": "url",
+    "server_url": "url",
+    "headers": "headers",
+    "auth": "auth",
+    "verify_tls": "verify_tls",
+    "verify_ssl": "verify_tls",
+    "enabled": "enabled",
+    "disabled": "disabled",
+    "timeout": "timeout",
+    "connect_timeout": "connect_timeout",
+    "call_timeout": "call_timeout",
+    "retry": "retry",
+}
+"""Each spelling (after `plain`) and the name it has here."""
+
+CONNECTION_KEYS = {key: SERVER_KEYS[key] for key in ("type", "command", "args", "env", "cwd", "url", "headers")}
+RETRY_KEYS = {"max_attempts": "max_attempts", "backoff_ms": "backoff_ms", "backoff": "backoff"}
+AUTH_KEYS = {
+    key: key for key in ("type", "token", "header_name", "api_key", "token_path", "auth_url", "token_url", "client_id")
+} | {"client_secret": "client_secret", "scope": "scopes", "scopes": "scopes"}
+TOP_KEYS = {"servers": "servers", "mcp_servers": "mcp_servers", "port": "port", "names": "names"} | {
+    "log_level": "log_level"
+}
+
+_SLIPS = {"cmd": "command", "arguments": "args", "environment": "env", "uri": "url", "endpoint": "url"}
+"""Words for our keys that look too little like them to be found by likeness."""
+
+_QUIET = frozenset(
+    {
+        "$schema",
+        "always_allow",
+        "always_load",
+        "auto_approve",
+        "comment",
+        "default_tools_approval_mode",
+        "description",
+        "dev",
+        "gallery",
+        "icon",
+        "inputs",
+        "metadata",
+        "note",
+        "notes",
+        "required",
+        "startup_timeout_ms",
+        "startup_timeout_sec",
+        "tags",
+        "title",
+        "tool_timeout_sec",
+        "trust",
+        "version",
+    }
+)
+"""Other clients' keys that change nothing about the connection."""
+
+_UNHEEDED = {
+    "disabled_tools": "no tool is hidden by it",
+    "enabled_tools": "no tool is hidden by it",
+    "include_tools": "no tool is hidden by it",
+    "exclude_tools": "no tool is hidden by it",
+    "oauth": "no browser sign-in is made",
+    "auth_provider_type": "no browser sign-in is made",
+    "bearer_token_env_var": 'write headers: {Authorization: "Bearer ${NAME}"}',
+    "http_headers": "write it as headers",
+    "env_http_headers": 'write headers: {NAME: "${VARIABLE}"}',
+    "headers_helper": "write the headers themselves",
+    "env_file": "write the variables as env",
+    "env_vars": 'write env: {NAME: "${NAME}"}',
+}
+"""Other clients' keys that a person would miss the effect of."""
+
+
+def plain(key: str) -> str:
+    """`verifySsl`, `verify-ssl` and `verify_ssl` are one word."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace("-", "_").lower()
+
+
+def spread(entry: Mapping[str, Any], path: KeyPath, report: Report) -> dict[str, Field]:
+    """An entry's fields under our names, whatever shape they stood in."""
+    fields = pick(entry, path, SERVER_KEYS, report)
+    for nest in ("transport", "connection"):
+        inner = fields.get(nest)
+        if inner is None or (nest == "transport" and isinstance(inner.value, str)):
+            continue
+        del fields[nest]
+        if isinstance(inner.value, Mapping):
+            for name, field in pick(inner.value, inner.path, CONNECTION_KEYS, report).items():
+                _put(fields, name, field, report)
+        else:
+            expected = "text or a mapping" if nest == "transport" else "a mapping"
+            report.error(inner.path, found=describe_type(inner.value), expected=expected)
+    return fields
+
+
+def pick(entry: Mapping[str, Any], path: KeyPath, known: Mapping[str, str], report: Report) -> dict[str, Field]:
+    """The known keys that hold something; one that is left empty counts as absent."""
+    fields: dict[str, Field] = {}
+    for key, value in entry.items():
+        name = known.get(plain(key))
+        if name is None:
+            report_unknown(key, (*path, key), known, report)
+        elif value is not None:
+            _put(fields, name, Field(value=value, path=(*path, key)), report)
+    return fields
+
+
+def _put(fields: dict[str, Field], name: str, field: Field, report: Report) -> None:
+    held = fields.setdefault(name, field)
+    if held is not field and held.value != field.value:
+        report.error(
+            field.path,
+            found="a second value for the same thing",
+            expected=f"one; the other is {held.path[-1]!r}",
+        )
+
+
+def report_unknown(key: str, path: KeyPath, known: Mapping[str, str], report: Report) -> None:
+    word = plain(key)
+    if word in _QUIET or word.startswith(("x_", "_", "//")):
+        return
+    if word in _UNHEEDED:
+        report.warning(path, found="another client's key", expected="a key of Toolcrib", suggestion=_unheeded(word))
+    elif nearest := nearest_key(word, known):
+        report.error(
+            path, found="a key that is not known", expected=f"a key such as {nearest}", suggestion=_ask(nearest)
+        )
+    else:
+        report.warning(path, found="a key that is not known", expected=f"one of {', '.join(sorted(set(known)))}")
+
+
+def _unheeded(word: str) -> str:
+    return f"It is not heeded: {_UNHEEDED[word]}."
+
+
+def _ask(nearest: str) -> str:
+    return f"Did you mean {nearest}?"
+
+
+def nearest_key(word: str, known: Mapping[str, str]) -> str:
+    """The key of ours that was probably meant, or nothing."""
+    if _SLIPS.get(word) in known:
+        return _SLIPS[word]
+    alike = [key for key in known if abs(len(key) - len(word)) <= 2]
+    return next(iter(difflib.get_close_matches(word, alike, n=1, cutoff=0.66)), "")

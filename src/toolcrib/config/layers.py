@@ -1,0 +1,218 @@
+"""All sources → one `Config`.
+
+In: a user's file, a project's files, the environment and the flags; a later one wins.
+Out: `Config`, always: what is wrong stands in its problems. A project's files count only when trusted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from toolcrib.config.entries import TimeUnit
+from toolcrib.config.keys import Field
+from toolcrib.config.model import Config, Flags, Layer, Problem, ServerConfig, Settings, Waiting
+from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, Paths, configs_in, home_of
+from toolcrib.config.problems import Report, describe, sorted_problems
+from toolcrib.config.read import Document, parse_document, read_document
+from toolcrib.config.redact import mask_args
+from toolcrib.config.shapes import Contribution, Entry, contribution_of, setting, take_entry
+from toolcrib.config.trust import digest_of, effects_of, is_inside
+from toolcrib.config.values import Surroundings, Values
+
+IsTrusted = Callable[[Path, str], bool]
+"""(absolute path, digest) → whether a person trusted exactly this."""
+
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+_VARIABLES = {"TOOLCRIB_PORT": "port", "TOOLCRIB_NAMES": "names", "TOOLCRIB_LOG_LEVEL": "log_level"}
+
+
+def trust_nothing(_path: Path, _digest: str) -> bool:
+    return False
+
+
+def load(
+    *,
+    paths: Paths,
+    root: Path | None,
+    environ: Mapping[str, str],
+    flags: Flags | None = None,
+    is_trusted: IsTrusted = trust_nothing,
+) -> Config:
+    around = Surroundings(layer=Layer.USER, environ=environ, home=home_of(environ))
+    user = list(_user(paths, around))
+    project, waiting = _project(root, around, is_trusted, user)
+    return _merged(
+        [*user, *project, _environment(around), _flags(flags or Flags(), around)], waiting=waiting, root=root
+    )
+
+
+def _user(paths: Paths, around: Surroundings) -> Iterator[Contribution]:
+    path = paths.user_config
+    document = read_document(path)
+    if document is None:
+        return
+    _warn_of_others(configs_in(paths.config_dir)[1:], document)
+    if _writable_by_all(path):
+        document.report.warning(
+            (),
+            found="a file that everybody may write",
+            expected="a file that is yours alone",
+            suggestion="It starts programs in your name: chmod 600 it.",
+        )
+    yield contribution_of(document, dataclasses.replace(around, file=path))
+
+
+def _warn_of_others(others: tuple[Path, ...], document: Document) -> None:
+    for other in others:
+        document.report.warning((), found=f"{other.name} beside it", expected="one file; only this one is read")
+
+
+def _writable_by_all(path: Path) -> bool:
+    try:
+        return bool(path.stat().st_mode & stat.S_IWOTH)
+    except OSError:
+        # It was read a moment ago and is gone now: nothing left to warn of.
+        return False
+
+
+def _project(
+    root: Path | None, around: Surroundings, is_trusted: IsTrusted, user: list[Contribution]
+) -> tuple[list[Contribution], tuple[Waiting, ...]]:
+    contributions: list[Contribution] = []
+    waiting: list[Waiting] = []
+    users_names = {key: name for contribution in user for key, name in contribution.claimed.items()}
+    for path, document in _project_documents(root):
+        digest = digest_of(path, document.content)
+        if not document.data:
+            contributions.append(Contribution(report=document.report))
+        elif is_trusted(path, digest):
+            inside = dataclasses.replace(around, layer=Layer.PROJECT, file=path, root=root and root.resolve())
+            contributions.append(contribution_of(document, inside))
+        elif effects := effects_of(document, users_names):
+            waiting.append(Waiting(file=path, digest=digest, effects=effects))
+            contributions.append(Contribution(report=_waits(document)))
+    return contributions, tuple(waiting)
+
+
+def _project_documents(root: Path | None) -> Iterator[tuple[Path, Document]]:
+    """The weakest first, each under its real absolute path, which is what trust is bound to."""
+    if root is None:
+        return
+    root = root.resolve()
+    shared = root / SHARED_PROJECT_FILE
+    own = configs_in(root / PROJECT_FOLDER)
+    for path in (shared, *own[:1]):
+        if not is_inside(path, root):
+            report = Report(str(path))
+            report.error((), found="a link", expected="a file of the project itself", suggestion="It is not read.")
+            yield path, Document(data={}, report=report)
+        elif document := read_document(path):
+            if path != shared:
+                _warn_of_others(own[1:], document)
+            yield path, document
+
+
+def _waits(document: Document) -> Report:
+    document.report.warning(
+        (),
+        found="a project's file that nobody trusted as it is now",
+        expected="your word",
+        suggestion="Nothing in it is used. Look at it, then run: toolcrib trust",
+    )
+    return document.report
+
+
+def _environment(around: Surroundings) -> Contribution:
+    around = dataclasses.replace(around, layer=Layer.ENVIRONMENT)
+    text = around.environ.get("TOOLCRIB_SERVERS", "")
+    document = parse_document("TOOLCRIB_SERVERS", text.encode(errors="surrogateescape"))
+    if document.data.keys() & {"servers", "mcpServers"}:
+        result = contribution_of(document, around)
+        result.settings = {}
+    else:
+        result = Contribution(report=document.report)
+        for name, entry in document.data.items():
+            found = Entry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS)
+            take_entry(found, result, around, document.ambiguous)
+    settings = Report("environment")
+    values = Values(around, settings)
+    for variable, name in _VARIABLES.items():
+        if given := around.environ.get(variable):
+            value = int(given) if name == "port" and given.isascii() and given.isdigit() and len(given) < 9 else given
+            checked = setting(name, Field(value=value, path=(variable,)), values)
+            if checked is not None:
+                result.settings[name] = checked
+    result.report.problems += settings.problems
+    return result
+
+
+def _flags(flags: Flags, around: Surroundings) -> Contribution:
+    result = Contribution(report=Report("--mcp-server"))
+    around = dataclasses.replace(around, layer=Layer.FLAGS)
+    for given in flags.mcp_servers:
+        name, separator, target = given.partition("=")
+        if not separator or not target.strip():
+            result.report.error((), found=_shown(given), expected="NAME=URL or NAME=COMMAND")
+            continue
+        if _URL.match(target):
+            entry: dict[str, object] = {"url": target}
+        else:
+            try:
+                command, *args = shlex.split(target)
+            except ValueError as error:
+                result.report.error((name,), found=f"{_shown(target)} ({error})", expected="a command line")
+                continue
+            entry = {"command": command, "args": args}
+        take_entry(Entry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS), result, around)
+    if flags.port is not None:
+        report = Report("--port")
+        port = setting("port", Field(value=flags.port, path=()), Values(around, report))
+        result.report.problems += report.problems
+        if port is not None:
+            result.settings["port"] = port
+    return result
+
+
+def _shown(command_line: str) -> str:
+    return describe(" ".join(mask_args(command_line.split())))
+
+
+def _merged(contributions: list[Contribution], *, waiting: tuple[Waiting, ...], root: Path | None) -> Config:
+    servers: dict[str, ServerConfig] = {}
+    by_key: dict[str, str] = {}
+    settings = Settings()
+    problems: list[Problem] = []
+    for contribution in contributions:
+        for key, name in contribution.claimed.items():
+            below = servers.get(by_key.get(key, ""))
+            if below is not None:
+                del servers[below.name]
+                if below.name != name:
+                    contribution.report.warning(
+                        (name,), found=f"{describe(name)} over {describe(below.name)}", expected="the same spelling"
+                    )
+            if off := contribution.switched_off.get(name):
+                if below is None:
+                    contribution.report.warning(
+                        (name,), found="enabled: false alone", expected="a server to switch off"
+                    )
+                else:
+                    servers[name] = dataclasses.replace(below, name=name, enabled=False, source=off.source)
+            elif name in contribution.servers:
+                servers[name] = contribution.servers[name]
+            by_key[key] = name
+        settings = dataclasses.replace(settings, **contribution.settings)
+        problems += contribution.report.problems
+    return Config(
+        servers=MappingProxyType(servers),
+        settings=settings,
+        problems=sorted_problems(problems),
+        waiting=waiting,
+        root=root,
+    )

@@ -1,0 +1,97 @@
+"""Where a user's files lie.
+
+In: the environment. Out: `Paths`, the one place that knows a folder or file name of ours.
+Every room above asks here; this module touches the disk only to see which configuration file exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolcrib.config.slug import slug
+
+CONFIG_NAMES = ("config.yml", "config.yaml", "config.json")
+"""In the order of preference; only the first that exists is read."""
+
+PROJECT_FOLDER = ".toolcrib"
+SHARED_PROJECT_FILE = ".mcp.json"
+"""The file that several clients read from a project."""
+
+
+def home_of(environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME", "")
+    return Path(home) if Path(home).is_absolute() else Path.home()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    config_dir: Path
+    state_dir: Path
+    cache_dir: Path
+    run_dir: Path
+    """Lives as long as the login where the system offers such a folder."""
+
+    @classmethod
+    def of_user(cls, environ: Mapping[str, str]) -> Paths:
+        """`TOOLCRIB_HOME` holds everything; without it the folders of the XDG base directory specification."""
+        home = home_of(environ)
+        if chosen := environ.get("TOOLCRIB_HOME"):
+            base = (home / chosen[2:] if chosen.startswith("~/") else Path(chosen)).absolute()
+            return cls(config_dir=base, state_dir=base / "state", cache_dir=base / "cache", run_dir=base / "run")
+
+        def folder(variable: str, otherwise: Path) -> Path:
+            # The specification asks to ignore relative paths.
+            given = Path(environ.get(variable, ""))
+            return (given if given.is_absolute() else otherwise) / "toolcrib"
+
+        state = folder("XDG_STATE_HOME", home / ".local" / "state")
+        return cls(
+            config_dir=folder("XDG_CONFIG_HOME", home / ".config"),
+            state_dir=state,
+            cache_dir=folder("XDG_CACHE_HOME", home / ".cache"),
+            run_dir=folder("XDG_RUNTIME_DIR", state.parent),
+        )
+
+    @property
+    def user_config(self) -> Path:
+        """The configuration file that exists, or the one to make."""
+        return next(iter(configs_in(self.config_dir)), self.config_dir / CONFIG_NAMES[0])
+
+    @property
+    def database(self) -> Path:
+        return self.state_dir / "mcp_sessions.db"
+
+    @property
+    def owner_token(self) -> Path:
+        return self.state_dir / "owner.token"
+
+    @property
+    def log(self) -> Path:
+        return self.state_dir / "toolcrib.log"
+
+    @property
+    def lock(self) -> Path:
+        return self.run_dir / "daemon.lock"
+
+    @property
+    def socket(self) -> Path:
+        return self.run_dir / "daemon.sock"
+
+    @property
+    def daemon_info(self) -> Path:
+        return self.run_dir / "daemon.json"
+
+    def server_log(self, name: str) -> Path:
+        """A name that is no safe file name gets a digest, so that two servers never share a log."""
+        safe = slug(name)[:64]
+        if safe != name:
+            safe = f"{safe}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
+        return self.state_dir / "servers" / f"{safe}.log"
+
+
+def configs_in(folder: Path) -> tuple[Path, ...]:
+    """The configuration files that stand in a folder, the one to read first; a link counts, wherever it leads."""
+    return tuple(path for name in CONFIG_NAMES if (path := folder / name).is_symlink() or path.exists())

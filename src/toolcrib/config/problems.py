@@ -1,0 +1,104 @@
+"""How a mistake is written down: file, line, key, what stood there, what was expected.
+
+In: findings of the readers. Out: `Problem`s, gathered in a `Report` that belongs to one file
+(or variable, or flag). Nothing here stops anything: who reports decides what to leave out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from toolcrib.config.model import KeyPath, Problem, Severity
+from toolcrib.config.redact import mask_text, printable
+
+_BARE_KEY = re.compile(r"[\w$-]+")
+_LONGEST_QUOTE = 60
+
+
+class Report:
+    """The problems of one source, which knows on which line each key stands."""
+
+    def __init__(self, source: str, lines: Mapping[KeyPath, int] | None = None) -> None:
+        self.source = source
+        self.lines: Mapping[KeyPath, int] = lines or {}
+        self.problems: list[Problem] = []
+        self.errors = 0
+        self.unset: list[Problem] = []
+        """Those of the errors that a variable would mend."""
+
+    def error(self, path: KeyPath, *, found: str, expected: str, suggestion: str = "", line: int | None = None) -> None:
+        self.errors += 1
+        self._add(Severity.ERROR, path, line, found=found, expected=expected, suggestion=suggestion)
+
+    def warning(self, path: KeyPath, *, found: str, expected: str, suggestion: str = "") -> None:
+        self._add(Severity.WARNING, path, found=found, expected=expected, suggestion=suggestion)
+
+    def missing(self, path: KeyPath, variable: str) -> None:
+        self.error(
+            path,
+            found=f"${{{variable}}}, which is not set",
+            expected=f"the environment variable {variable}",
+            suggestion=f"Set it, or write ${{{variable}:-default}}.",
+        )
+        self.unset.append(self.problems[-1])
+
+    def _add(self, severity: Severity, path: KeyPath, line: int | None = None, **told: str) -> None:
+        place = line or self._line_of(path)
+        file = printable(self.source)
+        self.problems.append(Problem(severity=severity, file=file, key=key_text(path), line=place, **told))
+
+    def _line_of(self, path: KeyPath) -> int | None:
+        for length in range(len(path), 0, -1):
+            if line := self.lines.get(path[:length]):
+                return line
+        return None
+
+
+def key_text(path: KeyPath) -> str:
+    """`servers.files.args[0]`; a key that is no plain word stands in quotes."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif _BARE_KEY.fullmatch(part) and part.isprintable():
+            text += f".{part}" if text else part
+        else:
+            text += f"[{json.dumps(part)}]"
+    return text
+
+
+def describe(value: Any) -> str:
+    """A value for a message: short, printable, known secrets hidden."""
+    if isinstance(value, str):
+        # Masked before it is cut, so that no half of a secret is left over.
+        quote = mask_text(value)
+        return f'"{quote}"' if len(quote) <= _LONGEST_QUOTE else f'"{quote[:_LONGEST_QUOTE]}…"'
+    if isinstance(value, (bool, int, float)) or value is None:
+        text = json.dumps(value)
+        return text if len(text) <= _LONGEST_QUOTE else "a very long number"
+    return describe_type(value)
+
+
+def describe_type(value: Any) -> str:
+    """What kind of thing it is, for places whose values are secrets."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "text"
+        case Mapping():
+            return "a mapping"
+        case _:
+            return "a list"
+
+
+def sorted_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Errors first, then in the order of files and lines."""
+    return tuple(sorted(problems, key=lambda p: (p.severity is not Severity.ERROR, p.file, p.line or 0, p.key)))

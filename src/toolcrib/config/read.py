@@ -1,0 +1,102 @@
+"""A file's bytes → a `Document`.
+
+In: a path. Out: `Document`, or None where there is no file. Whatever the file holds, nothing is raised:
+a file that cannot be used is a document without data and with a problem. `load` and `edit` stand on it.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolcrib.config.json_text import Parsed, Unreadable, parse_json
+from toolcrib.config.model import KeyPath
+from toolcrib.config.problems import Report, describe_type
+from toolcrib.config.yaml_text import parse_yaml
+
+SIZE_LIMIT = 1024 * 1024
+
+
+class Format(enum.Enum):
+    JSON = enum.auto()
+    YAML = enum.auto()
+
+    @classmethod
+    def of(cls, source: str) -> Format:
+        """`.yml` and `.yaml` are YAML; everything else, a variable too, is JSON."""
+        return cls.YAML if source.endswith((".yml", ".yaml")) else cls.JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    data: Mapping[str, Any]
+    report: Report
+    content: bytes = b""
+    ambiguous: frozenset[KeyPath] = field(default_factory=frozenset)
+    """Every mapping in which a key stands twice, and all that it is part of."""
+
+
+def read_document(path: Path) -> Document | None:
+    try:
+        content = read_bytes(path)
+    except FileNotFoundError:
+        return None
+    except Unreadable as error:
+        return unusable(str(path), error)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else "no content"
+        return unusable(str(path), Unreadable(found=f"a file that cannot be read ({reason})", expected="a file"))
+    return parse_document(str(path), content)
+
+
+def read_bytes(path: Path, limit: int = SIZE_LIMIT) -> bytes:
+    """A regular file of limited size; never waits, as a pipe in its place would make it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Unreadable(found="something that is no regular file", expected="a file")
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise Unreadable(found="a file that is too large", expected=f"at most {limit // 1024} KiB")
+    return content
+
+
+def parse_document(source: str, content: bytes) -> Document:
+    try:
+        parsed = parse_text(content, Format.of(source))
+        if parsed.data is None:
+            parsed.data = {}
+        if not isinstance(parsed.data, dict):
+            raise Unreadable(found=describe_type(parsed.data), expected="a mapping with `servers:`", line=1)
+    except Unreadable as error:
+        return unusable(source, error, content)
+    report = Report(source, parsed.lines)
+    ambiguous: set[KeyPath] = set()
+    for path, line in parsed.duplicates:
+        report.error(path, found="a key that stands here a second time", expected="each key once", line=line)
+        ambiguous.update(path[:length] for length in range(len(path)))
+    return Document(data=parsed.data, report=report, content=content, ambiguous=frozenset(ambiguous))
+
+
+def parse_text(content: bytes, form: Format) -> Parsed:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise Unreadable(
+            found=f"bytes that are not UTF-8 (offset {error.start})", expected="UTF-8", line=line
+        ) from None
+    if not text.strip():
+        return Parsed()
+    return parse_json(text) if form is Format.JSON else parse_yaml(text)
+
+
+def unusable(source: str, error: Unreadable, content: bytes = b"") -> Document:
+    report = Report(source)
+    report.error((), found=error.found, expected=error.expected, line=error.line)
+    return Document(data={}, report=report, content=content)

@@ -1,0 +1,162 @@
+"""One value of an entry: its type checked, its variables filled in.
+
+In: `Field`s. Out: text, lists, tables, numbers, yes or no; None after something was reported.
+`entries` and `auth` read every value through here, so nothing reaches a server unchecked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolcrib.config.expand import expand
+from toolcrib.config.keys import Field
+from toolcrib.config.model import KeyPath, Layer
+from toolcrib.config.problems import Report, describe, describe_type
+from toolcrib.config.redact import printable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What an entry's meaning depends on besides its own words."""
+
+    layer: Layer
+    environ: Mapping[str, str]
+    home: Path
+    file: Path | None = None
+    root: Path | None = None
+    """The project, for a project's file: relative paths start there."""
+
+
+class Values:
+    """The values of one server; remembers how those with `${VAR}` were written."""
+
+    def __init__(self, around: Surroundings, report: Report) -> None:
+        self.around = around
+        self.report = report
+        self.spelled: dict[KeyPath, str] = {}
+
+    def text(self, field: Field, *, into: KeyPath, secret: bool = False) -> str | None:
+        """`into` is where the value ends up, for `spelled`. Whole numbers and yes/no are taken as they read."""
+        value = field.value
+        if isinstance(value, bool):
+            value = "true" if value else "false"
+        elif isinstance(value, int):
+            value = str(value)
+        if not isinstance(value, str):
+            hint = "Put it in quotes." if isinstance(value, float) else ""
+            self.report.error(field.path, found=describe_type(value), expected="text", suggestion=hint)
+            return None
+        expanded = self._expanded(value, field.path)
+        if expanded is None:
+            return None
+        if bad := _unusable_character(expanded):
+            found = f"text with {bad}" if secret or expanded != value else f"{describe(value)}, which has {bad}"
+            self.report.error(field.path, found=found, expected="text without it")
+            return None
+        if "${" in value:
+            self.spelled[into] = value
+        return expanded
+
+    def _expanded(self, value: str, path: KeyPath) -> str | None:
+        expansion = expand(value, self.around.environ)
+        for name in expansion.missing:
+            self.report.missing(path, name)
+        for malformed in expansion.malformed:
+            self.report.error(
+                path,
+                found=f"{printable(malformed)}",
+                expected="${VAR} or ${VAR:-default}",
+                suggestion="Write $${ for a literal ${.",
+            )
+        return expansion.text if expansion.complete else None
+
+    def texts(self, field: Field, *, into: str) -> tuple[str, ...] | None:
+        if not isinstance(field.value, list):
+            self.report.error(field.path, found=describe(field.value), expected="a list of texts")
+            return None
+        texts = [
+            self.text(Field(value=item, path=(*field.path, position)), into=(into, position))
+            for position, item in enumerate(field.value)
+        ]
+        return tuple(text for text in texts if text is not None)
+
+    def table(self, field: Field, *, into: str) -> dict[str, str] | None:
+        """Names and texts; the texts count as secrets."""
+        if not isinstance(field.value, Mapping):
+            self.report.error(field.path, found=describe_type(field.value), expected="a mapping of names to texts")
+            return None
+        table: dict[str, str] = {}
+        for name, value in field.value.items():
+            text = self.text(Field(value=value, path=(*field.path, name)), into=(into, name), secret=True)
+            if text is not None:
+                table[name] = text
+        return table
+
+    def number(self, field: Field, *, least: float, most: float, whole: bool = False) -> float | None:
+        value = self._filled(field)
+        if value is None:
+            return None
+        if isinstance(value, str):
+            value = _as_number(value)
+        wanted = "a whole number" if whole else "a number"
+        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not good or not least <= value <= most or (whole and value != int(value)):
+            self.report.error(field.path, found=describe(field.value), expected=f"{wanted} from {least:g} to {most:g}")
+            return None
+        return float(value)
+
+    def flag(self, field: Field) -> bool | None:
+        value = self._filled(field)
+        if isinstance(value, str):
+            value = {"true": True, "false": False}.get(value.lower())
+        if not isinstance(value, bool):
+            if value is not None or "${" not in str(field.value):
+                self.report.error(field.path, found=describe(field.value), expected="true or false")
+            return None
+        return value
+
+    def _filled(self, field: Field) -> Any:
+        """A number or yes/no may come from a variable; as mere text in quotes it is a mistake."""
+        if not isinstance(field.value, str):
+            return field.value if field.value is not None else ()
+        if "${" not in field.value:
+            return ()
+        return self._expanded(field.value, field.path)
+
+    def folder_or_file(self, field: Field, *, into: KeyPath) -> Path | None:
+        """Absolute; `~` is the home; relative paths only where a project gives them a start."""
+        text = self.text(field, into=into)
+        if text is None:
+            return None
+        if text == "~" or text.startswith("~/"):
+            return self.around.home / text[2:]
+        if Path(text).is_absolute():
+            return Path(text)
+        if text and self.around.root is not None:
+            return self.around.root / text
+        self.report.error(
+            field.path,
+            found=describe(field.value),
+            expected="an absolute path, or one that starts with ~/",
+            suggestion="Only a project's own file may use relative paths.",
+        )
+        return None
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _unusable_character(text: str) -> str:
+    if "\0" in text:
+        return "a NUL character"
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return "half of a surrogate pair"
+    return ""

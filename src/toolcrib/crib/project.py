@@ -1,0 +1,122 @@
+"""One project's view: its configuration, the servers that serve it, and the catalog they add up to.
+
+In: a `Config` and the servers that `Crib` acquired for it. Out: the `Shelf` that the door resolves names at, and a
+word to subscribers when the catalog changed. Two projects may share a server; each has a catalog of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from toolcrib.calls.door import Target
+from toolcrib.catalog.snapshot import Catalog
+from toolcrib.config.model import Config
+from toolcrib.errors import ServerAway
+from toolcrib.policy import Caller
+from toolcrib.servers.model import ServerState
+from toolcrib.servers.server import Server
+
+LONGEST_NAME = 48
+"""So that a client's own prefix still fits into the 64 characters that model providers take."""
+
+
+class Builtin(Protocol):
+    """A server that lives in this process."""
+
+    name: str
+    tools: tuple[bytes, ...]
+
+    def target(self, project: Project, caller: Caller) -> Target: ...
+
+
+class Project:
+    def __init__(
+        self, root: Path, config: Config, *, builtins: Mapping[str, Builtin], next_version: Callable[[], int]
+    ) -> None:
+        self.root = root
+        self.config = config
+        self.servers: dict[str, Server] = {}
+        self.users = 0
+        """Connections that work in this project now; `Crib` lets it go some time after the last one."""
+        self._builtins = builtins
+        self._next_version = next_version
+        self._catalog: Catalog | None = None
+        self._last: Catalog | None = None
+        self._told_version = 0
+        self._subscribers: list[Callable[[], None]] = []
+        self._told: asyncio.Handle | None = None
+
+    @property
+    def catalog(self) -> Catalog:
+        """The catalog as the servers have it now; made when it is asked for, after a change."""
+        if self._catalog is None:
+            listings = {name: server.tools for name, server in self.servers.items() if server.tools is not None}
+            listings.update({name: builtin.tools for name, builtin in self._builtins.items()})
+            self._catalog = self._built(listings)
+        return self._catalog
+
+    def _built(self, listings: dict[str, tuple[bytes, ...]]) -> Catalog:
+        """A new snapshot, or the last one where nothing that a client sees has changed."""
+        last = self._last
+        made = Catalog.build(listings, version=self._next_version(), limit=LONGEST_NAME, previous=last)
+        if last is not None and made.tools == last.tools:
+            return last
+        self._last = made
+        return made
+
+    def target(self, server: str, caller: Caller) -> Target:
+        builtin = self._builtins.get(server)
+        if builtin is not None:
+            return builtin.target(self, caller)
+        found = self.servers.get(server)
+        if found is None:
+            raise ServerAway(f"The server {server} was just removed.", remedy="List the tools again.")
+        return found
+
+    def changed(self) -> None:
+        """A server's tools, or the set of servers, are not what they were: tell whoever listens, once a turn."""
+        self._catalog = None
+        if self._told is None:
+            self._told = asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._told = None
+        version = self.catalog.version
+        if version == self._told_version:
+            return
+        self._told_version = version
+        for subscriber in tuple(self._subscribers):
+            subscriber()
+
+    def subscribe(self, subscriber: Callable[[], None]) -> Callable[[], None]:
+        self._subscribers.append(subscriber)
+
+        def unsubscribe() -> None:
+            if subscriber in self._subscribers:
+                self._subscribers.remove(subscriber)
+
+        return unsubscribe
+
+    async def introduced(self, limit: float) -> None:
+        """Waits, within limits, for servers that are connecting and whose tools nobody has ever seen.
+
+        Clients that list only once would otherwise never learn of them.
+        """
+        strangers = [
+            server
+            for server in self.servers.values()
+            if server.tools is None and server.status.state is ServerState.CONNECTING
+        ]
+        if strangers:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit):
+                    await asyncio.gather(*(server.settled() for server in strangers))
+
+    async def settled(self, names: Iterable[str] | None = None) -> None:
+        """Waits until the named servers (all of them, unless said) have ended their first attempt to connect."""
+        wanted = self.servers.values() if names is None else [self.servers[n] for n in names if n in self.servers]
+        await asyncio.gather(*(server.settled() for server in wanted))

@@ -1,0 +1,37 @@
+"""The detached daemon's own process: takes its orders on stdin, reports on the pipe it was handed.
+
+In: what `detach` wrote. Out: one line when the endpoint answers, or why it never will; then the daemon's life.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from toolcrib.config import Flags
+from toolcrib.daemon.process import run_foreground
+from toolcrib.errors import ToolcribError
+
+
+def main() -> int:
+    order = json.loads(sys.stdin.buffer.read())
+    report = os.fdopen(order["report"], "w")
+
+    def tell(answer: dict[str, Any]) -> None:
+        with report:
+            report.write(json.dumps(answer) + "\n")
+
+    flags = Flags(mcp_servers=tuple(order["mcp_servers"]), port=order["port"])
+    try:
+        return run_foreground(Path(order["root"]), flags, ready=tell)
+    except ToolcribError as error:
+        if not report.closed:
+            tell({"error": {"kind": type(error).__name__, "message": error.message, "remedy": error.remedy}})
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""`toolcrib up --detach`: a daemon in the background; returns when its endpoint answers.
+
+In: the project root, the flags. Out: what the daemon says of itself. The daemon reports over a pipe that it is ready,
+or why it is not: nothing is guessed from files or time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from toolcrib.config import Flags, Paths
+from toolcrib.daemon.lock import private_folder
+from toolcrib.errors import AlreadyRunning, ConfigError, PortTaken, StoreError, ToolcribError
+
+_START_LIMIT = 30.0
+_KINDS = {kind.__name__: kind for kind in (AlreadyRunning, ConfigError, PortTaken, StoreError)}
+
+
+def start_detached(root: Path, flags: Flags) -> dict[str, Any]:
+    paths = Paths.of_user(os.environ)
+    private_folder(paths.state_dir)
+    reading, writing = os.pipe()
+    order = json.dumps({"root": str(root), "mcp_servers": flags.mcp_servers, "port": flags.port, "report": writing})
+    with (paths.state_dir / "start.log").open("ab") as words:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "toolcrib.daemon"],
+            stdin=subprocess.PIPE,
+            stdout=words,
+            stderr=words,
+            pass_fds=(writing,),
+            start_new_session=True,
+            cwd=root,
+        )
+    os.close(writing)
+    # On stdin, not as arguments: a server's command line or URL may hold what others must not read.
+    if child.stdin is not None:
+        child.stdin.write(order.encode())
+        child.stdin.close()
+    with os.fdopen(reading, "rb") as report:
+        ready, _, _ = select.select([report], [], [], _START_LIMIT)
+        told = report.readline() if ready else b""
+    if not told:
+        child.kill()
+        child.wait()
+        raise ToolcribError(
+            "The daemon did not start in time." if not ready else "The daemon ended while it started.",
+            remedy=f"See {paths.state_dir / 'start.log'} and {paths.log}.",
+        )
+    answer: dict[str, Any] = json.loads(told)
+    if "error" in answer:
+        child.wait()
+        error = answer["error"]
+        raise _KINDS.get(error["kind"], ToolcribError)(error["message"], remedy=error["remedy"])
+    return answer

@@ -1,0 +1,57 @@
+"""One daemon per user: a lock that ends with the process that holds it, however it ends.
+
+In: a user's `Paths`. Out: the lock held, or `AlreadyRunning` with who holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from toolcrib.config import Paths
+from toolcrib.errors import AlreadyRunning
+
+
+@contextlib.contextmanager
+def held(paths: Paths) -> Iterator[None]:
+    private_folder(paths.run_dir)
+    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            known = read_info(paths)
+            who = f" (pid {known['pid']}, {known['endpoint']})" if known else ""
+            raise AlreadyRunning(
+                f"Toolcrib already runs{who}.",
+                remedy="`toolcrib status` shows it, `toolcrib down` ends it.",
+                data=known or {},
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def private_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def write_info(paths: Paths, info: dict[str, Any]) -> None:
+    """What the CLI needs before it can ask: written whole or not at all."""
+    fresh = paths.daemon_info.with_suffix(".new")
+    fresh.write_text(json.dumps(info))
+    fresh.chmod(0o600)
+    fresh.replace(paths.daemon_info)
+
+
+def read_info(paths: Paths) -> dict[str, Any] | None:
+    try:
+        info = json.loads(paths.daemon_info.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return info if isinstance(info, dict) else None

@@ -1,0 +1,133 @@
+"""The daemon's life: lock, port, crib, gateway, socket; then a signal or a command, and the end within five seconds.
+
+In: the project root, the flags. Out: an exit code. Clients are served from the last known catalog at once; the servers
+behind it connect meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from toolcrib import __version__
+from toolcrib.commands.all import registry
+from toolcrib.commands.builtin import CommandServer
+from toolcrib.config import Flags, Paths
+from toolcrib.crib import Crib
+from toolcrib.daemon.lock import held, write_info
+from toolcrib.daemon.log import log_to
+from toolcrib.daemon.socket import CommandSocket
+from toolcrib.daemon.token import owner_token
+from toolcrib.errors import PortTaken
+from toolcrib.gateway.arrival import HttpServer
+from toolcrib.gateway.http import HttpGateway
+
+log = logging.getLogger(__name__)
+
+_REQUESTS_MAY_END = 1.5
+"""Of the five seconds that a stop may take; the servers' processes need the rest."""
+
+Ready = Callable[[dict[str, Any]], None]
+
+
+class Daemon:
+    def __init__(self, paths: Paths, root: Path, flags: Flags) -> None:
+        self._paths = paths
+        self._root = root
+        self._flags = flags
+        self._stopping = asyncio.Event()
+        self._started_at = time.time()
+        self._port = 0
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "running": True,
+            "endpoint": f"http://127.0.0.1:{self._port}/mcp",
+            "token_file": str(self._paths.owner_token),
+            "pid": os.getpid(),
+            "version": __version__,
+            "socket": str(self._paths.socket),
+            "root": str(self._root),
+            "log": str(self._paths.log),
+            "started_at": self._started_at,
+            "uptime": time.time() - self._started_at,
+        }
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self, ready: Ready) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.stop)
+        token = owner_token(self._paths.owner_token)
+        commands = CommandServer(registry, self)
+        crib = Crib(
+            paths=self._paths,
+            root=self._root,
+            environ=os.environ,
+            flags=self._flags,
+            builtins={"crib": commands},
+        )
+        commands.crib = crib
+        async with crib:
+            listener = bind(crib.home.config.settings.port)
+            self._port = listener.getsockname()[1]
+            gateway = HttpGateway(crib, token=token, port=self._port)
+            server = HttpServer(gateway)
+            control = CommandSocket(crib, self)
+            try:
+                await control.start(self._paths.socket)
+                await server.start(listener)
+                write_info(self._paths, self.describe())
+                log.info("serving %s, root %s", self.describe()["endpoint"], self._root)
+                ready(self.describe())
+                await self._stopping.wait()
+            finally:
+                log.info("stopping")
+                for file in (self._paths.daemon_info, self._paths.socket):
+                    file.unlink(missing_ok=True)
+                gateway.close()
+                await server.stop(limit=_REQUESTS_MAY_END)
+                await control.stop()
+
+
+def bind(port: int) -> socket.socket:
+    """A listening socket on loopback, or an error that says what to do."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        listener.close()
+        raise PortTaken(
+            f"Port {port} cannot be used: {os.strerror(error.errno or 0)}.",
+            remedy="Another program has it: end that one, or choose with --port (0 takes any free port).",
+            data={"port": port},
+        ) from error
+    return listener
+
+
+def run_foreground(root: Path, flags: Flags, *, ready: Ready) -> int:
+    """Runs until a signal or `toolcrib down`."""
+    paths = Paths.of_user(os.environ)
+    with held(paths):
+        handler = log_to(paths.log, os.environ.get("TOOLCRIB_LOG_LEVEL", "info"))
+        try:
+            # The loop's own close waits for the default executor's threads: nothing of ours outlives it.
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(KeyboardInterrupt):
+                runner.run(Daemon(paths, root, flags).run(ready))
+        finally:
+            logging.getLogger().removeHandler(handler)
+            handler.close()
+    return 0

@@ -1,0 +1,151 @@
+"""The daemon's unix socket: commands from the CLI, and the bridge's MCP messages.
+
+In: newline-delimited JSON-RPC 2.0. Out: the same. A request's method is a command's name; a first line
+`toolcrib/bridge` makes the connection an MCP client's, in the project it names. Only the user who runs the daemon can
+open the socket: the file is 0600 in a 0700 folder, and the kernel is asked who is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from toolcrib.commands.all import registry
+from toolcrib.commands.registry import Context, Host
+from toolcrib.crib import Crib
+from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ToolcribError, UsageError
+from toolcrib.gateway.pipe import PipeClient
+from toolcrib.policy import OWNER, Caller
+
+log = logging.getLogger(__name__)
+
+_LONGEST_LINE = 64 * 1024 * 1024
+_BRIDGE = "toolcrib/bridge"
+
+
+class CommandSocket:
+    def __init__(self, crib: Crib, host: Host) -> None:
+        self._crib = crib
+        self._host = host
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self, path: Path) -> None:
+        # Only the holder of the daemon's lock comes here, so a file left by a killed one is nobody's.
+        path.unlink(missing_ok=True)
+        before = os.umask(0o177)
+        try:
+            self._server = await asyncio.start_unix_server(self._connected, path=path, limit=_LONGEST_LINE)
+        finally:
+            os.umask(before)
+
+    async def stop(self) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        for task in tuple(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+        try:
+            if _is_owner(writer.get_extra_info("socket")):
+                await self._serve(reader, writer)
+        except (ConnectionError, asyncio.LimitOverrunError, asyncio.CancelledError) as end:
+            log.debug("a connection to the socket ended: %s", type(end).__name__)
+        except Exception:
+            log.exception("a connection to the socket failed")
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        while line:
+            try:
+                request_id, method, params = _read_command(line)
+            except UsageError as error:
+                await _say(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": error.message}})
+                line = await reader.readline()
+                continue
+            if method == _BRIDGE:
+                await self._bridge(params, reader, writer)
+                return
+            # Whoever asked may leave before the answer (`logs -f`, Ctrl-C): then the work ends too.
+            following = asyncio.create_task(reader.readline())
+            work = asyncio.create_task(self._command(request_id, method, params, writer))
+            try:
+                await asyncio.wait({work, following}, return_when=asyncio.FIRST_COMPLETED)
+                if following.done() and not following.result():
+                    return
+                await work
+                line = await following
+            finally:
+                for task in (work, following):
+                    task.cancel()
+                await asyncio.gather(work, following, return_exceptions=True)
+
+    async def _bridge(self, params: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        caller = Caller(
+            agent=OWNER.agent, profile=OWNER.profile, conversation=str(params.get("conversation") or "default")
+        )
+        root = Path(str(params.get("root") or self._crib.root)).resolve()
+        project = await self._crib.project(root)
+        await PipeClient(self._crib, project, caller, reader, writer).serve()
+
+    async def _command(self, request_id: Any, name: str, params: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        async def emit(event: dict[str, Any]) -> None:
+            await _say(writer, {"method": "event", "params": {"id": request_id, "event": event}})
+
+        context = Context(crib=self._crib, project=self._crib.home, caller=OWNER, host=self._host, emit=emit)
+        try:
+            answer = {"id": request_id, "result": await registry.run(name, params, context)}
+        except ToolcribError as error:
+            data = {**error.data, "remedy": error.remedy, "exit_code": error.exit_code, "kind": type(error).__name__}
+            answer = {"id": request_id, "error": {"code": error.code, "message": error.message, "data": data}}
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("the command %s failed", name)
+            told = f"{name} failed in a way nobody foresaw."
+            data = {"remedy": "`toolcrib logs` says why.", "exit_code": 1}
+            answer = {"id": request_id, "error": {"code": INTERNAL_ERROR, "message": told, "data": data}}
+        await _say(writer, answer)
+
+
+def _read_command(line: bytes) -> tuple[Any, str, dict[str, Any]]:
+    try:
+        message = msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"Not a command: {error}") from error
+    method, params = message.get("method"), message.get("params", {})
+    if not isinstance(method, str) or not isinstance(params, dict):
+        raise UsageError("Not a command: method must be a string and params an object.")
+    return message.get("id"), method, params
+
+
+async def _say(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    writer.write(msgspec.json.encode({"jsonrpc": "2.0", **message}) + b"\n")
+    await writer.drain()
+
+
+def _is_owner(connection: socket.socket) -> bool:
+    if not sys.platform.startswith("linux"):
+        return True
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    return bool(uid in (os.geteuid(), 0))

@@ -1,0 +1,104 @@
+"""uvicorn's HTTP protocol with a limit on how long a request may take to arrive, and a stop that ends in time.
+
+In: the ASGI app and a listening socket. Out: a running server. Neither limit is in uvicorn: a half-sent request would
+hold its connection, and the daemon's end, for as long as its sender likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+ARRIVAL_LIMIT = 10.0
+KEEP_ALIVE = 120
+
+ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class _Connection(HttpToolsProtocol):
+    _arriving = False
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._arriving:
+            self._clear_deadline()
+        elif self._deadline is None:
+            self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_deadline()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._arriving = True
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        self._arriving = False
+        super().on_message_complete()
+
+    def _set_deadline(self) -> None:
+        self._deadline = self.loop.call_later(ARRIVAL_LIMIT, self._too_late)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_late(self) -> None:
+        self._deadline = None
+        self.transport.close()
+
+
+class HttpServer:
+    def __init__(self, app: ASGIApp) -> None:
+        self._config = uvicorn.Config(
+            app,
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Connection(config=self._config, server_state=self._state, app_state={}), sock=sock, backlog=2048
+        )
+
+    async def stop(self, limit: float) -> None:
+        """Takes no more requests, lets those under way end, and cuts what is left after `limit` seconds."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if self._state.tasks:
+            await asyncio.wait(list(self._state.tasks), timeout=limit)
+        left = list(self._state.tasks)
+        for task in left:
+            task.cancel()
+        for connection in list(self._state.connections):
+            with contextlib.suppress(AttributeError):
+                # A WebSocket protocol would have no transport yet; ours always does once connected.
+                connection.transport.abort()
+        await asyncio.gather(*left, return_exceptions=True)

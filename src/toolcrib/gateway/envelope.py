@@ -1,0 +1,163 @@
+"""A client's message, taken apart once: what came as bytes → a `Message`, or the reason why not.
+
+In: one JSON text from outside. Out: its envelope decoded, its params one level deep, everything below left raw.
+`desk` is above and acts on it; nothing is below but the JSON decoder.
+
+Two parsers that disagree about one text are a hole: what we check must be what the server reads. So a text with
+duplicate keys, with bytes that are not UTF-8, or nested deeper than anything honest is refused here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from toolcrib.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
+
+MAX_BODY = 16 * 1024 * 1024
+MAX_DEPTH = 128
+
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+
+
+class Rejected(Exception):
+    """A message that gets a JSON-RPC error before anybody acts on it."""
+
+    def __init__(self, code: int, message: str, *, id: bytes = b"null", data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.id = id
+        self.data = data
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    method: str
+    id: bytes | None
+    """The id as it stood there, to be sent back byte for byte; None for a notification."""
+    params: Mapping[str, Raw]
+    meta: Mapping[str, Any]
+
+    @property
+    def key(self) -> str | int | None:
+        """The id as a value: a cancellation names it so."""
+        return None if self.id is None else msgspec.json.decode(self.id, type=str | int)
+
+
+class _Envelope(msgspec.Struct):
+    jsonrpc: str = ""
+    id: Raw = Raw()
+    method: str | None = None
+    params: Raw = Raw()
+
+
+_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_meta = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def read_message(body: bytes) -> Message:
+    """Raises `Rejected` for what is not one JSON-RPC request or notification."""
+    _refuse_ambiguous(body)
+    try:
+        envelope = _decode_envelope(body)
+    except msgspec.ValidationError as error:
+        raise Rejected(
+            INVALID_REQUEST, f"The body must be a single JSON-RPC request or notification object: {error}."
+        ) from error
+    request_id = _request_id(envelope)
+    if envelope.jsonrpc != "2.0":
+        raise Rejected(INVALID_REQUEST, 'The member "jsonrpc" must be "2.0".', id=request_id or b"null")
+    if envelope.method is None:
+        raise Rejected(
+            INVALID_REQUEST,
+            "The body must be a single JSON-RPC request or notification object: it has no method.",
+            id=request_id or b"null",
+        )
+    try:
+        params = _decode_fields(envelope.params) if bytes(envelope.params) else {}
+        meta = _decode_meta(params.pop("_meta")) if "_meta" in params else {}
+    except msgspec.ValidationError as error:
+        raise Rejected(INVALID_PARAMS, f"params: {error}.", id=request_id or b"null") from error
+    return Message(method=envelope.method, id=request_id, params=params, meta=meta)
+
+
+def _request_id(envelope: _Envelope) -> bytes | None:
+    raw = bytes(envelope.id)
+    if not raw:
+        return None
+    if raw[:1] == b'"' or (raw.lstrip(b"-").isdigit()):
+        return raw
+    raise Rejected(INVALID_REQUEST, "The id must be a string or an integer.")
+
+
+def _refuse_ambiguous(body: bytes) -> None:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise Rejected(PARSE_ERROR, f"Parse error: byte {error.start} is not UTF-8.") from error
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
+        raise Rejected(PARSE_ERROR, f"Parse error: nested deeper than {MAX_DEPTH} levels.")
+    try:
+        json.loads(text, object_pairs_hook=_unique)
+    except Rejected:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise Rejected(PARSE_ERROR, f"Parse error: {error}.") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Rejected(PARSE_ERROR, f"Parse error: the key {twice[:80]!r} stands twice in one object.")
+    return found
+
+
+def _depth(body: bytes) -> int:
+    deepest = depth = 0
+    for match in _STRUCTURE.finditer(body):
+        mark = match.group()
+        if mark in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif mark in b"]}":
+            depth -= 1
+    return deepest
+
+
+def one_line(message: bytes) -> bytes:
+    """The message without line ends: where a line is a message, they may only be white space between its parts."""
+    if b"\n" in message or b"\r" in message:
+        return message.replace(b"\n", b" ").replace(b"\r", b" ")
+    return message
+
+
+def result_message(request_id: bytes, result: bytes) -> bytes:
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (request_id, result)
+
+
+def error_message(request_id: bytes, code: int, message: str, data: Any = None) -> bytes:
+    error: dict[str, Any] = {"code": code, "message": message}
+    if data is not None:
+        error["data"] = data
+    return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (request_id, msgspec.json.encode(error))
+
+
+def raw_error_message(request_id: bytes, error: bytes) -> bytes:
+    return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (request_id, error)
+
+
+def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
+    message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
+    if params is not None:
+        message["params"] = params
+    return msgspec.json.encode(message)

@@ -1,0 +1,152 @@
+"""The two eras as a client sees them: versions, the header rules of the modern one, and what results look like.
+
+In: a decoded message and its HTTP headers. Out: the era it belongs to, or the rejection that the specification
+asks for. Pure functions; `desk` and `http` are above.
+
+Modern (2026-07-28): stateless, each request says who and what it is in `_meta` and, over HTTP, again in headers.
+Legacy (up to 2025-11-25): `initialize`, a session id, a stream opened with GET.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from toolcrib import __version__
+from toolcrib.errors import HEADER_MISMATCH, INVALID_PARAMS, METHOD_NOT_FOUND, PARSE_ERROR, UNSUPPORTED_VERSION
+from toolcrib.gateway.envelope import Message, Rejected
+from toolcrib.servers.model import MODERN_VERSION, Era
+
+LEGACY_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+ASSUMED_LEGACY_VERSION = "2025-03-26"
+"""What a legacy request without a version header speaks, as the specification says."""
+
+VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
+SERVER_INFO_KEY = "io.modelcontextprotocol/serverInfo"
+SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
+_CONNECTION_KEYS = (VERSION_KEY, CAPABILITIES_KEY, "io.modelcontextprotocol/clientInfo", "progressToken")
+
+SERVER_INFO = {"name": "toolcrib", "title": "Toolcrib", "version": __version__}
+INSTRUCTIONS = (
+    "Toolcrib gives you the tools of several MCP servers. A tool's name begins with the name of its server; "
+    "tools whose name begins with crib_ are about Toolcrib itself."
+)
+CAPABILITIES = {"tools": {"listChanged": True}, "prompts": {"listChanged": False}, "resources": {"listChanged": False}}
+
+_NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_SENTINEL = re.compile(r"=\?base64\?(.*)\?=")
+
+HTTP_STATUS = {
+    PARSE_ERROR: 400,
+    -32600: 400,
+    INVALID_PARAMS: 400,
+    HEADER_MISMATCH: 400,
+    UNSUPPORTED_VERSION: 400,
+    METHOD_NOT_FOUND: 404,
+}
+"""The status that a modern answer with this JSON-RPC error has; others are 200."""
+
+
+def era_of(message: Message, version_header: str | None) -> Era:
+    """The body decides; the header only where the body says nothing."""
+    if message.method == "initialize":
+        return Era.LEGACY
+    if VERSION_KEY in message.meta:
+        return Era.MODERN
+    return Era.LEGACY if version_header is None or version_header in LEGACY_VERSIONS else Era.MODERN
+
+
+def check_modern(message: Message, headers: Mapping[str, str] | None) -> None:
+    """The ladder of a modern request; the first rung that fails is the answer. Over a pipe there are no headers."""
+    request_id = message.id or b"null"
+    missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in message.meta]
+    if missing:
+        raise Rejected(INVALID_PARAMS, f"params._meta must hold {' and '.join(missing)}.", id=request_id)
+    version = message.meta[VERSION_KEY]
+    if headers is not None:
+        _check_headers(message, version, headers, request_id)
+    if not isinstance(version, str):
+        raise Rejected(INVALID_PARAMS, f"{VERSION_KEY} must be a string.", id=request_id)
+    if version != MODERN_VERSION:
+        raise unsupported(version, request_id)
+
+
+def unsupported(version: str, request_id: bytes = b"null") -> Rejected:
+    return Rejected(
+        UNSUPPORTED_VERSION,
+        "Unsupported protocol version",
+        id=request_id,
+        data={"supported": [MODERN_VERSION], "requested": version},
+    )
+
+
+def _check_headers(message: Message, version: Any, headers: Mapping[str, str], request_id: bytes) -> None:
+    def mismatch(header: str, what: str) -> Rejected:
+        return Rejected(HEADER_MISMATCH, f"The header {header} does not match {what}.", id=request_id)
+
+    if headers.get("mcp-protocol-version") != version:
+        raise mismatch("MCP-Protocol-Version", "the version in params._meta")
+    if headers.get("mcp-method") != message.method:
+        raise mismatch("Mcp-Method", "the method in the body")
+    key = _NAMED.get(message.method)
+    if key is not None and key in message.params:
+        named = msgspec.json.decode(message.params[key])
+        if named is not None and decode_header(headers.get("mcp-name")) != named:
+            raise mismatch("Mcp-Name", f"params.{key}")
+
+
+def decode_header(value: str | None) -> str | None:
+    """A header's value, freed of the base64 wrapping that anything but plain ASCII travels in."""
+    wrapped = _SENTINEL.fullmatch(value or "")
+    if wrapped is None:
+        return value
+    try:
+        plain = base64.b64decode(wrapped[1], validate=True)
+        if base64.b64encode(plain).decode() != wrapped[1]:
+            return None
+        return plain.decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+def forwarded_meta(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The caller's `_meta` without what belongs to its own connection."""
+    if not meta:
+        return meta
+    return {key: value for key, value in meta.items() if key not in _CONNECTION_KEYS}
+
+
+_STAMP = msgspec.json.encode({SERVER_INFO_KEY: SERVER_INFO})
+
+
+def listing(era: Era, key: str, array: bytes) -> bytes:
+    """A list result. What an agent sees depends on its credential and may change at once: private, no time to live."""
+    if era is Era.LEGACY:
+        return b'{"%b":%b}' % (key.encode(), array)
+    return b'{"resultType":"complete","%b":%b,"ttlMs":0,"cacheScope":"private","_meta":%b}' % (
+        key.encode(),
+        array,
+        _STAMP,
+    )
+
+
+def complete(era: Era, result: Mapping[str, Any]) -> bytes:
+    """A result of our own making."""
+    if era is Era.LEGACY:
+        return msgspec.json.encode(result)
+    meta = {SERVER_INFO_KEY: SERVER_INFO, **result.get("_meta", {})}
+    return msgspec.json.encode({"resultType": "complete", **result, "_meta": meta})
+
+
+def tool_result(result: bytes, *, client: Era, server: Era | None) -> bytes:
+    """A server's result for a client that may be of the other era: a modern one must be told the result's type."""
+    if client is Era.LEGACY or server is Era.MODERN:
+        return result
+    rest = result.lstrip()[1:].lstrip()
+    return b'{"resultType":"complete"%b%b' % (b"" if rest[:1] == b"}" else b",", rest)

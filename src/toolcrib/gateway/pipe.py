@@ -1,0 +1,152 @@
+"""A client of either era over a pipe of lines: what `toolcrib stdio` passes on from a client's stdin.
+
+In: JSON messages, one a line, from a stream. Out: answers and notices, one a line, on the same stream. The client's
+first request decides its era, as over any stdio connection; `desk` makes the answers, as for HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from toolcrib.crib import Crib, Project
+from toolcrib.errors import INVALID_REQUEST, PARSE_ERROR
+from toolcrib.gateway import eras
+from toolcrib.gateway.desk import LIST_CHANGED, Client, Desk
+from toolcrib.gateway.envelope import Message, Rejected, error_message, one_line, read_message
+from toolcrib.gateway.subscriptions import acknowledged, ended, listen_notice, wants_tools
+from toolcrib.policy import Caller
+from toolcrib.servers.model import Era
+
+log = logging.getLogger(__name__)
+
+
+class PipeClient:
+    """One connection, from its first line to its last."""
+
+    def __init__(
+        self, crib: Crib, project: Project, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._crib = crib
+        self._desk = Desk(crib)
+        self._client = Client(caller=caller, project=project)
+        self._reader = reader
+        self._writer = writer
+        self._era: Era | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: dict[str | int, bytes] = {}
+        """Modern subscriptions by the id of their request: the notice that each gets."""
+
+    async def serve(self) -> None:
+        self._crib.enter(self._client.project)
+        unsubscribe = self._client.project.subscribe(self._tell_of_change)
+        try:
+            while line := await self._line():
+                if line.strip():
+                    self._take(line)
+                await self._writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            log.info("the bridge of %s went away", self._client.caller.conversation)
+        finally:
+            unsubscribe()
+            await self._end()
+            self._crib.leave(self._client.project)
+
+    async def _line(self) -> bytes:
+        try:
+            return await self._reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError as rest:
+            return rest.partial
+        except asyncio.LimitOverrunError:
+            self._say(error_message(b"null", PARSE_ERROR, "Parse error: the message is too large."))
+            raise ConnectionError("a message over the limit") from None
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = read_message(line)
+            self._settle_era(message)
+            if self._era is Era.MODERN and message.id is not None:
+                eras.check_modern(message, None)
+            if message.id is None:
+                self._hear(message)
+            elif message.method == "subscriptions/listen" and self._era is Era.MODERN:
+                self._listen(message, message.id)
+            else:
+                self._begin(message, message.id)
+        except Rejected as rejected:
+            self._say(error_message(rejected.id, rejected.code, rejected.message, rejected.data))
+
+    def _settle_era(self, message: Message) -> None:
+        if message.id is None:
+            return
+        said = Era.MODERN if eras.VERSION_KEY in message.meta and message.method != "initialize" else Era.LEGACY
+        if self._era is None:
+            self._era = said
+        elif self._era is Era.MODERN and message.method == "initialize":
+            raise eras.unsupported(eras.LEGACY_VERSIONS[-1], message.id)
+        elif self._era is Era.LEGACY and said is Era.MODERN:
+            raise Rejected(INVALID_REQUEST, "This connection began with initialize.", id=message.id)
+
+    def _hear(self, message: Message) -> None:
+        if message.method == "notifications/cancelled":
+            self._client.cancel(message)
+
+    def _begin(self, message: Message, request_id: bytes) -> None:
+        key = message.key
+        task = asyncio.create_task(self._answer(message, request_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if key is not None:
+            self._client.under_way[key] = lambda: _cancel(task)
+            task.add_done_callback(lambda _: self._client.under_way.pop(key, None))
+
+    async def _answer(self, message: Message, request_id: bytes) -> None:
+        try:
+            reply = await self._desk.answer(message, self._era or Era.LEGACY, self._client, self._say)
+        except Exception:
+            log.exception("%s failed", message.method)
+            reply = self._desk.failed(request_id)
+        self._say(reply.body)
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
+
+    def _listen(self, message: Message, request_id: bytes) -> None:
+        key = message.key
+        honoured = wants_tools(message)
+        self._say(acknowledged(request_id, tools=honoured))
+        if key is None:
+            return
+        if honoured:
+            self._listening[key] = listen_notice(request_id)
+        self._client.under_way[key] = lambda: self._unlisten(key, request_id)
+
+    def _unlisten(self, key: str | int, request_id: bytes) -> None:
+        self._listening.pop(key, None)
+        self._client.under_way.pop(key, None)
+        self._say(ended(request_id))
+
+    def _tell_of_change(self) -> None:
+        if self._era is Era.LEGACY:
+            self._say(LIST_CHANGED)
+        for notice in self._listening.values():
+            self._say(notice)
+
+    def _say(self, message: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(one_line(message) + b"\n")
+
+    async def _end(self) -> None:
+        """The client closed its end: what it asked for may still be answered for a moment, then all is over."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5)
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel("taken back by the client")

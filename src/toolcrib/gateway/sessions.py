@@ -1,0 +1,62 @@
+"""The sessions of legacy clients: an id from `initialize` to DELETE, bound to who began it.
+
+In: a caller and the project it works in. Out: a `LegacySession` by its id, for its owner only. Modern clients have
+none: each of their requests stands for itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+
+from toolcrib.crib import Project
+from toolcrib.errors import ToolcribError
+from toolcrib.gateway.desk import Client
+from toolcrib.policy import Caller
+
+IDLE_LIMIT = 24 * 3600.0
+MOST = 10_000
+
+
+class TooManySessions(ToolcribError):
+    http_status = 503
+
+
+@dataclass(kw_only=True, eq=False)
+class LegacySession(Client):
+    id: str
+    last_used: float
+
+
+class LegacySessions:
+    def __init__(self) -> None:
+        self._by_id: dict[str, LegacySession] = {}
+
+    def begin(self, caller: Caller, project: Project) -> LegacySession:
+        self._forget_idle()
+        if len(self._by_id) >= MOST:
+            raise TooManySessions(f"{MOST} sessions are open.", remedy="End some clients, then try again.")
+        session = LegacySession(id=secrets.token_hex(16), caller=caller, project=project, last_used=time.monotonic())
+        self._by_id[session.id] = session
+        return session
+
+    def find(self, session_id: str, caller: Caller) -> LegacySession | None:
+        """Another's session is as unknown as one that never was."""
+        session = self._by_id.get(session_id)
+        if session is None or session.caller.agent != caller.agent:
+            return None
+        session.last_used = time.monotonic()
+        return session
+
+    def end(self, session: LegacySession) -> None:
+        self._by_id.pop(session.id, None)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def _forget_idle(self) -> None:
+        """Ids are kept in the order of their beginning; only when one is added is it worth a look."""
+        limit = time.monotonic() - IDLE_LIMIT
+        for session in [s for s in self._by_id.values() if s.last_used < limit and not s.under_way]:
+            del self._by_id[session.id]

@@ -1,0 +1,150 @@
+"""Answers that take time: a POST whose answer may become a stream, and streams that only carry notices.
+
+In: an ASGI exchange. Out: `application/json` where the answer is all there is to say, `text/event-stream` where there
+is something to say before it (progress, or a sign of life). `http` is above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from toolcrib.gateway.desk import Reply
+from toolcrib.gateway.envelope import one_line
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+SIGN_OF_LIFE = 15.0
+"""Seconds of silence after which a stream says that it still lives; clients' own limits are longer."""
+_WATCH_AFTER = 0.05
+"""Most calls are over by then and need no watcher."""
+
+_EVENT_STREAM: Headers = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+_PING = b": still here\n\n"
+
+
+def event(message: bytes) -> bytes:
+    return b"event: message\ndata: %b\n\n" % one_line(message)
+
+
+async def send_json(send: Send, status: int, body: bytes, extra: Headers | None = None) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *(extra or [])]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def until_gone(receive: Receive) -> None:
+    """Returns when the client closed its connection (or the answer was sent)."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream:
+    """Sends events in the order they were put, and a sign of life in between, until it is closed."""
+
+    def __init__(self, send: Send, extra: Headers | None = None) -> None:
+        self._send = send
+        self._extra = extra or []
+        self._waiting: list[bytes] = []
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def put(self, message: bytes) -> None:
+        self._waiting.append(event(message))
+        self._wake.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*_EVENT_STREAM, *self._extra]})
+        await self._body(b"", more=True)
+        while not (self._closed and not self._waiting):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SIGN_OF_LIFE):
+                    await self._wake.wait()
+            self._wake.clear()
+            batch, self._waiting = b"".join(self._waiting) or (b"" if self._closed else _PING), []
+            if batch:
+                await self._body(batch, more=True)
+        await self._body(b"", more=False)
+
+    async def _body(self, body: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+class Exchange:
+    """One POST on its way. It costs a timer; tasks are begun only for calls that take their time."""
+
+    def __init__(self, receive: Receive, send: Send, extra: Headers | None = None) -> None:
+        self._receive = receive
+        self._send = send
+        self._extra = extra
+        self._loop = asyncio.get_running_loop()
+        self._stream: EventStream | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._worker = asyncio.current_task()
+        self._over = False
+        self.taken_back = False
+        self.gone = False
+
+    def watch(self, *, gone_means_cancel: bool) -> None:
+        self._timer = self._loop.call_later(_WATCH_AFTER, self._begin_watching, gone_means_cancel)
+
+    def _begin_watching(self, gone_means_cancel: bool) -> None:  # noqa: FBT001 - a timer passes by position
+        self._watcher = self._loop.create_task(self._watch(gone_means_cancel=gone_means_cancel))
+        self._timer = self._loop.call_later(SIGN_OF_LIFE, self._begin_stream)
+
+    async def _watch(self, *, gone_means_cancel: bool) -> None:
+        await until_gone(self._receive)
+        if not self._over:
+            self.gone = True
+            if gone_means_cancel:
+                self._cancel("the client is gone")
+
+    def notify(self, message: bytes) -> None:
+        if not self._over:
+            self._begin_stream().put(message)
+
+    def take_back(self) -> None:
+        """The client cancelled the request it is waiting for."""
+        if not self._over:
+            self.taken_back = True
+            self._cancel("taken back by the client")
+
+    def _cancel(self, reason: str) -> None:
+        if self._worker is not None:
+            self._worker.cancel(reason)
+
+    def _begin_stream(self) -> EventStream:
+        if self._stream is None:
+            self._stream = EventStream(self._send, self._extra)
+            self._writer = self._loop.create_task(self._stream.run())
+        return self._stream
+
+    async def finish(self, reply: Reply | None) -> None:
+        """Sends the answer (none, if nobody waits for it) and ends what was begun for the exchange."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._stream is None or self._writer is None:
+            if reply is not None and not self.gone:
+                await send_json(self._send, reply.status, reply.body, self._extra)
+            return
+        if reply is not None:
+            self._stream.put(reply.body)
+        self._stream.close()
+        await self._writer

@@ -1,0 +1,325 @@
+"""Streamable HTTP: pooled POSTs of our own for calls and lists; the SDK for negotiation and standing streams.
+
+In: a server's address and headers. Out: `open_http`, an `HttpLink`. Each request is one POST, answered by JSON or by a
+stream of events; a stream that breaks off is taken up again where the server gave its events numbers.
+Legacy servers know us by a session id; modern ones read who and what from each request's headers.
+Neighbours: `web` (connections), `framing` (events), `sdk`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import aiohttp
+from msgspec import UNSET
+
+from toolcrib.config.model import ServerConfig
+from toolcrib.errors import ProtocolViolation, ServerAway
+from toolcrib.servers import sdk, web, wire
+from toolcrib.servers.explain import explain_network, explain_status
+from toolcrib.servers.framing import EventStream, ServerEvent
+from toolcrib.servers.link import Link, Peer, SessionGone
+from toolcrib.servers.model import Answer, Era
+
+log = logging.getLogger(__name__)
+
+_JSON_AND_EVENTS = "application/json, text/event-stream"
+_ERROR_BODY = 1024 * 1024
+_RESUMES = 10
+_RESUME_AFTER = 1.0
+_DRAIN = 1.0
+_GOODBYE = 1.0
+_CANCEL = 10.0
+
+
+class HttpLink(Link):
+    def __init__(
+        self,
+        config: ServerConfig,
+        session: aiohttp.ClientSession,
+        *,
+        proxy: str | None,
+        on_tools_changed: Callable[[], None],
+    ) -> None:
+        super().__init__(config.name, on_tools_changed=on_tools_changed)
+        self._url = config.url
+        self._session = session
+        self._proxy = proxy
+        self._verify = config.verify_tls
+        self._own_headers = dict(config.headers)
+        self._headers: dict[str, str] = {}
+        self._session_id: str | None = None
+        self._talk: sdk.Conversation | None = None
+        self._in_flight = 0
+
+    def meet(self, peer: Peer, session_id: str | None, talk: sdk.Conversation) -> None:
+        """Negotiation is through: from here on requests can be made."""
+        self._peer = peer
+        self._talk = talk
+        self._session_id = session_id if peer.era is Era.LEGACY else None
+        self._headers = {
+            **self._own_headers,
+            "Content-Type": "application/json",
+            "Accept": _JSON_AND_EVENTS,
+            "MCP-Protocol-Version": peer.version,
+        }
+        if self._session_id:
+            self._headers["Mcp-Session-Id"] = self._session_id
+
+    async def say_goodbye(self) -> None:
+        """Ends a legacy session on the far side, unless calls still run in it."""
+        if self._session_id is None or self._in_flight or self.lost.done():
+            return
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+            async with asyncio.timeout(_GOODBYE):
+                request = self._session.delete(
+                    self._url, headers=self._headers, proxy=self._proxy, allow_redirects=False
+                )
+                async with request:
+                    pass
+
+    async def _exchange(
+        self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
+    ) -> Answer:
+        self._in_flight += 1
+        try:
+            # Held by each call too: a call outlives the link that it began on.
+            async with web.shared_session(verify=self._verify):
+                return await self._ask(request_id, body, self._request_headers(method, params, headers))
+        finally:
+            self._in_flight -= 1
+
+    async def _ask(self, request_id: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        try:
+            response = await self._post(body, headers)
+            try:
+                answer = await self._read(request_id, response)
+            except BaseException:
+                # Closing the stream is how a modern server learns that nobody waits.
+                response.close()
+                raise
+            self._let_go(response)
+        except aiohttp.ClientConnectorError as error:
+            reason = explain_network(error, self._url)
+            self.lose(reason)
+            raise self.away(f"{reason} The call did not run.") from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self.last_error = explain_network(error, self._url)
+            raise self.away(f"{self.last_error} The call may have run.") from None
+        self.last_seen = time.time()
+        return answer
+
+    def _request_headers(self, method: str, params: Mapping[str, Any], extra: Mapping[str, str]) -> dict[str, str]:
+        if self.peer.era is Era.LEGACY:
+            return self._headers
+        headers = {**self._headers, **extra, "Mcp-Method": method}
+        if method == "tools/call":
+            headers["Mcp-Name"] = sdk.header_value(params["name"])
+        return headers
+
+    async def _post(self, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        for _ in range(web.MOST_REDIRECTS):
+            response = await self._session.post(
+                self._url, data=body, headers=headers, proxy=self._proxy, allow_redirects=False
+            )
+            if response.status not in web.REDIRECTS:
+                return response
+            response.release()
+            target = web.redirect_target(self._url, response.headers.get("Location", ""))
+            if target is None:
+                break
+            self._url = target
+        raise self.away(f"{web.shown(self._url)} sends us elsewhere. The call did not run.")
+
+    async def _read(self, request_id: str, response: aiohttp.ClientResponse) -> Answer:
+        kind = response.content_type
+        if response.status >= 400 or response.status in web.REDIRECTS:
+            return await self._refused(response)
+        if kind == "application/json":
+            return self._whole(request_id, await response.read())
+        if kind == "text/event-stream":
+            return await self._streamed(request_id, response)
+        raise self._violation(f"HTTP {response.status} with content of type '{kind}'")
+
+    def _whole(self, request_id: str, body: bytes) -> Answer:
+        try:
+            envelope = wire.decode(body)
+        except wire.NotAMessage as error:
+            raise self._violation(str(error)) from None
+        answer = envelope.answer()
+        if answer is None or envelope.id not in (request_id, None, UNSET):
+            raise self._violation("it answers no request of ours")
+        return answer
+
+    async def _streamed(self, request_id: str, response: aiohttp.ClientResponse) -> Answer:
+        """Reads events until the answer; where the stream ends before, takes it up again if it can be."""
+        last: ServerEvent | None = None
+        pause = _RESUME_AFTER
+        for _ in range(_RESUMES):
+            try:
+                async for event in _events(response):
+                    last = event if event.id else last
+                    pause = event.retry if event.retry is not None else pause
+                    if event.data and (answer := self._heard(request_id, event.data)) is not None:
+                        return answer
+            except aiohttp.ClientError:
+                if last is None:
+                    raise
+            if last is None:
+                break
+            await asyncio.sleep(pause)
+            response = await self._resume(response, last.id or "")
+        raise self.away("The server ended its stream without an answer. The call may have run.")
+
+    async def _resume(self, ended: aiohttp.ClientResponse, last_id: str) -> aiohttp.ClientResponse:
+        ended.close()
+        headers = {**self._headers, "Accept": "text/event-stream", "Last-Event-ID": last_id}
+        response = await self._session.get(self._url, headers=headers, proxy=self._proxy, allow_redirects=False)
+        if response.status != 200 or response.content_type != "text/event-stream":
+            response.close()
+            raise self.away("The server ended its stream without an answer. The call may have run.")
+        return response
+
+    def _heard(self, request_id: str, message: bytes) -> Answer | None:
+        """One message of a request's stream: the answer, or something on the way to it."""
+        self.last_seen = time.time()
+        try:
+            envelope = wire.decode(message)
+        except wire.NotAMessage as error:
+            raise self._violation(str(error)) from None
+        if envelope.method is UNSET:
+            return envelope.answer() if envelope.id in (request_id, None, UNSET) else None
+        if envelope.id is UNSET:
+            self.notice(envelope.method, wire.params_object(envelope.params))
+        elif self._talk is not None:
+            self._talk.feed(message)
+        return None
+
+    async def _refused(self, response: aiohttp.ClientResponse) -> Answer:
+        """An HTTP status that is no success: an error of the protocol in its body, or none."""
+        status = response.status
+        body = await response.content.read(_ERROR_BODY)
+        error = _protocol_error(body)
+        if self._session_id and _forgot_session(status, error):
+            self.forget()
+            raise SessionGone(f"Server '{self.name}': it has forgotten our session. The call did not run.")
+        if error is not None and status != 401:
+            return Answer(error=error)
+        self.last_error = explain_status(status, self._url)
+        raise self.away(self.last_error)
+
+    def forget(self) -> None:
+        """The far side does not know our session any more."""
+        self.forgotten = not self.lost.done()
+        self.lose("The server has forgotten our session.")
+
+    def _let_go(self, response: aiohttp.ClientResponse) -> None:
+        """Gives the connection back. A stream's last bytes may still be under way: nobody waits for them here."""
+        if response.content.at_eof():
+            response.release()
+        else:
+            self._errand(_drain(response))
+
+    def _abandon(self, request_id: str, reason: str) -> None:
+        """Legacy servers want to be told; for modern ones the closed stream says it."""
+        if self.peer.era is Era.LEGACY and not self.lost.done():
+            self._errand(self._tell_cancelled(request_id, reason))
+
+    async def _tell_cancelled(self, request_id: str, reason: str) -> None:
+        try:
+            async with asyncio.timeout(_CANCEL):
+                response = await self._post(wire.cancelled(request_id, reason), self._headers)
+                response.release()
+        except (aiohttp.ClientError, TimeoutError, OSError, ServerAway) as error:
+            log.debug("%s: the cancellation did not get through: %s", self.name, type(error).__name__)
+
+    def _violation(self, why: str) -> ProtocolViolation:
+        return ProtocolViolation(
+            f"Server '{self.name}' gave an answer that is not MCP: {why}. The call may have run.",
+            remedy="Check that the server's address is its MCP endpoint.",
+        )
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[ServerEvent]:
+    stream = EventStream()
+    async for chunk in response.content.iter_any():
+        for event in stream.feed(chunk):
+            yield event
+
+
+async def _drain(response: aiohttp.ClientResponse) -> None:
+    try:
+        async with asyncio.timeout(_DRAIN):
+            await response.read()
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        response.close()
+
+
+def _protocol_error(body: bytes) -> bytes | None:
+    try:
+        answer = wire.decode(body).answer()
+    except wire.NotAMessage:
+        return None
+    return answer.error if answer else None
+
+
+def _forgot_session(status: int, error: bytes | None) -> bool:
+    """404 by the specification; many servers made after the TypeScript SDK's example say 400 and name the session."""
+    return status == 404 or (status == 400 and error is not None and b"session" in error.lower())
+
+
+@contextlib.asynccontextmanager
+async def open_http(
+    config: ServerConfig, on_tools_changed: Callable[[], None], known: Era | None, probe_limit: float
+) -> AsyncIterator[tuple[HttpLink, sdk.Conversation]]:
+    proxy = web.proxy_for(config.url)
+    watch = sdk.HttpWatch()
+
+    def check() -> None:
+        if watch.failure is not None:
+            raise ServerAway(explain_network(watch.failure, config.url))
+        if watch.status in {401, 403}:
+            raise ServerAway(explain_status(watch.status, config.url))
+
+    async with web.shared_session(verify=config.verify_tls) as session:
+        link = HttpLink(config, session, proxy=proxy, on_tools_changed=on_tools_changed)
+        try:
+            async with sdk.converse_http(
+                config.url,
+                headers=config.headers,
+                tls=web.tls_context(verify=config.verify_tls),
+                proxy=proxy,
+                watch=watch,
+                check=check,
+                notice=link.notice,
+            ) as talk:
+                link.meet(await _negotiate(talk, known, probe_limit, watch, check, config), watch.session_id, talk)
+                watch.on_forgotten, watch.on_unreachable = link.forget, link.lose
+                yield link, talk
+        finally:
+            await link.say_goodbye()
+            link.lose("It was stopped.")
+            await link.end_errands(limit=0.2)
+
+
+async def _negotiate(
+    talk: sdk.Conversation,
+    known: Era | None,
+    probe_limit: float,
+    watch: sdk.HttpWatch,
+    check: Callable[[], None],
+    config: ServerConfig,
+) -> Peer:
+    """The SDK's words for an HTTP failure are thin; what the watch saw says more."""
+    try:
+        return await talk.negotiate(known=known, probe_limit=probe_limit)
+    except ServerAway:
+        check()
+        if watch.status is not None and watch.status >= 400:
+            raise ServerAway(explain_status(watch.status, config.url)) from None
+        raise

@@ -1,0 +1,176 @@
+"""One live connection, whatever carries it: the seam between a transport and `server`.
+
+In: requests as method and params. Out: answers as raw bytes; progress; the news that tools changed or that the
+connection is lost. A transport is an async context manager that yields a `Link`: `stdio`, `websocket` and `sse` yield
+a `PipeLink`, `http` an `HttpLink`. `server` is the only user.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolcrib import __version__
+from toolcrib.errors import CallTimeout, ServerAway
+from toolcrib.servers import wire
+from toolcrib.servers.model import Answer, Era, OnProgress
+
+log = logging.getLogger(__name__)
+
+CLIENT_INFO = {"name": "toolcrib", "version": __version__}
+
+TOOLS_CHANGED = "notifications/tools/list_changed"
+PROGRESS = "notifications/progress"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """What negotiation found on the far side."""
+
+    era: Era
+    version: str
+    server_info: Mapping[str, Any] = field(default_factory=dict)
+    instructions: str = ""
+    has_tools: bool = True
+    """Whether it declared the tools capability."""
+    tells_changes: bool = False
+    """Whether it declared that it says when its tools change."""
+
+
+class EndedEarly(ServerAway):
+    """The far side closed the connection before negotiation was through."""
+
+
+class SessionGone(ServerAway):
+    """The far side does not know our session any more; the request did not run."""
+
+
+class Link(abc.ABC):
+    """Requests of ours over one connection. Made and ended by a transport, in the supervisor's task."""
+
+    pid: int | None = None
+
+    def __init__(self, name: str, *, on_tools_changed: Callable[[], None]) -> None:
+        self.name = name
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done with the reason once the connection cannot be used any more."""
+        self.last_seen = time.time()
+        self.last_error = ""
+        self.forgotten = False
+        """The far side lost our session and nothing else: a new one can be opened at once."""
+        self._peer: Peer | None = None
+        self._on_tools_changed = on_tools_changed
+        self._numbers = itertools.count(1)
+        self._progress: dict[str, OnProgress] = {}
+        self._clocks: set[asyncio.Timeout] = set()
+        self._ended = ""
+        self._errands: set[asyncio.Task[None]] = set()
+
+    @property
+    def peer(self) -> Peer:
+        if self._peer is None:
+            raise RuntimeError("the link is used before negotiation")
+        return self._peer
+
+    async def request(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        *,
+        meta: Mapping[str, Any],
+        limit: float,
+        headers: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Answer:
+        """Raises ServerAway, CallTimeout, ProtocolViolation. An abandoned request is cancelled on the far side."""
+        peer = self.peer
+        request_id = f"{wire.PREFIX}{next(self._numbers)}"
+        token = None
+        if on_progress is not None:
+            token = request_id
+            self._progress[token] = on_progress
+        own_meta = wire.meta_for(peer.era, peer.version, CLIENT_INFO, meta, token)
+        body = wire.request(request_id, method, {**params, "_meta": own_meta} if own_meta else params)
+        try:
+            async with asyncio.timeout(limit) as clock:
+                self._clocks.add(clock)
+                try:
+                    return await self._exchange(request_id, method, params, body, headers or {})
+                finally:
+                    self._clocks.discard(clock)
+        except TimeoutError:
+            if self._ended:
+                raise self.away(f"{self._ended} The call may have run.") from None
+            self._abandon(request_id, "time limit reached")
+            raise CallTimeout(
+                f"Server '{self.name}' gave no answer within {limit:g} s. The call was cancelled; it may have run.",
+                remedy="Raise the server's call_timeout if it needs longer.",
+            ) from None
+        except asyncio.CancelledError:
+            self._abandon(request_id, "cancelled by the caller")
+            raise
+        finally:
+            if token is not None:
+                self._progress.pop(token, None)
+
+    @abc.abstractmethod
+    async def _exchange(
+        self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
+    ) -> Answer:
+        """Sends one request and waits for its answer."""
+
+    @abc.abstractmethod
+    def _abandon(self, request_id: str, reason: str) -> None:
+        """Tells the far side that nobody waits for this request any more, as its era and transport want it."""
+
+    def notice(self, method: str, params: Mapping[str, Any]) -> bool:
+        """A notification from the far side. True if it was for us."""
+        if method == PROGRESS:
+            on_progress = self._progress.get(params.get(wire.PROGRESS_TOKEN_KEY, ""))
+            if on_progress is None:
+                return False
+            try:
+                on_progress({key: value for key, value in params.items() if key != wire.PROGRESS_TOKEN_KEY})
+            except Exception:
+                log.exception("%s: progress could not be handed on", self.name)
+            return True
+        if method == TOOLS_CHANGED:
+            self._on_tools_changed()
+            return True
+        return False
+
+    def lose(self, reason: str) -> None:
+        """Marks the connection as lost; the first reason counts."""
+        if not self.lost.done():
+            self.last_error = reason
+            self.lost.set_result(reason)
+
+    def end_calls(self, reason: str) -> None:
+        """Fails the calls in flight, at once."""
+        self._ended = reason
+        now = asyncio.get_running_loop().time()
+        for clock in tuple(self._clocks):
+            clock.reschedule(now)
+
+    def _errand(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs something that nobody waits for, and keeps it from being collected meanwhile."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    async def end_errands(self, limit: float) -> None:
+        """Lets what is under way finish for a moment, then ends it."""
+        if self._errands:
+            await asyncio.wait(tuple(self._errands), timeout=limit)
+        for task in tuple(self._errands):
+            task.cancel()
+        await asyncio.gather(*self._errands, return_exceptions=True)
+
+    def away(self, reason: str) -> ServerAway:
+        return ServerAway(f"Server '{self.name}': {reason}")

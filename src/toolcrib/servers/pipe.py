@@ -1,0 +1,144 @@
+"""Links over a two-way stream of messages: stdio, WebSocket, legacy SSE.
+
+In: whole messages from the far side (`receive`), a function that sends one. Out: answers to our requests by their id.
+What is not ours goes to the SDK's half of the connection (`sdk.Conversation`): answers to its own requests, requests
+of the server, news about subscriptions. All else that a server says unasked is dropped here, so that a flood of it
+costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from msgspec import UNSET
+
+from toolcrib.errors import ProtocolViolation, ServerAway
+from toolcrib.servers import wire
+from toolcrib.servers.link import PROGRESS, TOOLS_CHANGED, Link, Peer
+from toolcrib.servers.model import Answer
+
+log = logging.getLogger(__name__)
+
+_FOR_THE_SDK = ("notifications/subscriptions/", "notifications/cancelled")
+_SHOWN_GARBAGE = 5
+"""How many lines that are no messages are logged one by one; a chatty server would fill the log."""
+
+
+class Listener(Protocol):
+    """The SDK's half of a connection."""
+
+    def feed(self, message: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class PipeLink(Link):
+    def __init__(
+        self, name: str, *, send: Callable[[bytes], Awaitable[None]], on_tools_changed: Callable[[], None]
+    ) -> None:
+        super().__init__(name, on_tools_changed=on_tools_changed)
+        self.send = send
+        self._pending: dict[str, asyncio.Future[Answer]] = {}
+        self._listener: Listener | None = None
+        self._garbage = 0
+
+    def listen(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def meet(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def receive(self, message: bytes) -> None:
+        """One message as it came. Never raises: whatever the far side sends must not harm the reader."""
+        self.last_seen = time.time()
+        try:
+            if message.startswith(b"["):
+                for part in wire.split_batch(message):
+                    self._route(part)
+            else:
+                self._route(message)
+        except wire.NotAMessage as error:
+            self._odd(message, str(error))
+
+    def lose(self, reason: str) -> None:
+        super().lose(reason)
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(self.away(f"{reason} The call may have run."))
+                future.exception()  # nobody may be waiting for it any more, and that is no fault
+        if self._listener is not None:
+            self._listener.end()
+
+    def _route(self, message: bytes) -> None:
+        envelope = wire.decode(message)
+        if envelope.method is not UNSET:
+            self._hear(envelope, envelope.method, message)
+            return
+        if isinstance(envelope.id, str) and envelope.id.startswith(wire.PREFIX):
+            future = self._pending.get(envelope.id)
+            if future is not None and not future.done():
+                self._settle(future, envelope.answer())
+            return
+        if envelope.id is UNSET or (envelope.result is UNSET and envelope.error is UNSET):
+            raise wire.NotAMessage("neither a request nor an answer")
+        if self._listener is not None:
+            self._listener.feed(message)
+
+    def _settle(self, future: asyncio.Future[Answer], answer: Answer | None) -> None:
+        if answer is not None:
+            future.set_result(answer)
+        else:
+            future.set_exception(_violation(self.name, "it has neither result nor error"))
+
+    def _hear(self, envelope: wire.Envelope, method: str, message: bytes) -> None:
+        if envelope.id is not UNSET:
+            if self._listener is not None:
+                self._listener.feed(message)
+        elif method in {PROGRESS, TOOLS_CHANGED}:
+            self.notice(method, wire.params_object(envelope.params))
+        elif method.startswith(_FOR_THE_SDK) and self._listener is not None:
+            self._listener.feed(message)
+
+    def _odd(self, message: bytes, why: str) -> None:
+        """Not a message: skipped, and said so. If it was meant as an answer to a call, that call is told."""
+        self._garbage += 1
+        if self._garbage <= _SHOWN_GARBAGE:
+            log.warning("%s: skipped %d bytes that are no message: %s", self.name, len(message), why)
+        broken_id = wire.own_id_in(message)
+        future = self._pending.get(broken_id) if broken_id else None
+        if future is not None and not future.done():
+            future.set_exception(_violation(self.name, why))
+
+    async def _exchange(
+        self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
+    ) -> Answer:
+        if self.lost.done():
+            raise self.away(f"{self.lost.result()} The call did not run.")
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._pending[request_id] = future
+        try:
+            await self.send(body)
+            return await future
+        finally:
+            del self._pending[request_id]
+
+    def _abandon(self, request_id: str, reason: str) -> None:
+        if not self.lost.done():
+            self._errand(self._tell_cancelled(request_id, reason))
+
+    async def _tell_cancelled(self, request_id: str, reason: str) -> None:
+        try:
+            await self.send(wire.cancelled(request_id, reason))
+        except ServerAway as error:
+            log.debug("%s: the cancellation did not get through: %s", self.name, error)
+
+
+def _violation(name: str, why: str) -> ProtocolViolation:
+    return ProtocolViolation(
+        f"Server '{name}' gave an answer that is not MCP: {why}. The call may have run.",
+        remedy="Report it to the server's makers.",
+    )

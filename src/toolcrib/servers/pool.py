@@ -1,0 +1,99 @@
+"""Which servers run: one instance per (server, its configuration, project root), shared by all who need it.
+
+In: configurations and roots as projects come and go. Out: started `Server`s; one that nobody holds any more is stopped.
+Servers over the network, and processes with a folder of their own (`cwd`), do not depend on a project: all roots
+share them. `crib` is the user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from toolcrib.config.model import ServerConfig, Transport
+from toolcrib.config.slug import slug
+from toolcrib.events import Bus
+from toolcrib.servers.reaper import Reaper
+from toolcrib.servers.server import Server
+
+Key = tuple[str, Path | None]
+
+
+def key_of(config: ServerConfig, root: Path | None) -> Key:
+    """What makes two wishes for a server the same instance."""
+    shared = config.transport is not Transport.STDIO or config.cwd is not None
+    return config.identity, None if shared else root
+
+
+class Pool:
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        on_tools: Callable[[Server], None],
+        log_dir: Path | None = None,
+        reaper: Reaper | None = None,
+    ) -> None:
+        self._bus = bus
+        self._on_tools = on_tools
+        self._log_dir = log_dir
+        self._reaper = reaper or Reaper()
+        self._servers: dict[Key, Server] = {}
+        self._holders: dict[Key, int] = {}
+
+    @property
+    def servers(self) -> Iterable[Server]:
+        return tuple(self._servers.values())
+
+    def acquire(
+        self, config: ServerConfig, root: Path | None = None, *, known_tools: tuple[bytes, ...] | None = None
+    ) -> Server:
+        """The instance for this configuration and root, started. Each `acquire` wants one `release`.
+
+        `known_tools` is what a new instance lists until it has connected.
+        """
+        key = key_of(config, root)
+        server = self._servers.get(key)
+        if server is None:
+            server = Server(
+                config,
+                root=key[1],
+                on_tools=self._on_tools,
+                bus=self._bus,
+                reaper=self._reaper,
+                log_file=self._log_file(config.name),
+                known_tools=known_tools,
+            )
+            self._servers[key] = server
+            server.start()
+        self._holders[key] = self._holders.get(key, 0) + 1
+        return server
+
+    def _log_file(self, name: str) -> Path | None:
+        """Named as `Paths.server_log` names it, so that `log:tail` finds it."""
+        if self._log_dir is None:
+            return None
+        safe = slug(name)[:64]
+        if safe != name:
+            safe = f"{safe}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
+        return self._log_dir / f"{safe}.log"
+
+    async def release(self, server: Server) -> None:
+        """Gives back what `acquire` gave; the last one stops the server."""
+        key = key_of(server.config, server.root)
+        if self._servers.get(key) is not server:
+            return
+        self._holders[key] -= 1
+        if self._holders[key] <= 0:
+            del self._servers[key], self._holders[key]
+            await server.stop()
+
+    async def close(self) -> None:
+        """Stops all, at the same time."""
+        servers = tuple(self._servers.values())
+        self._servers.clear()
+        self._holders.clear()
+        await asyncio.gather(*(server.stop() for server in servers))
+        await asyncio.to_thread(self._reaper.close)

@@ -1,0 +1,341 @@
+"""One upstream server, kept connected by one task.
+
+In: its configuration; calls. Out: its tools as raw definitions, answers as raw bytes, its status, and events when its
+state changes. Below: `transports` opens a link, `tool_pages` lists. Above: `Pool` holds servers, `catalog` reads
+`tools`, `calls` calls.
+
+The supervisor task opens the connection, lists, and waits for its end; then it tries again, ever more slowly. Nothing
+that one server does reaches another. A call that may have run is never repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from toolcrib.config.model import ServerConfig
+from toolcrib.errors import ServerAway, ServerFailure
+from toolcrib.events import Bus, ServerStateChanged
+from toolcrib.servers.environment import Mask
+from toolcrib.servers.explain import explain, root_cause
+from toolcrib.servers.link import EndedEarly, Link, Peer, SessionGone
+from toolcrib.servers.model import Answer, Era, OnProgress, ServerState, ServerStatus, ToolCall
+from toolcrib.servers.reaper import Reaper
+from toolcrib.servers.stderr_log import StderrLog
+from toolcrib.servers.tool_pages import list_tools
+from toolcrib.servers.transports import Surroundings, open_link
+
+log = logging.getLogger(__name__)
+
+LONGEST_PAUSE = 60.0
+_CALM = 0.03
+"""Seconds to wait after word of a change, for it seldom comes alone."""
+_KICK = 1.0
+"""A call to a server that is away may hasten the next attempt, at most this often (seconds)."""
+_LIVED = 5.0
+"""A connection that lasted this long starts its successor's pauses anew."""
+_STOP = 3.0
+_QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED})
+
+
+class Server:
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        root: Path | None,
+        on_tools: Callable[[Server], None],
+        bus: Bus,
+        reaper: Reaper,
+        log_file: Path | None = None,
+        known_tools: tuple[bytes, ...] | None = None,
+    ) -> None:
+        self.config = config
+        self.name = config.name
+        self.root = root
+        self.tools = known_tools
+        """Raw definitions, last known; None: never listed."""
+        self._on_tools = on_tools
+        self._bus = bus
+        self._reaper = reaper
+        self._mask = Mask(config)
+        self._stderr = StderrLog(log_file, self._mask)
+        self._state = ServerState.STOPPED
+        self._since = time.time()
+        self._last_error = ""
+        self._last_seen: float | None = None
+        self._failures = 0
+        self._peer: Peer | None = None
+        self._known_era: Era | None = None
+        self._link: Link | None = None
+        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
+        """Links with calls that may still run, the present one among them."""
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._last_kick = 0.0
+        self._tools_changed = asyncio.Event()
+        self._listing = asyncio.Lock()
+
+    @property
+    def status(self) -> ServerStatus:
+        link, peer = self._link, self._peer
+        return ServerStatus(
+            name=self.name,
+            state=self._state,
+            transport=self.config.transport.value,
+            root=str(self.root) if self.root else None,
+            era=peer.era if peer else None,
+            protocol_version=peer.version if peer else None,
+            pid=link.pid if link else None,
+            tools=len(self.tools or ()),
+            since=self._since,
+            last_seen=link.last_seen if link else self._last_seen,
+            last_error=self._mask((link.last_error if link else "") or self._last_error),
+            attempts=self._failures,
+            server_info=peer.server_info if peer else {},
+            instructions=peer.instructions if peer else "",
+        )
+
+    def stderr_tail(self, count: int) -> list[str]:
+        return self._stderr.tail(count)
+
+    def start(self) -> None:
+        """Begins to connect, and returns at once."""
+        if self._task is not None and not self._task.done():
+            return
+        self._settled = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._failures = 0
+        self._enter(ServerState.CONNECTING)
+        self._task = asyncio.get_running_loop().create_task(self._supervise(), name=f"server {self.name}")
+
+    async def settled(self) -> None:
+        """Returns when the first attempt to connect has ended, well or badly."""
+        if self._task is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._settled.wait(), self.config.connect_timeout + 1)
+
+    async def stop(self) -> None:
+        """Ends the connection, its process and all that it started."""
+        await self._end("It was stopped.")
+        self._enter(ServerState.STOPPED)
+
+    async def restart(self) -> None:
+        """Ends the connection and opens it anew, also where nothing was tried any more."""
+        await self._end("It was restarted.")
+        self._known_era = None
+        self.start()
+        await self.settled()
+
+    async def refresh(self) -> None:
+        """Lists the tools again. Raises ServerFailure."""
+        await self._list(await self._connected())
+
+    async def call(
+        self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
+    ) -> Answer:
+        """Raises ServerAway, CallTimeout, ProtocolViolation. Cancelling the caller cancels on the far side too."""
+        limit = self.config.call_timeout if timeout is None else timeout
+        link = self._link
+        if link is None or link.lost.done():
+            link = await self._connected()
+        try:
+            return await self._forward(link, call, limit, on_progress)
+        except SessionGone:
+            # A session that the server does not know: it has run nothing, so asking once more is no repetition.
+            return await self._forward(await self._connected(), call, limit, on_progress)
+
+    @staticmethod
+    async def _forward(link: Link, call: ToolCall, limit: float, on_progress: OnProgress | None) -> Answer:
+        params: Mapping[str, Any] = {"name": call.name, **call.params}
+        return await link.request(
+            "tools/call", params, meta=call.meta, limit=limit, headers=call.headers, on_progress=on_progress
+        )
+
+    async def _connected(self) -> Link:
+        """The link, once there is one. Waits for an attempt under way, and hastens the next if none is."""
+        kicked = False
+        try:
+            async with asyncio.timeout(self.config.connect_timeout):
+                while True:
+                    link = self._link
+                    if link is not None and not link.lost.done():
+                        return link
+                    if self._state is ServerState.AWAY and not kicked:
+                        kicked = True
+                        self._kick()
+                    if self._state not in {ServerState.CONNECTING, ServerState.READY}:
+                        raise self._away()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise self._away() from None
+
+    def _kick(self) -> None:
+        now = time.monotonic()
+        if now - self._last_kick >= _KICK:
+            self._last_kick = now
+            self._enter(ServerState.CONNECTING)
+            self._wake.set()
+
+    def _away(self) -> ServerAway:
+        words = {
+            ServerState.CONNECTING: "is still connecting",
+            ServerState.STOPPED: "is stopped",
+            ServerState.FAILED: "could not be reached and is not tried any more",
+        }.get(self._state, "is away")
+        reason = f": {self.status.last_error}" if self._last_error else "."
+        remedy = f"Restart it with: toolcrib restart {self.name}" if self._state is ServerState.FAILED else ""
+        return ServerAway(f"Server '{self.name}' {words}{reason} The call did not run.", remedy=remedy)
+
+    # The supervisor's side.
+
+    async def _supervise(self) -> None:
+        while True:
+            began = time.monotonic()
+            error = await self._live()
+            self._settled.set()
+            if error is None:
+                # The session was gone, nothing else: the next one is opened at once.
+                self._enter(ServerState.CONNECTING)
+                continue
+            self._failures = (
+                1 if time.monotonic() - began >= _LIVED + self.config.connect_timeout else self._failures + 1
+            )
+            self._last_error = self._mask(error)
+            most = self.config.retry.max_attempts
+            if most is not None and self._failures >= most:
+                self._enter(ServerState.FAILED)
+                return
+            if not self._wake.is_set():
+                self._enter(ServerState.AWAY)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._pause())
+            self._enter(ServerState.CONNECTING)
+
+    def _pause(self) -> float:
+        doubled = self.config.retry.backoff * 2.0 ** min(self._failures - 1, 16)
+        return min(doubled, LONGEST_PAUSE) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads attempts, guards nothing
+
+    async def _live(self) -> str | None:
+        """One connection from its opening to its end. Says why it ended; None if a new session is all it takes."""
+        eras = [self._known_era] if self._known_era is not None else [None, Era.LEGACY]
+        why = ""
+        for era in eras:
+            try:
+                return await self._connect_and_wait(era)
+            except Exception as error:
+                cause = root_cause(error)
+                if not isinstance(cause, ServerFailure | TimeoutError | OSError):
+                    log.exception("%s: connecting failed", self.name, exc_info=cause)
+                why = explain(cause, self.config.connect_timeout)
+                # Some legacy servers end when the first thing they hear is not `initialize`: those get a second try.
+                if not isinstance(cause, EndedEarly):
+                    break
+        self._known_era = None
+        return why
+
+    async def _connect_and_wait(self, era: Era | None) -> str | None:
+        self._tools_changed.clear()
+        self._wake.clear()
+        limit = self.config.connect_timeout
+        around = Surroundings(
+            root=self.root,
+            reaper=self._reaper,
+            stderr=self._stderr,
+            on_tools_changed=self._tools_changed.set,
+            known_era=era,
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            async with asyncio.timeout(limit):
+                link = await stack.enter_async_context(open_link(self.config, around))
+                tools = await list_tools(link, limit)
+            self._ready(link, tools)
+            try:
+                why = await self._until_lost(link)
+            finally:
+                self._link = None
+                self._last_seen = link.last_seen
+            self._last_error = self._mask(why or "")
+            # Said before the leaving, which may take its time.
+            self._enter(ServerState.AWAY if why else ServerState.CONNECTING)
+            return why
+
+    def _ready(self, link: Link, tools: tuple[bytes, ...]) -> None:
+        self.tools = tools
+        self._peer = link.peer
+        self._known_era = link.peer.era
+        self._last_error = ""
+        self._link = link
+        self._links.add(link)
+        self._enter(ServerState.READY)
+        self._settled.set()
+
+    async def _until_lost(self, link: Link) -> str | None:
+        relisting = asyncio.create_task(self._list_on_change(link))
+        try:
+            await asyncio.wait({link.lost})
+        finally:
+            relisting.cancel()
+            await asyncio.gather(relisting, return_exceptions=True)
+        return None if link.forgotten else link.lost.result()
+
+    async def _list_on_change(self, link: Link) -> None:
+        """However often the server says that its tools changed: one list at a time, and one after it."""
+        while True:
+            await self._tools_changed.wait()
+            await asyncio.sleep(_CALM)
+            self._tools_changed.clear()
+            try:
+                await self._list(link)
+            except ServerFailure as error:
+                log.warning("%s: its tools could not be listed again: %s", self.name, self._mask(error.text()))
+
+    async def _list(self, link: Link) -> None:
+        async with self._listing:
+            tools = await list_tools(link, self.config.connect_timeout)
+        if tools != self.tools:
+            self.tools = tools
+            self._tell()
+
+    async def _end(self, reason: str) -> None:
+        """Ends the supervisor and with it all that it opened. Calls in flight learn why."""
+        for link in tuple(self._links):
+            link.end_calls(reason)
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait({task}, timeout=_STOP)
+        if not task.done():
+            log.error("%s: did not end within %g s and was left to the reaper", self.name, _STOP)
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: failed while ending", self.name, exc_info=error)
+        self._settled.set()
+
+    def _enter(self, state: ServerState) -> None:
+        if state is self._state:
+            return
+        self._state = state
+        self._since = time.time()
+        woken, self._changed = self._changed, asyncio.Event()
+        woken.set()
+        reason = self._last_error if state in {ServerState.AWAY, ServerState.FAILED} else ""
+        self._bus.publish(ServerStateChanged(server=self.name, state=state.value, reason=reason))
+        if state not in _QUIET_STATES:
+            self._tell()
+
+    def _tell(self) -> None:
+        try:
+            self._on_tools(self)
+        except Exception:
+            log.exception("%s: its news could not be handed on", self.name)

@@ -1,0 +1,72 @@
+"""What a server's process says on stderr: the last lines in memory, all of it in a bounded file.
+
+In: chunks of a child's stderr. Out: the last lines for `server:list` and error texts; a log file that turns over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from toolcrib.servers.framing import Lines
+
+log = logging.getLogger(__name__)
+
+KEPT_LINES = 500
+LONGEST_KEPT = 2000
+LARGEST_FILE = 1024 * 1024
+"""At this size the file becomes `<name>.1`, replacing the one before."""
+
+
+class StderrLog:
+    def __init__(self, file: Path | None, mask: Callable[[str], str]) -> None:
+        self._file = file
+        self._mask = mask
+        self._kept: deque[str] = deque(maxlen=KEPT_LINES)
+        self._lines = Lines(limit=64 * 1024, on_overlong=lambda: self._keep(["(a very long line was left out)"]))
+        self._writable = file is not None
+
+    def feed(self, chunk: bytes) -> None:
+        lines = [self._text(line) for line in self._lines.feed(chunk)]
+        if lines:
+            self._keep(lines)
+
+    def end(self) -> None:
+        """The process has closed stderr: what stands without a line end counts as a line."""
+        if rest := self._lines.rest():
+            self._keep([self._text(rest)])
+
+    def note(self, text: str) -> None:
+        """A line of our own about the process."""
+        self._keep([f"[toolcrib] {self._mask(text)}"])
+
+    def tail(self, count: int) -> list[str]:
+        return list(self._kept)[-count:] if count > 0 else []
+
+    def _text(self, line: bytes) -> str:
+        text = self._mask(line.decode(errors="replace").rstrip())
+        return text if len(text) <= LONGEST_KEPT else f"{text[:LONGEST_KEPT]} …"
+
+    def _keep(self, lines: list[str]) -> None:
+        self._kept.extend(lines)
+        if self._file is None or not self._writable:
+            return
+        try:
+            self._turn_over(self._file)
+            with self._file.open("a", encoding="utf-8", errors="replace") as out:
+                out.write("\n".join(lines) + "\n")
+        except OSError as error:
+            self._writable = False
+            log.warning(
+                "cannot write %s: %s. What this server says on stderr is kept in memory only.", self._file, error
+            )
+
+    @staticmethod
+    def _turn_over(file: Path) -> None:
+        try:
+            if file.stat().st_size >= LARGEST_FILE:
+                file.replace(file.with_name(f"{file.name}.1"))
+        except FileNotFoundError:
+            file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,122 @@
+"""A server's configuration → an open link, negotiated and ready for calls.
+
+In: `ServerConfig`, root, and what was learnt of the server before. Out: `open_link`, an async context manager that
+yields a `Link`. Each transport is a context manager of its own (`stdio`, `http`, `sse`, `websocket`); this is the one
+place that chooses. `server` enters and leaves it, always in its supervisor's task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolcrib.config.model import ServerConfig, Transport
+from toolcrib.servers import sdk
+from toolcrib.servers.link import EndedEarly, Link
+from toolcrib.servers.model import Era
+from toolcrib.servers.pipe import PipeLink
+from toolcrib.servers.reaper import Reaper
+from toolcrib.servers.stderr_log import StderrLog
+from toolcrib.servers.stdio import open_stdio
+
+_PROBE_SHARE = 0.4
+"""The part of the connect limit that a server gets to answer the modern probe before the legacy opening is tried."""
+_SUBSCRIBE_LIMIT = 2.0
+"""Seconds to wait for a subscription's acknowledgement, so that no change falls between it and the first list."""
+
+_LAST_WORDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a link needs beside its configuration."""
+
+    root: Path | None
+    reaper: Reaper
+    stderr: StderrLog
+    on_tools_changed: Callable[[], None]
+    known_era: Era | None = None
+    """What the server spoke last time; None: find out."""
+
+
+def really(config: ServerConfig) -> Transport:
+    """`websocket` with an http address means Streamable HTTP."""
+    if config.transport is Transport.WEBSOCKET and config.url.lower().startswith("http"):
+        return Transport.HTTP
+    return config.transport
+
+
+@contextlib.asynccontextmanager
+async def open_link(config: ServerConfig, around: Surroundings) -> AsyncIterator[Link]:
+    """Raises ServerAway, possibly inside an exception group of the SDK's."""
+    async with _opened(config, around) as (link, talk), _subscribed(link, talk, around.on_tools_changed):
+        yield link
+
+
+@contextlib.asynccontextmanager
+async def _opened(config: ServerConfig, around: Surroundings) -> AsyncIterator[tuple[Link, sdk.Conversation]]:
+    probe_limit = config.connect_timeout * _PROBE_SHARE
+    transport = really(config)
+    if transport is Transport.HTTP:
+        from toolcrib.servers.http import open_http  # noqa: PLC0415 - needs aiohttp, which others need not
+
+        async with open_http(config, around.on_tools_changed, around.known_era, probe_limit) as opened:
+            yield opened
+        return
+    # The modern era does not know the SSE transport.
+    known = Era.LEGACY if transport is Transport.SSE else around.known_era
+    async with _pipe(config, transport, around) as link, _negotiated(link, known, probe_limit) as talk:
+        yield link, talk
+
+
+def _pipe(
+    config: ServerConfig, transport: Transport, around: Surroundings
+) -> contextlib.AbstractAsyncContextManager[PipeLink]:
+    if transport is Transport.STDIO:
+        return open_stdio(
+            config,
+            root=around.root,
+            reaper=around.reaper,
+            stderr=around.stderr,
+            on_tools_changed=around.on_tools_changed,
+        )
+    if transport is Transport.SSE:
+        from toolcrib.servers.sse import open_sse  # noqa: PLC0415 - as above
+
+        return open_sse(config, around.on_tools_changed)
+    from toolcrib.servers.websocket import open_websocket  # noqa: PLC0415 - as above
+
+    return open_websocket(config, around.on_tools_changed)
+
+
+@contextlib.asynccontextmanager
+async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> AsyncIterator[sdk.Conversation]:
+    async with sdk.converse(link.send) as talk:
+        link.listen(talk)
+        try:
+            link.meet(await talk.negotiate(known=known, probe_limit=probe_limit))
+        except EndedEarly as early:
+            # How the far side ended says more than that it did.
+            await asyncio.wait({link.lost}, timeout=_LAST_WORDS)
+            raise EndedEarly(link.lost.result()) if link.lost.done() else early from None
+        yield talk
+
+
+@contextlib.asynccontextmanager
+async def _subscribed(link: Link, talk: sdk.Conversation, on_gap: Callable[[], None]) -> AsyncIterator[None]:
+    """Modern servers tell of changes only to those who subscribed."""
+    if link.peer.era is not Era.MODERN or not link.peer.tells_changes:
+        yield
+        return
+    acknowledged = asyncio.Event()
+    holding = asyncio.create_task(talk.hold_subscription(acknowledged=acknowledged, on_gap=on_gap))
+    try:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(acknowledged.wait(), _SUBSCRIBE_LIMIT)
+        yield
+    finally:
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)

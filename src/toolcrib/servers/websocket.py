@@ -1,0 +1,105 @@
+"""WebSocket (`ws://`, `wss://`): one text frame is one message, subprotocol `mcp`.
+
+In: the address. Out: `open_websocket`, a `PipeLink`. Neighbours: `web` (connections, TLS, proxies).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+
+from toolcrib.config.model import ServerConfig
+from toolcrib.errors import ServerAway
+from toolcrib.servers import web
+from toolcrib.servers.explain import explain_network, explain_status
+from toolcrib.servers.pipe import PipeLink
+
+log = logging.getLogger(__name__)
+
+_HEARTBEAT = 30.0
+_CLOSE = 1.0
+
+Socket = aiohttp.ClientWebSocketResponse[bool]
+
+
+@contextlib.asynccontextmanager
+async def open_websocket(config: ServerConfig, on_tools_changed: Callable[[], None]) -> AsyncIterator[PipeLink]:
+    async with _connected(config) as socket:
+
+        async def send(message: bytes) -> None:
+            try:
+                await socket.send_frame(message, aiohttp.WSMsgType.TEXT)
+            except (aiohttp.ClientError, OSError) as error:
+                reason = explain_network(error, config.url)
+                raise ServerAway(f"Server '{config.name}': {reason} The call did not run.") from None
+
+        link = PipeLink(config.name, send=send, on_tools_changed=on_tools_changed)
+        reading = asyncio.create_task(_read(socket, link, config.url))
+        try:
+            yield link
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            link.lose("It was stopped.")
+            await link.end_errands(limit=0)
+
+
+async def _read(socket: Socket, link: PipeLink, url: str) -> None:
+    while True:
+        frame = await socket.receive()
+        if frame.type is aiohttp.WSMsgType.TEXT:
+            link.receive(frame.data)
+        elif frame.type is aiohttp.WSMsgType.BINARY:
+            log.warning("%s: skipped a binary frame of %d bytes", link.name, len(frame.data))
+        elif frame.type is aiohttp.WSMsgType.ERROR:
+            link.lose(explain_network(frame.data, url))
+            return
+        else:
+            code = f" (code {socket.close_code})" if socket.close_code else ""
+            link.lose(f"The server has closed the connection{code}.")
+            return
+
+
+@contextlib.asynccontextmanager
+async def _connected(config: ServerConfig) -> AsyncIterator[Socket]:
+    async with (
+        web.shared_session(verify=config.verify_tls) as shared,
+        # aiohttp follows redirects of a handshake unasked; our headers must not travel to where they lead.
+        aiohttp.ClientSession(
+            connector=shared.connector,
+            connector_owner=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            middlewares=(_stay_here,),
+        ) as session,
+    ):
+        try:
+            socket = await session.ws_connect(
+                config.url,
+                protocols=("mcp",),
+                headers=dict(config.headers),
+                proxy=web.proxy_for(config.url),
+                heartbeat=_HEARTBEAT,
+                max_msg_size=0,
+                decode_text=False,
+                timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE),
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            raise ServerAway(explain_status(error.status, config.url)) from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ServerAway(explain_network(error, config.url)) from None
+        try:
+            yield socket
+        finally:
+            await socket.close()
+
+
+async def _stay_here(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    response = await handler(request)
+    if 300 <= response.status < 400:
+        response.close()
+        raise ServerAway(f"{web.shown(str(request.url))} sends us elsewhere; give the final address.")
+    return response

@@ -1,0 +1,125 @@
+"""JSON-RPC messages as bytes: one decode of the envelope, everything inside left raw.
+
+In: one message as it came off a pipe, frame or body. Out: an `Envelope` whose params, result and error are raw JSON,
+or `NotAMessage`. The other way: a request's parts → its bytes. Every link in this room reads and writes through here.
+
+Ids of ours are strings that begin with `PREFIX`. The SDK counts with integers and `listen-N`, so that both can share
+one pipe without meeting.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from toolcrib.servers.model import Answer, Era
+
+PREFIX = "tc-"
+
+PROTOCOL_VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+CLIENT_INFO_KEY = "io.modelcontextprotocol/clientInfo"
+CLIENT_CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
+PROGRESS_TOKEN_KEY = "progressToken"  # noqa: S105 - the protocol's word, no secret
+_CONNECTION_KEYS = (PROTOCOL_VERSION_KEY, CLIENT_INFO_KEY, CLIENT_CAPABILITIES_KEY, PROGRESS_TOKEN_KEY)
+
+_OWN_ID = re.compile(rb'"id"\s*:\s*"(' + PREFIX.encode() + rb'\d+)"')
+_EDGE = 300
+"""How far from either end of a broken message its id is looked for."""
+
+
+class NotAMessage(Exception):
+    """The bytes are no JSON-RPC message. Says why, never what stood there."""
+
+
+class Envelope(msgspec.Struct):
+    id: str | int | float | UnsetType | None = UNSET
+    method: str | UnsetType = UNSET
+    params: Raw | UnsetType = UNSET
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
+
+    def answer(self) -> Answer | None:
+        """What this message says to a request, or None if it says nothing."""
+        if self.result is not UNSET:
+            return Answer(result=bytes(self.result))
+        if self.error is not UNSET:
+            return Answer(error=bytes(self.error))
+        return None
+
+
+_envelope = msgspec.json.Decoder(Envelope)
+_batch = msgspec.json.Decoder(list[Raw])
+encode = msgspec.json.encode
+
+
+def decode(message: bytes) -> Envelope:
+    """Raises NotAMessage. The text is checked to be UTF-8: raw parts go on to others who rely on it."""
+    try:
+        if not message.isascii():
+            message.decode()
+        return _envelope.decode(message)
+    except UnicodeDecodeError as error:
+        raise NotAMessage(f"not UTF-8 (byte {error.start})") from None
+    except msgspec.MsgspecError as error:
+        raise NotAMessage(str(error)) from None
+    except RecursionError:
+        raise NotAMessage("nested too deeply") from None
+
+
+def split_batch(message: bytes) -> list[bytes]:
+    """The messages of a batch, which protocol 2025-03-26 allowed."""
+    try:
+        return [bytes(part) for part in _batch.decode(message)]
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise NotAMessage(str(error)) from None
+
+
+def own_id_in(broken: bytes) -> str | None:
+    """The id of ours that a message which cannot be decoded was meant for, so that its caller need not wait."""
+    found = _OWN_ID.search(broken[:_EDGE]) or _OWN_ID.search(broken[-_EDGE:])
+    return found.group(1).decode() if found else None
+
+
+def meta_for(
+    era: Era, version: str, client_info: Mapping[str, Any], own: Mapping[str, Any], token: str | None
+) -> dict[str, Any]:
+    """The `_meta` of a request: the caller's keys, and those that belong to this connection."""
+    meta = {key: value for key, value in own.items() if key not in _CONNECTION_KEYS}
+    if token is not None:
+        meta[PROGRESS_TOKEN_KEY] = token
+    if era is Era.MODERN:
+        meta[PROTOCOL_VERSION_KEY] = version
+        meta[CLIENT_INFO_KEY] = client_info
+        meta[CLIENT_CAPABILITIES_KEY] = {}
+    return meta
+
+
+def request(request_id: str, method: str, params: Mapping[str, Any]) -> bytes:
+    return encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
+
+
+def cancelled(request_id: str, reason: str) -> bytes:
+    params = {"requestId": request_id, "reason": reason}
+    return encode({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+
+
+def on_one_line(message: bytes) -> bytes:
+    """The same JSON without line ends. In JSON they can stand between tokens only, so a blank says the same."""
+    if b"\n" in message or b"\r" in message:
+        return message.replace(b"\n", b" ").replace(b"\r", b" ")
+    return message
+
+
+def params_object(params: Raw | UnsetType) -> dict[str, Any]:
+    """Params as a dict; empty where they are missing, odd or too deep."""
+    if params is UNSET:
+        return {}
+    try:
+        decoded = msgspec.json.decode(params)
+    except (msgspec.MsgspecError, RecursionError):
+        return {}
+    return decoded if isinstance(decoded, dict) else {}

@@ -1,0 +1,90 @@
+"""A loopback door that adds a bearer token, for a client that cannot send headers of its own.
+
+In: HTTP requests from the conformance suite. Out: the same bytes to the gateway, with `Authorization` added.
+Its own address in `Host` and `Origin` becomes the gateway's; any other value passes as it came, so that the gateway
+itself is the one to refuse it. One request a connection: after the head, bytes only flow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+HEAD_LIMIT = 65536
+
+
+class Forwarder:
+    def __init__(self, target: str, token: str) -> None:
+        parts = urlsplit(target)
+        self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
+        self.path = parts.path
+        self.token = token
+        self.own = ""
+        self._open: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """Gives the URL that stands for the target."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=HEAD_LIMIT)
+        self.own = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield f"http://{self.own}{self.path}"
+        finally:
+            server.close()
+            for task in self._open:
+                task.cancel()
+            await asyncio.gather(*self._open, return_exceptions=True)
+
+    def _rewrite(self, head: bytes) -> bytes:
+        request, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+        own, target = self.own.encode(), f"{self.host}:{self.port}".encode()
+        kept = []
+        for line in lines:
+            name, _, value = line.partition(b":")
+            if name.lower() == b"connection":
+                continue
+            exact = {b"host": (own, target), b"origin": (b"http://" + own, b"http://" + target)}.get(name.lower())
+            kept.append(name + b": " + exact[1] if exact and value.strip() == exact[0] else line)
+        added = [b"Authorization: Bearer " + self.token.encode(), b"Connection: close"]
+        return b"\r\n".join([request, *kept, *added]) + b"\r\n\r\n"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            async with _closing(writer):
+                head = await reader.readuntil(b"\r\n\r\n")
+                far_reader, far_writer = await asyncio.open_connection(self.host, self.port)
+                async with _closing(far_writer):
+                    far_writer.write(self._rewrite(head))
+                    ways = [_pump(reader, far_writer), _pump(far_reader, writer)]
+                    # The end of one side ends the other: a client that goes away must be seen to go away.
+                    tasks = [asyncio.ensure_future(way) for way in ways]
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    for way in tasks:
+                        way.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return
+        finally:
+            self._open.discard(task)
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await source.read(65536):
+            sink.write(data)
+            await sink.drain()
+
+
+@contextlib.asynccontextmanager
+async def _closing(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()

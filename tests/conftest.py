@@ -1,0 +1,97 @@
+"""What every test may ask for: a home, the daemon, the command line, real servers, a database.
+
+The work is done in `parts/`; here stand only the fixtures, the check that no test leaves anything behind, and the
+summary of what could not be run.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from parts import daemon as daemons
+from parts import fleet, leftovers, own
+from parts import postgres as databases
+from parts.daemon import Cli, Home, StartDaemon
+from parts.own import StartServer
+from parts.report import not_run, summarize
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails the test that leaves a process, a socket or a stray file."""
+    before = leftovers.look()
+    # Made here so that it outlives every other fixture of the test.
+    home: Home | None = request.getfixturevalue("home_folder") if "home_folder" in request.fixturenames else None
+    yield
+    stayed = leftovers.left_behind(before, home.path if home else None)
+    assert not stayed, f"processes left behind: {[(process.pid, process.words) for process in stayed]}"
+    if home is not None:
+        assert not home.stray_files(), f"files left behind: {home.stray_files()}"
+
+
+@pytest.fixture
+def home_folder() -> Iterator[Home]:
+    path = Path(tempfile.mkdtemp(prefix="tc-", dir="/tmp"))
+    home = Home(path=path)
+    home.make()
+    yield home
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def toolcrib_home(home_folder: Home) -> Home:
+    """A user of Toolcrib with nothing configured."""
+    return home_folder
+
+
+@pytest.fixture
+def daemon(toolcrib_home: Home) -> Iterator[StartDaemon]:
+    """Starts the real daemon: `daemon({"servers": {…}})`."""
+    with daemons.starting(toolcrib_home) as start:
+        yield start
+
+
+@pytest.fixture
+def cli(toolcrib_home: Home) -> Cli:
+    """Runs the real command line: `cli("status", "--json").ok().json`."""
+    return functools.partial(daemons.run_cli, toolcrib_home)
+
+
+@pytest.fixture
+def start_server() -> Iterator[StartServer]:
+    """Starts a server that prints its port: `start_server([*words]).url("http")`."""
+    with own.starting() as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def parts() -> Callable[[str], list[str]]:
+    """The words that start a real server: `parts("filesystem")`. Installed when first asked for."""
+
+    def command(name: str) -> list[str]:
+        try:
+            return fleet.command(name)
+        except fleet.NotRun as reason:
+            not_run(name, str(reason))
+
+    return command
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[databases.Postgres]:
+    """A PostgreSQL that the tests of this run share."""
+    try:
+        with databases.running() as server:
+            yield server
+    except fleet.NotRun as reason:
+        not_run("PostgreSQL", str(reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    summarize(terminalreporter)

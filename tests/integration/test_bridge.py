@@ -1,0 +1,414 @@
+"""`toolcrib stdio` as a client sees it: a real process between a client and a stand-in daemon on a unix socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT = 20.0
+
+DAEMON = """
+import json, os, socket, sys, threading
+home, answers = sys.argv[1], sys.argv[2]
+run = os.path.join(home, "run")
+os.makedirs(run, exist_ok=True)
+path = os.path.join(run, "daemon.sock")
+if os.path.exists(path):
+    os.unlink(path)
+server = socket.socket(socket.AF_UNIX)
+server.bind(path)
+server.listen(64)
+with open(os.path.join(home, "pids"), "a") as pids:
+    pids.write(f"{os.getpid()}\\n")
+
+def serve(sock):
+    seen = []
+    for line in sock.makefile("rb"):
+        message = json.loads(line)
+        seen.append(message.get("method", "answer"))
+        method, given = message.get("method"), message.get("params", {})
+        if method == "toolcrib/bridge":
+            hello = given
+        elif method == "die":
+            os._exit(9)
+        elif method == "hang":
+            continue
+        elif method == "ask":
+            sock.sendall(b'{"jsonrpc":"2.0","id":0,"method":"elicitation/create"}\\n')
+        elif "id" in message and method:
+            if method == "initialize" and answers == "refuse":
+                body = {"error": {"code": -1, "message": "no"}}
+            else:
+                body = {"result": {"pid": os.getpid(), "hello": hello, "seen": list(seen), "echo": given.get("echo")}}
+            sock.sendall(json.dumps({"jsonrpc": "2.0", "id": message["id"], **body}).encode() + b"\\n")
+    sock.close()
+
+while True:
+    connection, _ = server.accept()
+    threading.Thread(target=serve, args=(connection,), daemon=True).start()
+"""
+
+START = """
+import subprocess, sys
+subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                 stderr=subprocess.DEVNULL, start_new_session=True)
+"""
+
+BRIDGE = "import sys; from toolcrib.cli.bridge import run_bridge; sys.exit(run_bridge(start=sys.argv[1:]))"
+
+
+class Home:
+    """A user's folder with stand-in daemons in it; the bridges and daemons of a test end with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.project = folder / "project"
+        (self.project / ".git").mkdir(parents=True)
+        (self.project / "src").mkdir()
+        self.daemon_file = folder / "daemon.py"
+        self.daemon_file.write_text(DAEMON)
+        self.start_file = folder / "start.py"
+        self.start_file.write_text(START)
+        self.bridges: list[Client] = []
+
+    def start_command(self, *, answers: str = "yes") -> list[str]:
+        return [sys.executable, str(self.start_file), str(self.daemon_file), str(self.folder), answers]
+
+    def bridge(self, *, start: list[str] | None = None, **environ: str) -> Client:
+        client = Client(self, start or self.start_command(), environ)
+        self.bridges.append(client)
+        return client
+
+    def daemons(self) -> list[int]:
+        try:
+            return [int(line) for line in (self.folder / "pids").read_text().split()]
+        except FileNotFoundError:
+            return []
+
+    def close(self) -> None:
+        for bridge in self.bridges:
+            bridge.close()
+        for pid in self.daemons():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class Client:
+    """What stands above a bridge."""
+
+    def __init__(self, home: Home, start: list[str], environ: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", BRIDGE, *start],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=home.project / "src",
+            env={"PATH": os.environ["PATH"], "HOME": str(home.folder), "TOOLCRIB_HOME": str(home.folder), **environ},
+        )
+        self._lines: queue.Queue[bytes] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(b"")
+
+    def send_raw(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def send(self, method: str, request_id: int | str | None = None, **params: Any) -> None:
+        message: dict[str, Any] = {"jsonrpc": "2.0", "method": method, "params": params}
+        if request_id is not None:
+            message["id"] = request_id
+        self.send_raw(json.dumps(message).encode() + b"\n")
+
+    def line(self) -> bytes:
+        return self._lines.get(timeout=LIMIT)
+
+    def message(self) -> Any:
+        return json.loads(self.line())
+
+    def close_stdin(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(LIMIT)
+        for stream in (self.process.stdin, self.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        self._reader.join(LIMIT)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def stderr(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.read().decode()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    made = Home(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.01)
+
+
+def kill_daemon(home: Home) -> None:
+    pid = home.daemons()[-1]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: _refuses(home.folder / "run" / "daemon.sock"))
+
+
+def _refuses(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        try:
+            sock.connect(str(path))
+        except OSError:
+            return True
+    return False
+
+
+@pytest.mark.req("KSI-1")
+def test_the_bridge_starts_a_daemon_and_tells_it_the_project_and_the_conversation(home: Home) -> None:
+    client = home.bridge(TOOLCRIB_CONVERSATION="talk-7")
+    client.send("tools/list", 1)
+    result = client.message()["result"]
+    assert result["hello"] == {"root": str(home.project), "conversation": "talk-7"}
+    assert home.daemons() == [result["pid"]]
+
+
+@pytest.mark.req("KSI-1")
+def test_a_client_that_names_its_project_is_believed_and_each_bridge_is_a_conversation(home: Home) -> None:
+    first = home.bridge(CLAUDE_PROJECT_DIR=str(home.folder))
+    first.send("tools/list", 1)
+    one = first.message()["result"]["hello"]
+    assert one["root"] == str(home.folder)
+    second = home.bridge()
+    second.send("tools/list", 1)
+    two = second.message()["result"]["hello"]
+    assert one["conversation"] != two["conversation"]
+
+
+@pytest.mark.req("KSI-1")
+def test_ten_bridges_at_once_start_one_daemon(home: Home) -> None:
+    clients = [home.bridge() for _ in range(10)]
+    for client in clients:
+        client.send("tools/list", "a")
+    pids = {client.message()["result"]["pid"] for client in clients}
+    assert home.daemons() == list(pids)
+
+
+@pytest.mark.req("KSI-1")
+def test_a_line_of_fifty_megabytes_passes_both_ways_unchanged(home: Home) -> None:
+    client = home.bridge()
+    client.send("tools/list", 1)
+    client.message()
+    text = "x" * 50_000_000
+    begun = time.monotonic()
+    client.send("tools/call", 2, echo=text)
+    answer = client.message()
+    assert answer["id"] == 2
+    assert answer["result"]["echo"] == text
+    assert time.monotonic() - begun < 15, "a cost that grows with the square of the size would take minutes"
+
+
+@pytest.mark.req("KSI-1")
+def test_bytes_pass_unchanged_whatever_their_form(home: Home) -> None:
+    run = home.folder / "run"
+    run.mkdir()
+    received: queue.Queue[bytes] = queue.Queue()
+    sent = b'{ "id" : 1 ,\t"result":{"n":1.0,"\xc3\xa9":"\\u00e9","x":null}, "jsonrpc":"2.0"}\r\n'
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(run / "daemon.sock"))
+        server.listen()
+        client = home.bridge()
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as stream:
+            received.put(stream.readline())
+            odd = b'{"method":"tools/call",  "params":{"a":1e2,"a":2},"id":1,"jsonrpc":"2.0"}\r\n'
+            client.send_raw(odd)
+            assert stream.readline() == odd
+            broken = b"{not json \xff\n"
+            client.send_raw(broken)
+            assert stream.readline() == broken
+            connection.sendall(sent[:20])
+            connection.sendall(sent[20:])
+            assert client.line() == sent
+
+
+@pytest.mark.req("KSI-1")
+def test_the_bridge_ends_when_its_client_does_and_pending_answers_still_arrive(home: Home) -> None:
+    client = home.bridge()
+    client.send("tools/list", 1)
+    client.message()
+    client.send("subscriptions/listen", 2)
+    client.message()
+    client.send_raw(b'{"jsonrpc":"2.0","id":3,"method":"tools/list"}')
+    client.close_stdin()
+    assert client.message()["id"] == 3
+    begun = time.monotonic()
+    assert client.process.wait(LIMIT) == 0
+    assert time.monotonic() - begun < 4
+    assert client.stderr() == ""
+
+
+@pytest.mark.req("KSI-1")
+def test_a_request_in_flight_when_the_daemon_dies_gets_an_error_and_the_next_one_a_new_daemon(home: Home) -> None:
+    client = home.bridge()
+    client.send("tools/list", 1)
+    first = client.message()["result"]["pid"]
+    client.send("hang", "two")
+    client.send("die", 3)
+    refused = [client.message(), client.message()]
+    assert {message["id"] for message in refused} == {"two", 3}
+    assert all("may have run" in message["error"]["message"] for message in refused)
+    client.send("tools/list", 4)
+    again = client.message()
+    assert again["id"] == 4
+    assert again["result"]["pid"] != first
+
+
+@pytest.mark.req("KSI-1")
+def test_a_legacy_conversation_goes_on_with_a_new_daemon(home: Home) -> None:
+    client = home.bridge()
+    client.send("initialize", 1, protocolVersion="2025-06-18")
+    assert client.message()["id"] == 1
+    client.send("notifications/initialized")
+    client.send("tools/list", 2)
+    client.message()
+    kill_daemon(home)
+    client.send("tools/list", 3)
+    answer = client.message()
+    assert answer["id"] == 3, "the second initialize's answer is not the client's"
+    assert answer["result"]["seen"] == ["toolcrib/bridge", "initialize", "notifications/initialized", "tools/list"]
+
+
+@pytest.mark.req("KSI-1")
+def test_an_answer_to_the_old_daemon_is_not_given_to_the_new_one(home: Home) -> None:
+    client = home.bridge()
+    client.send("ask", 1)
+    assert client.message()["method"] == "elicitation/create"
+    kill_daemon(home)
+    assert client.message()["id"] == 1
+    client.send_raw(b'{"jsonrpc":"2.0","id":0,"result":{"action":"accept"}}\n')
+    client.send("tools/list", 2)
+    assert client.message()["result"]["seen"] == ["toolcrib/bridge", "tools/list"]
+    client.send_raw(b'{"jsonrpc":"2.0","id":0,"result":{"action":"accept"}}\n')
+    client.send("tools/list", 3)
+    assert client.message()["result"]["seen"] == ["toolcrib/bridge", "tools/list", "tools/list"]
+    client.send("ask", 4)
+    client.message()
+    client.send_raw(b'{"jsonrpc":"2.0","id":0,"result":{"action":"accept"}}\n')
+    client.send("tools/list", 5)
+    assert client.message()["result"]["seen"][-3:] == ["ask", "answer", "tools/list"]
+
+
+@pytest.mark.req("KSI-1")
+def test_a_daemon_that_cannot_be_started_is_an_error_with_its_reason(home: Home) -> None:
+    fails = [sys.executable, "-c", "import sys; sys.exit('port 8765 is taken')"]
+    client = home.bridge(start=fails)
+    assert client.process.wait(LIMIT) == 7
+    assert "port 8765 is taken" in client.stderr()
+
+
+@pytest.mark.req("KSI-1")
+def test_a_daemon_that_cannot_be_restarted_is_told_to_the_client_which_may_try_again(home: Home) -> None:
+    switch = home.folder / "broken"
+    script = f"import os, runpy, sys\nif os.path.exists({str(switch)!r}): sys.exit('out of order')\n"
+    script += "sys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0])"
+    client = home.bridge(start=[sys.executable, "-c", script, *home.start_command()[1:]])
+    client.send("tools/list", 1)
+    client.message()
+    switch.touch()
+    kill_daemon(home)
+    client.send("tools/list", 2)
+    refused = client.message()
+    assert refused["id"] == 2
+    assert "out of order" in refused["error"]["message"]
+    switch.unlink()
+    client.send("tools/list", 3)
+    assert client.message()["id"] == 3
+
+
+@pytest.mark.req("KSI-1")
+def test_a_client_that_no_longer_listens_ends_the_bridge(home: Home) -> None:
+    read_end, write_end = os.pipe()
+    bridge = subprocess.Popen(
+        [sys.executable, "-c", BRIDGE, *home.start_command()],
+        stdin=subprocess.PIPE,
+        stdout=write_end,
+        cwd=home.project,
+        env={"PATH": os.environ["PATH"], "HOME": str(home.folder), "TOOLCRIB_HOME": str(home.folder)},
+    )
+    try:
+        os.close(write_end)
+        os.close(read_end)
+        assert bridge.stdin is not None
+        bridge.stdin.write(b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}\n')
+        bridge.stdin.flush()
+        assert bridge.wait(LIMIT) == 0, "its stdin is still open: only the closed stdout can have ended it"
+        bridge.stdin.close()
+    finally:
+        bridge.kill()
+        bridge.wait(LIMIT)
+
+
+@pytest.mark.req("KSI-1")
+def test_the_bridge_imports_nothing_heavy(home: Home) -> None:
+    for command in (
+        ["-m", "toolcrib", "stdio"],
+        ["-c", "import sys; from toolcrib.cli.main import main; sys.exit(main())", "stdio"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", *command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=LIMIT,
+            cwd=home.project,
+            env={"PATH": "/nonexistent", "HOME": "/nonexistent/home", "TOOLCRIB_HOME": "/dev/null/nowhere"},
+        )
+        assert done.returncode == 7, done.stderr
+        imported = {line.rpartition(b"|")[2].strip().decode() for line in done.stderr.splitlines()}
+        assert "toolcrib.cli.bridge" in imported
+        heavy = {
+            "typer",
+            "rich",
+            "asyncio",
+            "mcp",
+            "pydantic",
+            "yaml",
+            "sqlalchemy",
+            "aiohttp",
+            "msgspec",
+            "subprocess",
+        }
+        assert not imported & heavy

@@ -1,0 +1,224 @@
+"""The real daemon and the real command line, each in a home of its own.
+
+In: a configuration. Out: a `Daemon` that answers, with its endpoint, token and pid; `cli` runs any command.
+All processes get a `HOME` and a `TMPDIR` inside the test's folder, so that a file which lands elsewhere is seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parts.waiting import wait_for
+
+START_LIMIT = 30.0
+STOP_LIMIT = 10.0
+PROGRAM = Path(sys.executable).with_name("toolcrib")
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "SSL_CERT_FILE", "TOOLCRIB_TEST_CACHE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Home:
+    """A user's folder; short, because the path of a unix socket may have 107 bytes at most."""
+
+    path: Path
+
+    @property
+    def toolcrib(self) -> Path:
+        return self.path / "t"
+
+    @property
+    def project(self) -> Path:
+        """Where commands run unless a test says otherwise; no project's file lies above it."""
+        return self.path / "p"
+
+    @property
+    def tmp(self) -> Path:
+        return self.path / "tmp"
+
+    @property
+    def user(self) -> Path:
+        return self.path / "u"
+
+    def make(self) -> None:
+        for folder in (self.toolcrib, self.project, self.tmp, self.user):
+            folder.mkdir()
+
+    def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        own = {"TOOLCRIB_HOME": str(self.toolcrib), "HOME": str(self.user), "TMPDIR": str(self.tmp)}
+        return {**passed, **own, **(more or {})}
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        (self.toolcrib / "config.json").write_text(json.dumps(config))
+
+    def stray_files(self) -> list[str]:
+        """Files that a process put where it must not: temporary ones left, or anything in the user's own home."""
+        return [str(path) for folder in (self.tmp, self.user) for path in folder.rglob("*") if not path.is_dir()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    exit_code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What `--json` printed."""
+        try:
+            return json.loads(self.out)
+        except ValueError:
+            raise AssertionError(f"exit {self.exit_code}, no JSON: {self.out!r}; {self.err!r}") from None
+
+    def ok(self) -> Finished:
+        assert self.exit_code == 0, f"exit {self.exit_code}: {self.out}{self.err}"
+        return self
+
+
+Cli = Callable[..., Finished]
+"""`cli(*words, env=None, cwd=None, stdin=None, limit=30)`."""
+
+
+def run_cli(
+    home: Home,
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: str | None = None,
+    limit: float = 30.0,
+) -> Finished:
+    done = subprocess.run(
+        [str(PROGRAM), *words],
+        env=home.environ(env),
+        cwd=cwd or home.project,
+        input=stdin or "",
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+    )
+    return Finished(exit_code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+@dataclass(kw_only=True)
+class Daemon:
+    home: Home
+    process: subprocess.Popen[bytes]
+    output: Path
+    endpoint: str = ""
+    token: str = field(default="", repr=False)
+    pid: int = 0
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = run_cli(self.home, "status", "--json").ok().json
+        return answer
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"}
+
+    def wait_until_ready(self, *names: str, limit: float = START_LIMIT) -> dict[str, Any]:
+        """Waits until the named servers (all, when none is named) are ready; gives the status."""
+
+        def ready() -> dict[str, Any] | None:
+            status = self.status()
+            states = {server["name"]: server["state"] for server in status["servers"]}
+            wanted = names or tuple(states)
+            return status if all(states.get(name) == "ready" for name in wanted) else None
+
+        try:
+            return wait_for(ready, f"servers {names or 'all'} to be ready", limit)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; the servers are {self.status()['servers']}; {self.log_tail()}") from None
+
+    def log_tail(self) -> str:
+        texts = [f"printed: {self.output.read_text()[-2000:]}"]
+        log = self.home.toolcrib / "state" / "toolcrib.log"
+        if log.exists():
+            texts.append(f"log: {log.read_text()[-4000:]}")
+        return "\n".join(texts)
+
+    def stop(self) -> int:
+        """Asks it to end as a person would, with Ctrl-C; gives the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        return self.process.wait(STOP_LIMIT)
+
+    def kill(self) -> None:
+        """Ends it without warning, as a crash would."""
+        self.process.kill()
+        self.process.wait(STOP_LIMIT)
+
+
+StartDaemon = Callable[..., Daemon]
+"""`daemon(config=None, *words, env=None)`: `words` are further words for `toolcrib up`."""
+
+
+@contextlib.contextmanager
+def starting(home: Home) -> Iterator[StartDaemon]:
+    started: list[Daemon] = []
+
+    def start(config: Mapping[str, Any] | None = None, *words: str, env: Mapping[str, str] | None = None) -> Daemon:
+        if config is not None:
+            home.write_config(config)
+        output = home.path / f"up-{len(started)}.txt"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [str(PROGRAM), "up", "--port", "0", *words],
+                env=home.environ(env),
+                cwd=home.project,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        daemon = Daemon(home=home, process=process, output=output)
+        started.append(daemon)
+        _wait_until_it_answers(daemon)
+        return daemon
+
+    try:
+        yield start
+    finally:
+        _end_all(started)
+
+
+def _wait_until_it_answers(daemon: Daemon) -> None:
+    socket = daemon.home.toolcrib / "run" / "daemon.sock"
+
+    def answers() -> dict[str, Any] | None:
+        code = daemon.process.poll()
+        if code is not None:
+            raise AssertionError(f"`toolcrib up` ended with {code}: {daemon.log_tail()}")
+        if not socket.exists():
+            return None
+        done = run_cli(daemon.home, "status", "--json")
+        return done.json if done.exit_code == 0 and done.json.get("endpoint") else None
+
+    try:
+        status = wait_for(answers, "`toolcrib status` to answer", START_LIMIT)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}: {daemon.log_tail()}") from None
+    daemon.endpoint, daemon.pid = status["endpoint"], status["pid"]
+    daemon.token = Path(status["token_file"]).read_text().strip()
+
+
+def _end_all(started: list[Daemon]) -> None:
+    """Every daemon ends; one that would not end by itself is a failure of the test."""
+    too_slow = []
+    for daemon in started:
+        try:
+            daemon.stop()
+        except subprocess.TimeoutExpired:
+            too_slow.append(daemon.log_tail())
+            daemon.kill()
+    assert not too_slow, f"the daemon did not end within {STOP_LIMIT:g} s: {too_slow}"

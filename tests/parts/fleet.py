@@ -1,0 +1,179 @@
+"""The real servers that tests run against, installed once for all checkouts.
+
+In: `pins.json`, which says what each part is and its exact version. Out: the command that starts a part.
+Parts live in `$TOOLCRIB_TEST_CACHE` (default `~/.cache/toolcrib-tests`), one folder per part and pin, made whole
+before it gets its name, so a broken download never looks like a finished one. `conftest.py` hands them to tests;
+`python tests/parts/fleet.py` installs all of them at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SERVERS = HERE / "servers"
+OLDEST_NODE = 18
+INSTALL_LIMIT = 600.0
+
+
+class NotRun(Exception):
+    """A part that cannot be had on this machine, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    name: str
+    kind: str
+    packages: dict[str, str]
+    entry: str = ""
+    """The file to run, relative to the part's folder."""
+    bin: str = ""
+    """An npm package whose own `bin` says the file to run."""
+
+    @property
+    def folder(self) -> Path:
+        made_of = json.dumps([self.kind, self.packages, sys.version_info[:2] if self.kind == "pypi" else None])
+        return cache() / f"{self.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
+
+
+def cache() -> Path:
+    return Path(os.environ.get("TOOLCRIB_TEST_CACHE") or Path.home() / ".cache" / "toolcrib-tests")
+
+
+@functools.cache
+def pins() -> dict[str, Pin]:
+    entries: dict[str, Any] = json.loads((HERE / "pins.json").read_text())
+    return {name: Pin(name=name, **entry) for name, entry in entries.items()}
+
+
+@functools.cache
+def node() -> str:
+    """A node new enough for the npm servers."""
+    found = shutil.which("node")
+    if not found:
+        raise NotRun(f"node is not installed (version {OLDEST_NODE} or newer is needed)")
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    if int(version.lstrip("v").split(".")[0]) < OLDEST_NODE:
+        raise NotRun(f"node is {version}, at least v{OLDEST_NODE} is needed")
+    return found
+
+
+def ensure(name: str) -> Path:
+    """The folder of a part, installed now if it was not there."""
+    pin = pins()[name]
+    if pin.folder.is_dir():
+        return pin.folder
+    cache().mkdir(parents=True, exist_ok=True)
+    with _locked(cache() / f"{pin.folder.name}.lock"):
+        if not pin.folder.is_dir():
+            _install(pin)
+    return pin.folder
+
+
+def command(name: str) -> list[str]:
+    """The words that start a part, without arguments of its own."""
+    pin = pins()[name]
+    folder = ensure(name)
+    if not pin.bin:
+        return [str(folder / pin.entry)]
+    package = folder / "node_modules" / pin.bin
+    bins: dict[str, str] | str = json.loads((package / "package.json").read_text())["bin"]
+    script = bins if isinstance(bins, str) else next(iter(bins.values()))
+    return [node(), str(package / script)]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _install(pin: Pin) -> None:
+    if pin.kind == "npm":
+        _npm(pin)
+    else:
+        _venv(pin)
+
+
+def _npm(pin: Pin) -> None:
+    npm = shutil.which("npm")
+    if not npm:
+        raise NotRun("npm is not installed")
+    node()
+    wanted = [f"{package}@{version}" for package, version in pin.packages.items()]
+    with tempfile.TemporaryDirectory(prefix=f".{pin.name}-", dir=cache(), ignore_cleanup_errors=True) as building:
+        words = [npm, "install", "--prefix", building, "--no-audit", "--no-fund", "--loglevel=error", *wanted]
+        _run(pin, words)
+        Path(building).rename(pin.folder)
+
+
+def _venv(pin: Pin) -> None:
+    """A venv holds absolute paths, so it is built where it stays; the link to it, made last, says that it is whole."""
+    place = pin.folder.with_name(pin.folder.name + ".venv")
+    shutil.rmtree(place, ignore_errors=True)
+    _run(pin, [sys.executable, "-m", "venv", str(place)])
+    wanted = [f"{package}=={version}" for package, version in pin.packages.items()]
+    _run(pin, [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", *wanted])
+    link = pin.folder.with_name(pin.folder.name + ".link")
+    link.unlink(missing_ok=True)
+    link.symlink_to(place.name, target_is_directory=True)
+    link.rename(pin.folder)
+
+
+def _run(pin: Pin, words: list[str]) -> None:
+    environ = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    # The tests' own interpreter paths must not leak into the part's environment.
+    environ.pop("PYTHONPATH", None)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=INSTALL_LIMIT, env=environ, check=False)
+    except subprocess.TimeoutExpired:
+        raise NotRun(f"{pin.name}: installing took longer than {INSTALL_LIMIT:.0f} s") from None
+    if done.returncode:
+        tail = " | ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+        raise NotRun(f"{pin.name}: could not be installed ({' '.join(pin.packages)}): {tail}")
+
+
+def ensure_all(names: list[str]) -> dict[str, str]:
+    """Installs in parallel; gives the reasons of those that could not be had."""
+    failures: dict[str, str] = {}
+
+    def one(name: str) -> None:
+        try:
+            ensure(name)
+        except NotRun as reason:
+            failures[name] = str(reason)
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        list(pool.map(one, names))
+    return failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Installs the real servers that the tests use.")
+    parser.add_argument("names", nargs="*", help="which parts (default: all)")
+    names = parser.parse_args().names or list(pins())
+    failures = ensure_all(names)
+    for name, reason in sorted(failures.items()):
+        print(f"NOT RUN {name}: {reason}")
+    print(f"{len(names) - len(failures)} of {len(names)} parts are ready in {cache()}")
+    return 1 if failures and os.environ.get("CI") == "true" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Our own test servers as running processes.
+
+In: the words that start a server which prints `listening on PORT`. Out: its port, and its end with the test.
+`stdio_words` gives the words for servers that the daemon starts itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from parts import fleet
+
+START_LIMIT = 20.0
+URL_PATHS = {"http": "/mcp", "sse": "/sse", "ws": "/ws"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningServer:
+    process: subprocess.Popen[str]
+    port: int
+
+    def url(self, transport: str) -> str:
+        scheme = "ws" if transport == "ws" else "http"
+        return f"{scheme}://127.0.0.1:{self.port}{URL_PATHS[transport]}"
+
+
+StartServer = Callable[..., RunningServer]
+"""`start_server(words, env=None)`."""
+
+
+def stdio_words(name: str, *flags: str) -> list[str]:
+    """How to start `own_v2`, `own_v1` or `raw_server` as a stdio server."""
+    python = fleet.command("mcp-v1")[0] if name == "own_v1" else sys.executable
+    isolated = ["-I", "-S"] if name == "raw_server" else []
+    return [python, *isolated, str(fleet.SERVERS / f"{name}.py"), *flags]
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[StartServer]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(words: Sequence[str], env: Mapping[str, str] | None = None) -> RunningServer:
+        process = subprocess.Popen(
+            list(words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
+        )
+        started.append(process)
+        return RunningServer(process=process, port=_port(process))
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            end(process)
+
+
+def _port(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as ready:
+        ready.register(process.stdout, selectors.EVENT_READ)
+        if not ready.select(START_LIMIT):
+            raise TimeoutError(f"{process.args!r} did not say its port within {START_LIMIT:g} s")
+    line = process.stdout.readline()
+    if not line.startswith("listening on "):
+        raise RuntimeError(f"{process.args!r} ended with {process.wait()} instead of listening")
+    return int(line.split()[-1])
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(5)
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,36 @@
+"""What could not be run, said aloud.
+
+In: the name of a part that a test needs and the reason why it cannot be had. Out: a skip that the summary lists
+under NOT RUN; where `CI=true` it is a failure, for there every part must be there.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import pytest
+
+PREFIX = "NOT RUN"
+
+
+def not_run(part: str, reason: str) -> NoReturn:
+    message = f"{PREFIX} {part}: {reason}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message)
+
+
+def summarize(terminal: pytest.TerminalReporter) -> None:
+    """Lists each reason once, with the number of tests that it kept from running."""
+    counts: dict[str, int] = {}
+    for outcome in ("skipped", "failed", "error"):
+        for report in terminal.stats.get(outcome, []):
+            told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            if f"{PREFIX} " in told:
+                reason = told[told.index(f"{PREFIX} ") :].splitlines()[0]
+                counts[reason] = counts.get(reason, 0) + 1
+    if counts:
+        terminal.section(PREFIX, sep="=", yellow=True, bold=True)
+        for reason, count in sorted(counts.items()):
+            terminal.line(f"{reason} ({count} tests)")

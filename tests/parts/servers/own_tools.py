@@ -1,0 +1,157 @@
+"""What our own test servers offer, without any SDK: `own_v1.py` and `own_v2.py` put it on the wire.
+
+In: a tool's arguments and a `Caller`. Out: a tools/call result as plain JSON, which both adapters send as it is.
+Each call is appended to the file named by TOOLCRIB_TEST_SEEN as one JSON line, so that a test can assert on what
+the far side really saw: {"method", "name", "arguments", "meta"}, with method `tools/call`, `cancelled` or `finished`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+SILENCE = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQAAAAA="
+
+
+class RpcError(Exception):
+    """Becomes a JSON-RPC error, not a result."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+class Caller(Protocol):
+    async def progress(self, done: float, total: float, message: str) -> None: ...
+
+    async def list_changed(self) -> None: ...
+
+
+def _schema(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required or []}
+
+
+def _tool(name: str, description: str, schema: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    return {"name": name, "description": description, "inputSchema": schema or _schema(), **more}
+
+
+TOOLS: list[dict[str, Any]] = [
+    _tool("echo", "Gives its arguments back as they came.", {"type": "object", "additionalProperties": True}),
+    _tool("add", "Adds two numbers.", _schema(["a", "b"], a={"type": "number"}, b={"type": "number"})),
+    _tool("fail", "Answers with isError.", _schema(message={"type": "string"})),
+    _tool("boom", "Answers with a JSON-RPC error.", _schema(code={"type": "integer"})),
+    _tool("progress", "Reports n steps, then answers.", _schema(["n"], n={"type": "integer", "minimum": 0})),
+    _tool("slow", "Waits, and notes when it is cancelled.", _schema(["seconds"], seconds={"type": "number"})),
+    _tool("big", "Answers with n bytes of text.", _schema(["n"], n={"type": "integer", "minimum": 0})),
+    _tool(
+        "rich",
+        "Answers with every kind of content.",
+        title="Rich content",
+        annotations={"readOnlyHint": True, "x-odd-hint": "kept"},
+        outputSchema={"type": "object", "properties": {"kept": {}}, "additionalProperties": True},
+        _meta={"test/definition": {"nested": [1, None, {"deep": True}]}},
+    ),
+    _tool("grow", "Adds a tool of the given name and says that the list changed.", _schema(name={"type": "string"})),
+    _tool("whoami", "Tells the process's folder, environment names, pid and words."),
+]
+
+RICH: dict[str, Any] = {
+    "content": [
+        {"type": "text", "text": "tekst ✓ \u0000 \U0001f9f0", "annotations": {"audience": ["user"], "priority": 0.5}},
+        {"type": "image", "data": PIXEL, "mimeType": "image/png", "_meta": {"test/image": 1}},
+        {"type": "audio", "data": SILENCE, "mimeType": "audio/wav"},
+        {"type": "resource_link", "uri": "test://linked", "name": "linked", "size": 12, "x-odd": [None, 1.5e300]},
+        {"type": "resource", "resource": {"uri": "test://embedded", "mimeType": "text/plain", "text": "inside"}},
+        {"type": "resource", "resource": {"uri": "test://blob", "mimeType": "application/x-odd", "blob": PIXEL}},
+    ],
+    "structuredContent": {
+        "kept": None,
+        "list": [None, {"a": None}],
+        "big": 9007199254740993,
+        "empty": {},
+        "float": 1.0,
+    },
+    "isError": False,
+    "x-unknown": {"kept": None},
+    "_meta": {"test/result": {"n": None}},
+}
+
+
+def note(method: str, name: str, arguments: Any, meta: Any = None) -> None:
+    seen = os.environ.get("TOOLCRIB_TEST_SEEN")
+    if seen:
+        line = json.dumps({"method": method, "name": name, "arguments": arguments, "meta": meta}) + "\n"
+        with Path(seen).open("a") as file:
+            file.write(line)
+
+
+def text(value: str, **more: Any) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": value}], **more}
+
+
+class Toolbox:
+    """The tools of one server process; `grow` makes more of them."""
+
+    def __init__(self) -> None:
+        self.tools = list(TOOLS)
+
+    async def call(self, name: str, arguments: dict[str, Any], meta: Any, caller: Caller) -> dict[str, Any]:
+        note("tools/call", name, arguments, meta)
+        if all(name != tool["name"] for tool in self.tools):
+            raise RpcError(-32602, f"Unknown tool: {name}")
+        method = getattr(self, f"_{name}", None)
+        if method is None:
+            return text(f"{name} was grown")
+        result: dict[str, Any] = await method(arguments, caller)
+        note("finished", name, arguments)
+        return result
+
+    async def _echo(self, arguments: dict[str, Any], _caller: Caller) -> dict[str, Any]:
+        return text(json.dumps(arguments, ensure_ascii=False), structuredContent=arguments)
+
+    async def _add(self, arguments: dict[str, Any], _caller: Caller) -> dict[str, Any]:
+        total = arguments["a"] + arguments["b"]
+        return text(str(total), structuredContent={"sum": total})
+
+    async def _fail(self, arguments: dict[str, Any], _caller: Caller) -> dict[str, Any]:
+        return text(arguments.get("message", "it failed, as asked"), isError=True)
+
+    async def _boom(self, arguments: dict[str, Any], _caller: Caller) -> dict[str, Any]:
+        raise RpcError(arguments.get("code", -31999), "boom, as asked", {"why": "asked", "none": None})
+
+    async def _progress(self, arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        n = arguments["n"]
+        for step in range(1, n + 1):
+            await caller.progress(step, n, f"step {step}")
+        return text(f"{n} steps")
+
+    async def _slow(self, arguments: dict[str, Any], _caller: Caller) -> dict[str, Any]:
+        try:
+            await asyncio.sleep(arguments["seconds"])
+        except asyncio.CancelledError:
+            note("cancelled", "slow", arguments)
+            raise
+        return text("done")
+
+    async def _big(self, arguments: dict[str, Any], _caller: Caller) -> dict[str, Any]:
+        return text("x" * arguments["n"])
+
+    async def _rich(self, _arguments: dict[str, Any], _caller: Caller) -> dict[str, Any]:
+        return RICH
+
+    async def _grow(self, arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        name = arguments.get("name", f"grown_{len(self.tools)}")
+        self.tools.append(_tool(name, "A tool that was not there before."))
+        await caller.list_changed()
+        return text(name)
+
+    async def _whoami(self, _arguments: dict[str, Any], _caller: Caller) -> dict[str, Any]:
+        me = {"cwd": str(Path.cwd()), "env": sorted(os.environ), "pid": os.getpid(), "argv": sys.argv}
+        return text(json.dumps(me), structuredContent=me)

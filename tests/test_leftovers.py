@@ -1,0 +1,117 @@
+"""The tests' own tools can be trusted: the check for leftovers sees them, and the parts answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from parts import fleet, leftovers
+from parts.daemon import Home
+from parts.own import StartServer, stdio_words
+from parts.postgres import Postgres
+from parts.waiting import wait_for
+
+SLEEP = "import time; time.sleep(600)"
+ORPHAN = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=True, stdin=subprocess.DEVNULL,
+                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(child.pid)
+"""
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "GRACE", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_child_that_was_left_is_found_and_ended() -> None:
+    before = leftovers.look()
+    with subprocess.Popen([sys.executable, "-c", SLEEP]) as child:
+        stayed = leftovers.left_behind(before, None)
+        assert [process.pid for process in stayed] == [child.pid]
+        assert child.wait(5) < 0
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_orphan_that_inherited_the_home_is_found_and_ended(toolcrib_home: Home) -> None:
+    before = leftovers.look()
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHAN], env=toolcrib_home.environ(), capture_output=True, check=True, timeout=20
+    )
+    orphan = int(done.stdout)
+    assert [process.pid for process in leftovers.left_behind(before, toolcrib_home.path)] == [orphan]
+    wait_for(lambda: orphan not in leftovers.look(), "the orphan to be gone")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_orphan_of_a_daemon_without_a_home_of_its_own_is_found_by_its_mark() -> None:
+    before = leftovers.look()
+    environ = {"TOOLCRIB_CHILD": "x"}
+    done = subprocess.run([sys.executable, "-c", ORPHAN], env=environ, capture_output=True, check=True, timeout=20)
+    assert [process.pid for process in leftovers.left_behind(before, None)] == [int(done.stdout)]
+
+
+def test_what_was_there_before_is_nobodys_leftover() -> None:
+    with subprocess.Popen([sys.executable, "-c", SLEEP]) as child:
+        before = leftovers.look()
+        assert leftovers.left_behind(before, None) == []
+        child.kill()
+
+
+def test_a_file_outside_the_home_is_seen(toolcrib_home: Home) -> None:
+    stray = toolcrib_home.user / ".config" / "stray"
+    stray.parent.mkdir()
+    stray.write_text("")
+    assert toolcrib_home.stray_files() == [str(stray)]
+    stray.unlink()
+
+
+def test_a_socket_in_the_home_has_a_path_that_fits(toolcrib_home: Home) -> None:
+    assert len(str(toolcrib_home.toolcrib / "run" / "daemon.sock")) < 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", sorted(fleet.pins()))
+def test_each_part_can_be_had(name: str, parts: Callable[[str], list[str]]) -> None:
+    for word in parts(name):
+        assert Path(word).exists()
+
+
+@pytest.mark.slow
+def test_the_database_answers(postgres: Postgres) -> None:
+    assert postgres.sql("select 40 + 2") == "42"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["http", "sse"])
+def test_our_own_server_says_its_port(transport: str, start_server: StartServer) -> None:
+    server = start_server([*stdio_words("own_v2"), "--transport", transport])
+    assert server.port > 0
+    assert server.process.poll() is None
+
+
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+def test_the_odd_server_answers_in_its_era(era: str) -> None:
+    opening = {"modern": "server/discover", "legacy": "initialize"}
+    requests = [{"jsonrpc": "2.0", "id": 1, "method": opening[era], "params": {"protocolVersion": "2025-11-25"}}]
+    requests.append({"jsonrpc": "2.0", "id": 2, "method": "tools/list"})
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    done = subprocess.run(
+        stdio_words("raw_server", "--era", era, "--tools", "3"),
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    first, second = (json.loads(line) for line in done.stdout.splitlines())
+    assert "result" in first
+    assert [tool["name"] for tool in second["result"]["tools"]][:3] == ["tool_00000", "tool_00001", "tool_00002"]

@@ -1,0 +1,64 @@
+"""Every requirement is shown by a test, or stands in the one list of what is not built yet.
+
+The list may only shrink: an identifier that has a test must leave it, and none may be added that is already built.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs" / "requirements.md"
+
+_NUMBERS_NOT_BUILT_YET = {
+    "KAI": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10),
+    "ENG": (4, 5, 6, 7, 8),
+    "FRG": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
+    "BNS": (6, 7, 11),
+    "KSI": (2, 3, 4, 5, 7, 8, 9, 10),
+}
+NOT_BUILT_YET = frozenset(f"{family}-{n}" for family, numbers in _NUMBERS_NOT_BUILT_YET.items() for n in numbers)
+LARGEST = 38
+"""How long the list was when it was first made. Lower it whenever the list shrinks."""
+
+
+def known() -> list[str]:
+    return re.findall(r"^\| ([A-Z]{3}-\d+) \|", PAGE.read_text(), re.MULTILINE)
+
+
+def shown() -> dict[str, set[str]]:
+    """Each identifier in a `req` mark, and the files where it stands."""
+    found: dict[str, set[str]] = {}
+    for file in TESTS.rglob("test_*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("mark.req"):
+                for argument in node.args:
+                    assert isinstance(argument, ast.Constant), f"{file.name}: a req mark holds plain identifiers"
+                    found.setdefault(str(argument.value), set()).add(file.name)
+    return found
+
+
+def test_every_requirement_has_a_test_or_is_listed_as_not_built() -> None:
+    missing = set(known()) - shown().keys() - NOT_BUILT_YET
+    assert not missing, f"no test is marked with {sorted(missing)}"
+
+
+def test_marks_name_only_requirements_that_exist() -> None:
+    unknown = {name: files for name, files in shown().items() if name not in known()}
+    assert not unknown
+
+
+def test_the_page_names_each_requirement_once() -> None:
+    assert len(known()) == len(set(known())) == 53
+
+
+def test_what_has_a_test_is_not_listed_as_not_built() -> None:
+    built = NOT_BUILT_YET & shown().keys()
+    assert not built, f"take these out of NOT_BUILT_YET: {sorted(built)}"
+
+
+def test_the_list_of_what_is_not_built_holds_only_requirements_and_never_grows() -> None:
+    assert set(known()) >= NOT_BUILT_YET
+    assert len(NOT_BUILT_YET) <= LARGEST

@@ -1,0 +1,286 @@
+"""Snapshots of all tools: raw definitions whole, found by every name, cheap to build again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcrib.catalog import GATEWAY_LIMIT, Catalog, Tool
+from toolcrib.config.model import NameStyle
+from toolcrib.errors import UnknownTool
+
+
+def definition(name: str, **fields: Any) -> bytes:
+    return json.dumps({"name": name, "inputSchema": {"type": "object"}, **fields}).encode()
+
+
+def build(**servers: list[str]) -> Catalog:
+    return Catalog.build(
+        {server: tuple(definition(tool) for tool in tools) for server, tools in servers.items()}, version=1
+    )
+
+
+def displays(catalog: Catalog) -> list[str]:
+    return [tool.display for tool in catalog.tools]
+
+
+@pytest.mark.req("BNS-4", "ENG-10")
+def test_tools_stand_by_server_and_in_the_servers_own_order() -> None:
+    catalog = build(git=["status", "add"], files=["write", "read"])
+    assert displays(catalog) == ["files:write", "files:read", "git:status", "git:add"]
+    assert [tool.name for tool in catalog.of_server("git")] == ["status", "add"]
+    assert catalog.of_server("nobody") == ()
+
+
+@pytest.mark.req("ENG-10")
+def test_a_server_that_is_gone_takes_its_tools_along() -> None:
+    before = build(git=["status"], files=["read"])
+    after = Catalog.build({"files": (definition("read"),)}, version=2, previous=before)
+    assert displays(after) == ["files:read"]
+    with pytest.raises(UnknownTool):
+        after.find("git:status")
+
+
+@pytest.mark.req("ENG-8", "ENG-3")
+def test_a_definition_passes_with_nothing_but_its_name_replaced() -> None:
+    raw = (
+        b'{"title":"T \\u00e9","name":"read","inputSchema":{ "type" : "object", "x": 1.10, '
+        b'"big": 123456789012345678901234567890},'
+        b'"_meta":{"a":null},"unknown":[1,  2],"annotations":{"readOnlyHint":true}}'
+    )
+    tool = Catalog.build({"files": (raw,)}, version=1).find("files:read")
+    assert tool.render("files_read") == raw.replace(b'"name":"read"', b'"name":"files_read"')
+    assert tool.raw() == raw
+    assert tool.annotations == {"readOnlyHint": True}
+    assert tool.input_schema["big"] == 123456789012345678901234567890
+
+
+@pytest.mark.req("ENG-8")
+@given(st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)))
+def test_any_definition_comes_back_whole(fields: dict[str, Any]) -> None:
+    given_fields = {**fields, "name": "t"}
+    raw = json.dumps(given_fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return
+    (tool,) = Catalog.build({"s": (raw,)}, version=1).tools
+    assert json.loads(tool.raw()) == given_fields
+    assert json.loads(tool.render("s_t")) == {**given_fields, "name": "s_t"}
+
+
+@pytest.mark.req("ENG-8")
+def test_header_marks_are_taken_out_for_clients_and_only_they() -> None:
+    schema = (
+        b'{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region","default":1.50},'
+        b'"x-mcp-header":{"type":"string"},"o":{"properties":{"p":{"x-mcp-\\u0068eader":"P","type":"integer"}}}},'
+        b'"default":{"x-mcp-header":"data"},"anyOf":[{"x-mcp-header":"A"},{"const":{"x-mcp-header":1}}]}'
+    )
+    tool = Catalog.build({"s": (b'{"name":"t","inputSchema":' + schema + b"}",)}, version=1).tools[0]
+    rendered = json.loads(tool.render("t"), parse_float=str)["inputSchema"]
+    assert rendered == {
+        "type": "object",
+        "properties": {
+            "region": {"type": "string", "default": "1.50"},
+            "x-mcp-header": {"type": "string"},
+            "o": {"properties": {"p": {"type": "integer"}}},
+        },
+        "default": {"x-mcp-header": "data"},
+        "anyOf": [{}, {"const": {"x-mcp-header": 1}}],
+    }
+    assert tool.input_schema["properties"]["region"]["x-mcp-header"] == "Region"
+    assert tool.param_headers({"region": "eu"}) == {}, "the marks in `anyOf` are invalid, which voids all"
+
+
+@pytest.mark.req("ENG-1")
+def test_a_tool_knows_the_headers_of_a_call() -> None:
+    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+    tool = Catalog.build({"s": (definition("t", inputSchema=schema),)}, version=1).tools[0]
+    assert tool.param_headers({"region": "eu"}) == {"Mcp-Param-Region": "eu"}
+    assert tool.param_headers({}) == {}
+
+
+def test_what_is_missing_reads_as_empty() -> None:
+    tool = Catalog.build({"s": (b'{"name":"t","annotations":3,"description":null}',)}, version=1).tools[0]
+    assert (tool.description, tool.annotations, tool.input_schema) == ("", {}, {"type": "object"})
+
+
+def test_a_schema_with_a_number_beyond_python_counts_as_absent_and_still_passes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    raw = b'{"name":"t","inputSchema":{"type":"object","maximum":1e999}}'
+    tool = Catalog.build({"s": (raw,)}, version=1).tools[0]
+    assert tool.input_schema == {"type": "object"}
+    assert tool.raw() == raw
+    assert "s:t: inputSchema cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (b"", "truncated"),
+        (b"[1]", "Expected `object`"),
+        (b'{"inputSchema":{}}', "no name"),
+        (b'{"name":7}', "Expected `str`"),
+        (b'{"name":"x","description":"\xff"}', "utf-8"),
+        (b'{"name":"x","description":"\\ud800"}', "truncated"),
+        (b'{"name":"x","a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
+        (b'{"name":"x","a":' + b'{"a":' * 200 + b"1" + b"}" * 200 + b"}", "deeper than 128"),
+    ],
+)
+@pytest.mark.req("BNS-10")
+def test_a_bad_definition_is_left_out_and_takes_no_other_along(
+    bad: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        catalog = Catalog.build({"s": (definition("a"), bad, definition("b"))}, version=1)
+    assert displays(catalog) == ["s:a", "s:b"]
+    assert "tool number 1 is left out" in caplog.text
+    assert reason in caplog.text
+
+
+def test_many_brackets_are_no_depth() -> None:
+    wide = {"type": "object", "properties": {f'p{{"{n}': {"type": ["string"]} for n in range(300)}}
+    assert displays(Catalog.build({"s": (definition("a", inputSchema=wide),)}, version=1)) == ["s:a"]
+
+
+def test_of_two_tools_with_one_name_in_a_server_the_first_counts(caplog: pytest.LogCaptureFixture) -> None:
+    catalog = Catalog.build(
+        {"s": (definition("a", description="first"), definition("a", description="second"))}, version=1
+    )
+    assert [tool.description for tool in catalog.tools] == ["first"]
+    assert "lists 'a' twice" in caplog.text
+
+
+_names = st.text(alphabet="abAB_.é:", max_size=5)
+
+
+@pytest.mark.req("BNS-8", "ENG-3")
+@given(st.dictionaries(_names, st.lists(_names, max_size=6), max_size=5), st.sampled_from([None, GATEWAY_LIMIT]))
+def test_find_inverts_every_style(servers: dict[str, list[str]], limit: int | None) -> None:
+    catalog = Catalog.build(
+        {server: tuple(definition(tool) for tool in dict.fromkeys(tools)) for server, tools in servers.items()},
+        version=1,
+        limit=limit,
+    )
+    shown = displays(catalog)
+    for style in NameStyle:
+        assert len(catalog.by_public(style)) == len(catalog.tools)
+        for name, tool in catalog.by_public(style).items():
+            assert catalog.find(name) is tool
+            assert tool.public(style) == name
+    for tool in catalog.tools:
+        if shown.count(tool.display) == 1:
+            assert catalog.find(tool.display) is tool
+
+
+@pytest.mark.req("BNS-8")
+def test_a_client_that_folds_case_still_finds_the_tool() -> None:
+    catalog = build(Mapbox=["DirectionsTool"])
+    assert catalog.find("mapbox_directionstool").display == "Mapbox:DirectionsTool"
+
+
+@pytest.mark.req("BNS-8")
+def test_an_unknown_name_is_answered_with_the_nearest_ones() -> None:
+    catalog = build(files=["read_file", "write_file"], git=["status"])
+    with pytest.raises(UnknownTool) as raised:
+        catalog.find("files_raed_file", style=NameStyle.SERVER)
+    assert raised.value.data == {
+        "name": "files_raed_file",
+        "nearest": ["files_read_file", "files_write_file"],
+    }
+    assert raised.value.text() == (
+        'There is no tool "files_raed_file". Did you mean files_read_file, files_write_file?'
+    )
+
+
+def test_a_name_without_its_server_is_answered_with_the_tool() -> None:
+    with pytest.raises(UnknownTool) as raised:
+        build(documents=["read_file_contents"]).find("some_server_read_file_contents")
+    assert raised.value.data["nearest"] == ["documents:read_file_contents"]
+
+
+def test_suggestions_are_few_and_a_huge_name_is_cut() -> None:
+    catalog = build(files=[f"read_file_{number}" for number in range(50)])
+    with pytest.raises(UnknownTool) as raised:
+        catalog.find("read_file_")
+    assert len(raised.value.data["nearest"]) == 5
+    with pytest.raises(UnknownTool) as raised:
+        catalog.find("x" * 1_000_000)
+    assert len(raised.value.text()) < 300
+
+
+def test_a_display_name_that_two_tools_share_is_refused_with_their_public_names() -> None:
+    catalog = Catalog.build({"a": (definition("b:c"),), "a:b": (definition("c"),)}, version=1)
+    with pytest.raises(UnknownTool, match="several tools") as raised:
+        catalog.find("a:b:c")
+    assert [catalog.find(name).display for name in raised.value.data["nearest"]] == ["a:b:c", "a:b:c"]
+
+
+@pytest.mark.req("BNS-4")
+def test_unchanged_tools_are_taken_over_from_the_previous_snapshot() -> None:
+    files = (definition("read"),)
+    before = Catalog.build({"files": files, "git": (definition("status"),)}, version=1)
+    after = Catalog.build({"files": files, "git": (definition("add"),)}, version=2, previous=before)
+    assert after.version == 2
+    assert after.find("files:read") is before.find("files:read")
+    assert displays(after) == ["files:read", "git:add"]
+    assert displays(before) == ["files:read", "git:status"]
+
+
+@pytest.mark.req("BNS-4")
+def test_a_tool_whose_name_becomes_contested_is_renamed_in_the_new_snapshot_only() -> None:
+    files = (definition("read"),)
+    before = Catalog.build({"files": files}, version=1)
+    after = Catalog.build({"files": files, "docs": (definition("read"),)}, version=2, previous=before)
+    assert before.find("files:read").names.plain == "read"
+    assert after.find("files:read").names.plain == "files_read"
+    again = Catalog.build({"files": files}, version=3, previous=after)
+    assert again.find("read").display == "files:read"
+
+
+@pytest.mark.req("BNS-4")
+@given(
+    st.dictionaries(_names, st.lists(_names, max_size=5), max_size=4),
+    st.dictionaries(_names, st.lists(_names, max_size=5), max_size=4),
+)
+def test_building_upon_a_previous_snapshot_gives_the_same_as_building_anew(
+    first: dict[str, list[str]], second: dict[str, list[str]]
+) -> None:
+    def listings(servers: dict[str, list[str]]) -> dict[str, tuple[bytes, ...]]:
+        return {server: tuple(definition(tool) for tool in tools) for server, tools in servers.items()}
+
+    def seen(catalog: Catalog) -> list[tuple[str, Any, bytes]]:
+        return [(tool.server, tool.names, tool.raw()) for tool in catalog.tools]
+
+    before = Catalog.build(listings(first), version=1)
+    upon = Catalog.build(listings(second), version=2, previous=before)
+    assert seen(upon) == seen(Catalog.build(listings(second), version=2))
+
+
+@pytest.mark.req("BNS-9")
+def test_five_thousand_tools_are_built_and_rendered_quickly() -> None:
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "string", "description": "x" * 40} for n in range(6)}}
+    listings = {
+        f"server{s}": tuple(definition(f"tool_{s}_{n}", inputSchema=schema) for n in range(250)) for s in range(20)
+    }
+    started = time.process_time()
+    catalog = Catalog.build(listings, version=1, limit=GATEWAY_LIMIT)
+    built = time.process_time() - started
+    assert len(catalog.tools) == 5000
+    # Measured at 70 ms on a slow machine; the bound leaves room for a busy one.
+    assert built < 0.5
+
+
+def test_a_tool_can_be_made_by_hand() -> None:
+    known = build(s=["t"]).tools[0]
+    tool = Tool(server="s", name="t", fields={"name": msgspec.Raw(b'"t"')}, names=known.names)
+    assert tool.raw() == b'{"name":"t"}'
+    assert tool != known

@@ -1,0 +1,308 @@
+"""The command line as a whole, before a stand-in for the daemon's socket."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import toolcrib
+from toolcrib.cli.app import run
+from toolcrib.cli.manual import manual
+
+Answer = Callable[[dict[str, Any]], list[dict[str, Any]]]
+
+TOOL = {
+    "name": "files_read_file",
+    "display": "files:read_file",
+    "server": "files",
+    "tool": "read_file",
+    "description": "Read a file.\nAll of it.",
+    "input_schema": {"properties": {"path": {"type": "string"}, "lines": {"type": "integer"}}},
+    "annotations": None,
+}
+SERVER = {
+    "name": "files",
+    "state": "ready",
+    "era": "modern",
+    "transport": "stdio",
+    "tools": 3,
+    "pid": 77,
+    "uptime": 3725.0,
+    "last_error": "",
+}
+
+
+class Daemon:
+    """Answers commands from a table; keeps what was asked."""
+
+    def __init__(self, path: Path) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.answers: dict[str, Any] = {}
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(path))
+        self._server.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rb") as stream:
+                line = stream.readline()
+                if not line:
+                    continue
+                request = json.loads(line)
+                self.asked.append(request)
+                answer = self.answers.get(request["method"])
+                for message in answer if isinstance(answer, list) else [answer]:
+                    if message is not None:
+                        connection.sendall(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join(5)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TOOLCRIB_HOME", str(tmp_path))
+    monkeypatch.delenv("CLAUDE_PROJECT_DIR", raising=False)
+    (tmp_path / "project" / ".git").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path
+
+
+@pytest.fixture
+def daemon(home: Path) -> Iterator[Daemon]:
+    (home / "run").mkdir()
+    made = Daemon(home / "run" / "daemon.sock")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def result(value: dict[str, Any]) -> dict[str, Any]:
+    return {"id": 1, "result": value}
+
+
+@pytest.mark.req("KSI-6")
+def test_servers_are_a_table_for_people_and_json_for_programs(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = {**SERVER, "name": "docs", "state": "away", "last_error": "\x1b[2J[red]refused[/red]", "uptime": None}
+    daemon.answers["server:list"] = result({"servers": [SERVER, hostile]})
+    assert run(["servers"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0].split() == [
+        "name",
+        "state",
+        "era",
+        "transport",
+        "tools",
+        "pid",
+        "uptime",
+        "last",
+        "error",
+    ]
+    assert shown.splitlines()[1].split() == ["files", "ready", "modern", "stdio", "3", "77", "1h", "2m", "-"]
+    assert "\\x1b[2J[red]refused[/red]" in shown, "what a server says is text, never a command to the terminal"
+    assert run(["servers", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"servers": [SERVER, hostile]}
+    assert daemon.asked[0]["root"] == str(Path.cwd())
+
+
+@pytest.mark.req("BNS-5")
+@pytest.mark.parametrize("name", ["files:read_file", "files_read_file", "mcp_files_read_file", "read_file"])
+def test_call_reads_its_words_by_the_schema_whatever_the_tool_is_called(daemon: Daemon, name: str) -> None:
+    daemon.answers["tool:list"] = result({"tools": [TOOL]})
+    daemon.answers["tool:call"] = result({"result": {"content": []}})
+    assert run(["call", name, "path=5", "lines=5", "--timeout", "3"]) == 0
+    assert daemon.asked[-1]["params"] == {"tool": name, "arguments": {"path": "5", "lines": 5}, "timeout": 3.0}
+
+
+@pytest.mark.req("BNS-5")
+def test_call_prints_text_for_people_and_the_raw_result_for_programs(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = {"content": [{"type": "text", "text": "é\tx", "_meta": {"a": None}}], "unknown": 1.0}
+    daemon.answers["tool:call"] = result({"result": raw})
+    assert run(["call", "files:read_file", "--args", '{"path": "x"}']) == 0
+    assert capsys.readouterr().out == "é\tx\n"
+    assert run(["call", "files:read_file", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == raw
+
+
+@pytest.mark.req("BNS-5")
+def test_a_tool_that_says_it_failed_has_an_exit_code_of_its_own(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answers["tool:call"] = result({"result": {"isError": True, "content": [{"type": "text", "text": "no"}]}})
+    assert run(["call", "files:read_file"]) == 10
+    assert capsys.readouterr().out == "no\n"
+
+
+@pytest.mark.req("BNS-5")
+def test_an_error_of_the_daemon_keeps_its_code_its_remedy_and_its_exit_code(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"remedy": "Servers: files.", "exit_code": 4, "kind": "UnknownServer"}
+    daemon.answers["tool:list"] = {
+        "id": 1,
+        "error": {"code": -31404, "message": "There is no server 'x'.", "data": data},
+    }
+    assert run(["tools", "x"]) == 4
+    said = capsys.readouterr()
+    assert said.err == "Error: There is no server 'x'. Servers: files.\n"
+    assert said.out == ""
+    assert run(["tools", "x", "--json"]) == 4
+    assert json.loads(capsys.readouterr().out)["error"] == {
+        "code": -31404,
+        "message": "There is no server 'x'.",
+        "remedy": "Servers: files.",
+        "exit_code": 4,
+        "data": {"kind": "UnknownServer"},
+    }
+
+
+@pytest.mark.req("KSI-6")
+def test_a_daemon_that_leaves_before_it_answers_is_not_asked_again(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["call", "files:write_file"]) == 7
+    assert "may have run" in capsys.readouterr().err
+    assert len(daemon.asked) == 1
+
+
+@pytest.mark.req("KSI-6")
+def test_without_a_daemon_status_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--json"]) == 7
+    said = capsys.readouterr()
+    assert "toolcrib up" in said.err
+    assert json.loads(said.out)["error"]["exit_code"] == 7
+    assert run(["restart", "files"]) == 7
+    assert run(["logs", "-f"]) == 7
+    capsys.readouterr()
+    assert run(["down", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"stopped": False, "pid": None}
+
+
+@pytest.mark.req("KSI-6")
+def test_logs_follow_until_the_daemon_ends_them(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answers["log:tail"] = [
+        {"method": "event", "params": {"id": 1, "event": {"line": "one"}}},
+        {"method": "event", "params": {"id": 1, "event": {"line": "two"}}},
+        result({}),
+    ]
+    assert run(["logs", "-f", "files", "-n", "2"]) == 0
+    assert capsys.readouterr().out == "one\ntwo\n"
+    assert daemon.asked[-1]["params"] == {"lines": 2, "follow": True, "server": "files"}
+
+
+@pytest.mark.req("BNS-3")
+def test_add_sends_the_entry_as_it_was_typed(daemon: Daemon) -> None:
+    daemon.answers["server:add"] = result({"server": "x", "file": "f", "state": "ready", "tools": 2})
+    words = ["add", "files", "--env", "A=b=c", "--cwd", "/tmp", "--project", "--", "npx", "-y", "server", "--json", "."]
+    assert run(words) == 0
+    assert daemon.asked[-1]["params"] == {
+        "name": "files",
+        "entry": {"command": "npx", "args": ["-y", "server", "--json", "."], "env": {"A": "b=c"}, "cwd": "/tmp"},
+        "scope": "project",
+    }
+    assert run(["add", "docs", "--url", "https://x/mcp", "--header", "K: ${KEY}", "--transport", "sse"]) == 0
+    assert daemon.asked[-1]["params"] == {
+        "name": "docs",
+        "entry": {"url": "https://x/mcp", "transport": "sse", "headers": {"K": "${KEY}"}},
+        "scope": "user",
+    }
+
+
+@pytest.mark.req("BNS-3")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["add", "x"], "either a command or --url"),
+        (["add", "x", "--url", "http://y", "--", "z"], "either a command or --url"),
+        (["add", "x", "npx", "-y"], "Put `--` before"),
+        (["add", "x", "--header", "A: b", "--", "z"], "--header goes with --url"),
+        (["add", "x", "--url", "http://y", "--env", "A=b"], "go with a command"),
+        (["add", "x", "--url", "http://y", "--header", "sec-ret"], "--header 'K: V'"),
+        (["nonsense"], "No such command"),
+        (["call"], "Missing argument"),
+        (["tools", "--nonsense"], "No such option"),
+        (["connect", "claude", "--write", "--remove"], "opposites"),
+        (["connect", "claude", "--scope", "galaxy"], "user or project"),
+    ],
+)
+def test_wrong_words_are_told_with_a_remedy(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "sec-ret" not in told, "what was typed may be a secret"
+
+
+def test_without_words_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    assert "Usage: toolcrib" in capsys.readouterr().out
+    assert run(["config"]) == 0
+    assert "check" in capsys.readouterr().out
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"toolcrib {toolcrib.__version__}\n"
+
+
+@pytest.mark.req("BNS-10")
+def test_trust_shows_what_would_run_and_needs_a_yes(
+    home: Path, daemon: Daemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from toolcrib.config import trust_digest
+
+    file = home / "project" / ".toolcrib" / "config.yml"
+    file.parent.mkdir()
+    file.write_text("servers:\n  evil:\n    command: curl\n    args: [evil.example]\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert run(["trust"]) == 2
+    said = capsys.readouterr().err
+    assert "starts curl evil.example" in said
+    assert "--yes" in said
+    assert daemon.asked == []
+    daemon.answers["trust:add"] = result({"file": str(file), "sha256": trust_digest(file)})
+    assert run(["trust", "--yes"]) == 0
+    assert [request["method"] for request in daemon.asked] == ["trust:add"]
+    daemon.answers["trust:add"] = result({"file": str(file), "sha256": "another"})
+    daemon.answers["trust:remove"] = result({"file": str(file)})
+    assert run(["trust", "--yes"]) == 3, "it changed between the look and the word"
+    assert daemon.asked[-1]["method"] == "trust:remove"
+
+
+@pytest.mark.req("BNS-9")
+def test_help_takes_less_than_a_third_of_a_second_and_imports_nothing_heavy(home: Path) -> None:
+    def measured() -> float:
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "toolcrib", "--help"], check=True, capture_output=True, timeout=20)
+        return time.perf_counter() - begun
+
+    assert min(measured() for _ in range(5)) < 0.3
+    listed = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "toolcrib", "--help"], check=True, capture_output=True, timeout=20
+    )
+    imported = {line.rpartition(b"|")[2].strip().decode() for line in listed.stderr.splitlines()}
+    assert not imported & {"rich", "asyncio", "mcp", "pydantic", "yaml", "sqlalchemy", "aiohttp", "msgspec", "uvloop"}
+
+
+def test_the_manual_is_made_of_the_help_pages_as_they_are() -> None:
+    page = Path(__file__).parents[2] / "docs" / "cli.md"
+    assert page.read_text() == manual(), "make it again: python -m toolcrib.cli.manual > docs/cli.md"

@@ -1,0 +1,40 @@
+"""A tool's result as a person reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from toolcrib.cli.results import shown
+
+
+@pytest.mark.req("ENG-9")
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"content": [{"type": "text", "text": "a\n  b"}, {"type": "text", "text": "c"}]}, "a\n  b\nc"),
+        ({"content": [{"type": "image", "mimeType": "image/png", "data": "A" * 4000}]}, "[image: image/png, 3.0 kB]"),
+        ({"content": [{"type": "audio", "mimeType": "audio/wav", "data": "AAA="}]}, "[audio: audio/wav, 2 B]"),
+        ({"content": [{"type": "resource_link", "name": "x", "uri": "file:///x"}]}, "[link: x file:///x]"),
+        ({"content": [{"type": "resource", "resource": {"uri": "a:b", "text": "inside"}}]}, "inside"),
+        (
+            {"content": [{"type": "resource", "resource": {"uri": "a:b", "blob": "AAAA"}}]},
+            "[resource: a:b, unknown type, 3 B]",
+        ),
+        ({"content": [{"type": "new", "x": 1}]}, '{\n  "type": "new",\n  "x": 1\n}'),
+        ({"content": [], "structuredContent": {"n": 1}}, '{\n  "n": 1\n}'),
+        ({"content": [{"type": "text", "text": "1"}], "structuredContent": {"n": 1}}, "1"),
+        ({"content": []}, ""),
+        ({}, ""),
+        ({"content": "odd"}, ""),
+        ({"content": [None]}, "null"),
+    ],
+)
+def test_each_kind_of_content_is_shown(result: dict[str, Any], text: str) -> None:
+    assert shown(result) == text
+
+
+@pytest.mark.req("ENG-9")
+def test_a_tool_that_asks_for_more_says_what() -> None:
+    assert "name" in shown({"resultType": "input_required", "inputRequests": {"a": {"name": "x"}}})

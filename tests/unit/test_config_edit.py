@@ -1,0 +1,298 @@
+"""Adding and removing a server in a person's own file, and what is shown of it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolcrib.config import Flags, IfExists, Paths, add_server, load, mask, remove_server
+from toolcrib.errors import ConfigError, UnknownServer
+
+ENTRY: dict[str, Any] = {
+    "name": "new",
+    "command": "npx",
+    "args": ["-y", "@scope/server", "yes", "007", "a: b # c", "", "ü\u2028\x07\U0001f600", "${KEY}"],
+    "env": {"KEY": "${KEY}", "on": "1e5"},
+}
+BODY = {key: value for key, value in ENTRY.items() if key != "name"}
+
+
+def read(path: Path) -> Any:
+    from toolcrib.config.read import Format, parse_text
+
+    return parse_text(path.read_bytes(), Format.of(path.name)).data
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.req("BNS-3")
+@pytest.mark.parametrize("name", ["config.yml", "config.json"])
+def test_the_first_server_makes_the_file_for_its_owner_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "deep" / "folder" / name
+    add_server(path, ENTRY)
+    assert read(path) == {"servers": {"new": BODY}}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert left_in(path.parent) == [name]
+
+
+COMMENTED = """\
+# mine
+port: 9000  # fixed
+
+servers:   # all of them
+    # the files
+    files:
+        command: npx   # node
+        args:
+            - one
+
+    # the last
+    last: {command: x}
+# the end
+names: plain
+"""
+
+
+def test_comments_and_layout_of_a_yaml_file_survive(tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text(COMMENTED)
+    add_server(path, {"name": "new", "command": "npx", "args": ["-y", "x"], "env": {"K": "${K}"}})
+    added = """\
+    new:
+      command: npx
+      args: ["-y", x]
+      env:
+        K: "${K}"
+"""
+    assert path.read_text() == COMMENTED.replace("# the end\n", added + "# the end\n")
+    remove_server(path, "new")
+    assert path.read_text() == COMMENTED
+
+
+def test_removing_takes_only_the_entry_s_own_lines(tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text(COMMENTED)
+    remove_server(path, "files")
+    gone = "    files:\n        command: npx   # node\n        args:\n            - one\n"
+    assert path.read_text() == COMMENTED.replace(gone, "")
+    remove_server(path, "last")
+    assert read(path) == {"port": 9000, "servers": {}, "names": "plain"}
+    assert "# all of them" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# only a comment\n",
+        "port: 1",
+        "port: 1\n# end",
+        "servers:\n",
+        "servers:",
+        "servers: # none\nport: 1\n",
+        "servers: {}\n",
+        "servers: {} # none\nport: 1\n",
+        "servers: {a: {command: x}}\n",
+        "servers: {a: {command: x}} # flow\nport: 1\n",
+        "{servers: {a: {command: x},}}",
+        "servers:\n  a:\n    command: |\n      x\n\nport: 1\n",
+        "servers:\n- name: a\n  command: x\n",
+        "servers:\n  - {name: a, command: x} # list\nport: 1\n",
+        "servers: [{name: a, command: x}]\n",
+        "servers: []\n",
+        "mcpServers:\n  a: {command: x}\n",
+        '"servers" : \n  a: {command: x}\n',
+        "base: &b {command: x}\nservers:\n  a: *b\n",
+        "servers:\r\n  a:\r\n    command: x\r\n",
+        "---\nservers:\n  a: {command: x}\n...\n",
+        "servers: {a: {command: x},\n  # why\n  }\n",
+        "servers:\n  a:\n    command: x\n    args:\n    - b   ",
+    ],
+)
+def test_a_server_is_added_to_any_layout_and_removed_again(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yml"
+    path.write_bytes(text.encode())
+    before = read(path) or {}
+    add_server(path, ENTRY)
+    after = read(path)
+    section = after.pop("servers" if "mcpServers" not in after else "mcpServers")
+    held = before.get("servers", before.get("mcpServers")) or type(section)()
+    if isinstance(section, list):
+        assert section == [*held, ENTRY]
+    else:
+        assert section == {**held, "new": BODY}
+    assert after == {key: value for key, value in before.items() if key not in ("servers", "mcpServers")}
+    assert all(comment in path.read_text() for comment in ("# none", "# flow", "# list", "# end") if comment in text)
+    remove_server(path, "new")
+    again = read(path)
+    assert (again.pop("servers", None) or again.pop("mcpServers", None) or type(held)()) == held
+
+
+def test_a_layout_that_cannot_be_changed_without_loss_is_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    text = "servers: {a: {command: x}, # why\n  b: {command: y}}\n"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="by hand"):
+        remove_server(path, "a")
+    assert path.read_text() == text
+    assert left_in(tmp_path) == ["config.yml"]
+
+
+@pytest.mark.parametrize("indent", [2, 4, "\t", None])
+def test_a_json_file_keeps_its_indentation_and_everything_else(tmp_path: Path, indent: Any) -> None:
+    path = tmp_path / "config.json"
+    data = {"$schema": "ü", "mcpServers": {"b": {"command": "x"}, "a": {"command": "y", "alwaysAllow": ["z"]}}}
+    path.write_text(json.dumps(data, indent=indent, ensure_ascii=False) + "\n")
+    before = path.read_text()
+    add_server(path, ENTRY)
+    wanted = {**data, "mcpServers": {**data["mcpServers"], "new": BODY}}  # type: ignore[dict-item]
+    assert path.read_text() == json.dumps(wanted, indent=indent, ensure_ascii=False) + "\n"
+    remove_server(path, "new")
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize("name", ["config.yml", "config.json"])
+def test_a_name_that_exists_is_refused_unless_replacing_is_asked_for(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    add_server(path, {"name": "Files", "command": "old"})
+    before = path.read_text()
+    with pytest.raises(ConfigError, match="'Files' already"):
+        add_server(path, {"name": "files", "command": "new"})
+    assert path.read_text() == before
+    add_server(path, {"name": "files", "command": "new"}, if_exists=IfExists.REPLACE)
+    assert read(path) == {"servers": {"files": {"command": "new"}}}
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ({"command": "x"}, "a name"),
+        ({"name": "crib", "command": "x"}, "another name"),
+        ({"name": "a"}, "neither command nor url"),
+        ({"name": "a", "url": "http://u:hunter2@h/"}, "header"),
+        ({"name": "a", "url": "ftp://h/"}, "http://"),
+        ({"name": "a", "comand": "x", "env": {"K": "${UNSET}"}}, "command"),
+        ({"name": "a", "command": "x", "cwd": "here"}, "absolute"),
+    ],
+)
+def test_an_entry_that_would_not_load_is_not_written(tmp_path: Path, entry: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        add_server(tmp_path / "config.yml", entry)
+    assert told in caught.value.text()
+    assert "hunter2" not in caught.value.text()
+    assert left_in(tmp_path) == []
+
+
+def test_removing_what_is_not_there_says_what_is_near(tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    add_server(path, {"name": "Files", "command": "x"})
+    with pytest.raises(UnknownServer) as caught:
+        remove_server(path, "files")
+    assert "'Files'" in caught.value.remedy
+    with pytest.raises(UnknownServer):
+        remove_server(tmp_path / "config.json", "files")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("config.yml", "servers: [\n"), ("config.yml", "a: 1\na: 2\n"), ("config.json", "{"), ("config.json", "[]")]
+    + [("config.yml", "servers: 3\n")],
+)
+def test_a_broken_file_is_left_as_it_is(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        add_server(path, ENTRY)
+    assert str(path) in caught.value.message
+    assert path.read_text() == text
+
+
+def test_mode_and_link_of_the_file_stay(tmp_path: Path) -> None:
+    real = tmp_path / "dotfiles" / "crib.yaml"
+    real.parent.mkdir()
+    real.write_text("port: 1\n")
+    real.chmod(0o640)
+    link = tmp_path / "config.yml"
+    link.symlink_to(real)
+    add_server(link, ENTRY)
+    assert link.is_symlink()
+    assert read(real) == {"port": 1, "servers": {"new": BODY}}
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert left_in(real.parent) == ["crib.yaml"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text("port: 1\n")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        add_server(path, ENTRY)
+    assert path.read_text() == "port: 1\n"
+    assert left_in(tmp_path) == ["config.yml"]
+
+
+def _add_some(path: Path, first: int) -> None:
+    for number in range(first, first + 5):
+        add_server(path, {"name": f"s{number}", "command": "x"})
+
+
+def test_changes_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_add_some, args=(path, first)) for first in (0, 5, 10)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert len(read(path)["servers"]) == 15
+
+
+@pytest.mark.req("BNS-3")
+def test_what_is_shown_holds_no_secret_and_says_where_each_comes_from(tmp_path: Path) -> None:
+    secret = "hunter2hunter2"
+    text = f"""
+servers:
+  a:
+    command: npx
+    args: [-y, server, --token={secret}, --api-key, {secret}, "${{KEY}}", sk-{secret}, ghp_{secret}, -e, API_KEY={secret},
+      "${{NONE:-{secret}}}", "Authorization: Bearer {secret}", "postgres://u:{secret}@h/db", /plain/path, --keyboard=us]
+    env: {{A: "${{KEY}}", B: {secret}, C: "x{secret}${{KEY}}"}}
+  b:
+    url: https://h/${{KEY}}?api_key={secret}&page=2
+    headers: {{Authorization: "Bearer ${{KEY}}", X-Other: {secret}}}
+  c:
+    url: https://h/
+    auth: {{type: bearer, token: "${{KEY}}"}}
+"""
+    (tmp_path / "config.yml").write_text(text)
+    environ = {"KEY": secret}
+    flags = Flags(mcp_servers=(f"d=x --password {secret}",))
+    config = load(paths=Paths.of_user({"TOOLCRIB_HOME": str(tmp_path)}), root=None, environ=environ, flags=flags)
+    shown = mask(config)
+    assert secret not in json.dumps(shown)
+    assert list(shown["servers"]) == ["a", "b", "c", "d"]
+    a, b, c, d = shown["servers"].values()
+    assert a["args"] == [
+        *("-y", "server", "--token=****", "--api-key", "****", "${KEY}", "****", "****", "-e", "API_KEY=****"),
+        *("${NONE:-****}", "Authorization: Bearer ****", "postgres://****@h/db", "/plain/path", "--keyboard=us"),
+    ]
+    assert a["env"] == {"A": "${KEY}", "B": "****", "C": "****${KEY}"}
+    assert b["url"] == "https://h/${KEY}?api_key=****&page=2"
+    assert b["headers"] == {"Authorization": "Bearer ${KEY}", "X-Other": "****"}
+    assert c["headers"] == {"Authorization": "Bearer ${KEY}"}
+    assert d["args"] == ["--password", "****"]

@@ -1,0 +1,159 @@
+"""What holds for every configuration, however it was made."""
+
+from __future__ import annotations
+
+import json
+import string
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toolcrib.config import Config, Flags, Paths, ServerConfig, add_server, load, mask, remove_server
+from toolcrib.config.expand import expand
+from toolcrib.config.keys import SERVER_KEYS
+from toolcrib.config.redact import mask_args, mask_spelling, mask_text
+
+ENVIRON = {"HOME": "/home/u", "A": "one", "SECRET": "hunter2hunter2"}
+
+texts = st.text(max_size=20) | st.sampled_from(
+    [
+        "${A}",
+        "${SECRET}",
+        "${UNSET}",
+        "${",
+        "${A:-x}",
+        "http://h/",
+        "ws://h",
+        "npx",
+        "stdio",
+        "sse",
+        "bearer",
+        "\0",
+        "~/x",
+    ]
+)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts
+keys = st.sampled_from([*SERVER_KEYS, "verifySsl", "serverName", "token", "apiKey", "comand", "maxAttempts"]) | texts
+documents = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=5), max_leaves=25
+)
+entries = st.dictionaries(keys, documents, max_size=6) | documents
+
+
+def load_bytes(name: str, content: bytes, *flags: str, **environ: str) -> Config:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / name).write_bytes(content)
+        return load(
+            paths=Paths.of_user({"TOOLCRIB_HOME": folder}),
+            root=Path(folder),
+            environ={**ENVIRON, **environ},
+            flags=Flags(mcp_servers=flags),
+            is_trusted=lambda _path, _digest: True,
+        )
+
+
+def check(config: Config) -> None:
+    """Every part of it can be used and shown."""
+    for name, server in config.servers.items():
+        assert isinstance(server, ServerConfig)
+        assert (server.name, bool(server.command) != bool(server.url)) == (name, True)
+        assert len(server.identity) == 32
+    assert all(str(problem).isprintable() for problem in config.problems)
+    json.dumps(mask(config), allow_nan=False).encode()
+
+
+@pytest.mark.req("BNS-10", "BNS-3")
+@given(st.binary(max_size=200), st.sampled_from(["config.yml", "config.json", ".mcp.json"]))
+def test_any_bytes_are_a_configuration_with_problems_at_worst(content: bytes, name: str) -> None:
+    check(load_bytes(name, content))
+
+
+@pytest.mark.req("BNS-10", "BNS-3")
+@given(st.text(st.sampled_from("ab:{}[]-&*!<>|?#'\"\\,\n \t%@`0.~"), max_size=80))
+def test_any_text_that_looks_like_yaml_is_one_too(text: str) -> None:
+    check(load_bytes("config.yml", text.encode()))
+
+
+@pytest.mark.req("BNS-10", "BNS-3")
+@settings(max_examples=200)
+@given(st.dictionaries(st.sampled_from(["servers", "mcpServers", "port", "names", "x"]) | texts, documents, max_size=4))
+def test_any_data_is_a_configuration_with_problems_at_worst(data: Any) -> None:
+    content = json.dumps(data).encode()
+    for name in ("config.json", "config.yml", ".mcp.json"):
+        check(load_bytes(name, content))
+    check(load_bytes("none", b"", TOOLCRIB_SERVERS=content.decode()))
+
+
+@pytest.mark.req("BNS-10", "BNS-3")
+@settings(max_examples=200)
+@given(st.dictionaries(texts, entries, max_size=4), st.lists(texts, max_size=2))
+def test_a_good_server_is_untouched_by_whatever_stands_around_it(neighbours: dict[str, Any], flags: list[str]) -> None:
+    good = {"command": "npx", "args": ["${A}"], "env": {"K": "v"}}
+    around = {name: entry for name, entry in neighbours.items() if name.lower() != "good"}
+    content = json.dumps({"servers": {**around, "good": good}}).encode()
+    config = load_bytes("config.json", content, *flags)
+    check(config)
+    server = config.servers["good"]
+    assert (server.command, server.args, server.env) == ("npx", ("one",), {"K": "v"})
+
+
+@given(st.text() | st.lists(texts).map("".join))
+def test_expansion_is_total_and_leaves_text_without_references_alone(text: str) -> None:
+    expansion = expand(text, ENVIRON)
+    assert expansion.complete == (not expansion.missing and not expansion.malformed)
+    if "${" not in text:
+        assert expansion.text == text
+
+
+@given(st.text(st.characters(exclude_characters="${}")), st.text(st.characters(exclude_characters="${}")))
+def test_a_reference_becomes_exactly_its_value(before: str, value: str) -> None:
+    assert expand(f"{before}${{X}}{before}", {"X": value}).text == f"{before}{value}{before}"
+    assert expand(f"{before}$${{X}}", {"X": value}).text == f"{before}${{X}}"
+    assert expand(f"${{X:-{value}}}", {}).text == value
+
+
+@given(st.lists(st.text(max_size=40), max_size=5))
+def test_masking_is_total_and_what_it_shows_can_be_printed(args: list[str]) -> None:
+    masked = mask_args(args)
+    assert len(masked) == len(args)
+    assert all(arg.isprintable() for arg in masked)
+    assert all(mask_text(arg).isprintable() for arg in args)
+    assert all(mask_spelling(arg).isprintable() for arg in args)
+
+
+names = st.text(string.ascii_letters + string.digits + "-_./ é", min_size=1, max_size=20).filter(
+    lambda name: name == name.strip() and name.lower() not in ("crib", "kept")
+)
+words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0$"), max_size=30)
+BEFORE = {
+    "config.yml": ["", "servers:\n  kept: {command: x} # why\n", "port: 1\nservers: {kept: {command: x}}\n"],
+    "config.json": ["", '{"servers": {"kept": {"command": "x"}}}', '{\n "port": 1\n}\n'],
+}
+
+
+@pytest.mark.req("BNS-3")
+@settings(deadline=None)
+@given(
+    names,
+    st.fixed_dictionaries({"args": st.lists(words, max_size=4)}, optional={"env": st.dictionaries(names, words)}),
+    st.sampled_from([(name, text) for name, texts in BEFORE.items() for text in texts]),
+)
+def test_what_is_added_is_what_is_loaded_and_removing_it_undoes_it(
+    name: str, entry: dict[str, Any], before: tuple[str, str]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / before[0]
+        path.write_text(before[1])
+        paths = Paths.of_user({"TOOLCRIB_HOME": folder})
+        old = load(paths=paths, root=None, environ={})
+        add_server(path, {"name": name, "command": "npx", **entry})
+        config = load(paths=paths, root=None, environ={})
+        assert config.problems == old.problems
+        server = config.servers[name]
+        assert (server.command, list(server.args), dict(server.env)) == ("npx", entry["args"], entry.get("env", {}))
+        remove_server(path, name)
+        assert load(paths=paths, root=None, environ={}) == old

@@ -1,0 +1,232 @@
+"""Every configuration example of the documents Toolcrib is made from loads as it stands there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolcrib.config import Config, Paths, Retry, ServerConfig, Severity, Transport, load
+
+BEANS = """
+{
+  "servers": {
+    "database": {
+      "transport": "stdio",
+      "command": "npx",
+      "args": ["-y", "@modelcontextprotocol/server-postgres"],
+      "env": {
+        "DATABASE_URL": "postgresql://localhost/mydb"
+      }
+    },
+    "github": {
+      "transport": "stdio",
+      "command": "npx",
+      "args": ["-y", "@modelcontextprotocol/server-github"],
+      "env": {
+        "GITHUB_TOKEN": "${GITHUB_TOKEN}"
+      }
+    },
+    "custom-api": {
+      "transport": "http",
+      "url": "https://api.example.com/mcp",
+      "auth": {
+        "type": "api_key",
+        "headerName": "X-API-Key",
+        "apiKey": "${CUSTOM_API_KEY}"
+      }
+    }
+  }
+}
+"""
+
+KSI = """
+{
+  "mcpServers": {
+    "ksi": {
+      "type": "streamable-http",
+      "url": "http://localhost:8080",
+      "headers": {
+        "X-KSI-Agent-ID": "agent_123",
+        "X-KSI-Conversation-ID": "conv_456"
+      },
+      "verifySsl": false,
+      "retry": {
+        "maxAttempts": 3,
+        "backoffMs": 1000
+      }
+    }
+  }
+}
+"""
+
+KAI_HTTP = """
+model: "anthropic/claude-3.5-sonnet"
+apiKey: "..."
+mcpServers: [
+    {
+      name: "backbone-jobs",
+      transport: { type: "http", url: "http://localhost:8004/mcp" }
+    }
+  ]
+"""
+
+KAI_STDIO = """
+{
+  model: "anthropic/claude-3.5-sonnet",
+  apiKey: "...",
+  mcpServers: [
+    {
+      name: "github",
+      transport: {
+        type: "stdio",
+        command: "npx",
+        args: ["-y", "@modelcontextprotocol/server-github"]
+      }
+    }
+  ]
+}
+"""
+
+KAI_HEADERS = """
+mcpServers:
+  - name: jobs
+    transport: {type: http, url: "http://localhost:8004/mcp", headers: {X-Team: blue}}
+"""
+
+ENG_STDIO = """
+{
+  serverName: 'filesystem-mcp',
+  transport: 'stdio',
+  connection: {
+    command: 'npx',
+    args: ['-y', '@modelcontextprotocol/server-filesystem', '/path/to/allowed/dir'],
+  },
+}
+"""
+
+ENG_SSE = """
+{
+  serverName: 'api-mcp',
+  transport: 'sse',
+  connection: {
+    url: 'https://mcp.example.com/sse',
+  },
+  auth: {
+    type: 'bearer',
+    token: 'your-api-token',
+  },
+}
+"""
+
+ENG_WEBSOCKET = """
+{
+  serverName: 'cloud-mcp',
+  transport: 'websocket', # Maps to StreamableHTTPClientTransport
+  connection: {
+    url: 'https://mcp.cloud.example.com',
+  },
+}
+"""
+
+ENG_ENGINE = """
+{
+  model: myModel,
+  mcpServers: {
+    filesystem: {
+      command: 'npx',
+      args: ['-y', '@modelcontextprotocol/server-filesystem', '/allowed/path'],
+    },
+  },
+}
+"""
+
+ENVIRON = {"GITHUB_TOKEN": "gh-value", "CUSTOM_API_KEY": "custom-value"}
+
+
+def load_file(folder: Path, name: str, text: str) -> Config:
+    (folder / name).write_text(text)
+    return load(paths=Paths.of_user({"TOOLCRIB_HOME": str(folder)}), root=None, environ=ENVIRON)
+
+
+def errors(config: Config) -> list[str]:
+    return [str(problem) for problem in config.problems if problem.severity is Severity.ERROR]
+
+
+def only_server(config: Config) -> ServerConfig:
+    assert errors(config) == []
+    (server,) = config.servers.values()
+    return server
+
+
+@pytest.mark.req("BNS-3")
+def test_the_three_servers_of_the_client_document_load(tmp_path: Path) -> None:
+    config = load_file(tmp_path, "config.json", BEANS)
+    assert config.problems == ()
+    database, github, custom = config.servers.values()
+    assert (database.name, database.transport, database.command) == ("database", Transport.STDIO, "npx")
+    assert database.args == ("-y", "@modelcontextprotocol/server-postgres")
+    assert database.env == {"DATABASE_URL": "postgresql://localhost/mydb"}
+    assert github.env == {"GITHUB_TOKEN": "gh-value"}
+    assert (custom.name, custom.transport, custom.url) == ("custom-api", Transport.HTTP, "https://api.example.com/mcp")
+    assert custom.headers == {"X-API-Key": "custom-value"}
+
+
+@pytest.mark.req("BNS-3")
+def test_the_daemon_document_s_client_configuration_loads(tmp_path: Path) -> None:
+    config = load_file(tmp_path, "config.json", KSI)
+    assert config.problems == ()
+    server = only_server(config)
+    assert (server.name, server.transport, server.url) == ("ksi", Transport.HTTP, "http://localhost:8080")
+    assert server.headers == {"X-KSI-Agent-ID": "agent_123", "X-KSI-Conversation-ID": "conv_456"}
+    assert server.verify_tls is False
+    assert server.retry == Retry(max_attempts=3, backoff=1.0)
+
+
+@pytest.mark.req("BNS-3")
+def test_a_list_with_an_http_transport_mapping_loads(tmp_path: Path) -> None:
+    server = only_server(load_file(tmp_path, "config.yml", KAI_HTTP))
+    assert (server.name, server.transport, server.url) == (
+        "backbone-jobs",
+        Transport.HTTP,
+        "http://localhost:8004/mcp",
+    )
+
+
+@pytest.mark.req("BNS-3")
+def test_a_list_with_a_stdio_transport_mapping_loads(tmp_path: Path) -> None:
+    server = only_server(load_file(tmp_path, "config.yml", KAI_STDIO))
+    assert (server.name, server.transport, server.command) == ("github", Transport.STDIO, "npx")
+    assert server.args == ("-y", "@modelcontextprotocol/server-github")
+
+
+@pytest.mark.req("BNS-3")
+def test_headers_inside_a_transport_mapping_are_kept(tmp_path: Path) -> None:
+    assert only_server(load_file(tmp_path, "config.yml", KAI_HEADERS)).headers == {"X-Team": "blue"}
+
+
+@pytest.mark.req("ENG-1", "BNS-3")
+@pytest.mark.parametrize("wrap", ["{}", "servers: [{}]", "mcpServers: [{}]"])
+def test_the_engine_document_s_entries_load_alone_and_in_lists(tmp_path: Path, wrap: str) -> None:
+    def server(text: str) -> ServerConfig:
+        return only_server(load_file(tmp_path, "config.yml", wrap.replace("{}", text)))
+
+    stdio = server(ENG_STDIO)
+    assert (stdio.name, stdio.transport, stdio.command) == ("filesystem-mcp", Transport.STDIO, "npx")
+    assert stdio.args == ("-y", "@modelcontextprotocol/server-filesystem", "/path/to/allowed/dir")
+    sse = server(ENG_SSE)
+    assert (sse.name, sse.transport, sse.url) == ("api-mcp", Transport.SSE, "https://mcp.example.com/sse")
+    assert sse.headers == {"Authorization": "Bearer your-api-token"}
+    cloud = server(ENG_WEBSOCKET)
+    assert (cloud.name, cloud.transport, cloud.url) == (
+        "cloud-mcp",
+        Transport.HTTP,
+        "https://mcp.cloud.example.com",
+    )
+
+
+@pytest.mark.req("ENG-1", "BNS-3")
+def test_servers_in_an_engine_s_configuration_load(tmp_path: Path) -> None:
+    server = only_server(load_file(tmp_path, "config.yml", ENG_ENGINE))
+    assert (server.name, server.transport, server.command) == ("filesystem", Transport.STDIO, "npx")
+    assert server.args == ("-y", "@modelcontextprotocol/server-filesystem", "/allowed/path")

@@ -1,0 +1,277 @@
+"""Clients' files before and after: only the entry for Toolcrib differs, and it goes as it came."""
+
+from __future__ import annotations
+
+import json
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcrib.cli.app import run
+from toolcrib.coding_agents import json_entry, toml_entry
+from toolcrib.coding_agents.clients import CLIENTS, Scope, client_named
+from toolcrib.coding_agents.connect import BACKUP_SUFFIX, Connection, Outcome
+from toolcrib.errors import ConfigError, NotFound, UsageError
+
+CLAUDE_BEFORE = """{
+    "numStartups": 3,
+    "tipsHistory": {"a": 1,   "b": [1,2]},
+    "mcpServers": {
+        "other": {"type": "http", "url": "https://x/\\u00e9"}
+    },
+    "oauthAccount": {"x": 1e3}
+}"""
+
+CLAUDE_AFTER = """{
+    "numStartups": 3,
+    "tipsHistory": {"a": 1,   "b": [1,2]},
+    "mcpServers": {
+        "other": {"type": "http", "url": "https://x/\\u00e9"},
+        "toolcrib": {
+            "type": "stdio",
+            "command": "/opt/toolcrib",
+            "args": [
+                "stdio"
+            ]
+        }
+    },
+    "oauthAccount": {"x": 1e3}
+}"""
+
+CODEX_BEFORE = """# mine
+model = "gpt-5"   # keep
+
+[mcp_servers.other]
+command = "x"
+args = [
+  "a", # why
+]
+
+[mcp_servers.other.env]
+KEY = 'v'
+"""
+
+CODEX_TABLE = """[mcp_servers.toolcrib]
+command = "/opt/toolcrib"
+args = ["stdio"]
+env_vars = ["XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"]
+required = true
+startup_timeout_sec = 20
+"""
+
+
+def connection(name: str, home: Path, *, scope: Scope = Scope.USER, **environ: str) -> Connection:
+    client = client_named(name)
+    entry = client.stdio(command="/opt/toolcrib", args=["stdio"], env={})
+    return Connection(
+        client=client, scope=scope, entry=entry, environ={"HOME": str(home), **environ}, root=home / "project"
+    )
+
+
+def test_claude_gets_the_entry_and_everything_else_keeps_its_bytes(tmp_path: Path) -> None:
+    file = tmp_path / ".claude.json"
+    file.write_text(CLAUDE_BEFORE)
+    file.chmod(0o640)
+    claude = connection("claude", tmp_path)
+    assert claude.write() is Outcome.WRITTEN
+    assert file.read_text() == CLAUDE_AFTER
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert file.with_name(file.name + BACKUP_SUFFIX).read_text() == CLAUDE_BEFORE
+    assert claude.write() is Outcome.UNCHANGED
+    assert claude.remove() is Outcome.REMOVED
+    assert file.read_text() == CLAUDE_BEFORE
+    assert list(tmp_path.iterdir()) == [file], "neither the copy nor a temporary file is left"
+    assert claude.remove() is Outcome.ABSENT
+
+
+def test_codex_gets_a_table_at_the_end_and_everything_else_keeps_its_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "codex" / "config.toml"
+    file.parent.mkdir()
+    file.write_text(CODEX_BEFORE)
+    codex = connection("codex", tmp_path, CODEX_HOME=str(file.parent))
+    assert codex.write() is Outcome.WRITTEN
+    assert file.read_text() == f"{CODEX_BEFORE}\n{CODEX_TABLE}"
+    assert codex.write() is Outcome.UNCHANGED
+    assert codex.remove() is Outcome.REMOVED
+    assert file.read_text() == CODEX_BEFORE
+
+
+def test_gemini_without_a_file_gets_one_that_goes_again(tmp_path: Path) -> None:
+    gemini = connection("gemini", tmp_path)
+    file = tmp_path / ".gemini" / "settings.json"
+    assert gemini.write() is Outcome.WRITTEN
+    assert json.loads(file.read_text()) == {"mcpServers": {"toolcrib": {"command": "/opt/toolcrib", "args": ["stdio"]}}}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert gemini.remove() is Outcome.REMOVED
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("name", ["claude", "codex", "gemini"])
+@pytest.mark.parametrize("scope", list(Scope))
+def test_what_changed_since_stays_when_the_entry_goes(tmp_path: Path, name: str, scope: Scope) -> None:
+    made = connection(name, tmp_path, scope=scope)
+    file = made.file
+    assert file is not None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    toml = file.suffix == ".toml"
+    file.write_text('a = 1\n[mcp_servers.x]\ncommand = "y"\n' if toml else '{"a": 1, "mcpServers": {"x": {}}}')
+    made.write()
+    grown = file.read_text().replace("a = 1", "a = 2").replace('"a": 1', '"a": 2') + ("[z]\nb = 3\n" if toml else "\n")
+    file.write_text(grown)
+    assert made.remove() is Outcome.REMOVED
+    left: dict[str, Any] = tomllib.loads(file.read_text()) if toml else json.loads(file.read_text())
+    servers = {"mcp_servers": {"x": {"command": "y"}}, "z": {"b": 3}} if toml else {"mcpServers": {"x": {}}}
+    assert left == {"a": 2, **servers}
+
+
+def test_an_older_entry_is_replaced_where_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / ".codex" / "config.toml"
+    file.parent.mkdir()
+    before = '[mcp_servers."toolcrib"]\ncommand = "old"\n[mcp_servers.toolcrib.env]\nA = "b"\n\n# about z\n[z]\nb = 3\n'
+    file.write_text(before)
+    codex = connection("codex", tmp_path)
+    assert codex.write() is Outcome.WRITTEN
+    assert file.read_text() == f"{CODEX_TABLE}\n# about z\n[z]\nb = 3\n"
+    assert codex.remove() is Outcome.REMOVED
+    assert tomllib.loads(file.read_text()) == {"z": {"b": 3}}
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text"),
+    [
+        ("gemini", ".gemini/settings.json", '{\n  // my theme\n  "theme": "x",\n}'),
+        ("claude", ".claude.json", '{"mcpServers": []}'),
+        ("claude", ".claude.json", "[1]"),
+        ("claude", ".claude.json", '{"a": '),
+        ("codex", ".codex/config.toml", 'mcp_servers = { x = { command = "y" } }\n'),
+        ("codex", ".codex/config.toml", '[mcp_servers]\ntoolcrib = { command = "y" }\n'),
+        ("codex", ".codex/config.toml", "broken ="),
+        ("codex", ".codex/config.toml", 'a = """\n[mcp_servers.toolcrib]\n"""\n'),
+    ],
+)
+def test_a_file_that_cannot_be_edited_safely_is_left_and_the_text_to_paste_is_shown(
+    tmp_path: Path, name: str, file: str, text: str
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    made = connection(name, tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        made.write()
+    assert made.text in caught.value.text()
+    assert path.read_text() == text
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+
+
+def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
+    real = tmp_path / "dotfiles" / "claude.json"
+    real.parent.mkdir()
+    real.write_text("{}\n")
+    link = tmp_path / ".claude.json"
+    link.symlink_to(real)
+    connection("claude", tmp_path).write()
+    assert link.is_symlink()
+    assert "toolcrib" in json.loads(real.read_text())["mcpServers"]
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("", '{\n  "s": {\n    "t": 1\n  }\n}\n'),
+        ("{}", '{\n  "s": {\n    "t": 1\n  }\n}'),
+        ('{"a": 1}', '{"a": 1, "s": {"t": 1}}'),
+        ('{\n\t"a": 1\n}\n', '{\n\t"a": 1,\n\t"s": {\n\t\t"t": 1\n\t}\n}\n'),
+        ('{\r\n  "s": {}\r\n}\r\n', '{\r\n  "s": {\r\n    "t": 1\r\n  }\r\n}\r\n'),
+        ('{"s": {"t": 0, "u": 2}}', '{"s": {"t": 1, "u": 2}}'),
+        ('{"a\\"{": "}", "s": {"\\u0074": 0}}', '{"a\\"{": "}", "s": {"\\u0074": 1}}'),
+    ],
+)
+def test_json_is_written_the_way_the_file_writes_it(text: str, after: str) -> None:
+    assert json_entry.put_entry(text, ("s",), "t", 1) == after
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    data=st.dictionaries(st.text(max_size=4), _VALUES, max_size=4),
+    servers=st.none() | st.dictionaries(st.sampled_from(["a", "b", "toolcrib"]), _VALUES, max_size=3),
+    indent=st.sampled_from([None, 2, 4, "\t"]),
+)
+def test_only_the_entry_differs_in_any_json_file(data: dict[str, Any], servers: Any, indent: Any) -> None:
+    if servers is not None:
+        data = {**data, "mcpServers": servers}
+    text = json.dumps(data, indent=indent)
+    value = {"command": "x"}
+    after = json_entry.put_entry(text, ("mcpServers",), "toolcrib", value)
+    expected = (
+        {**data, "mcpServers": {**data.get("mcpServers", {}), "toolcrib": value}} if servers is not None else None
+    )
+    if expected is not None:
+        assert json.loads(after) == expected
+    else:
+        assert json_entry.get_entry(after, ("mcpServers",), "toolcrib") == value
+    gone = json.loads(json_entry.drop_entry(after, ("mcpServers",), "toolcrib"))
+    assert gone.get("mcpServers", {}) == {k: v for k, v in (servers or {}).items() if k != "toolcrib"}
+
+
+@given(
+    value=st.dictionaries(
+        st.text(min_size=1, max_size=6),
+        st.text(max_size=6) | st.booleans() | st.integers(-9, 9) | st.lists(st.text(max_size=4), max_size=3),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_table_reads_back_as_it_was_written(value: Mapping[str, Any]) -> None:
+    text = toml_entry.put_entry("", ("a",), "b", value)
+    assert tomllib.loads(text) == {"a": {"b": value}}
+
+
+def test_no_entry_holds_a_token(tmp_path: Path) -> None:
+    for client in CLIENTS:
+        entry = json.dumps(client.http(url="http://127.0.0.1:8765/mcp"))
+        assert "TOOLCRIB_TOKEN" in entry
+        assert "http://127.0.0.1:8765/mcp" in entry
+
+
+def test_a_client_whose_file_is_unknown_is_only_shown(tmp_path: Path) -> None:
+    generic = connection("generic", tmp_path)
+    assert json.loads(generic.text)["mcpServers"]["toolcrib"]["args"] == ["stdio"]
+    with pytest.raises(UsageError, match="not known"):
+        generic.write()
+    with pytest.raises(NotFound, match="claud"):
+        client_named("claud")
+
+
+def test_the_command_writes_and_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "project" / ".git").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TOOLCRIB_HOME", str(tmp_path / "crib"))
+    for name in ("CODEX_HOME", "CLAUDE_CONFIG_DIR", "CLAUDE_PROJECT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert run(["connect", "claude", "--write", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["outcome"], told["file"]) == ("written", str(tmp_path / ".claude.json"))
+    entry = json.loads((tmp_path / ".claude.json").read_text())["mcpServers"]["toolcrib"]
+    assert Path(entry["command"]).is_absolute()
+    assert entry["args"][-1] == "stdio"
+    assert entry["env"] == {"TOOLCRIB_HOME": str(tmp_path / "crib")}, "a client may start the bridge without it"
+    assert run(["connect", "claude", "--remove"]) == 0
+    assert not (tmp_path / ".claude.json").exists()
+    assert run(["connect", "gemini", "--scope", "project", "--write"]) == 0
+    shared = json.loads((tmp_path / "project" / ".gemini" / "settings.json").read_text())
+    assert shared["mcpServers"]["toolcrib"] == {"command": "toolcrib", "args": ["stdio"]}

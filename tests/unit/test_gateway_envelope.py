@@ -1,0 +1,114 @@
+"""What a client sends is read once, strictly, and nothing of it is bent."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcrib.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
+from toolcrib.gateway.envelope import (
+    MAX_DEPTH,
+    Rejected,
+    error_message,
+    one_line,
+    read_message,
+    result_message,
+)
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def request(**members: object) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", **members}).encode()
+
+
+@given(arguments=st.dictionaries(st.text(), json_values, max_size=5))
+def test_params_keep_their_very_bytes(arguments):
+    text = json.dumps(arguments, ensure_ascii=True)
+    body = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments": %b }}' % text.encode()
+    assert bytes(read_message(body).params["arguments"]) == text.encode()
+
+
+@given(st.one_of(st.integers(), st.text()))
+def test_an_id_goes_back_as_it_came(value):
+    raw = json.dumps(value)
+    message = read_message(b'{"jsonrpc":"2.0","id":%b,"method":"ping"}' % raw.encode())
+    assert message.id == raw.encode()
+    assert message.key == value
+    assert json.loads(result_message(message.id, b"{}")) == {"jsonrpc": "2.0", "id": value, "result": {}}
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_message_or_are_rejected_with_a_reason(body):
+    try:
+        read_message(body)
+    except Rejected as rejected:
+        assert rejected.message
+        assert rejected.code in (PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS)
+
+
+@given(json_values)
+def test_any_json_is_a_message_or_is_rejected_with_a_reason(value):
+    try:
+        read_message(json.dumps(value).encode())
+    except Rejected as rejected:
+        assert rejected.code in (PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "says"),
+    [
+        (b"", PARSE_ERROR, "Parse error"),
+        (b"{", PARSE_ERROR, "Parse error"),
+        (b'{"jsonrpc":"2.0","id":1,"method":"\xff"}', PARSE_ERROR, "UTF-8"),
+        (b'{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}', PARSE_ERROR, "'id' stands twice"),
+        (request(params={"a": [[[]]]}).replace(b'"a"', b'"a": {"k": 1, "k": 2}, "a"'), PARSE_ERROR, "stands twice"),
+        (b"[" * 100_000, PARSE_ERROR, "nested deeper"),
+        (b'{"jsonrpc":"2.0","id":1,"method":"m","params":' + b"[" * 400 + b"]" * 400 + b"}", PARSE_ERROR, "deeper"),
+        (b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]', INVALID_REQUEST, "single"),
+        (b'{"jsonrpc":"1.0","id":1,"method":"ping"}', INVALID_REQUEST, "jsonrpc"),
+        (b'{"jsonrpc":"2.0","id":1,"result":{}}', INVALID_REQUEST, "no method"),
+        (b'{"jsonrpc":"2.0","id":null,"method":"ping"}', INVALID_REQUEST, "id"),
+        (b'{"jsonrpc":"2.0","id":1.5,"method":"ping"}', INVALID_REQUEST, "id"),
+        (b'{"jsonrpc":"2.0","id":[1],"method":"ping"}', INVALID_REQUEST, "id"),
+        (request(params=[1]), INVALID_PARAMS, "params"),
+        (request(params={"_meta": 3}), INVALID_PARAMS, "params"),
+    ],
+)
+def test_what_can_be_read_in_two_ways_or_not_at_all_is_refused(body, code, says):
+    with pytest.raises(Rejected) as caught:
+        read_message(body)
+    assert caught.value.code == code
+    assert says in caught.value.message
+
+
+def test_honest_depth_passes():
+    deep: object = 1
+    for _ in range(MAX_DEPTH - 3):
+        deep = [deep]
+    assert read_message(request(params={"arguments": deep})).method == "tools/call"
+
+
+def test_brackets_inside_strings_are_not_depth():
+    message = read_message(request(params={"arguments": {"text": "[{" * 5_000}}))
+    assert msgspec.json.decode(message.params["arguments"])["text"] == "[{" * 5_000
+
+
+def test_an_error_answer_names_the_request_and_the_reason():
+    assert json.loads(error_message(b'"a"', -32602, "no", {"at": "x"})) == {
+        "jsonrpc": "2.0",
+        "id": "a",
+        "error": {"code": -32602, "message": "no", "data": {"at": "x"}},
+    }
+
+
+def test_a_pretty_printed_result_fits_on_one_line():
+    pretty = json.dumps({"a": ["x\ny", 1]}, indent=2).encode()
+    assert b"\n" not in one_line(pretty)
+    assert json.loads(one_line(pretty)) == {"a": ["x\ny", 1]}
