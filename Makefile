@@ -14,7 +14,9 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --qu
 PYTEST := $(BIN)/python -m pytest
 # Two tests at a time: they start real servers and would wait for each other beyond that on a small machine.
 WORKERS ?= 2
+ROOT_TESTS := $(wildcard tests/test_*.py)
 
+.NOTPARALLEL:
 .PHONY: up test check unit integration conformance bench soak clean
 
 up: $(VENV)/.installed
@@ -29,12 +31,12 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-dev
-	$(PYTEST) -q tests/unit $(wildcard tests/test_*.py) -m "not slow"
+	$(PYTEST) -q -n $(WORKERS) tests/unit $(ROOT_TESTS) -m "not slow"
 
 integration: $(VENV)/.installed-dev
 	@$(BIN)/python tests/parts/fleet.py
-	$(PYTEST) -q -n $(WORKERS) --dist worksteal tests/integration
-	$(PYTEST) -q tests/test_leftovers.py -m slow
+	$(PYTEST) -q -n $(WORKERS) --dist worksteal tests/integration tests/parts
+	$(PYTEST) -q tests/unit $(ROOT_TESTS) -m slow
 
 conformance: $(VENV)/.installed-dev
 	@$(BIN)/python tests/parts/fleet.py node conformance conformance-legacy

@@ -181,18 +181,24 @@ class ToolcribCommand:
         return {**kept, "TOOLCRIB_HOME": str(home)}
 
     def run(self, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        """One command to its end. Its words go to files: a daemon that kept a pipe open would keep us waiting."""
+        argv = [self.executable, *words]
         try:
-            return subprocess.run(
-                [self.executable, *words],
-                env=self.environment(home),
-                cwd=home,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=START_LIMIT,
-                check=False,
-                start_new_session=True,
-            )
+            with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+                done = subprocess.run(
+                    argv,
+                    env=self.environment(home),
+                    cwd=home,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    timeout=START_LIMIT,
+                    check=False,
+                    start_new_session=True,
+                )
+                out.seek(0)
+                err.seek(0)
+                return subprocess.CompletedProcess(argv, done.returncode, out.read(), err.read())
         except OSError as problem:
             raise NotMeasured(f"toolcrib cannot be run: {problem.strerror}") from problem
         except subprocess.TimeoutExpired as problem:
@@ -227,9 +233,9 @@ def toolcrib_home(servers: dict[str, dict[str, Any]]) -> Iterator[Path]:
 def toolcrib(command: ToolcribCommand, servers: dict[str, dict[str, Any]], *, called: str = SERVER) -> Iterator[Target]:
     """The daemon with these servers, when its `called` server answers (an empty name: when its endpoint does)."""
     with toolcrib_home(servers) as home:
-        done = command.run(home, "up", "--port", "0", "--detach")
         pid = 0
         try:
+            done = command.run(home, "up", "--port", "0", "--detach")
             if done.returncode:
                 raise NotMeasured(f"`toolcrib up --detach` ended with code {done.returncode}: {last_words(done)}")
             status = command.status(home)
@@ -244,6 +250,9 @@ def toolcrib(command: ToolcribCommand, servers: dict[str, dict[str, Any]], *, ca
 
 
 def stop_daemon(command: ToolcribCommand, home: Path, pid: int) -> None:
+    with contextlib.suppress(NotMeasured):
+        # An `up` that failed or was interrupted may have left a daemon whose pid nobody has asked for yet.
+        pid = pid or command.status(home)["pid"]
     with contextlib.suppress(NotMeasured):
         command.run(home, "down")
     deadline = time.monotonic() + 8

@@ -7,6 +7,7 @@ summary of what could not be run.
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -91,6 +92,13 @@ def postgres() -> Iterator[databases.Postgres]:
             yield server
     except fleet.NotRun as reason:
         not_run("PostgreSQL", str(reason))
+
+
+@pytest.fixture(scope="session")
+def sized() -> Callable[[int, int], int]:
+    """`sized(500, 5000)` is the first number in a usual run and the second in `make soak`."""
+    full = os.environ.get("TOOLCRIB_TEST_SIZES") == "full"
+    return lambda usual, most: most if full else usual
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -70,6 +70,11 @@ class Bus:
 
         return unsubscribe
 
+    @property
+    def heard(self) -> bool:
+        """Whether anybody listens; where nobody does, an event need not even be made."""
+        return bool(self._subscribers)
+
     def publish(self, event: Event) -> None:
         for subscriber in tuple(self._subscribers):
             try:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from parts.waiting import wait_for
 
 START_LIMIT = 30.0
 STOP_LIMIT = 10.0
+COMMAND_LIMIT = 20.0
 PROGRAM = Path(sys.executable).with_name("toolcrib")
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "SSL_CERT_FILE", "TOOLCRIB_TEST_CACHE")
 
@@ -34,6 +36,10 @@ class Home:
     @property
     def toolcrib(self) -> Path:
         return self.path / "t"
+
+    @property
+    def socket(self) -> Path:
+        return self.toolcrib / "run" / "daemon.sock"
 
     @property
     def project(self) -> Path:
@@ -118,9 +124,20 @@ class Daemon:
     token: str = field(default="", repr=False)
     pid: int = 0
 
+    def command(self, name: str, **params: Any) -> dict[str, Any]:
+        """Asks the daemon over its socket, as the command line does, but without starting a process."""
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(COMMAND_LIMIT)
+            line.connect(str(self.home.socket))
+            line.sendall(json.dumps({"jsonrpc": "2.0", "id": 1, "method": name, "params": params}).encode() + b"\n")
+            with line.makefile("rb") as answers:
+                answer: dict[str, Any] = json.loads(answers.readline())
+        assert "error" not in answer, answer
+        result: dict[str, Any] = answer["result"]
+        return result
+
     def status(self) -> dict[str, Any]:
-        answer: dict[str, Any] = run_cli(self.home, "status", "--json").ok().json
-        return answer
+        return self.command("system:status")
 
     @property
     def headers(self) -> dict[str, str]:
@@ -193,19 +210,18 @@ def starting(home: Home) -> Iterator[StartDaemon]:
 
 
 def _wait_until_it_answers(daemon: Daemon) -> None:
-    socket = daemon.home.toolcrib / "run" / "daemon.sock"
-
     def answers() -> dict[str, Any] | None:
         code = daemon.process.poll()
         if code is not None:
             raise AssertionError(f"`toolcrib up` ended with {code}: {daemon.log_tail()}")
-        if not socket.exists():
+        try:
+            status = daemon.status()
+        except (FileNotFoundError, ConnectionRefusedError):
             return None
-        done = run_cli(daemon.home, "status", "--json")
-        return done.json if done.exit_code == 0 and done.json.get("endpoint") else None
+        return status if status.get("endpoint") else None
 
     try:
-        status = wait_for(answers, "`toolcrib status` to answer", START_LIMIT)
+        status = wait_for(answers, "the daemon to answer", START_LIMIT)
     except TimeoutError as error:
         raise TimeoutError(f"{error}: {daemon.log_tail()}") from None
     daemon.endpoint, daemon.pid = status["endpoint"], status["pid"]
@@ -213,12 +229,15 @@ def _wait_until_it_answers(daemon: Daemon) -> None:
 
 
 def _end_all(started: list[Daemon]) -> None:
-    """Every daemon ends; one that would not end by itself is a failure of the test."""
-    too_slow = []
+    """Every daemon ends; one that would not end by itself, or leaves its socket, is a failure of the test."""
+    faults = []
     for daemon in started:
         try:
-            daemon.stop()
+            killed = daemon.stop() == -signal.SIGKILL
         except subprocess.TimeoutExpired:
-            too_slow.append(daemon.log_tail())
+            faults.append(f"the daemon did not end within {STOP_LIMIT:g} s: {daemon.log_tail()}")
             daemon.kill()
-    assert not too_slow, f"the daemon did not end within {STOP_LIMIT:g} s: {too_slow}"
+            continue
+        if daemon.home.socket.exists() and not killed:
+            faults.append(f"the daemon left {daemon.home.socket}")
+    assert not faults, "\n".join(faults)

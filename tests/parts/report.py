@@ -17,8 +17,8 @@ PREFIX = "NOT RUN"
 def not_run(part: str, reason: str) -> NoReturn:
     message = f"{PREFIX} {part}: {reason}"
     if os.environ.get("CI") == "true":
-        pytest.fail(message, pytrace=False)
-    pytest.skip(message)
+        raise pytest.fail.Exception(message, pytrace=False) from None
+    raise pytest.skip.Exception(message) from None
 
 
 def summarize(terminal: pytest.TerminalReporter) -> None:

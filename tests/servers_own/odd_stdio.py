@@ -1,7 +1,9 @@
 """A legacy server over stdio, written by hand: json and sys only, so that it starts fast and can misbehave.
 
-Tools say by their names what the server does. `ODD` in the environment changes how it begins.
+In: MCP on stdin. Out: MCP on stdout, as odd as the tool's name or the variable `ODD` says.
 """
+
+# ruff: noqa: PLW0603, PLR0912, PTH109
 
 import json
 import os
@@ -9,25 +11,38 @@ import subprocess
 import sys
 import time
 
-SCHEMA = '{"type":"object"}'
 TOOLS = [
     '{"name":"echo", "inputSchema":{"type":"object","x-unknown":[1.0,null]} , "_meta":{"a":null},"title":null}',
     '{"name":"fail","inputSchema":{"type":"object"}}',
-    '{"name":"error","inputSchema":{"type":"object"}}',
 ]
-EXACT = '{"content":[{"type":"text","text":"h\\u00e9 \\ud83d\\ude00"} ], "structuredContent":{"n":1.0,"z":null},"_meta":{"x":[ ]},"unknown":{"a":1e2}}'
+EXACT = (
+    '{"content":[{"type":"text","text":"h\\u00e9 \\ud83d\\ude00"} ], "structuredContent":{"n":1.0,"z":null},'
+    '"_meta":{"x":[ ]},"unknown":{"a":1e2}}'
+)
+ODD = os.environ.get("ODD", "")
+LIST_CHANGED = '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
+SLEEP = "import time; time.sleep(600)"
+
 lists = 0
-cancelled = []
 extra = 0
+cancelled = []
 
 
-def put(text):
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+def put(line):
+    put_bytes(line.encode())
+
+
+def put_bytes(line):
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def reply(ident, result):
-    put('{"jsonrpc":"2.0","id":%s,"result":%s}' % (json.dumps(ident), result))
+    put(f'{{"jsonrpc":"2.0","id":{json.dumps(ident)},"result":{result}}}')
+
+
+def refuse(ident, error):
+    put(f'{{"jsonrpc":"2.0","id":{json.dumps(ident)},"error":{error}}}')
 
 
 def text(words):
@@ -38,107 +53,111 @@ def call(ident, params):
     global extra
     name = params["name"]
     arguments = params.get("arguments") or {}
-    meta = params.get("_meta") or {}
+    raw_id = json.dumps(ident).encode()
     if name == "echo":
         reply(ident, EXACT)
     elif name == "params":
         reply(ident, text(json.dumps(params)))
-    elif name == "fail":
-        reply(ident, '{"content":[{"type":"text","text":"no"}],"isError":true}')
-    elif name == "error":
-        put('{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"bad","data":{"k": null}}}' % json.dumps(ident))
-    elif name == "progress":
-        token = meta.get("progressToken")
-        for step in (1, 2):
-            put(json.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": token, "progress": step, "total": 2}}))
-        reply(ident, text("done"))
     elif name == "hang":
         pass
     elif name == "cancelled":
         reply(ident, text(json.dumps(cancelled)))
     elif name == "die":
-        sys.stderr.write("I am dying of " + os.environ.get("SECRET", "thirst") + "\n")
+        sys.stderr.write(f"I am dying of {os.environ.get('SECRET', 'thirst')}\n")
         sys.stderr.flush()
         os._exit(3)
     elif name == "big":
-        reply(ident, '{"content":[{"type":"text","text":"%s"}]}' % ("x" * arguments["size"]))
+        reply(ident, text("x" * arguments["size"]))
     elif name == "garbage":
-        sys.stdout.buffer.write(b"hello\n\xff\xfe\n[1,2\n" + b"[" * 20000 + b"\n{}\n42\nnull\n{\"jsonrpc\":\"2.0\",\"id\":\n")
-        sys.stdout.buffer.flush()
+        put_bytes(b'hello\n\xff\xfe\n[1,2\n{}\n42\nnull\n{"jsonrpc":"2.0","id":\n' + b"[" * 20000)
         reply(ident, text("still here"))
     elif name == "truncated":
-        put('{"jsonrpc":"2.0","id":%s,"result":{"content":[' % json.dumps(ident))
+        put_bytes(b'{"jsonrpc":"2.0","id":' + raw_id + b',"result":{"content":[')
     elif name == "latin":
-        sys.stdout.buffer.write(b'{"jsonrpc":"2.0","id":' + json.dumps(ident).encode() + b',"result":{"t":"\xe9"}}\n')
-        sys.stdout.buffer.flush()
+        put_bytes(b'{"jsonrpc":"2.0","id":' + raw_id + b',"result":{"t":"\xe9"}}')
     elif name == "deep":
-        put('{"jsonrpc":"2.0","id":%s,"result":%s%s}' % (json.dumps(ident), "[" * 5000, "]" * 5000))
-    elif name == "empty":
-        put('{"jsonrpc":"2.0","id":%s}' % json.dumps(ident))
+        put_bytes(b'{"jsonrpc":"2.0","id":' + raw_id + b',"result":' + b"[" * 5000 + b"]" * 5000 + b"}")
+    elif name == "neither":
+        put_bytes(b'{"jsonrpc":"2.0","id":' + raw_id + b"}")
+    elif name == "batch":
+        put_bytes(b'[{"jsonrpc":"2.0","id":' + raw_id + b',"result":{"in":"a batch"}}]')
     elif name == "storm":
         extra += 1
-        for _ in range(arguments.get("times", 1)):
-            put('{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}')
+        put("\n".join([LIST_CHANGED] * arguments["times"]))
         reply(ident, text("stormed"))
     elif name == "lists":
         reply(ident, text(str(lists)))
     elif name == "ask":
-        put(json.dumps({"jsonrpc": "2.0", "id": "q1", "method": arguments["method"], "params": {}}))
-        answer = json.loads(sys.stdin.readline())
-        reply(ident, text(json.dumps(answer)))
-    elif name == "environ":
-        reply(ident, text(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "pid": os.getpid()})))
+        put(json.dumps({"jsonrpc": "2.0", "id": "q1", "method": arguments["method"], "params": arguments["params"]}))
+        reply(ident, text(sys.stdin.readline()))
+    elif name == "surroundings":
+        reply(ident, text(json.dumps({"env": dict(os.environ), "cwd": os.getcwd()})))
     elif name == "escape":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        reply(ident, text(str(child.pid)))
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        gone = subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True, **quiet)
+        stayed = subprocess.Popen([sys.executable, "-c", SLEEP], **quiet)
+        reply(ident, text(json.dumps([gone.pid, stayed.pid])))
     else:
-        put('{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"unknown tool"}}' % json.dumps(ident))
+        refuse(ident, '{"code":-32602,"message":"unknown tool"}')
 
 
 def listing(ident, params):
     global lists
     lists += 1
-    odd = os.environ.get("ODD")
-    if odd == "malformed":
-        reply(ident, '{"tools":[{"name":"good","inputSchema":{}},{"inputSchema":{}},7,null,{"name":""},{"name":"good","other":1},{"name":"last"}]}')
-    elif odd == "pages":
-        cursor = params.get("cursor")
-        page = int(cursor or 0)
-        more = ',"nextCursor":"%d"' % (page + 1) if page < 3 else ""
-        reply(ident, '{"tools":[{"name":"t%d"}]%s}' % (page, more))
-    elif odd == "circle":
-        reply(ident, '{"tools":[{"name":"t%s"}],"nextCursor":"again"}' % len(params))
+    if ODD == "malformed":
+        reply(
+            ident,
+            '{"tools":[{"name":"good","inputSchema":{}},{"inputSchema":{}},7,null,{"name":""},'
+            '{"name":"good","other":1},{"name":"last"}]}',
+        )
+    elif ODD == "pages":
+        page = int(params.get("cursor") or 0)
+        more = f',"nextCursor":"{page + 1}"' if page < 3 else ""
+        reply(ident, f'{{"tools":[{{"name":"t{page}"}}]{more}}}')
+    elif ODD == "circle":
+        reply(ident, f'{{"tools":[{{"name":"t{len(params)}"}}],"nextCursor":"again"}}')
     else:
-        more = [] if not extra else ['{"name":"extra%d"}' % extra]
-        reply(ident, '{"tools":[%s]}' % ",".join(TOOLS + more))
+        grown = [f'{{"name":"extra{extra}"}}'] if extra else []
+        reply(ident, f'{{"tools":[{",".join(TOOLS + grown)}]}}')
 
 
-def main():
-    odd = os.environ.get("ODD")
-    if odd == "stubborn":
+def begin():
+    if ODD == "stubborn":
         import signal
 
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if odd == "exits":
-        sys.stderr.write("cannot find my key %s\n" % os.environ.get("SECRET"))
+    elif ODD == "exits":
+        sys.stderr.write(f"cannot use the key {os.environ.get('SECRET')}\n")
         sys.exit(7)
-    if odd == "mute":
+    elif ODD == "mute":
         time.sleep(600)
-    if odd == "chatty":
-        print("Welcome to the server!\nlistening on stdio")
+    elif ODD == "chatty":
+        put("Welcome to the server!\nlistening on stdio")
+
+
+def main():
+    begin()
     begun = False
     for line in sys.stdin:
         message = json.loads(line)
-        method = message.get("method")
-        ident = message.get("id")
-        if odd == "strict" and not begun and method != "initialize":
-            sys.exit(9)
-        if odd == "deaf" and not begun and method != "initialize":
+        method, ident = message.get("method"), message.get("id")
+        if not begun and method != "initialize" and ODD in {"strict", "deaf"}:
+            if ODD == "strict":
+                sys.exit(9)
             continue
         if method == "initialize":
             begun = True
-            version = message["params"]["protocolVersion"]
-            reply(ident, '{"protocolVersion":"%s","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"odd","version":"1"},"instructions":"be odd"}' % version)
+            reply(
+                ident,
+                json.dumps(
+                    {
+                        "protocolVersion": message["params"]["protocolVersion"],
+                        "capabilities": {"tools": {"listChanged": True}},
+                        "serverInfo": {"name": "odd", "version": "1"},
+                        "instructions": "be odd",
+                    }
+                ),
+            )
         elif method == "tools/list":
             listing(ident, message.get("params") or {})
         elif method == "tools/call":
@@ -146,8 +165,8 @@ def main():
         elif method == "notifications/cancelled":
             cancelled.append(message["params"]["requestId"])
         elif ident is not None:
-            put('{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"unknown method"}}' % json.dumps(ident))
-    if odd == "stubborn":
+            refuse(ident, '{"code":-32601,"message":"unknown method"}')
+    if ODD == "stubborn":
         time.sleep(600)
 
 

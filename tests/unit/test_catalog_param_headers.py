@@ -78,6 +78,8 @@ def test_nested_properties_are_reached_and_absent_values_send_nothing() -> None:
         {"properties": {"a": {"type": "string", MARK: 7}}},
         {"properties": {"a": {"type": "string", MARK: "X"}, "b": {"type": "string", MARK: "x"}}},
         {"properties": {"a": {"type": "string", MARK: "A"}}, "anyOf": [{MARK: "B"}]},
+        {"patternProperties": {"^a": {"type": "string", MARK: "A"}}},
+        {"items": {"properties": {"a": {"type": "string", MARK: "A"}}}},
     ],
 )
 def test_one_invalid_mark_voids_them_all(schema: dict[str, Any]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -291,9 +291,11 @@ def test_trust_shows_what_would_run_and_needs_a_yes(
 @pytest.mark.req("BNS-9")
 def test_help_takes_less_than_a_third_of_a_second_and_imports_nothing_heavy(home: Path) -> None:
     def measured() -> float:
-        begun = time.perf_counter()
+        # The processor's time, not the clock's: a busy machine must not decide this.
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "toolcrib", "--help"], check=True, capture_output=True, timeout=20)
-        return time.perf_counter() - begun
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
 
     assert min(measured() for _ in range(5)) < 0.3
     listed = subprocess.run(
@@ -306,3 +308,69 @@ def test_help_takes_less_than_a_third_of_a_second_and_imports_nothing_heavy(home
 def test_the_manual_is_made_of_the_help_pages_as_they_are() -> None:
     page = Path(__file__).parents[2] / "docs" / "cli.md"
     assert page.read_text() == manual(), "make it again: python -m toolcrib.cli.manual > docs/cli.md"
+
+
+@pytest.mark.req("BNS-10")
+@pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("yes\n", 0), ("\n", 1), ("no\n", 1), ("", 1)])
+def test_on_a_terminal_trust_asks_and_only_yes_is_yes(
+    home: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, typed: str, code: int
+) -> None:
+    from toolcrib.config import trust_digest
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    file = home / "project" / ".toolcrib" / "config.yml"
+    file.parent.mkdir()
+    file.write_text("servers:\n  x:\n    command: x\n")
+    daemon.answers["trust:add"] = result({"file": str(file), "sha256": trust_digest(file)})
+    monkeypatch.setattr("sys.stdin", Terminal(typed))
+    assert run(["trust"]) == code
+    assert len(daemon.asked) == (1 if code == 0 else 0)
+
+
+@pytest.mark.req("BNS-3")
+def test_config_check_fails_where_something_is_wrong(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = {
+        "severity": "error",
+        "file": "/c.yml",
+        "key": "servers.x.comand",
+        "found": "'comand'",
+        "expected": "a known key",
+        "suggestion": "Did you mean command?",
+    }
+    daemon.answers["config:check"] = result({"ok": False, "servers": [], "problems": [problem], "untrusted": []})
+    assert run(["config", "check"]) == 3
+    assert (
+        capsys.readouterr().out
+        == "error: /c.yml: servers.x.comand: found 'comand', expected a known key. Did you mean command?\n"
+    )
+    daemon.answers["config:check"] = result({"ok": True, "servers": ["a"], "problems": [], "untrusted": []})
+    assert run(["config", "check"]) == 0
+
+
+@pytest.mark.req("KSI-6")
+def test_with_servers_of_its_own_a_command_does_not_ask_the_daemon(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import toolcrib.commands.local
+
+    asked: list[Any] = []
+
+    async def run_local(name: str, params: Any, *, flags: Any, root: Path, emit: Any) -> dict[str, Any]:
+        asked.append((name, params, flags.mcp_servers, root))
+        return {"tools": [TOOL]}
+
+    monkeypatch.setattr(toolcrib.commands.local, "run_local", run_local)
+    assert run(["tools", "--mcp-server", "files=cat", "--mcp-server", "b=http://x"]) == 0
+    assert asked == [("tool:list", {}, ("files=cat", "b=http://x"), Path.cwd())]
+    assert daemon.asked == []
+    assert "files:read_file  files_read_file  Read a file." in capsys.readouterr().out
+
+
+def test_a_working_folder_that_is_gone_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "project" / ".git").rmdir()
+    (home / "project").rmdir()
+    assert run(["servers"]) == 2
+    assert "no longer exists" in capsys.readouterr().err

@@ -140,8 +140,9 @@ def test_a_layout_that_cannot_be_changed_without_loss_is_refused_and_kept(tmp_pa
     path = tmp_path / "config.yml"
     text = "servers: {a: {command: x}, # why\n  b: {command: y}}\n"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="by hand"):
+    with pytest.raises(ConfigError) as caught:
         remove_server(path, "a")
+    assert "by hand" in caught.value.remedy
     assert path.read_text() == text
     assert left_in(tmp_path) == ["config.yml"]
 
@@ -203,8 +204,13 @@ def test_removing_what_is_not_there_says_what_is_near(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("config.yml", "servers: [\n"), ("config.yml", "a: 1\na: 2\n"), ("config.json", "{"), ("config.json", "[]")]
-    + [("config.yml", "servers: 3\n")],
+    [
+        ("config.yml", "servers: [\n"),
+        ("config.yml", "a: 1\na: 2\n"),
+        ("config.yml", "servers: 3\n"),
+        ("config.json", "{"),
+        ("config.json", "[]"),
+    ],
 )
 def test_a_broken_file_is_left_as_it_is(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name
@@ -227,6 +233,34 @@ def test_mode_and_link_of_the_file_stay(tmp_path: Path) -> None:
     assert read(real) == {"port": 1, "servers": {"new": BODY}}
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
     assert left_in(real.parent) == ["crib.yaml"]
+
+
+@pytest.mark.req("BNS-10")
+@pytest.mark.parametrize("linked", ["file", "folder"])
+def test_a_project_s_link_never_leads_a_change_elsewhere(tmp_path: Path, linked: str) -> None:
+    root, outside = tmp_path / "project", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    (outside / "config.yml").write_text("port: 1\n")
+    path = root / ".toolcrib" / "config.yml"
+    if linked == "file":
+        path.parent.mkdir()
+        path.symlink_to(outside / "config.yml")
+    else:
+        path.parent.symlink_to(outside)
+    with pytest.raises(ConfigError, match="link"):
+        add_server(path, ENTRY, project=root)
+    with pytest.raises(ConfigError, match="link"):
+        remove_server(path, "new", project=root)
+    assert (outside / "config.yml").read_text() == "port: 1\n"
+
+
+def test_a_project_s_own_file_may_be_changed_and_have_relative_folders(tmp_path: Path) -> None:
+    path = tmp_path / ".toolcrib" / "config.yml"
+    add_server(path, {"name": "a", "command": "x", "cwd": "sub"}, project=tmp_path)
+    assert read(path) == {"servers": {"a": {"command": "x", "cwd": "sub"}}}
+    remove_server(path, "a", project=tmp_path)
+    assert read(path) == {"servers": {}}
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(
@@ -269,8 +303,9 @@ def test_what_is_shown_holds_no_secret_and_says_where_each_comes_from(tmp_path: 
 servers:
   a:
     command: npx
-    args: [-y, server, --token={secret}, --api-key, {secret}, "${{KEY}}", sk-{secret}, ghp_{secret}, -e, API_KEY={secret},
-      "${{NONE:-{secret}}}", "Authorization: Bearer {secret}", "postgres://u:{secret}@h/db", /plain/path, --keyboard=us]
+    args: [-y, server, --token={secret}, --api-key, {secret}, "${{KEY}}", sk-{secret}, ghp_{secret}, -e,
+      API_KEY={secret}, "${{NONE:-{secret}}}", "Authorization: Bearer {secret}", apiKey={secret},
+      "postgres://u:{secret}@h/db", /plain/path, --keyboard=us]
     env: {{A: "${{KEY}}", B: {secret}, C: "x{secret}${{KEY}}"}}
   b:
     url: https://h/${{KEY}}?api_key={secret}&page=2
@@ -289,7 +324,14 @@ servers:
     a, b, c, d = shown["servers"].values()
     assert a["args"] == [
         *("-y", "server", "--token=****", "--api-key", "****", "${KEY}", "****", "****", "-e", "API_KEY=****"),
-        *("${NONE:-****}", "Authorization: Bearer ****", "postgres://****@h/db", "/plain/path", "--keyboard=us"),
+        *(
+            "${NONE:-****}",
+            "Authorization: Bearer ****",
+            "apiKey=****",
+            "postgres://****@h/db",
+            "/plain/path",
+            "--keyboard=us",
+        ),
     ]
     assert a["env"] == {"A": "${KEY}", "B": "****", "C": "****${KEY}"}
     assert b["url"] == "https://h/${KEY}?api_key=****&page=2"

@@ -134,6 +134,8 @@ def test_a_transport_is_understood_in_every_spelling(
         ({"url": URL, "enabled": True, "disabled": True}, "servers.it.disabled", "one of the two"),
         ({"url": URL, "enabled": "no"}, "servers.it.enabled", "true or false"),
         ({"url": URL, "auth": "bearer"}, "servers.it.auth", "a mapping"),
+        ({"url": URL, "timeout": 10**400}, "servers.it.timeout", "a number"),
+        ({"url": URL, "enabled": "${HOME:-maybe}"}, "servers.it.enabled", "true or false"),
         ({"url": URL, "auth": {}}, "servers.it.auth", "no type"),
         ({"url": URL, "auth": {"type": "magic"}}, "servers.it.auth.type", "bearer"),
         ({"url": URL, "auth": {"type": "bearer"}}, "servers.it.auth", "token"),

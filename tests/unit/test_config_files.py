@@ -94,6 +94,18 @@ def test_aliases_that_multiply_are_stopped(tmp_path: Path) -> None:
     assert "values" in only_error(load_file(tmp_path, "config.yml", "\n".join(rows))).found
 
 
+@pytest.mark.req("BNS-10")
+def test_an_alias_inside_what_it_names_is_told_as_such(tmp_path: Path) -> None:
+    assert "alias inside" in only_error(load_file(tmp_path, "config.yml", "a: &a\n  b: *a\n")).found
+
+
+@pytest.mark.req("BNS-10")
+@pytest.mark.timeout(20)
+def test_many_aliases_cost_little(tmp_path: Path) -> None:
+    text = "a: &a {x: [1, 2, 3]}\nb: [" + "*a, " * 6_000 + "*a]\nservers: {good: {command: x}}\n"
+    assert list(load_file(tmp_path, "config.yml", text).servers) == ["good"]
+
+
 def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     assert "too large" in only_error(load_file(tmp_path, "config.yml", b"#" * (1024 * 1024 + 1))).found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from toolcrib.config import Config, Flags, Layer, NameStyle, Paths, Severity, Transport, load, trust_digest
+from toolcrib.config import Config, Flags, Layer, NameStyle, Paths, Severity, Transport, load, mask, trust_digest
 from toolcrib.errors import ConfigError
 
 
@@ -108,8 +108,15 @@ def test_a_wrong_variable_is_named_and_changes_nothing(person: Person, variable:
 
 @pytest.mark.parametrize(
     ("data", "key"),
-    [({"port": 70_000}, "port"), ({"port": "1"}, "port"), ({"names": 3}, "names"), ({"log_level": "loud"}, "log_level")]
-    + [({"prot": 1}, "prot"), ({"server": {}}, "server"), ({"servers": 3}, "servers")],
+    [
+        ({"port": 70_000}, "port"),
+        ({"port": "1"}, "port"),
+        ({"names": 3}, "names"),
+        ({"log_level": "loud"}, "log_level"),
+        ({"prot": 1}, "prot"),
+        ({"server": {}}, "server"),
+        ({"servers": 3}, "servers"),
+    ],
 )
 def test_a_wrong_setting_in_a_file_is_an_error(person: Person, data: Any, key: str) -> None:
     person.user(data)
@@ -248,7 +255,7 @@ def test_the_digest_of_a_missing_file_is_a_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("BNS-10")
-@pytest.mark.parametrize("linked", ["file", "folder"])
+@pytest.mark.parametrize("linked", ["file", "folder", "itself"])
 def test_a_link_in_a_project_is_not_followed_even_when_trusted(person: Person, tmp_path: Path, linked: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -256,6 +263,8 @@ def test_a_link_in_a_project_is_not_followed_even_when_trusted(person: Person, t
     folder = person.root / ".toolcrib"
     if linked == "file":
         (folder / "config.json").symlink_to(outside / "config.json")
+    elif linked == "itself":
+        (folder / "config.json").symlink_to("config.json")
     else:
         folder.rmdir()
         folder.symlink_to(outside)
@@ -263,6 +272,16 @@ def test_a_link_in_a_project_is_not_followed_even_when_trusted(person: Person, t
     config = person.load()
     assert config.servers == {}
     assert [(problem.severity, problem.found) for problem in config.problems] == [(Severity.ERROR, "a link")]
+
+
+@pytest.mark.req("BNS-10")
+@pytest.mark.timeout(20)
+def test_a_hostile_project_cannot_make_the_reader_slow(person: Person) -> None:
+    args = ["key_" * 50_000, "?" + "token" * 20_000, "${" * 50_000, "${A:-" * 20_000, "bearer" + " " * 100_000]
+    person.project({"servers": {"a": {"command": "x", "args": args}}})
+    assert len(person.load().waiting) == 1
+    person.trust_all()
+    assert mask(person.load())["servers"] == {}
 
 
 @pytest.mark.req("BNS-10")

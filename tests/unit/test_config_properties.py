@@ -36,7 +36,7 @@ texts = st.text(max_size=20) | st.sampled_from(
         "~/x",
     ]
 )
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
 keys = st.sampled_from([*SERVER_KEYS, "verifySsl", "serverName", "token", "apiKey", "comand", "maxAttempts"]) | texts
 documents = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=5), max_leaves=25
@@ -67,19 +67,21 @@ def check(config: Config) -> None:
 
 
 @pytest.mark.req("BNS-10", "BNS-3")
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["config.yml", "config.json", ".mcp.json"]))
 def test_any_bytes_are_a_configuration_with_problems_at_worst(content: bytes, name: str) -> None:
     check(load_bytes(name, content))
 
 
 @pytest.mark.req("BNS-10", "BNS-3")
+@settings(deadline=None)
 @given(st.text(st.sampled_from("ab:{}[]-&*!<>|?#'\"\\,\n \t%@`0.~"), max_size=80))
 def test_any_text_that_looks_like_yaml_is_one_too(text: str) -> None:
     check(load_bytes("config.yml", text.encode()))
 
 
 @pytest.mark.req("BNS-10", "BNS-3")
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(["servers", "mcpServers", "port", "names", "x"]) | texts, documents, max_size=4))
 def test_any_data_is_a_configuration_with_problems_at_worst(data: Any) -> None:
     content = json.dumps(data).encode()
@@ -89,7 +91,7 @@ def test_any_data_is_a_configuration_with_problems_at_worst(data: Any) -> None:
 
 
 @pytest.mark.req("BNS-10", "BNS-3")
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(texts, entries, max_size=4), st.lists(texts, max_size=2))
 def test_a_good_server_is_untouched_by_whatever_stands_around_it(neighbours: dict[str, Any], flags: list[str]) -> None:
     good = {"command": "npx", "args": ["${A}"], "env": {"K": "v"}}
@@ -101,6 +103,7 @@ def test_a_good_server_is_untouched_by_whatever_stands_around_it(neighbours: dic
     assert (server.command, server.args, server.env) == ("npx", ("one",), {"K": "v"})
 
 
+@settings(deadline=None)
 @given(st.text() | st.lists(texts).map("".join))
 def test_expansion_is_total_and_leaves_text_without_references_alone(text: str) -> None:
     expansion = expand(text, ENVIRON)
@@ -109,6 +112,7 @@ def test_expansion_is_total_and_leaves_text_without_references_alone(text: str) 
         assert expansion.text == text
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_characters="${}")), st.text(st.characters(exclude_characters="${}")))
 def test_a_reference_becomes_exactly_its_value(before: str, value: str) -> None:
     assert expand(f"{before}${{X}}{before}", {"X": value}).text == f"{before}{value}{before}"
@@ -116,6 +120,7 @@ def test_a_reference_becomes_exactly_its_value(before: str, value: str) -> None:
     assert expand(f"${{X:-{value}}}", {}).text == value
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=40), max_size=5))
 def test_masking_is_total_and_what_it_shows_can_be_printed(args: list[str]) -> None:
     masked = mask_args(args)

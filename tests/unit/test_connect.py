@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import tomllib
 from collections.abc import Mapping
@@ -167,6 +168,32 @@ def test_a_file_that_cannot_be_edited_safely_is_left_and_the_text_to_paste_is_sh
     assert made.text in caught.value.text()
     assert path.read_text() == text
     assert [found.name for found in path.parent.iterdir()] == [path.name]
+
+
+def test_a_copy_of_a_file_whose_entry_was_taken_out_by_hand_goes_too(tmp_path: Path) -> None:
+    file = tmp_path / ".claude.json"
+    file.write_text('{"secret": 1}')
+    claude = connection("claude", tmp_path)
+    claude.write()
+    file.write_text('{"secret": 2}')
+    assert claude.remove() is Outcome.ABSENT
+    assert file.read_text() == '{"secret": 2}'
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_the_client_writes_at_the_same_moment_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / ".claude.json"
+    file.write_text('{"n": 1}')
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        real(handle)
+        file.write_text('{"n": 2}')
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(ConfigError, match="changed just now"):
+        connection("claude", tmp_path).write()
+    assert file.read_text() == '{"n": 2}'
 
 
 def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:

@@ -251,6 +251,14 @@ async def test_reading_goes_on_while_another_process_writes(file: Path) -> None:
     await store.close()
 
 
+def test_a_writer_holds_the_lock_from_its_start(file: Path) -> None:
+    with Database.open(file) as database, database._writing():
+        other = sqlite3.connect(file, timeout=0, isolation_level=None)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        other.close()
+
+
 async def test_many_tasks_at_once_are_served_one_after_the_other(store_url: str) -> None:
     store = await Store.open(store_url)
     await asyncio.gather(*(store.trust(f"/p{number}", "aa") for number in range(50)))

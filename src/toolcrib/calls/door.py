@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 from msgspec import Raw
 
-from toolcrib.catalog.param_headers import param_headers
 from toolcrib.catalog.schema_check import Checker
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
@@ -26,7 +26,6 @@ from toolcrib.policy import Caller, Decision, Verdict, decide
 from toolcrib.servers.model import Answer, OnProgress, ToolCall
 
 _PROCESS = f"{os.getpid():x}-{time.time_ns():x}"
-_IS_TOOL_ERROR = (b'"isError":true', b'"isError": true')
 
 
 class Target(Protocol):
@@ -59,6 +58,14 @@ class Request:
     on_progress: OnProgress | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A call that reached its server: what the server said, and the tool that the name stood for."""
+
+    answer: Answer
+    tool: Tool
+
+
 class Door:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -67,84 +74,101 @@ class Door:
         self.in_flight = 0
         self.finished = 0
 
-    async def call(self, shelf: Shelf, caller: Caller, request: Request) -> Answer:
+    async def call(self, shelf: Shelf, caller: Caller, request: Request) -> Outcome:
         tool = shelf.catalog.find(request.tool)
         decision = decide(caller, tool)
-        call_id = f"{_PROCESS}-{next(self._numbers)}"
-        began = time.monotonic()
+        line = _Line(self._bus, f"{_PROCESS}-{next(self._numbers)}", caller, tool, decision)
         if decision.verdict is not Verdict.ALLOW:
-            self._intend(call_id, caller, tool, decision)
-            self._finish(call_id, caller, tool, "denied", began)
+            line.finish("denied")
             raise Denied(
                 f"{caller.agent} may not use {tool.display}: {decision.rule}.",
                 remedy="Ask the owner of this machine to allow it.",
                 data={"rule": decision.rule, "tool": tool.display},
             )
-        arguments = request.params.get("arguments")
         try:
-            checked = self._checker.check(tool, arguments)
+            checked = self._checker.check(tool, request.params.get("arguments"))
         except ToolcribError:
-            self._intend(call_id, caller, tool, decision)
-            self._finish(call_id, caller, tool, "invalid", began)
+            line.finish("invalid")
             raise
-        self._intend(call_id, caller, tool, decision)
-        call = ToolCall(
-            name=tool.name, params=request.params, meta=request.meta, headers=param_headers(tool.input_schema, checked)
-        )
+        call = ToolCall(name=tool.name, params=request.params, meta=request.meta, headers=tool.param_headers(checked))
         self.in_flight += 1
-        outcome = "error"
-        size = 0
         try:
             answer = await shelf.target(tool.server, caller).call(
                 call, timeout=request.timeout, on_progress=request.on_progress
             )
-            outcome, size = _outcome(answer)
-            return answer
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
-        except CallTimeout:
-            outcome = "timeout"
-            raise
-        except ServerFailure:
-            outcome = "away"
+        except BaseException as error:
+            line.finish(_failure(error))
             raise
         finally:
             self.in_flight -= 1
             self.finished += 1
-            self._finish(call_id, caller, tool, outcome, began, size)
+        line.finish(_success(answer), len(answer.result or answer.error or b""))
+        return Outcome(answer, tool)
 
-    def _intend(self, call_id: str, caller: Caller, tool: Tool, decision: Decision) -> None:
-        self._bus.publish(
-            CallIntended(
-                call_id=call_id,
-                caller=caller.agent,
-                tool=tool.display,
-                server=tool.server,
-                decision=decision.verdict,
-                rule=decision.rule,
+
+class _Line:
+    """A call's line in the book: begun when it is decided, ended once."""
+
+    def __init__(self, bus: Bus, call_id: str, caller: Caller, tool: Tool, decision: Decision) -> None:
+        self._bus = bus
+        self._call_id = call_id
+        self._caller = caller.agent
+        self._tool = tool
+        self._began = time.monotonic()
+        if bus.heard:
+            bus.publish(
+                CallIntended(
+                    call_id=call_id,
+                    caller=caller.agent,
+                    tool=tool.display,
+                    server=tool.server,
+                    decision=decision.verdict,
+                    rule=decision.rule,
+                )
             )
-        )
 
-    def _finish(self, call_id: str, caller: Caller, tool: Tool, outcome: str, began: float, size: int = 0) -> None:
-        self._bus.publish(
-            CallFinished(
-                call_id=call_id,
-                caller=caller.agent,
-                tool=tool.display,
-                server=tool.server,
-                outcome=outcome,
-                duration=time.monotonic() - began,
-                result_size=size,
+    def finish(self, outcome: str, size: int = 0) -> None:
+        if self._bus.heard:
+            self._bus.publish(
+                CallFinished(
+                    call_id=self._call_id,
+                    caller=self._caller,
+                    tool=self._tool.display,
+                    server=self._tool.server,
+                    outcome=outcome,
+                    duration=time.monotonic() - self._began,
+                    result_size=size,
+                )
             )
-        )
 
 
-def _outcome(answer: Answer) -> tuple[str, int]:
+def _failure(error: BaseException) -> str:
+    match error:
+        case asyncio.CancelledError():
+            return "cancelled"
+        case CallTimeout():
+            return "timeout"
+        case ServerFailure():
+            return "away"
+        case _:
+            return "error"
+
+
+class _Flagged(msgspec.Struct):
+    failed: Any = msgspec.field(name="isError", default=False)
+
+
+_flagged = msgspec.json.Decoder(_Flagged).decode
+_LOOKED_INTO = 4 * 1024 * 1024
+"""A result above this is not read through once more for its flag: no tool explains its failure at such length."""
+
+
+def _success(answer: Answer) -> str:
     if answer.result is None:
-        return "error", len(answer.error or b"")
-    # Decoding a large result only for the book would cost more than the call; servers write the flag
-    # at the very beginning or the very end, and the book says "ok" where it stands elsewhere.
-    edges = answer.result[:256] + answer.result[-256:]
-    failed = any(mark in edges for mark in _IS_TOOL_ERROR)
-    return ("tool_error" if failed else "ok"), len(answer.result)
+        return "error"
+    if len(answer.result) > _LOOKED_INTO:
+        return "ok"
+    try:
+        return "tool_error" if _flagged(answer.result).failed is True else "ok"
+    except msgspec.MsgspecError:
+        return "ok"

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from toolcrib.cli.bridge_daemon import START, connect_or_start
 from toolcrib.cli.bridge_lines import Kind, Lines, Message, messages
-from toolcrib.cli.project import project_root
+from toolcrib.cli.project import project_root, working_folder
 from toolcrib.config.paths import Paths
 from toolcrib.errors import SERVER_AWAY, ToolcribError
 
@@ -317,7 +317,7 @@ def _complain(error: ToolcribError) -> None:
 def run_bridge(start: Sequence[str] = START) -> int:
     """The bridge on this process's own stdin and stdout; returns the exit code."""
     try:
-        return Bridge(stdin=0, stdout=1, environ=os.environ, cwd=Path.cwd(), start=start).run()
+        return Bridge(stdin=0, stdout=1, environ=os.environ, cwd=working_folder(), start=start).run()
     except ToolcribError as error:
         _complain(error)
         return error.exit_code

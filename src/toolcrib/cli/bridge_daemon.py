@@ -32,16 +32,29 @@ START = (sys.executable, "-P", "-m", "toolcrib", "up", "--detach", "--json")
 """-P: nothing is imported from the folder it starts in."""
 
 
+PROOF = b'{"jsonrpc":"2.0","id":0,"method":"system:health","params":{}}\n'
+"""The kernel takes connections for a daemon that is just dying. One that answers this is alive."""
+
+
 def try_connect(path: Path) -> socket.socket | None:
-    """A connection, or None where nobody listens."""
+    """A connection to a daemon that answers, or None where there is none."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.settimeout(5.0)
+        sock.settimeout(PATIENCE)
         sock.connect(str(path))
+        sock.sendall(PROOF)
+        if not _answers(sock):
+            sock.close()
+            return None
         sock.settimeout(None)
-    except (FileNotFoundError, ConnectionRefusedError, TimeoutError, BlockingIOError):
+    except (FileNotFoundError, ConnectionError):
         sock.close()
         return None
+    except TimeoutError as error:
+        sock.close()
+        raise DaemonNotRunning(
+            f"The daemon does not answer within {PATIENCE:.0f} s.", remedy="`toolcrib down`, then `toolcrib up`."
+        ) from error
     except OSError as error:
         sock.close()
         raise DaemonNotRunning(
@@ -49,6 +62,15 @@ def try_connect(path: Path) -> socket.socket | None:
             remedy="Check TOOLCRIB_HOME and who owns that folder; a shorter path helps where it is too long.",
         ) from error
     return sock
+
+
+def _answers(sock: socket.socket) -> bool:
+    last = b""
+    while not last.endswith(b"\n"):
+        last = sock.recv(1 << 16)
+        if not last:
+            return False
+    return True
 
 
 def connect_or_start(

@@ -60,11 +60,8 @@ class Lines:
 
 def messages(line: bytes) -> list[Message] | None:
     """What stands in a line (several in a batch), or None where it is not JSON-RPC."""
-    if len(line) > SMALL:
-        if head := _ANSWER_HEAD.match(line):
-            return [Message(Kind.ANSWER, _canonical(head[1]))]
-        if head := _REQUEST_HEAD.match(line):
-            return [Message(Kind.REQUEST, _canonical(head[1]), head[2].decode("utf-8", "replace"))]
+    if len(line) > SMALL and (quick := _from_head(line)) is not None:
+        return [quick]
     try:
         whole = json.loads(line)
     except (ValueError, RecursionError):
@@ -91,8 +88,15 @@ def _cancelled(part: dict[str, Any]) -> str:
     return json.dumps(params["requestId"]) if isinstance(params, dict) and "requestId" in params else ""
 
 
-def _canonical(raw: bytes) -> str:
+def _from_head(line: bytes) -> Message | None:
+    """What a long line is, where it says so at its beginning in the usual order."""
+    answer, request = _ANSWER_HEAD.match(line), _REQUEST_HEAD.match(line)
+    head = answer or request
+    if head is None:
+        return None
     try:
-        return json.dumps(json.loads(raw))
+        request_id = json.dumps(json.loads(head[1]))
+        method = head[2].decode() if request is not None else ""
     except ValueError:
-        return raw.decode("utf-8", "replace")
+        return None
+    return Message(Kind.ANSWER if answer is not None else Kind.REQUEST, request_id, method)

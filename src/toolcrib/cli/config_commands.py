@@ -136,13 +136,7 @@ def _waiting(file: Path | None) -> list[Waiting]:
 
 
 def _trust(one: Waiting) -> dict[str, Any]:
-    done = perform("trust:add", {"file": str(one.file)})
-    if done.get("sha256") != one.digest:
-        perform("trust:remove", {"file": str(one.file)})
-        raise ConfigError(
-            f"{one.file} changed while you looked at it; it is not trusted.", remedy="Run `toolcrib trust` again."
-        )
-    return done
+    return perform("trust:add", {"file": str(one.file), "digest": one.digest})
 
 
 def _project_files() -> list[Path]:

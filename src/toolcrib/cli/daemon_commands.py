@@ -5,6 +5,7 @@ In: words of the command line. Out: an exit code. The process itself is `toolcri
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -71,7 +72,9 @@ def down(*, as_json: AsJson = False) -> int:
             say("No daemon runs.")
         return 0
     pid = _daemon_pid()
-    from_daemon("system:stop")
+    # It may be gone before its answer is out: that is what was asked for.
+    with contextlib.suppress(DaemonNotRunning):
+        from_daemon("system:stop", timeout=STOP_WITHIN)
     deadline = time.monotonic() + STOP_WITHIN
     with working("stopping the daemon …"):
         while daemon_runs() or (pid is not None and _is_alive(pid)):

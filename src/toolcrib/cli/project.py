@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from toolcrib.errors import UsageError
+
 MARKS = (".toolcrib", ".git")
 
 
@@ -22,3 +24,10 @@ def project_root(environ: Mapping[str, str], cwd: Path) -> Path:
         if any((folder / mark).exists() for mark in MARKS):
             return folder
     return here
+
+
+def working_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise UsageError("The working folder no longer exists.", remedy="Go to one that does.") from error

@@ -13,7 +13,7 @@ from typing import Any
 
 from toolcrib.cli.client import ask, is_running
 from toolcrib.cli.output import working
-from toolcrib.cli.project import project_root
+from toolcrib.cli.project import project_root, working_folder
 from toolcrib.config.paths import Paths
 from toolcrib.errors import DaemonNotRunning
 
@@ -28,7 +28,7 @@ def paths() -> Paths:
 
 
 def root() -> Path:
-    return project_root(os.environ, Path.cwd())
+    return project_root(os.environ, working_folder())
 
 
 def daemon_runs() -> bool:

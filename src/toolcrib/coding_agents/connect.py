@@ -81,7 +81,11 @@ class Connection:
         backup = _backup(file)
         try:
             entry = None if now is None else self._get(now)
-            if now is None or entry is None:
+            if now is None:
+                return Outcome.ABSENT
+            if entry is None:
+                # The person took it out by hand; the copy, which may hold secrets, has no use any more.
+                backup.unlink(missing_ok=True)
                 return Outcome.ABSENT
             old = _read(backup)
             if old is None and self._reads_as(now, "", entry):
@@ -156,11 +160,11 @@ _UNCHECKED = object()
 
 
 def _replace(file: Path, text: str, *, like: Path, expected: object = _UNCHECKED) -> None:
-    """Exchanges the file at one stroke, with the mode of `like`; a new one is the user's alone."""
+    """Exchanges the file at one stroke, with the mode and owner of `like`; a new one is the user's alone."""
     try:
-        mode = stat.S_IMODE(like.stat().st_mode)
+        found: os.stat_result | None = like.stat()
     except FileNotFoundError:
-        mode = 0o600
+        found = None
     try:
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
         try:
@@ -168,7 +172,11 @@ def _replace(file: Path, text: str, *, like: Path, expected: object = _UNCHECKED
                 stream.write(text.encode("utf-8"))
                 stream.flush()
                 os.fsync(stream.fileno())
-                os.fchmod(stream.fileno(), mode)
+                if found is not None:
+                    # Only root can give a file away, and only root comes to a file that is another's.
+                    with contextlib.suppress(PermissionError):
+                        os.fchown(stream.fileno(), found.st_uid, found.st_gid)
+                    os.fchmod(stream.fileno(), stat.S_IMODE(found.st_mode))
             # The client itself may have written in the meantime; its word must not be lost.
             if expected is not _UNCHECKED and _read(file) != expected:
                 raise ConfigError(f"{file} changed just now.", remedy="Close the client and try again.")

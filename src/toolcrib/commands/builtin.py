@@ -55,7 +55,7 @@ class _Asked:
         self,
         call: ToolCall,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 - commands bound themselves
+        timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Answer:
         return await self.server.answer(call, self.project, self.caller)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
-from toolcrib.config import mask
+from toolcrib.config import mask, trust_digest
 from toolcrib.config.model import Severity
+from toolcrib.errors import ConfigError
 
 
 @registry.command("config:check", effect=Effect.READS, reach=Reach.SOCKET)
@@ -35,13 +36,20 @@ async def show(context: Context, _: Parameters) -> dict[str, Any]:
 
 class Trusted(Parameters):
     file: Path
+    digest: str | None = None
+    """Of the content that the person looked at; a file that changed since is not trusted."""
 
 
 @registry.command("trust:add", parameters=Trusted, effect=Effect.CHANGES, reach=Reach.SOCKET)
 async def trust(context: Context, params: Trusted) -> dict[str, Any]:
     """Trust a project's file as it is now; any later change to it asks again."""
-    digest = await context.crib.trust(params.file)
-    await context.crib.reload(context.project)
+    digest = trust_digest(params.file)
+    if params.digest is not None and digest != params.digest:
+        raise ConfigError(
+            f"{params.file} is not what it was when you looked at it.", remedy="Look again with `toolcrib trust`."
+        )
+    await context.crib.trust(params.file, digest)
+    await context.crib.reload()
     return {"file": str(params.file), "sha256": digest}
 
 
@@ -49,5 +57,5 @@ async def trust(context: Context, params: Trusted) -> dict[str, Any]:
 async def untrust(context: Context, params: Trusted) -> dict[str, Any]:
     """Take the trust in a project's file back; what it started ends."""
     await context.crib.untrust(params.file)
-    await context.crib.reload(context.project)
+    await context.crib.reload()
     return {"file": str(params.file)}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
-from toolcrib.config import add_server, remove_server
-from toolcrib.config.edit import IfExists
+from toolcrib.config import IfExists, add_server, remove_server, trust_digest
 from toolcrib.config.model import Layer
+from toolcrib.config.paths import project_config
 from toolcrib.errors import ConfigError, UnknownServer
 from toolcrib.servers.model import ServerState
 
@@ -75,23 +76,25 @@ class Add(Parameters):
 @registry.command("server:add", parameters=Add, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
 async def add(context: Context, params: Add) -> dict[str, Any]:
     """Add an MCP server to the configuration and connect to it."""
-    paths = context.crib.paths
     project = context.project
-    file = paths.user_config if params.scope == "user" else project.root / ".toolcrib" / "config.yml"
+    before = await context.crib.read_config(project.root)
+    file = context.crib.paths.user_config if params.scope == "user" else project_config(project.root)
+    within = None if params.scope == "user" else project.root
+    if any(waiting.file == file for waiting in before.waiting):
+        raise ConfigError(
+            f"{file} holds entries that you have not trusted.",
+            remedy="Look at them with `toolcrib trust`, then add yours.",
+        )
     entry = params.entry.model_dump(exclude_none=True, exclude_defaults=True)
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    add_server(
-        file,
-        {"name": params.name, **entry},
-        if_exists=IfExists.REPLACE if params.replace else IfExists.REFUSE,
-    )
-    if params.scope == "project":
-        # The owner wrote this entry here and now: that is the trust it needs.
-        await context.crib.trust(file)
-    await context.crib.reload(project)
+    if_exists = IfExists.REPLACE if params.replace else IfExists.REFUSE
+    add_server(file, {"name": params.name, **entry}, if_exists=if_exists, project=within)
+    if within is not None:
+        # All that stood there was trusted, and the owner wrote the rest here and now.
+        await context.crib.trust(file, trust_digest(file))
+    await context.crib.reload()
     problems = [str(p) for p in project.config.problems if params.name in p.key]
     if params.name not in project.config.servers:
-        remove_server(file, params.name)
+        await _take_out(context, file, params.name)
         raise ConfigError(
             f"{params.name} was not added: {'; '.join(problems) or 'its entry cannot be used'}",
             remedy="Nothing was changed.",
@@ -114,9 +117,17 @@ async def remove(context: Context, params: Named) -> dict[str, Any]:
     if config.source.file is None:
         where = "a variable" if config.source.layer is Layer.ENVIRONMENT else "a flag"
         raise ConfigError(f"{params.name} comes from {where}.", remedy="Start again without it.")
-    remove_server(config.source.file, params.name)
-    await context.crib.reload(context.project)
+    await _take_out(context, config.source.file, params.name)
     return {"server": params.name, "file": str(config.source.file)}
+
+
+async def _take_out(context: Context, file: Path, name: str) -> None:
+    """Removes the entry; the trust in what else the file says goes on."""
+    within = context.project.root if file.is_relative_to(context.project.root) else None
+    remove_server(file, name, project=within)
+    if within is not None:
+        await context.crib.trust(file, trust_digest(file))
+    await context.crib.reload()
 
 
 @registry.command("server:restart", parameters=Named, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)

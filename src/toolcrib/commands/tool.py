@@ -9,7 +9,8 @@ from pydantic import Field
 
 from toolcrib.calls import Request
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
-from toolcrib.errors import ToolcribError, UnknownServer
+from toolcrib.crib.results import read_answer
+from toolcrib.errors import UnknownServer
 
 
 class Listed(Parameters):
@@ -51,7 +52,7 @@ class Called(Parameters):
 @registry.command("tool:call", parameters=Called, effect=Effect.CHANGES, reach=Reach.SOCKET)
 async def call(context: Context, params: Called) -> dict[str, Any]:
     """Call a tool by any of its names."""
-    answer = await context.crib.door.call(
+    outcome = await context.crib.door.call(
         context.project,
         context.caller,
         Request(
@@ -60,9 +61,4 @@ async def call(context: Context, params: Called) -> dict[str, Any]:
             timeout=params.timeout,
         ),
     )
-    if answer.result is None:
-        error = msgspec.json.decode(answer.error or b"{}")
-        raise ToolcribError(
-            f"{params.tool} answered with an error: {error.get('message', 'no message')}", data={"error": error}
-        )
-    return {"result": msgspec.json.decode(answer.result)}
+    return {"result": read_answer(outcome.answer).raw}

@@ -62,8 +62,11 @@ def _required(given: Mapping[str, Field], name: str, auth: Field, values: Values
 
 
 def _header_name(given: Mapping[str, Field], values: Values) -> str | None:
+    """As it stands: names are shown in messages, so no variable is filled in."""
     field = given.get("header_name")
-    return values.text(field, into=("auth", "header_name")) if field else None
+    if field and not isinstance(field.value, str):
+        values.report.error(field.path, found=describe(field.value), expected="a header's name")
+    return str(field.value) if field else None
 
 
 def _bearer(token: Field | None, values: Values) -> tuple[str, str] | None:

@@ -28,6 +28,7 @@ from toolcrib.config.problems import Report
 from toolcrib.config.read import SIZE_LIMIT, Format, parse_text, read_bytes
 from toolcrib.config.shapes import Contribution, Entry, take_entry
 from toolcrib.config.slug import same_name
+from toolcrib.config.trust import is_real
 from toolcrib.config.values import Surroundings
 from toolcrib.errors import ConfigError, UnknownServer
 
@@ -39,9 +40,14 @@ class IfExists(enum.Enum):
     REPLACE = enum.auto()
 
 
-def add_server(path: Path, entry: Mapping[str, Any], *, if_exists: IfExists = IfExists.REFUSE) -> None:
-    """Raises `ConfigError` for an entry that `load` would refuse; variables need not be set yet."""
-    name, body = _checked(entry)
+def add_server(
+    path: Path, entry: Mapping[str, Any], *, if_exists: IfExists = IfExists.REFUSE, project: Path | None = None
+) -> None:
+    """Raises `ConfigError` for an entry that `load` would refuse; variables need not be set yet.
+
+    `project` is the root for a project's file: a repository must not lead the change elsewhere by a link.
+    """
+    name, body = _checked(entry, project)
 
     def change(text: str, data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if held := _find(data, name):
@@ -52,10 +58,10 @@ def add_server(path: Path, entry: Mapping[str, Any], *, if_exists: IfExists = If
             text, data = _without(path, text, data, held)
         return _with(path, text, data, name, body)
 
-    _change(path, change)
+    _change(path, change, project)
 
 
-def remove_server(path: Path, name: str) -> None:
+def remove_server(path: Path, name: str, *, project: Path | None = None) -> None:
     def change(text: str, data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         held = _find(data, name)
         if held != name:
@@ -63,15 +69,15 @@ def remove_server(path: Path, name: str) -> None:
             raise UnknownServer(f"{path} has no server {name!r}.", remedy=near)
         return _without(path, text, data, name)
 
-    _change(path, change)
+    _change(path, change, project)
 
 
-def _checked(entry: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _checked(entry: Mapping[str, Any], project: Path | None) -> tuple[str, dict[str, Any]]:
     """The name and the rest, after the same check that `load` makes; only unset variables are let through."""
     body: dict[str, Any] = {key: copy.deepcopy(value) for key, value in entry.items() if plain(key) not in _NAME_KEYS}
     name = next((value for key, value in entry.items() if plain(key) in _NAME_KEYS), None)
     report = Report("the new entry")
-    around = Surroundings(layer=Layer.USER, environ={}, home=Path.home())
+    around = Surroundings(layer=Layer.USER, environ={}, home=Path.home(), root=project)
     found = Entry(name=name, entry=body, path=(), unit=TimeUnit.SECONDS)
     take_entry(found, Contribution(report=report), around)
     wrong = [p for p in report.problems if p.severity is Severity.ERROR and p not in report.unset]
@@ -153,9 +159,13 @@ def _indent(text: str) -> int | str | None:
     return found[1] if found else 2
 
 
-def _change(path: Path, change: Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]]) -> None:
-    # A link, as dotfile tools make them, stays a link: its target is what changes.
-    target = path.resolve()
+def _change(
+    path: Path, change: Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]], project: Path | None
+) -> None:
+    # A person's link, as dotfile tools make them, stays a link: its target is what changes.
+    target = Path(os.path.realpath(path))
+    if project is not None and not is_real(Path(os.path.realpath(project)) / path.relative_to(project)):
+        raise ConfigError(f"{path} is reached by a link.", remedy="Make it a file of the project itself.")
     form = Format.of(path.name)
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

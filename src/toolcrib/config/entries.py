@@ -222,8 +222,8 @@ def _check_url(url: str | None, field: Field, report: Report) -> None:
             suggestion="Put it in a header.",
         )
     elif parts.scheme not in _SCHEMES:
-        scheme = describe(f"{parts.scheme}:") if parts.scheme else "no scheme"
-        report.error(path, found=scheme, expected="a URL that starts with http://, https://, ws:// or wss://")
+        expected = "a URL that starts with http://, https://, ws:// or wss://"
+        report.error(path, found=describe(field.value), expected=expected)
     elif not host:
         report.error(path, found=describe(field.value), expected="a URL with a host")
 

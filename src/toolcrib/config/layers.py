@@ -7,6 +7,7 @@ Out: `Config`, always: what is wrong stands in its problems. A project's files c
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 import stat
@@ -22,7 +23,7 @@ from toolcrib.config.problems import Report, describe, sorted_problems
 from toolcrib.config.read import Document, parse_document, read_document
 from toolcrib.config.redact import mask_args
 from toolcrib.config.shapes import Contribution, Entry, contribution_of, setting, take_entry
-from toolcrib.config.trust import digest_of, effects_of, is_inside
+from toolcrib.config.trust import digest_of, effects_of, is_real
 from toolcrib.config.values import Surroundings, Values
 
 IsTrusted = Callable[[Path, str], bool]
@@ -92,7 +93,9 @@ def _project(
         if not document.data:
             contributions.append(Contribution(report=document.report))
         elif is_trusted(path, digest):
-            inside = dataclasses.replace(around, layer=Layer.PROJECT, file=path, root=root and root.resolve())
+            inside = dataclasses.replace(
+                around, layer=Layer.PROJECT, file=path, root=root and Path(os.path.realpath(root))
+            )
             contributions.append(contribution_of(document, inside))
         elif effects := effects_of(document, users_names):
             waiting.append(Waiting(file=path, digest=digest, effects=effects))
@@ -104,11 +107,11 @@ def _project_documents(root: Path | None) -> Iterator[tuple[Path, Document]]:
     """The weakest first, each under its real absolute path, which is what trust is bound to."""
     if root is None:
         return
-    root = root.resolve()
+    root = Path(os.path.realpath(root))
     shared = root / SHARED_PROJECT_FILE
     own = configs_in(root / PROJECT_FOLDER)
     for path in (shared, *own[:1]):
-        if not is_inside(path, root):
+        if not is_real(path):
             report = Report(str(path))
             report.error((), found="a link", expected="a file of the project itself", suggestion="It is not read.")
             yield path, Document(data={}, report=report)

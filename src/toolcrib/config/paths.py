@@ -7,6 +7,7 @@ Every room above asks here; this module touches the disk only to see which confi
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,4 +95,11 @@ class Paths:
 
 def configs_in(folder: Path) -> tuple[Path, ...]:
     """The configuration files that stand in a folder, the one to read first; a link counts, wherever it leads."""
-    return tuple(path for name in CONFIG_NAMES if (path := folder / name).is_symlink() or path.exists())
+    return tuple(path for name in CONFIG_NAMES if os.path.lexists(path := folder / name))
+
+
+def project_config(root: Path) -> Path:
+    """The file of a project's own that exists, or the one to make."""
+    folder = root / PROJECT_FOLDER
+    present = [path for name in CONFIG_NAMES if (path := folder / name).is_file()]
+    return present[0] if present else folder / CONFIG_NAMES[0]

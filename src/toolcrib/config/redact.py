@@ -11,13 +11,16 @@ from collections.abc import Sequence
 
 HIDDEN = "****"
 
-_SECRET_WORD = r"(?:token|key|secret|passw(?:or)?d|passwd|credentials?|auth|authorization|bearer|pat)"  # noqa: S105 - words, not one of them a secret
+_TELLING_NAME = (  # Repetitions are bounded: the texts are hostile, and the time to search them must not be.
+    r"(?:[\w.-]{0,40}(?:token|secret|passw(?:or)?d|passwd|credential|api_?key|bearer|authorization)"
+    r"|(?:[\w.-]{0,40}[_.-])?(?:key|auth|pat))s?(?:[_.-][\w.-]{0,40})?"
+)
 
 _PATTERNS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"(?<=://)[^/\s@]+@", f"{HIDDEN}@"),
-        (rf"(?i)([?&;][\w.-]*{_SECRET_WORD}[\w.-]*=)[^&#\s]+", rf"\1{HIDDEN}"),
+        (rf"(?i)([?&;]{_TELLING_NAME}=)[^&#\s]+", rf"\1{HIDDEN}"),
         (r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}", rf"\1 {HIDDEN}"),
         (r"\b(?:sk|pk|rk)-[\w-]{8,}", HIDDEN),
         (r"\b(?:gh[pousr]_|github_pat_|glpat-|npm_|hf_|xox[abeprs]-|pypi-)[\w-]{8,}", HIDDEN),
@@ -26,8 +29,8 @@ _PATTERNS = tuple(
         (r"\beyJ[\w-]{8,}(?:\.[\w-]+)*", HIDDEN),
     )
 )
-_NAMED_SECRET = re.compile(rf"(?is)(-{{0,2}}(?:[\w.-]*[_.-])?{_SECRET_WORD}s?(?:[_.-][\w.-]*)?\s*[=:]\s*).+")
-_SECRET_OPTION = re.compile(rf"(?i)--?(?:[\w-]*[_-])?{_SECRET_WORD}")
+_NAMED_SECRET = re.compile(rf"(?is)(-{{0,2}}{_TELLING_NAME}\s{{0,9}}[=:]\s{{0,9}}).+")
+_SECRET_OPTION = re.compile(rf"(?i)--?{_TELLING_NAME}")
 _REFERENCE = re.compile(r"\$\{(?:env:)?[A-Za-z_][A-Za-z0-9_]*(?::-[^{}]*)?\}")
 _SCHEME = re.compile(r"(?i)\s*(?:bearer|basic|token)\s+")
 

@@ -30,16 +30,16 @@ def digest_of(path: Path, content: bytes) -> str:
 
 def trust_digest(path: Path) -> str:
     """The digest of a project's file as it is now."""
-    place = path.absolute().parent.resolve() / path.name
+    place = Path(os.path.realpath(path.absolute().parent)) / path.name
     try:
         return digest_of(place, read_bytes(place))
     except (OSError, Unreadable):
         raise ConfigError(f"{path} cannot be read.", remedy="Name a project's configuration file.") from None
 
 
-def is_inside(path: Path, root: Path) -> bool:
-    """No link on the way from the project to its file, so that no file from elsewhere is read in its name."""
-    return path.resolve() == root.resolve() / path.relative_to(root)
+def is_real(path: Path) -> bool:
+    """No link on the way to it, so that nothing from elsewhere is read in a project's name."""
+    return not path.is_symlink() and os.path.realpath(path) == str(path)
 
 
 def effects_of(document: Document, users_names: Mapping[str, str]) -> tuple[str, ...]:

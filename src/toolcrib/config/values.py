@@ -6,7 +6,6 @@ In: `Field`s. Out: text, lists, tables, numbers, yes or no; None after something
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,9 @@ class Surroundings:
     file: Path | None = None
     root: Path | None = None
     """The project, for a project's file: relative paths start there."""
+
+
+_MERE_TEXT = object()
 
 
 class Values:
@@ -103,7 +105,7 @@ class Values:
         if isinstance(value, str):
             value = _as_number(value)
         wanted = "a whole number" if whole else "a number"
-        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        good = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not good or not least <= value <= most or (whole and value != int(value)):
             self.report.error(field.path, found=describe(field.value), expected=f"{wanted} from {least:g} to {most:g}")
             return None
@@ -111,21 +113,20 @@ class Values:
 
     def flag(self, field: Field) -> bool | None:
         value = self._filled(field)
+        if value is None:
+            return None
         if isinstance(value, str):
             value = {"true": True, "false": False}.get(value.lower())
         if not isinstance(value, bool):
-            if value is not None or "${" not in str(field.value):
-                self.report.error(field.path, found=describe(field.value), expected="true or false")
+            self.report.error(field.path, found=describe(field.value), expected="true or false")
             return None
         return value
 
     def _filled(self, field: Field) -> Any:
-        """A number or yes/no may come from a variable; as mere text in quotes it is a mistake."""
+        """A number or yes/no may come from a variable; as mere text in quotes it is a mistake. None: reported."""
         if not isinstance(field.value, str):
-            return field.value if field.value is not None else ()
-        if "${" not in field.value:
-            return ()
-        return self._expanded(field.value, field.path)
+            return field.value
+        return self._expanded(field.value, field.path) if "${" in field.value else _MERE_TEXT
 
     def folder_or_file(self, field: Field, *, into: KeyPath) -> Path | None:
         """Absolute; `~` is the home; relative paths only where a project gives them a start."""

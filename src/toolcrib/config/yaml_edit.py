@@ -35,8 +35,8 @@ def with_server(text: str, name: str, entry: Mapping[str, Any]) -> str:
     listed = {"name": name, **entry}
     if node.flow:
         addition = flow(listed) if node.kind is Kind.LIST else f"{flow(name)}: {flow(entry)}"
-        cut = node.end.offset - 1
-        return f"{text[:cut].rstrip()}, {addition}{text[cut:]}"
+        last = node.children[-1].end.offset
+        return f"{text[:last]}, {addition}{text[last:]}"
     column = node.start.column
     lines = [(f"- {flow(listed)}", column)] if node.kind is Kind.LIST else _lines(name, entry, column)
     return _inserted(text, _line_after(node), lines)
@@ -48,19 +48,36 @@ def without_server(text: str, name: str) -> str:
     if section is None:
         return text
     key, node = section
-    if node.flow:
-        return text
-    lines = text.splitlines(keepends=True)
     if node.kind is Kind.LIST:
-        spans = [(item, item) for item in node.children if _name_in(item) == name]
+        entries = [(item, item) for item in node.children]
+        position = next((at for at, (item, _) in enumerate(entries) if _name_in(item) == name), None)
     else:
-        spans = [(pair_key, value) for pair_key, value in node.pairs if pair_key.text == name]
-    for first, last in spans:
-        del lines[first.start.line : _line_after(last)]
-        if len(node.children) == (1 if node.kind is Kind.LIST else 2):
-            empty = "[]" if node.kind is Kind.LIST else "{}"
-            lines[key.start.line] = re.sub(r":(\s*)(#.*)?$", rf": {empty}\1\2", lines[key.start.line], count=1)
+        entries = node.pairs
+        position = next((at for at, (item, _) in enumerate(entries) if item.text == name), None)
+    if position is None:
+        return text
+    if node.flow:
+        return _without_flow(text, entries, position)
+    first, last = entries[position]
+    lines = text.splitlines(keepends=True)
+    del lines[first.start.line : _line_after(last)]
+    if len(entries) == 1:
+        empty = "[]" if node.kind is Kind.LIST else "{}"
+        lines[key.start.line] = re.sub(r":(\s*)(#.*)?$", rf": {empty}\1\2", lines[key.start.line], count=1)
     return "".join(lines)
+
+
+def _without_flow(text: str, entries: Sequence[tuple[Node, Node]], position: int) -> str:
+    """The entry and one comma beside it; where a comment stands between the two, nothing is changed."""
+    start, end = entries[position][0].start.offset, entries[position][1].end.offset
+    cut = start, end
+    if position + 1 < len(entries):
+        cut = start, entries[position + 1][0].start.offset
+    elif position > 0:
+        cut = entries[position - 1][1].end.offset, end
+    if "#" in text[cut[0] : start] + text[end : cut[1]]:
+        return text
+    return text[: cut[0]] + text[cut[1] :]
 
 
 def whole(data: Mapping[str, Any]) -> str:
@@ -93,10 +110,11 @@ def _appended(text: str, lines: Sequence[tuple[str, int]]) -> str:
 
 
 def _inserted(text: str, at: int, lines: Sequence[tuple[str, int]]) -> str:
+    newline = "\r\n" if "\r\n" in text else "\n"
     existing = text.splitlines(keepends=True)
     if existing and at >= len(existing) and not existing[-1].endswith("\n"):
-        existing[-1] += "\n"
-    existing[at:at] = [f"{' ' * depth}{line}\n" for line, depth in lines]
+        existing[-1] += newline
+    existing[at:at] = [f"{' ' * depth}{line}{newline}" for line, depth in lines]
     return "".join(existing)
 
 

@@ -42,8 +42,10 @@ class Mark:
     offset: int
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Node:
+    """Equal only to itself: two places may hold the same value."""
+
     kind: Kind
     start: Mark
     end: Mark

@@ -9,18 +9,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from toolcrib.calls import Door
-from toolcrib.config import Flags, Paths, load, trust_digest
-from toolcrib.config.model import Config
+import msgspec
+from msgspec import Raw
+
+from toolcrib.calls import Door, Request
+from toolcrib.catalog.tool import Tool
+from toolcrib.config import Flags, Paths, load
+from toolcrib.config.model import Config, ServerConfig
+from toolcrib.crib.client import Client
 from toolcrib.crib.project import Builtin, Project
-from toolcrib.errors import StoreError, UnknownServer
+from toolcrib.crib.results import Result, read_answer
+from toolcrib.errors import ServerAway, StoreError
 from toolcrib.events import Bus, CatalogChanged
 from toolcrib.listing import Listings
+from toolcrib.policy import OWNER
 from toolcrib.servers.pool import Pool
 from toolcrib.servers.server import Server
 from toolcrib.store import Store
@@ -53,8 +60,12 @@ class Crib:
         self._only = only
         self._versions = itertools.count(1)
         self._projects: dict[Path, Project] = {}
+        self._registered: set[str] = set()
+        """Servers that the program added to the home project; reading the configuration again leaves them alone."""
         self._farewells: dict[Path, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self._wiring = asyncio.Lock()
+        """Held while projects get and lose servers, so that two who come at once get one project, not two."""
         self._store: Store | None = None
         self._pool = Pool(bus=self.bus, on_tools=self._tools_changed, log_dir=paths.state_dir / "servers")
         self._listings: Listings | None = None
@@ -107,34 +118,36 @@ class Crib:
             is_trusted=lambda _, digest: digest in trusted,
         )
 
-    async def trust(self, file: Path) -> str:
-        """Trusts the file as it is now. Returns the digest that the trust is bound to."""
-        digest = trust_digest(file)
+    async def trust(self, file: Path, digest: str) -> None:
+        """Trusts the file with the content that the digest stands for, and no other."""
         await self.store.trust(_place(file), digest)
-        return digest
 
     async def untrust(self, file: Path) -> None:
         await self.store.untrust(_place(file))
 
     async def project(self, root: Path) -> Project:
         """The project at this root: read and connected when first asked for."""
-        found = self._projects.get(root)
-        if found is None:
-            found = Project(
-                root,
-                await self.read_config(root),
-                builtins=self._builtins,
-                next_version=lambda: next(self._versions),
-            )
-            self._projects[root] = found
-            found.subscribe(lambda: self._announce(found))
-            await self._connect(found)
-        return found
+        async with self._wiring:
+            return self._projects.get(root) or await self._open(root)
 
-    async def reload(self, project: Project) -> None:
-        """Reads the project's configuration again and starts, stops or exchanges what changed, nothing else."""
-        project.config = await self.read_config(project.root)
+    async def _open(self, root: Path) -> Project:
+        project = Project(
+            root,
+            await self.read_config(root),
+            builtins=self._builtins,
+            next_version=lambda: next(self._versions),
+        )
+        self._projects[root] = project
+        project.subscribe(lambda: self._announce(project))
         await self._connect(project)
+        return project
+
+    async def reload(self) -> None:
+        """Reads the configuration of every project again and starts, stops or exchanges what changed, nothing else."""
+        async with self._wiring:
+            for project in self.projects:
+                project.config = await self.read_config(project.root)
+                await self._connect(project)
 
     async def _connect(self, project: Project) -> None:
         wanted = {
@@ -143,6 +156,8 @@ class Crib:
             if config.enabled and (self._only is None or name in self._only)
         }
         for name, server in list(project.servers.items()):
+            if name in self._registered:
+                continue
             if name not in wanted or wanted[name].identity != server.config.identity:
                 del project.servers[name]
                 await self._pool.release(server)
@@ -177,13 +192,51 @@ class Crib:
     def _announce(self, project: Project) -> None:
         self.bus.publish(CatalogChanged(root=str(project.root), version=project.catalog.version))
 
-    def server(self, name: str) -> Server:
-        """The named server of the home project."""
-        found = self.home.servers.get(name)
-        if found is None:
-            known = ", ".join(sorted(self.home.servers)) or "none"
-            raise UnknownServer(f"There is no server {name!r}.", remedy=f"Servers: {known}. `toolcrib add` adds one.")
-        return found
+    async def discover(self, config: ServerConfig) -> tuple[Tool, ...]:
+        """Connects, looks at what the server offers and leaves again: nothing is registered."""
+        async with Client(config, root=self.root) as client:
+            return client.list_tools()
+
+    async def register(self, config: ServerConfig, *, only: Iterable[str] | None = None) -> tuple[Tool, ...]:
+        """Connects and adds the server's tools to the home project: all of them, or `only` those named.
+
+        Raises `ServerAway` if it cannot be reached; then nothing is registered.
+        """
+        project = self.home
+        await self.unregister(config.name)
+        server = self._pool.acquire(config, project.root)
+        await server.settled()
+        if server.tools is None:
+            reason = server.status.last_error or "it did not answer in time"
+            await self._pool.release(server)
+            raise ServerAway(f"Server '{config.name}' could not be reached: {reason}")
+        if only is not None:
+            project.chosen[config.name] = frozenset(only)
+        project.servers[config.name] = server
+        self._registered.add(config.name)
+        project.changed()
+        return project.catalog.of_server(config.name)
+
+    async def unregister(self, name: str) -> None:
+        """The server's tools go with it."""
+        server = self.home.servers.pop(name, None)
+        self.home.chosen.pop(name, None)
+        self._registered.discard(name)
+        if server is not None:
+            await self._pool.release(server)
+            self.home.changed()
+
+    def tools(self) -> tuple[Tool, ...]:
+        """What the home project offers now, each with its definition and its server."""
+        return self.home.catalog.tools
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> Result:
+        """Calls a tool by any of its names. A tool's own failure is a result; ours and the server's are errors."""
+        params = {"arguments": Raw(msgspec.json.encode(dict(arguments or {})))}
+        outcome = await self.door.call(self.home, OWNER, Request(tool=name, params=params, timeout=timeout))
+        return read_answer(outcome.answer)
 
     def enter(self, project: Project) -> None:
         """A connection begins to work in the project."""

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from toolcrib.calls.door import Target
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import Config
 from toolcrib.errors import ServerAway
 from toolcrib.policy import Caller
-from toolcrib.servers.model import ServerState
+from toolcrib.servers.model import Era, ServerState
 from toolcrib.servers.server import Server
 
 LONGEST_NAME = 48
@@ -40,6 +42,8 @@ class Project:
         self.root = root
         self.config = config
         self.servers: dict[str, Server] = {}
+        self.chosen: dict[str, frozenset[str]] = {}
+        """By server: the only tools of it that are shown here; of a server that is not named, all are."""
         self.users = 0
         """Connections that work in this project now; `Crib` lets it go some time after the last one."""
         self._builtins = builtins
@@ -54,7 +58,11 @@ class Project:
     def catalog(self) -> Catalog:
         """The catalog as the servers have it now; made when it is asked for, after a change."""
         if self._catalog is None:
-            listings = {name: server.tools for name, server in self.servers.items() if server.tools is not None}
+            listings = {
+                name: self._shown(name, server.tools)
+                for name, server in self.servers.items()
+                if server.tools is not None
+            }
             listings.update({name: builtin.tools for name, builtin in self._builtins.items()})
             self._catalog = self._built(listings)
         return self._catalog
@@ -68,6 +76,12 @@ class Project:
         self._last = made
         return made
 
+    def _shown(self, server: str, definitions: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        chosen = self.chosen.get(server)
+        if chosen is None:
+            return definitions
+        return tuple(raw for raw in definitions if msgspec.json.decode(raw)["name"] in chosen)
+
     def target(self, server: str, caller: Caller) -> Target:
         builtin = self._builtins.get(server)
         if builtin is not None:
@@ -76,6 +90,11 @@ class Project:
         if found is None:
             raise ServerAway(f"The server {server} was just removed.", remedy="List the tools again.")
         return found
+
+    def era_of(self, server: str) -> Era | None:
+        """The era that a live server speaks; the daemon's own commands answer as a legacy one would."""
+        found = self.servers.get(server)
+        return found.status.era if found is not None else None
 
     def changed(self) -> None:
         """A server's tools, or the set of servers, are not what they were: tell whoever listens, once a turn."""

@@ -14,6 +14,9 @@ from typing import Any
 
 import msgspec
 
+from toolcrib.errors import ToolcribError
+from toolcrib.servers.model import Answer
+
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
@@ -72,6 +75,21 @@ class Result:
     def text(self) -> str:
         """The text blocks, joined: what most callers want."""
         return "\n".join(block.text for block in self.blocks if isinstance(block, TextBlock))
+
+
+class ToolError(ToolcribError):
+    """The server answered with a JSON-RPC error instead of a result."""
+
+    exit_code = 6
+
+
+def read_answer(answer: Answer) -> Result:
+    """Raises `ToolError` where the server answered with an error."""
+    if answer.result is not None:
+        return read_result(answer.result)
+    error = msgspec.json.decode(answer.error or b"{}")
+    words = error.get("message") if isinstance(error, dict) else None
+    raise ToolError(f"The server answered with an error: {words or 'it gave no reason'}", data={"error": error})
 
 
 def read_result(result: bytes) -> Result:

@@ -1,6 +1,7 @@
 """The daemon's unix socket: commands from the CLI, and the bridge's MCP messages.
 
-In: newline-delimited JSON-RPC 2.0. Out: the same. A request's method is a command's name; a first line
+In: newline-delimited JSON-RPC 2.0. Out: the same. A request's method is a command's name, and `root` beside it says
+which project it is for (the daemon's own unless said); a first line
 `toolcrib/bridge` makes the connection an MCP client's, in the project it names. Only the user who runs the daemon can
 open the socket: the file is 0600 in a 0700 folder, and the kernel is asked who is there.
 """
@@ -14,6 +15,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,19 @@ import msgspec
 
 from toolcrib.commands.all import registry
 from toolcrib.commands.registry import Context, Host
-from toolcrib.crib import Crib
-from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ToolcribError, UsageError
+from toolcrib.crib import Crib, Project
+from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ConfigError, ToolcribError, UsageError
 from toolcrib.gateway.pipe import PipeClient
 from toolcrib.policy import OWNER, Caller
 
 log = logging.getLogger(__name__)
 
 _LONGEST_LINE = 64 * 1024 * 1024
+_LONGEST_PATH = 103
+"""What every system takes: Linux has room for 107, macOS for 103."""
 _BRIDGE = "toolcrib/bridge"
+_NEW_PROJECT_WAITS = 3.0
+"""Seconds that a command in a folder new to us lets the servers begin there, so that it does not find them absent."""
 
 
 class CommandSocket:
@@ -41,6 +47,11 @@ class CommandSocket:
 
     async def start(self, path: Path) -> None:
         # Only the holder of the daemon's lock comes here, so a file left by a killed one is nobody's.
+        if len(os.fsencode(path)) > _LONGEST_PATH:
+            raise ConfigError(
+                f"{path} is too long for a unix socket ({_LONGEST_PATH} bytes at most).",
+                remedy="Choose a shorter TOOLCRIB_HOME.",
+            )
         path.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
@@ -77,7 +88,7 @@ class CommandSocket:
         line = await reader.readline()
         while line:
             try:
-                request_id, method, params = _read_command(line)
+                request_id, method, params, root = _read_command(line)
             except UsageError as error:
                 await _say(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": error.message}})
                 line = await reader.readline()
@@ -87,7 +98,7 @@ class CommandSocket:
                 return
             # Whoever asked may leave before the answer (`logs -f`, Ctrl-C): then the work ends too.
             following = asyncio.create_task(reader.readline())
-            work = asyncio.create_task(self._command(request_id, method, params, writer))
+            work = asyncio.create_task(self._command(request_id, method, params, root, writer))
             try:
                 await asyncio.wait({work, following}, return_when=asyncio.FIRST_COMPLETED)
                 if following.done() and not following.result():
@@ -103,17 +114,25 @@ class CommandSocket:
         caller = Caller(
             agent=OWNER.agent, profile=OWNER.profile, conversation=str(params.get("conversation") or "default")
         )
-        root = Path(str(params.get("root") or self._crib.root)).resolve()
-        project = await self._crib.project(root)
+        try:
+            root = Path(str(params.get("root") or self._crib.root)).resolve()
+            project = await self._crib.project(root)
+        except (ToolcribError, OSError, ValueError) as error:
+            told = error.text() if isinstance(error, ToolcribError) else f"The root cannot be used: {error}."
+            await _say(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": told}})
+            return
         await PipeClient(self._crib, project, caller, reader, writer).serve()
 
-    async def _command(self, request_id: Any, name: str, params: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def _command(
+        self, request_id: Any, name: str, params: dict[str, Any], root: Path | None, writer: asyncio.StreamWriter
+    ) -> None:
         async def emit(event: dict[str, Any]) -> None:
             await _say(writer, {"method": "event", "params": {"id": request_id, "event": event}})
 
-        context = Context(crib=self._crib, project=self._crib.home, caller=OWNER, host=self._host, emit=emit)
         try:
-            answer = {"id": request_id, "result": await registry.run(name, params, context)}
+            async with self._working_in(name, root) as project:
+                context = Context(crib=self._crib, project=project, caller=OWNER, host=self._host, emit=emit)
+                answer = {"id": request_id, "result": await registry.run(name, params, context)}
         except ToolcribError as error:
             data = {**error.data, "remedy": error.remedy, "exit_code": error.exit_code, "kind": type(error).__name__}
             answer = {"id": request_id, "error": {"code": error.code, "message": error.message, "data": data}}
@@ -126,16 +145,35 @@ class CommandSocket:
             answer = {"id": request_id, "error": {"code": INTERNAL_ERROR, "message": told, "data": data}}
         await _say(writer, answer)
 
+    @contextlib.asynccontextmanager
+    async def _working_in(self, command: str, root: Path | None) -> AsyncIterator[Project]:
+        """The project that a command is for; only one that uses servers is a reason to start them."""
+        known = {project.root: project for project in self._crib.projects}
+        project = known.get(root or self._crib.root)
+        if project is None and command.startswith("system:"):
+            project = self._crib.home
+        if project is None:
+            project = await self._crib.project(root or self._crib.root)
+            await project.introduced(_NEW_PROJECT_WAITS)
+        self._crib.enter(project)
+        try:
+            yield project
+        finally:
+            self._crib.leave(project)
 
-def _read_command(line: bytes) -> tuple[Any, str, dict[str, Any]]:
+
+def _read_command(line: bytes) -> tuple[Any, str, dict[str, Any], Path | None]:
     try:
         message = msgspec.json.decode(line, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"Not a command: {error}") from error
     method, params = message.get("method"), message.get("params", {})
     if not isinstance(method, str) or not isinstance(params, dict):
         raise UsageError("Not a command: method must be a string and params an object.")
-    return message.get("id"), method, params
+    root = message.get("root")
+    if root is not None and not (isinstance(root, str) and Path(root).is_absolute()):
+        raise UsageError("Not a command: root must be the absolute path of a folder.")
+    return message.get("id"), method, params, None if root is None else Path(root).resolve()
 
 
 async def _say(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

@@ -45,6 +45,12 @@ class _Connection(HttpToolsProtocol):
         self._arriving = True
         super().on_message_begin()
 
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if not self.url.startswith(b"/"):
+            # uvicorn drops the host of `POST http://host/path`: the gate would judge a target that nobody sent.
+            self.scope["raw_path"] = self.url
+
     def on_message_complete(self) -> None:
         self._arriving = False
         super().on_message_complete()

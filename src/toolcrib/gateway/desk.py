@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from toolcrib.calls import Request
+from toolcrib.calls import Outcome, Request
 from toolcrib.crib import Crib, Project
 from toolcrib.errors import (
     INTERNAL_ERROR,
@@ -62,9 +62,11 @@ class Client:
 
     def cancel(self, message: Message) -> None:
         """Takes back what a `notifications/cancelled` names, if it is still under way."""
-        raw = message.params.get("requestId")
-        key = msgspec.json.decode(raw) if raw is not None else None
-        take_back = self.under_way.get(key) if isinstance(key, str | int) else None
+        try:
+            key = msgspec.json.decode(message.params["requestId"], type=str | int)
+        except (KeyError, msgspec.ValidationError):
+            return
+        take_back = self.under_way.get(key)
         if take_back is not None:
             take_back()
 
@@ -156,7 +158,9 @@ class Desk:
         )
         server_era: Era | None = None
         try:
-            answer, server_era = await self._through_the_door(client, request)
+            outcome = await self._through_the_door(client, request)
+            answer = outcome.answer
+            server_era = client.project.era_of(outcome.tool.server)
         except (InvalidArguments, ServerFailure, Denied) as error:
             answer = Answer(result=_told_to_the_model(error))
         if answer.result is None:
@@ -164,15 +168,12 @@ class Desk:
             return Reply(raw_error_message(request_id, error_bytes), _status_of(error_bytes, era))
         return eras.tool_result(answer.result, client=era, server=server_era)
 
-    async def _through_the_door(self, client: Client, request: Request) -> tuple[Answer, Era | None]:
+    async def _through_the_door(self, client: Client, request: Request) -> Outcome:
         try:
-            server = client.project.catalog.find(request.tool).server
+            return await self._crib.door.call(client.project, client.caller, request)
         except UnknownTool:
             await client.project.introduced(_CALL_WAITS)
-            server = client.project.catalog.find(request.tool).server
-        answer = await self._crib.door.call(client.project, client.caller, request)
-        live = client.project.servers.get(server)
-        return answer, live.status.era if live is not None else None
+            return await self._crib.door.call(client.project, client.caller, request)
 
 
 def _told_to_the_model(error: ToolcribError) -> bytes:
@@ -183,10 +184,17 @@ def _told_to_the_model(error: ToolcribError) -> bytes:
     return msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True})
 
 
+class _Coded(msgspec.Struct):
+    code: int = INTERNAL_ERROR
+
+
 def _status_of(error: bytes, era: Era) -> int:
     if era is Era.LEGACY:
         return 200
-    code = msgspec.json.decode(error).get("code", INTERNAL_ERROR)
+    try:
+        code = msgspec.json.decode(error, type=_Coded).code
+    except (msgspec.MsgspecError, RecursionError):
+        return 200
     return eras.HTTP_STATUS.get(code, 200)
 
 

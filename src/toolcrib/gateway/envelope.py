@@ -72,6 +72,9 @@ def read_message(body: bytes) -> Message:
         raise Rejected(
             INVALID_REQUEST, f"The body must be a single JSON-RPC request or notification object: {error}."
         ) from error
+    except msgspec.DecodeError as error:
+        # The first reading lets half a surrogate pair pass; no UTF-8 text can hold what it stands for.
+        raise Rejected(PARSE_ERROR, "Parse error: a \\u escape is half of a surrogate pair.") from error
     request_id = _request_id(envelope)
     if envelope.jsonrpc != "2.0":
         raise Rejected(INVALID_REQUEST, 'The member "jsonrpc" must be "2.0".', id=request_id or b"null")
@@ -103,14 +106,18 @@ def _refuse_ambiguous(body: bytes) -> None:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise Rejected(PARSE_ERROR, f"Parse error: byte {error.start} is not UTF-8.") from error
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _too_deep(body):
         raise Rejected(PARSE_ERROR, f"Parse error: nested deeper than {MAX_DEPTH} levels.")
     try:
-        json.loads(text, object_pairs_hook=_unique)
+        _strict.decode(text)
     except Rejected:
         raise
     except (ValueError, RecursionError) as error:
         raise Rejected(PARSE_ERROR, f"Parse error: {error}.") from error
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -122,16 +129,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _depth(body: bytes) -> int:
-    deepest = depth = 0
+_strict = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
+def _too_deep(body: bytes) -> bool:
+    depth = 0
     for match in _STRUCTURE.finditer(body):
         mark = match.group()
         if mark in b"[{":
             depth += 1
-            deepest = max(deepest, depth)
+            if depth > MAX_DEPTH:
+                return True
         elif mark in b"]}":
             depth -= 1
-    return deepest
+    return False
 
 
 def one_line(message: bytes) -> bytes:

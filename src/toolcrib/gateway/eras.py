@@ -96,9 +96,17 @@ def _check_headers(message: Message, version: Any, headers: Mapping[str, str], r
         raise mismatch("Mcp-Method", "the method in the body")
     key = _NAMED.get(message.method)
     if key is not None and key in message.params:
-        named = msgspec.json.decode(message.params[key])
+        named = _named(message.params[key])
         if named is not None and decode_header(headers.get("mcp-name")) != named:
             raise mismatch("Mcp-Name", f"params.{key}")
+
+
+def _named(raw: msgspec.Raw) -> str | None:
+    """The name in the body; what is no string has no header to match, and is refused by whoever needs a name."""
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except msgspec.ValidationError:
+        return None
 
 
 def decode_header(value: str | None) -> str | None:

@@ -238,13 +238,16 @@ class HttpGateway:
 
 
 def _headers(raw: Headers) -> dict[str, str]:
-    """By lower-case name. One that must be single and is not is an attempt to be read in two ways."""
+    """By lower-case name. Lists may come in parts; one that must be single is an attempt to be read in two ways."""
     headers: dict[str, str] = {}
     for raw_name, value in raw:
         name = raw_name.decode("latin-1")
-        if name in headers and name in _SINGLE:
-            raise Refused(400, f"The header {name} stands twice.")
-        headers[name] = value.decode("latin-1")
+        text = value.decode("latin-1")
+        if name in headers:
+            if name in _SINGLE:
+                raise Refused(400, f"The header {name} stands twice.")
+            text = f"{headers[name]}, {text}"
+        headers[name] = text
     return headers
 
 

@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from toolcrib.errors import ServerAway, ToolcribError
+from toolcrib.errors import ToolcribError
 from toolcrib.servers.web import shown
 
 
@@ -35,7 +35,8 @@ def explain_network(error: BaseException, url: str) -> str:
     where = shown(url)
     for cause in _chain(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"The certificate of {where} is not trusted ({cause.verify_message}). Install its authority."
+            why = getattr(cause, "verify_message", "") or "verification failed"
+            return f"The certificate of {where} is not trusted ({why}). Install its authority."
         if isinstance(cause, ssl.SSLError):
             return f"No secure connection to {where}: {cause.reason or 'TLS failed'}."
         if isinstance(cause, socket.gaierror):
@@ -81,8 +82,6 @@ def explain_status(status: int, url: str) -> str:
 def explain(error: BaseException, limit: float) -> str:
     """Any failure of a connect attempt, as the text of `last_error`."""
     cause = root_cause(error)
-    if isinstance(cause, ServerAway):
-        return cause.text()
     if isinstance(cause, ToolcribError):
         return cause.text()
     if isinstance(cause, TimeoutError):

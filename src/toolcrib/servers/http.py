@@ -29,7 +29,6 @@ from toolcrib.servers.model import Answer, Era
 log = logging.getLogger(__name__)
 
 _JSON_AND_EVENTS = "application/json, text/event-stream"
-_ERROR_BODY = 1024 * 1024
 _RESUMES = 10
 _RESUME_AFTER = 1.0
 _DRAIN = 1.0
@@ -112,6 +111,7 @@ class HttpLink(Link):
             self.last_error = explain_network(error, self._url)
             raise self.away(f"{self.last_error} The call may have run.") from None
         self.last_seen = time.time()
+        self.last_error = ""
         return answer
 
     def _request_headers(self, method: str, params: Mapping[str, Any], extra: Mapping[str, str]) -> dict[str, str]:
@@ -158,32 +158,45 @@ class HttpLink(Link):
 
     async def _streamed(self, request_id: str, response: aiohttp.ClientResponse) -> Answer:
         """Reads events until the answer; where the stream ends before, takes it up again if it can be."""
-        last: ServerEvent | None = None
-        pause = _RESUME_AFTER
+        last = _Position()
+        answer = await self._listen(request_id, response, last)
         for _ in range(_RESUMES):
-            try:
-                async for event in _events(response):
-                    last = event if event.id else last
-                    pause = event.retry if event.retry is not None else pause
-                    if event.data and (answer := self._heard(request_id, event.data)) is not None:
-                        return answer
-            except aiohttp.ClientError:
-                if last is None:
-                    raise
-            if last is None:
+            if answer is not None:
+                return answer
+            if not last.id:
                 break
-            await asyncio.sleep(pause)
-            response = await self._resume(response, last.id or "")
-        raise self.away("The server ended its stream without an answer. The call may have run.")
+            await asyncio.sleep(last.pause)
+            async with self._resumed(last.id) as resumed:
+                answer = await self._listen(request_id, resumed, last)
+        if answer is not None:
+            return answer
+        raise self.away("It ended its stream without an answer. The call may have run.")
 
-    async def _resume(self, ended: aiohttp.ClientResponse, last_id: str) -> aiohttp.ClientResponse:
-        ended.close()
+    async def _listen(self, request_id: str, response: aiohttp.ClientResponse, last: _Position) -> Answer | None:
+        """Reads one stream to its end or to the answer."""
+        stream = EventStream()
+        try:
+            async for chunk in response.content.iter_any():
+                for event in stream.feed(chunk):
+                    last.note(event)
+                    if event.kind == "message" and event.data:
+                        answer = self._heard(request_id, event.data)
+                        if answer is not None:
+                            return answer
+        except aiohttp.ClientError:
+            if not last.id:
+                raise
+        return None
+
+    @contextlib.asynccontextmanager
+    async def _resumed(self, last_id: str) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {**self._headers, "Accept": "text/event-stream", "Last-Event-ID": last_id}
-        response = await self._session.get(self._url, headers=headers, proxy=self._proxy, allow_redirects=False)
-        if response.status != 200 or response.content_type != "text/event-stream":
+        request = self._session.get(self._url, headers=headers, proxy=self._proxy, allow_redirects=False)
+        async with request as response:
+            if response.status != 200 or response.content_type != "text/event-stream":
+                raise self.away("It ended its stream without an answer. The call may have run.")
+            yield response
             response.close()
-            raise self.away("The server ended its stream without an answer. The call may have run.")
-        return response
 
     def _heard(self, request_id: str, message: bytes) -> Answer | None:
         """One message of a request's stream: the answer, or something on the way to it."""
@@ -203,20 +216,14 @@ class HttpLink(Link):
     async def _refused(self, response: aiohttp.ClientResponse) -> Answer:
         """An HTTP status that is no success: an error of the protocol in its body, or none."""
         status = response.status
-        body = await response.content.read(_ERROR_BODY)
-        error = _protocol_error(body)
+        error = _protocol_error(await response.read())
         if self._session_id and _forgot_session(status, error):
             self.forget()
             raise SessionGone(f"Server '{self.name}': it has forgotten our session. The call did not run.")
         if error is not None and status != 401:
             return Answer(error=error)
         self.last_error = explain_status(status, self._url)
-        raise self.away(self.last_error)
-
-    def forget(self) -> None:
-        """The far side does not know our session any more."""
-        self.forgotten = not self.lost.done()
-        self.lose("The server has forgotten our session.")
+        raise self.away(f"{self.last_error} The call {'may have run' if status >= 500 else 'did not run'}.")
 
     def _let_go(self, response: aiohttp.ClientResponse) -> None:
         """Gives the connection back. A stream's last bytes may still be under way: nobody waits for them here."""
@@ -245,11 +252,17 @@ class HttpLink(Link):
         )
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[ServerEvent]:
-    stream = EventStream()
-    async for chunk in response.content.iter_any():
-        for event in stream.feed(chunk):
-            yield event
+class _Position:
+    """How far a stream of events was read, and how long to wait before reading on."""
+
+    def __init__(self) -> None:
+        self.id: str | None = None
+        self.pause = _RESUME_AFTER
+
+    def note(self, event: ServerEvent) -> None:
+        self.id = event.id or self.id
+        if event.retry is not None:
+            self.pause = event.retry
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:

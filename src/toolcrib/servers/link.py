@@ -151,11 +151,18 @@ class Link(abc.ABC):
             self.last_error = reason
             self.lost.set_result(reason)
 
+    def forget(self) -> None:
+        """The far side does not know our session any more."""
+        self.forgotten = not self.lost.done()
+        self.lose("The server has forgotten our session.")
+
     def end_calls(self, reason: str) -> None:
         """Fails the calls in flight, at once."""
         self._ended = reason
         now = asyncio.get_running_loop().time()
         for clock in tuple(self._clocks):
+            if clock.expired():
+                continue
             clock.reschedule(now)
 
     def _errand(self, work: Coroutine[Any, Any, None]) -> None:

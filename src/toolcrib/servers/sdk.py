@@ -18,7 +18,7 @@ import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from toolcrib.errors import ServerAway
 from toolcrib.servers.link import CLIENT_INFO, EndedEarly, Peer
@@ -37,6 +37,8 @@ _INBOX = 1000
 _METHOD_NOT_FOUND = -32601
 _LISTEN_AGAIN = 1.0
 _LISTEN_AGAIN_AT_MOST = 60.0
+_LASTED = 60.0
+"""Seconds after which a subscription that ends is not taken for one that cannot be held."""
 _KEEPALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
@@ -80,6 +82,10 @@ def _parts() -> SimpleNamespace:
             except exceptions.MCPError:
                 self.check()
                 raise
+
+    # They write session ids and whole addresses, keys included, at the level of our own log.
+    for name in ("mcp.client.streamable_http", "httpx2"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
     return SimpleNamespace(
         anyio=anyio,
@@ -191,10 +197,11 @@ class Conversation:
         After an interruption `on_gap` is called: changes in between were not told.
         """
         delay = _LISTEN_AGAIN
+        loop = asyncio.get_running_loop()
         while True:
+            began = loop.time()
             try:
                 async with self._sdk.listen(self._session, tools_list_changed=True) as subscription:
-                    delay = _LISTEN_AGAIN
                     if acknowledged.is_set():
                         on_gap()
                     acknowledged.set()
@@ -209,8 +216,8 @@ class Conversation:
                 log.debug("the subscription was lost: %s", error)
             finally:
                 acknowledged.set()
+            delay = min(delay * 2, _LISTEN_AGAIN_AT_MOST) if loop.time() - began < _LASTED else _LISTEN_AGAIN
             await asyncio.sleep(delay)
-            delay = min(delay * 2, _LISTEN_AGAIN_AT_MOST)
 
 
 class _Outbox:
@@ -265,10 +272,9 @@ class HttpWatch:
         elif response.request.method == "GET" and response.status_code == 404 and self.session_id:
             self.on_forgotten()
 
-    def failed(self, request: httpx2.Request, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
         self.failure = error
-        if request.method == "GET":
-            self.on_unreachable("The server cannot be reached.")
+        self.on_unreachable("The server cannot be reached.")
 
 
 @contextlib.asynccontextmanager
@@ -330,9 +336,8 @@ def _forgiving(sdk: SimpleNamespace, watch: HttpWatch, inner: httpx2.AsyncBaseTr
             try:
                 response: httpx2.Response = await inner.handle_async_request(request)
             except sdk.httpx2.TransportError as error:
-                watch.failed(request, error)
-                response = sdk.httpx2.Response(503, request=request)
-                return response
+                watch.failed(error)
+                return cast("httpx2.Response", sdk.httpx2.Response(503, request=request))
             response.request = request
             watch.answered(response)
             return response

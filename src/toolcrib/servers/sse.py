@@ -18,6 +18,7 @@ from toolcrib.errors import ServerAway
 from toolcrib.servers import web
 from toolcrib.servers.explain import explain_network, explain_status
 from toolcrib.servers.framing import EventStream
+from toolcrib.servers.link import SessionGone
 from toolcrib.servers.pipe import PipeLink
 
 
@@ -30,6 +31,7 @@ class _Stream:
         self._session = session
         self._headers = dict(config.headers)
         self._proxy = web.proxy_for(config.url)
+        self.on_forgotten: Callable[[], None] = lambda: None
         self.endpoint: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def open(self) -> aiohttp.ClientResponse:
@@ -81,9 +83,12 @@ class _Stream:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = explain_network(error, endpoint)
             raise ServerAway(f"Server '{self._name}': {reason} The call may have run.") from None
+        if status == 404:
+            self.on_forgotten()
+            raise SessionGone(f"Server '{self._name}': it has forgotten our session. The call did not run.")
         if status >= 300:
             reason = explain_status(status, endpoint)
-            raise ServerAway(f"Server '{self._name}': {reason}")
+            raise ServerAway(f"Server '{self._name}': {reason} The call did not run.")
 
 
 @contextlib.asynccontextmanager
@@ -92,6 +97,7 @@ async def open_sse(config: ServerConfig, on_tools_changed: Callable[[], None]) -
         stream = _Stream(config, session)
         response = await stream.open()
         link = PipeLink(config.name, send=stream.send, on_tools_changed=on_tools_changed)
+        stream.on_forgotten = link.forget
         reading = asyncio.create_task(stream.read(response, link))
         try:
             await stream.endpoint

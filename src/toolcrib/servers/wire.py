@@ -27,6 +27,9 @@ PROGRESS_TOKEN_KEY = "progressToken"  # noqa: S105 - the protocol's word, no sec
 _CONNECTION_KEYS = (PROTOCOL_VERSION_KEY, CLIENT_INFO_KEY, CLIENT_CAPABILITIES_KEY, PROGRESS_TOKEN_KEY)
 
 _OWN_ID = re.compile(rb'"id"\s*:\s*"(' + PREFIX.encode() + rb'\d+)"')
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
 _EDGE = 300
 """How far from either end of a broken message its id is looked for."""
 
@@ -61,13 +64,30 @@ def decode(message: bytes) -> Envelope:
     try:
         if not message.isascii():
             message.decode()
-        return _envelope.decode(message)
+        envelope = _decode_whole(message)
     except UnicodeDecodeError as error:
         raise NotAMessage(f"not UTF-8 (byte {error.start})") from None
     except msgspec.MsgspecError as error:
         raise NotAMessage(str(error)) from None
     except RecursionError:
         raise NotAMessage("nested too deeply") from None
+    for name, part in (("result", envelope.result), ("error", envelope.error)):
+        if part is not UNSET and bytes(part)[:1] != b"{":
+            raise NotAMessage(f"its {name} is no object")
+    return envelope
+
+
+def _decode_whole(message: bytes) -> Envelope:
+    """Decodes also what holds half a surrogate pair, as programs leave that cut a text inside an emoji.
+
+    No client could read such a text, so each half becomes the replacement character; the rest stays as it is.
+    """
+    try:
+        return _envelope.decode(message)
+    except msgspec.DecodeError:
+        if b"\\ud" not in message.lower():
+            raise
+    return _envelope.decode(_ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], message))
 
 
 def split_batch(message: bytes) -> list[bytes]:

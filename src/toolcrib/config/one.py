@@ -1,0 +1,29 @@
+"""One server from a program's own words, with the same checks that a file gets.
+
+In: a name and an entry (`{"command": …}` or `{"url": …}`). Out: its `ServerConfig`, or `ConfigError` that says what is
+wrong. The library uses it; files, environment and flags go through `layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolcrib.config.entries import TimeUnit
+from toolcrib.config.model import Layer, ServerConfig, Severity
+from toolcrib.config.problems import Report
+from toolcrib.config.shapes import Contribution, Entry, take_entry
+from toolcrib.config.values import Surroundings
+from toolcrib.errors import ConfigError
+
+
+def server_config(name: str, entry: Mapping[str, Any], *, environ: Mapping[str, str] | None = None) -> ServerConfig:
+    report = Report("the entry")
+    result = Contribution(report=report)
+    around = Surroundings(layer=Layer.FLAGS, environ=environ or {}, home=Path.home())
+    take_entry(Entry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS), result, around)
+    wrong = [str(problem) for problem in report.problems if problem.severity is Severity.ERROR]
+    if wrong or name not in result.servers:
+        raise ConfigError(" ".join(wrong) or f"{name} is switched off.", remedy="Correct the entry.")
+    return result.servers[name]

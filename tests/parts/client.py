@@ -1,0 +1,39 @@
+"""MCP clients of either era, at the daemon's endpoint or through `toolcrib stdio`.
+
+In: a running daemon and an era. Out: the SDK's `Client`, connected, as any program using it would be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+
+from parts.daemon import PROGRAM, Daemon
+
+MODES = {"modern": "2026-07-28", "legacy": "legacy"}
+TIMEOUT = 30.0
+
+
+@contextlib.asynccontextmanager
+async def at_endpoint(daemon: Daemon, era: str, **options: Any) -> AsyncIterator[Client]:
+    """Over HTTP with the owner's token."""
+    # The environment's proxies are not asked: everything here is on loopback.
+    async with httpx2.AsyncClient(headers=daemon.headers, timeout=TIMEOUT, trust_env=False) as http:
+        transport = streamable_http_client(daemon.endpoint, http_client=http, max_sse_event_size=None)
+        async with Client(transport, mode=MODES[era], **options) as client:
+            yield client
+
+
+@contextlib.asynccontextmanager
+async def through_bridge(daemon: Daemon, era: str, **options: Any) -> AsyncIterator[Client]:
+    """As a client that starts `toolcrib stdio` in its project."""
+    home = daemon.home
+    words = StdioServerParameters(command=str(PROGRAM), args=["stdio"], env=home.environ(), cwd=home.project)
+    async with Client(words, mode=MODES[era], **options) as client:
+        yield client

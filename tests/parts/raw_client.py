@@ -1,0 +1,268 @@
+"""Clients that write every byte themselves: to the daemon's HTTP port and to its unix socket.
+
+In: a running daemon. Out: answers as they came, nothing bent or repaired on either way. For what no SDK would send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from parts import daemon as daemons
+from parts.daemon import Daemon, Home
+
+LIMIT = 20.0
+MODERN = "2026-07-28"
+LEGACY = "2025-11-25"
+VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
+META = {VERSION_KEY: MODERN, CAPABILITIES_KEY: {}}
+
+Header = tuple[str, str]
+
+
+@contextlib.contextmanager
+def own_daemon(config: Mapping[str, Any], *, ready: Sequence[str] = ()) -> Iterator[Daemon]:
+    """A daemon in a home of its own, for the tests of one module; `ready` names the servers to wait for."""
+    home = Home(path=Path(tempfile.mkdtemp(prefix="tc-", dir="/tmp")))
+    try:
+        home.make()
+        with daemons.starting(home) as start:
+            daemon = start(config)
+            if ready:
+                daemon.wait_until_ready(*ready)
+            yield daemon
+        assert not home.stray_files(), f"files left behind: {home.stray_files()}"
+    finally:
+        shutil.rmtree(home.path, ignore_errors=True)
+
+
+def request(method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1, meta: Any = META) -> bytes:
+    """A modern request's body."""
+    told = {**(params or {}), **({} if meta is None else {"_meta": meta})}
+    return json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": told}).encode()
+
+
+def legacy_request(method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params or {}}).encode()
+
+
+def notice(method: str, params: Mapping[str, Any] | None = None) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "method": method, "params": params or {}}).encode()
+
+
+INITIALIZE = legacy_request(
+    "initialize", {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpAnswer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> Any:
+        return self.json["error"]
+
+    @property
+    def message(self) -> bytes:
+        """The JSON-RPC message: the body, or the last event of the stream that it is."""
+        if not self.headers.get("content-type", "").startswith("text/event-stream"):
+            return self.body
+        datas = [line[6:] for line in self.body.split(b"\n") if line.startswith(b"data: ")]
+        return datas[-1]
+
+    @property
+    def result(self) -> Any:
+        told = json.loads(self.message)
+        assert "result" in told, told
+        return told["result"]
+
+
+class Connection:
+    """One TCP connection, kept open from request to request."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=LIMIT)
+        self._file = self._socket.makefile("rb")
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def head(self) -> tuple[int, dict[str, str]]:
+        status = self._file.readline()
+        if not status:
+            raise ConnectionError("closed without an answer")
+        headers: dict[str, str] = {}
+        while (line := self._file.readline().rstrip(b"\r\n").decode("latin-1")) != "":
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
+        return int(status.split()[1]), headers
+
+    def answer(self) -> HttpAnswer:
+        status, headers = self.head()
+        if headers.get("transfer-encoding") == "chunked":
+            body = b"".join(iter(self.chunk, b""))
+        else:
+            body = self._file.read(int(headers.get("content-length", "0")))
+        return HttpAnswer(status=status, headers=headers, body=body)
+
+    def chunk(self) -> bytes:
+        """The next part of a streamed answer; empty at its end."""
+        size = int(self._file.readline() or b"0", 16)
+        data = self._file.read(size)
+        self._file.readline()
+        return data
+
+    def event(self) -> Any:
+        """The next message on a stream of events, signs of life left out."""
+        while chunk := self.chunk():
+            for line in chunk.split(b"\n"):
+                if line.startswith(b"data: "):
+                    return json.loads(line[6:])
+        raise ConnectionError("the stream has ended")
+
+    def is_closed(self) -> bool:
+        """Waits for the other side's next byte, or its end."""
+        try:
+            return self._file.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+class Endpoint:
+    """The daemon's `/mcp`, as a client with the owner's token reaches it."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.port = urlsplit(daemon.endpoint).port or 0
+        self.token = daemon.token
+        self.host: Header = ("Host", f"127.0.0.1:{self.port}")
+        self.auth: Header = ("Authorization", f"Bearer {daemon.token}")
+        self.kinds: list[Header] = [
+            ("Content-Type", "application/json"),
+            ("Accept", "application/json, text/event-stream"),
+        ]
+
+    def connect(self) -> Connection:
+        return Connection(self.port)
+
+    def usual(self, body: bytes, *more: Header) -> list[Header]:
+        return [self.host, self.auth, *self.kinds, ("Content-Length", str(len(body))), *more]
+
+    def modern_headers(self, method: str, name: str | None = None) -> list[Header]:
+        named = [] if name is None else [("Mcp-Name", name)]
+        return [("MCP-Protocol-Version", MODERN), ("Mcp-Method", method), *named]
+
+    def raw(self, headers: Sequence[Header], body: bytes = b"", *, verb: str = "POST", target: str = "/mcp") -> bytes:
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        return f"{verb} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
+
+    def ask(
+        self, headers: Sequence[Header], body: bytes = b"", *, verb: str = "POST", target: str = "/mcp"
+    ) -> HttpAnswer:
+        """One request on a connection of its own."""
+        with self.connect() as connection:
+            connection.send(self.raw(headers, body, verb=verb, target=target))
+            return connection.answer()
+
+    def modern_bytes(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> bytes:
+        body = request(method, params, id=id)
+        named = (params or {}).get("name") if method == "tools/call" else None
+        return self.raw(self.usual(body, *self.modern_headers(method, named)), body)
+
+    def modern(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> HttpAnswer:
+        with self.connect() as connection:
+            connection.send(self.modern_bytes(method, params, id=id))
+            return connection.answer()
+
+    def call(self, tool: str, arguments: Mapping[str, Any] | None = None, *, id: Any = 1) -> HttpAnswer:
+        return self.modern("tools/call", {"name": tool, "arguments": arguments or {}}, id=id)
+
+    def legacy_bytes(self, session: str, body: bytes) -> bytes:
+        return self.raw(self.usual(body, ("Mcp-Session-Id", session), ("MCP-Protocol-Version", LEGACY)), body)
+
+    def begin(self) -> str:
+        """A legacy session's id."""
+        answer = self.ask(self.usual(INITIALIZE), INITIALIZE)
+        assert answer.status == 200, answer
+        session = answer.headers["mcp-session-id"]
+        body = notice("notifications/initialized")
+        with self.connect() as connection:
+            connection.send(self.legacy_bytes(session, body))
+            assert connection.answer().status == 202
+        return session
+
+    def legacy(self, session: str, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> HttpAnswer:
+        with self.connect() as connection:
+            connection.send(self.legacy_bytes(session, legacy_request(method, params, id=id)))
+            return connection.answer()
+
+
+class Pipe:
+    """The daemon's unix socket, line by line."""
+
+    def __init__(self, daemon: Daemon, *, bridge: bool = True) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(LIMIT)
+        self._socket.connect(str(daemon.home.toolcrib / "run" / "daemon.sock"))
+        self._file = self._socket.makefile("rb")
+        if bridge:
+            hello = {"root": str(daemon.home.project), "conversation": "test"}
+            self.send(notice("toolcrib/bridge", hello))
+
+    def __enter__(self) -> Pipe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def send(self, line: bytes) -> None:
+        self._socket.sendall(line + b"\n")
+
+    def line(self) -> bytes:
+        line = self._file.readline()
+        if not line:
+            raise ConnectionError("closed without an answer")
+        return line
+
+    def told(self) -> Any:
+        return json.loads(self.line())
+
+    def answer_to(self, id: Any) -> Any:
+        """The answer to this request; what comes before it is passed over."""
+        while True:
+            message = self.told()
+            if message.get("id") == id and "method" not in message:
+                return message
+
+    def ask(self, body: bytes) -> Any:
+        self.send(body)
+        return self.answer_to(json.loads(body)["id"])

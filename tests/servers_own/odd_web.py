@@ -1,0 +1,184 @@
+"""A server over Streamable HTTP, written by hand on aiohttp and run inside the test: either era, and odd on demand.
+
+In: POST and GET on `/mcp`. Out: what a test has set. `requests` holds what came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+EXACT = (
+    b'{"content":[{"type":"text","text":"h\\u00e9 \\ud83d\\ude00"} ], "structuredContent":{"n":1.0,"z":null},'
+    b'"_meta":{"x":[ ]},"unknown":{"a":1e2}}'
+)
+TOOL = b'{"name":"echo", "inputSchema":{"type":"object","x-unknown":[1.0,null]} ,"title":null}'
+DISCOVERED = {
+    "resultType": "complete",
+    "supportedVersions": ["2026-07-28"],
+    "capabilities": {"tools": {}},
+    "ttlMs": 0,
+    "cacheScope": "private",
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    headers: CIMultiDictProxy[str]
+    message: dict[str, Any]
+
+
+class OddWeb:
+    def __init__(self, era: str) -> None:
+        self.era = era
+        self.port = 0
+        self.requests: list[Seen] = []
+        self.session = 0
+        self.status: int | None = None
+        """Answers everything with this status, where set."""
+        self.status_for_lost_session = 404
+        self.resumable = b""
+        self.ended = 0
+        """How many sessions the client has ended."""
+        self.dropped: list[str] = []
+        """Names of tools whose request was given up by the client."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/mcp"
+
+    def calls(self) -> list[Seen]:
+        return [seen for seen in self.requests if seen.message.get("method") == "tools/call"]
+
+    async def post(self, request: web.Request) -> web.StreamResponse:
+        message = json.loads(await request.read())
+        self.requests.append(Seen(request.headers, message))
+        if self.status is not None:
+            return web.Response(status=self.status, text="no")
+        method = message["method"]
+        if method == "server/discover" and self.era == "modern":
+            return self.result(message, json.dumps(DISCOVERED).encode())
+        if method == "initialize" and self.era == "legacy":
+            return self.initialized(message)
+        if self.era == "legacy" and request.headers.get("Mcp-Session-Id") != f"session-{self.session}":
+            return self.error(
+                message, -32000, "Bad Request: No valid session ID provided", self.status_for_lost_session
+            )
+        if method.startswith("notifications/"):
+            return web.Response(status=202)
+        if method == "tools/list":
+            return self.result(message, b'{"tools":[' + TOOL + b"]}")
+        if method == "tools/call":
+            return await self.call(request, message)
+        return self.error(message, -32601, "Method not found", 404 if self.era == "modern" else 400)
+
+    def initialized(self, message: dict[str, Any]) -> web.Response:
+        self.session += 1
+        words = {
+            "protocolVersion": message["params"]["protocolVersion"],
+            "capabilities": {"tools": {"listChanged": True}},
+            "serverInfo": {"name": "odd", "version": "1"},
+        }
+        response = self.result(message, json.dumps(words).encode())
+        response.headers["Mcp-Session-Id"] = f"session-{self.session}"
+        return response
+
+    async def call(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        name = message["params"]["name"]
+        arguments = message["params"].get("arguments") or {}
+        if name == "echo":
+            return self.result(message, EXACT)
+        if name == "big":
+            return self.result(message, b'{"t":"' + b"x" * arguments["size"] + b'"}')
+        if name == "html":
+            return web.Response(text="<html>", content_type="text/html")
+        if name == "broken":
+            return web.Response(text="{", content_type="application/json")
+        if name == "accepted":
+            return web.Response(status=202)
+        if name == "other":
+            return web.Response(text='{"jsonrpc":"2.0","id":77,"result":{}}', content_type="application/json")
+        if name == "elsewhere":
+            return web.Response(status=307, headers={"Location": "http://example.invalid/mcp"})
+        if name == "moved":
+            if request.path == "/mcp2":
+                return self.result(message, EXACT)
+            return web.Response(status=307, headers={"Location": "/mcp2"})
+        if name == "unauthorized":
+            return web.Response(status=401)
+        return await self.streamed(request, message, name, arguments)
+
+    async def streamed(
+        self, request: web.Request, message: dict[str, Any], name: str, arguments: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        answer = self.answer(message, EXACT)
+        if name == "events":
+            progress = {"progressToken": message["params"]["_meta"]["progressToken"], "progress": 1}
+            notice = {"jsonrpc": "2.0", "method": "notifications/progress", "params": progress}
+            await response.write(b": hello\r\nevent: message\r\ndata: " + json.dumps(notice).encode() + b"\r\n\r")
+            head, _, tail = answer.partition(b",")
+            await response.write(b"\ndata: " + head + b",\ndata:" + tail + b"\n\n")
+        elif name == "bigstream":
+            await response.write(b"data: " + self.answer(message, b'"' + b"x" * arguments["size"] + b'"') + b"\n\n")
+        elif name == "resumed":
+            self.resumable = answer
+            await response.write(b"id: e1\nretry: 10\ndata:\n\n")
+        elif name == "ends":
+            await response.write(b": nothing\n\n")
+        elif name == "hang":
+            try:
+                await asyncio.sleep(600)
+            finally:
+                self.dropped.append(name)
+        return response
+
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Last-Event-ID") == "e1":
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(b"id: e2\ndata: " + self.resumable + b"\n\n")
+            return response
+        return web.Response(status=self.status or 405)
+
+    async def delete(self, _request: web.Request) -> web.Response:
+        self.ended += 1
+        return web.Response(status=200)
+
+    @staticmethod
+    def answer(message: dict[str, Any], result: bytes) -> bytes:
+        return b'{"jsonrpc":"2.0","id":' + json.dumps(message["id"]).encode() + b',"result":' + result + b"}"
+
+    def result(self, message: dict[str, Any], result: bytes) -> web.Response:
+        return web.Response(body=self.answer(message, result), content_type="application/json")
+
+    @staticmethod
+    def error(message: dict[str, Any], code: int, words: str, status: int) -> web.Response:
+        error = {"jsonrpc": "2.0", "id": message.get("id"), "error": {"code": code, "message": words}}
+        return web.json_response(error, status=status)
+
+
+@contextlib.asynccontextmanager
+async def running(odd: OddWeb) -> AsyncIterator[OddWeb]:
+    app = web.Application(client_max_size=0)
+    for path in ("/mcp", "/mcp2"):
+        app.router.add_post(path, odd.post)
+        app.router.add_get(path, odd.get)
+        app.router.add_delete(path, odd.delete)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", odd.port)
+    await site.start()
+    odd.port = runner.addresses[0][1]
+    try:
+        yield odd
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,116 @@
+"""A legacy server over WebSocket, written by hand on aiohttp, with the tools of `parts/servers/own_tools.py`.
+
+In: text frames, subprotocol `mcp`. Out: the same. Prints `listening on PORT` when it can be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "parts" / "servers"))
+
+from own_tools import RpcError, Toolbox
+
+
+class Peer:
+    """One connection: the caller that tools see, and the requests under way."""
+
+    def __init__(self, socket: web.WebSocketResponse, toolbox: Toolbox) -> None:
+        self.socket = socket
+        self.toolbox = toolbox
+        self.tasks: dict[Any, asyncio.Task[None]] = {}
+
+    async def say(self, **message: Any) -> None:
+        await self.socket.send_str(json.dumps({"jsonrpc": "2.0", **message}))
+
+    async def list_changed(self) -> None:
+        await self.say(method="notifications/tools/list_changed")
+
+    async def answer(self, message: dict[str, Any]) -> None:
+        params = message.get("params") or {}
+        token = (params.get("_meta") or {}).get("progressToken")
+        try:
+            result = await self.result(message["method"], params, token)
+        except RpcError as error:
+            reply = {"code": error.code, "message": error.message, "data": error.data}
+            await self.say(id=message["id"], error=reply)
+        else:
+            await self.say(id=message["id"], result=result)
+
+    async def result(self, method: str, params: dict[str, Any], token: Any) -> dict[str, Any]:
+        if method == "initialize":
+            return {
+                "protocolVersion": params["protocolVersion"],
+                "capabilities": {"tools": {"listChanged": True}},
+                "serverInfo": {"name": "own-ws", "version": "1.0"},
+            }
+        if method == "tools/list":
+            return {"tools": self.toolbox.tools}
+        if method == "tools/call":
+            caller = Caller(self, token)
+            return await self.toolbox.call(params["name"], params.get("arguments") or {}, params.get("_meta"), caller)
+        raise RpcError(-32601, "Method not found")
+
+    async def hear(self, message: dict[str, Any]) -> None:
+        if message.get("method") == "notifications/cancelled":
+            task = self.tasks.pop(message["params"]["requestId"], None)
+            if task is not None:
+                task.cancel()
+        elif "id" in message and "method" in message:
+            self.tasks[message["id"]] = asyncio.create_task(self.answer(message))
+
+
+class Caller:
+    def __init__(self, peer: Peer, token: Any) -> None:
+        self.peer = peer
+        self.token = token
+
+    async def progress(self, done: float, total: float, message: str) -> None:
+        params = {"progressToken": self.token, "progress": done, "total": total, "message": message}
+        await self.peer.say(method="notifications/progress", params=params)
+
+    async def list_changed(self) -> None:
+        await self.peer.list_changed()
+
+
+async def serve(port: int) -> None:
+    toolbox = Toolbox()
+
+    async def connect(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(protocols=("mcp",), max_msg_size=0)
+        await socket.prepare(request)
+        if socket.ws_protocol != "mcp":
+            await socket.close()
+            return socket
+        peer = Peer(socket, toolbox)
+        async for frame in socket:
+            if frame.type is WSMsgType.TEXT:
+                await peer.hear(json.loads(frame.data))
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/ws", connect)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port)
+    await site.start()
+    print(f"listening on {runner.addresses[0][1]}", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--seen")
+    options = parser.parse_args()
+    if options.seen:
+        os.environ["TOOLCRIB_TEST_SEEN"] = options.seen
+    asyncio.run(serve(options.port))

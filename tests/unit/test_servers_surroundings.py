@@ -1,0 +1,161 @@
+"""What children see, what texts show, where redirects may lead, and what failures say."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolcrib.config.model import Layer, ServerConfig, Source, Transport
+from toolcrib.errors import ServerAway
+from toolcrib.servers import web
+from toolcrib.servers.environment import Mask, child_environment
+from toolcrib.servers.explain import explain, explain_network, explain_status, root_cause
+from toolcrib.servers.stderr_log import LONGEST_KEPT, StderrLog
+
+pytestmark = pytest.mark.req("BNS-10")
+
+
+def config(**settings: Any) -> ServerConfig:
+    return ServerConfig(name="s", transport=Transport.STDIO, source=Source(layer=Layer.USER), **settings)
+
+
+def test_a_child_inherits_an_allow_list_and_its_own_variables_win() -> None:
+    ours = {
+        "PATH": "/bin",
+        "HOME": "/home/me",
+        "LC_ALL": "C",
+        "XDG_CACHE_HOME": "/c",
+        "OPENAI_API_KEY": "k",
+        "TOOLCRIB_CHILD": "an outer one",
+        "LD_PRELOAD": "x.so",
+        "http_proxy": "http://proxy:3128",
+        "HTTPS_PROXY": "http://me:word@proxy:3128",
+        "NO_PROXY": "localhost,10.0.0.0/8",
+    }
+    seen = child_environment(config(env={"PATH": "/opt/bin", "KEY": "v"}), ours, "mark")
+    assert seen == {
+        "PATH": "/opt/bin",
+        "HOME": "/home/me",
+        "LC_ALL": "C",
+        "XDG_CACHE_HOME": "/c",
+        "http_proxy": "http://proxy:3128",
+        "NO_PROXY": "localhost,10.0.0.0/8",
+        "KEY": "v",
+        "TOOLCRIB_CHILD": "mark",
+    }
+
+
+def test_configured_secrets_are_masked_and_short_words_are_not() -> None:
+    mask = Mask(
+        config(
+            env={"KEY": "abcdef-secret", "MODE": "prod"},
+            headers={"Authorization": "Bearer tok-12345", "X-Key": "xkey-value"},
+            url="https://u:passw0rd@h/mcp?key=querysecret&a=1",
+        )
+    )
+    text = "abcdef-secret prod tok-12345 Bearer tok-12345 xkey-value passw0rd querysecret"
+    assert mask(text) == "*** prod *** *** *** *** ***"
+
+
+def test_stderr_is_bounded_in_memory_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolcrib.servers.stderr_log.LARGEST_FILE", 1000)
+    file = tmp_path / "deep" / "s.log"
+    log = StderrLog(file, lambda text: text.replace("secret", "***"))
+    log.feed(b"a secr")
+    log.feed(b"et\n\xff\n" + b"y" * (LONGEST_KEPT + 50) + b"\nno end")
+    log.end()
+    assert log.tail(4) == ["a ***", "\ufffd", "y" * LONGEST_KEPT + " …", "no end"]
+    assert log.tail(0) == []
+    for number in range(2000):
+        log.feed(f"line {number}\n".encode())
+    assert log.tail(1) == ["line 1999"]
+    assert len(log.tail(10_000)) == 500
+    sizes = {path.name: path.stat().st_size for path in file.parent.iterdir()}
+    assert set(sizes) == {"s.log", "s.log.1"}
+    assert max(sizes.values()) < 1100
+
+
+def test_a_log_that_cannot_be_written_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    log = StderrLog(tmp_path / "file" / "s.log", lambda text: text)
+    log.feed(b"one\n")
+    log.feed(b"two\n")
+    assert log.tail(2) == ["one", "two"]
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "location", "target"),
+    [
+        ("http://h/mcp", "/mcp/", "http://h/mcp/"),
+        ("http://h/mcp", "http://H:80/x", "http://H:80/x"),
+        ("http://h/mcp", "https://h/mcp", "https://h/mcp"),
+        ("http://h:8080/mcp", "https://h/mcp", None),
+        ("https://h/mcp", "http://h/mcp", None),
+        ("https://h/mcp", "https://evil/mcp", None),
+        ("https://h/mcp", "//evil/mcp", None),
+    ],
+)
+def test_a_redirect_is_followed_within_its_origin_only(url: str, location: str, target: str | None) -> None:
+    assert web.redirect_target(url, location) == target
+
+
+def test_an_address_is_shown_without_what_may_be_a_key() -> None:
+    assert web.shown("https://u:p@h:8443/mcp?key=1#x") == "https://h:8443/mcp"
+
+
+def test_loopback_needs_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy:1")
+    monkeypatch.setenv("no_proxy", "inside.example")
+    assert web.proxy_for("http://127.0.0.1:1/mcp") is None
+    assert web.proxy_for("http://inside.example/mcp") is None
+    assert web.proxy_for("ws://outside.example/mcp") == "http://proxy:1"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ConnectionRefusedError(), "connection refused"),
+        (socket.gaierror(), "not known"),
+        (TimeoutError(), "in time"),
+        (ConnectionResetError(), "closed the connection"),
+        (ssl.SSLCertVerificationError(), "not trusted"),
+        (ValueError("with Bearer abc"), "ValueError"),
+    ],
+)
+def test_a_failure_of_the_network_is_said_in_words(error: Exception, text: str) -> None:
+    outer = OSError("outer")
+    outer.__cause__ = error
+    said = explain_network(error, "https://u:p@h/mcp?key=1")
+    assert text in said
+    assert "Bearer" not in said
+    assert "key=1" not in said
+    if not isinstance(error, ValueError):
+        assert text in explain_network(outer, "https://h/mcp")
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 429, 500, 503])
+def test_a_refusal_names_its_status(status: int) -> None:
+    assert f"HTTP {status}" in explain_status(status, "https://h/mcp")
+
+
+def test_the_telling_error_is_found_inside_groups() -> None:
+    away = ServerAway("told.", remedy="Do this.")
+    group = BaseExceptionGroup("", [asyncio.CancelledError(), ExceptionGroup("", [ValueError(), away])])
+    assert root_cause(group) is away
+    assert explain(group, 1) == "told. Do this."
+    assert "1.5 s" in explain(TimeoutError(), 1.5)
+
+
+@pytest.mark.req("BNS-9")
+def test_importing_servers_loads_neither_the_sdk_nor_the_http_client() -> None:
+    code = "import sys, toolcrib.servers.pool; print([m for m in ('mcp', 'aiohttp', 'pydantic') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.strip() == "[]"

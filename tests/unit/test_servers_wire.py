@@ -1,0 +1,90 @@
+"""Envelopes are decoded once, and what is inside stays as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET, Raw
+
+from toolcrib.servers import wire
+from toolcrib.servers.model import Answer, Era
+
+pytestmark = pytest.mark.req("BNS-5")
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(json_values, st.sampled_from([None, 1]), st.booleans())
+def test_a_result_is_the_same_bytes(value: Any, indent: int | None, ascii_only: bool) -> None:
+    try:
+        inner = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
+    except UnicodeEncodeError:
+        return
+    answer = wire.decode(b'{"jsonrpc":"2.0", "id": "tc-1", "result": ' + inner + b' , "x":1}').answer()
+    assert answer == Answer(result=inner)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_a_message_or_not_and_nothing_else(data: bytes) -> None:
+    with contextlib.suppress(wire.NotAMessage):
+        wire.decode(data)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"",
+        b"hello",
+        b"null",
+        b"[]",
+        b'{"id":"tc-1","result":{"a":}}',
+        b'{"id":"tc-1","result":"\xff"}',
+        b'{"id":"tc-1","result":' + b"[" * 100_000,
+        b'{"id":{},"result":1}',
+    ],
+)
+def test_what_is_no_message_is_said_to_be_none(broken: bytes) -> None:
+    with pytest.raises(wire.NotAMessage):
+        wire.decode(broken)
+
+
+def test_the_id_of_a_broken_answer_is_found_at_either_end() -> None:
+    assert wire.own_id_in(b'{"jsonrpc":"2.0","id": "tc-12","result":{' + b"x" * 1000) == "tc-12"
+    assert wire.own_id_in(b'{"result":' + b"x" * 1000 + b',"id":"tc-3"') == "tc-3"
+    assert wire.own_id_in(b'{"id":7,"result":{') is None
+
+
+def test_a_message_that_answers_nothing_has_no_answer() -> None:
+    assert wire.decode(b'{"id":"tc-1"}').answer() is None
+    assert wire.decode(b'{"method":"ping"}').id is UNSET
+
+
+@given(json_values)
+def test_a_message_on_one_line_means_the_same(value: Any) -> None:
+    spread = json.dumps(value, indent=2).replace("\n", "\r\n").encode()
+    line = wire.on_one_line(wire.request("tc-1", "m", {"arguments": Raw(spread)}))
+    assert b"\n" not in line
+    assert b"\r" not in line
+    assert json.loads(line)["params"]["arguments"] == value
+
+
+def test_only_modern_requests_say_who_and_what_they_are() -> None:
+    callers = {"x": 1, wire.PROTOCOL_VERSION_KEY: "theirs", "progressToken": "theirs"}
+    info = {"name": "toolcrib"}
+    assert wire.meta_for(Era.LEGACY, "2025-11-25", info, callers, None) == {"x": 1}
+    assert wire.meta_for(Era.MODERN, "2026-07-28", info, callers, "tc-1") == {
+        "x": 1,
+        "progressToken": "tc-1",
+        wire.PROTOCOL_VERSION_KEY: "2026-07-28",
+        wire.CLIENT_INFO_KEY: info,
+        wire.CLIENT_CAPABILITIES_KEY: {},
+    }
