@@ -1,4 +1,4 @@
-"""Clients of both eras × servers of both eras, over every transport, at the endpoint and through `toolcrib stdio`.
+"""Clients of both eras with servers of both eras, over every transport, at the endpoint and through `toolcrib stdio`.
 
 One daemon has a server for each transport behind it, and four clients in front of it; each behaviour is one test over
 all of them. What is asserted is what the far side saw (`seen`), not only what came back.
@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from kept import kept_open
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-from kept import kept_open
 from parts.client import at_endpoint, through_bridge
 from parts.daemon import Daemon, Home, StartDaemon
 from parts.own import StartServer, stdio_words

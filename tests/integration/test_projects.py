@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kept import kept_open
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
-from kept import kept_open
 from parts.client import MODES, at_endpoint
 from parts.daemon import PROGRAM, Cli, Daemon, Home, StartDaemon
 from parts.own import StartServer, stdio_words

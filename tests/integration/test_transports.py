@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import json
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from msgspec import Raw
 
 from parts import fleet, leftovers
@@ -562,6 +568,73 @@ async def test_a_forgotten_session_is_renewed_and_the_call_that_did_not_run_goes
         assert odd.ended == 1
 
 
+async def test_a_session_forgotten_over_sse_is_renewed_too(bench: Bench) -> None:
+    async with running(OddWeb("legacy")) as odd:
+        config = web_config(odd.url.replace("/mcp", "/sse"), Transport.SSE, retry=Retry(backoff=60))
+        server = await bench.started(config)
+        odd.session = 7
+        assert result(await server.call(ToolCall(name="echo"))) == json.loads(EXACT)
+        assert (odd.session, len(odd.calls())) == (8, 2)
+        await server.stop()
+
+
+@pytest.mark.req("BNS-10")
+async def test_an_sse_server_cannot_send_our_messages_to_another_origin(bench: Bench) -> None:
+    async with running(OddWeb("legacy")) as odd:
+        odd.endpoint = f"http://localhost:{odd.port}/messages"
+        server = await bench.started(web_config(odd.url.replace("/mcp", "/sse"), Transport.SSE))
+        assert "another origin" in server.status.last_error
+        assert odd.requests == []
+        await server.stop()
+
+
+@pytest.mark.parametrize("transport", ["sse", "websocket"])
+@pytest.mark.req("BNS-10")
+async def test_our_headers_do_not_follow_a_redirect_to_another_origin(transport: str, bench: Bench) -> None:
+    async with running(OddWeb("legacy")) as odd:
+        odd.status = 307
+        url = odd.url.replace("http", "ws", 1) if transport == "websocket" else odd.url
+        server = await bench.started(web_config(url, Transport(transport), headers={"X-Key": "secret-key"}))
+        assert server.status.state is ServerState.AWAY
+        assert "elsewhere" in server.status.last_error
+        await server.stop()
+
+
+def self_signed(folder: Path) -> ssl.SSLContext:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file = folder / "both.pem"
+    file.write_bytes(certificate.public_bytes(pem) + key.private_bytes(pem, *plain))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(file)
+    return context
+
+
+@pytest.mark.req("BNS-10")
+async def test_a_certificate_is_verified_unless_the_configuration_says_otherwise(bench: Bench, tmp_path: Path) -> None:
+    async with running(OddWeb("modern"), self_signed(tmp_path)) as odd:
+        url = odd.url.replace("http", "https", 1)
+        strict = await bench.started(web_config(url))
+        assert "certificate" in strict.status.last_error
+        assert odd.requests == []
+        lax = await bench.started(web_config(url, verify_tls=False))
+        assert (await lax.call(ToolCall(name="echo"))).result == EXACT
+        await asyncio.gather(strict.stop(), lax.stop())
+
+
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 async def test_http_requests_carry_the_headers_of_their_era(era: str, bench: Bench) -> None:
     async with running(OddWeb(era)) as odd:
@@ -699,6 +772,19 @@ async def test_after_kill_9_of_the_parent_no_process_remains(tmp_path: Path) -> 
     parent.kill()
     await parent.wait()
     await until(lambda: not [pid for pid in pids if alive(pid)], "all of them to be ended")
+
+
+async def test_a_reaper_that_was_killed_is_replaced_and_knows_all_groups(bench: Bench) -> None:
+    before = set(leftovers.look())
+    await bench.odd("stubborn")
+    (helper,) = [p for p in leftovers.look().values() if p.pid not in before and "reaper_child" in p.words]
+    os.kill(helper.pid, signal.SIGKILL)
+    await until(lambda: not alive(helper.pid), "the reaper to be gone")
+    other = await bench.odd()
+    assert other.status.state is ServerState.READY
+    pids = [server.status.pid or 0 for server in bench.made]
+    bench.reaper.close()
+    await until(lambda: not [pid for pid in pids if alive(pid)], "the second reaper to end both")
 
 
 # The pool.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,8 @@ class OddWeb:
         """Answers everything with this status, where set."""
         self.status_for_lost_session = 404
         self.resumable = b""
+        self.endpoint = "/messages"
+        self.standing_stream: web.StreamResponse | None = None
         self.ended = 0
         """How many sessions the client has ended."""
         self.dropped: list[str] = []
@@ -128,7 +131,9 @@ class OddWeb:
             head, _, tail = answer.partition(b",")
             await response.write(b"\ndata: " + head + b",\ndata:" + tail + b"\n\n")
         elif name == "bigstream":
-            await response.write(b"data: " + self.answer(message, b'"' + b"x" * arguments["size"] + b'"') + b"\n\n")
+            await response.write(
+                b"data: " + self.answer(message, b'{"t":"' + b"x" * arguments["size"] + b'"}') + b"\n\n"
+            )
         elif name == "resumed":
             self.resumable = answer
             await response.write(b"id: e1\nretry: 10\ndata:\n\n")
@@ -147,7 +152,40 @@ class OddWeb:
             await response.prepare(request)
             await response.write(b"id: e2\ndata: " + self.resumable + b"\n\n")
             return response
+        if self.status == 307:
+            return web.Response(status=307, headers={"Location": self.url.replace("127.0.0.1", "localhost")})
+        if request.path == "/sse":
+            return await self.standing(request)
         return web.Response(status=self.status or 405)
+
+    async def standing(self, request: web.Request) -> web.StreamResponse:
+        """The stream of the older transport; messages come to /messages."""
+        self.session += 1
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(f"event: endpoint\ndata: {self.endpoint}?session={self.session}\n\n".encode())
+        self.standing_stream = response
+        await asyncio.sleep(600)
+        return response
+
+    async def message(self, request: web.Request) -> web.Response:
+        message = json.loads(await request.read())
+        self.requests.append(Seen(request.headers, message))
+        if request.query["session"] != str(self.session):
+            return web.Response(status=404)
+        answers = {
+            "initialize": {
+                "protocolVersion": "2025-11-25",
+                "capabilities": {},
+                "serverInfo": {"name": "o", "version": "1"},
+            },
+            "tools/list": {"tools": []},
+            "tools/call": json.loads(EXACT),
+        }
+        if "id" in message and self.standing_stream is not None:
+            answer = self.answer(message, json.dumps(answers[message["method"]]).encode())
+            await self.standing_stream.write(b"data: " + answer + b"\n\n")
+        return web.Response(status=202)
 
     async def delete(self, _request: web.Request) -> web.Response:
         self.ended += 1
@@ -167,15 +205,17 @@ class OddWeb:
 
 
 @contextlib.asynccontextmanager
-async def running(odd: OddWeb) -> AsyncIterator[OddWeb]:
+async def running(odd: OddWeb, tls: ssl.SSLContext | None = None) -> AsyncIterator[OddWeb]:
     app = web.Application(client_max_size=0)
     for path in ("/mcp", "/mcp2"):
         app.router.add_post(path, odd.post)
         app.router.add_get(path, odd.get)
         app.router.add_delete(path, odd.delete)
+    app.router.add_get("/sse", odd.get)
+    app.router.add_post("/messages", odd.message)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", odd.port)
+    site = web.TCPSite(runner, "127.0.0.1", odd.port, ssl_context=tls)
     await site.start()
     odd.port = runner.addresses[0][1]
     try:

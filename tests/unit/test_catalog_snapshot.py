@@ -48,7 +48,7 @@ def test_a_server_that_is_gone_takes_its_tools_along() -> None:
         after.find("git:status")
 
 
-@pytest.mark.req("ENG-8", "ENG-3")
+@pytest.mark.req("ENG-3")
 def test_a_definition_passes_with_nothing_but_its_name_replaced() -> None:
     raw = (
         b'{"title":"T \\u00e9","name":"read","inputSchema":{ "type" : "object", "x": 1.10, '
@@ -62,7 +62,7 @@ def test_a_definition_passes_with_nothing_but_its_name_replaced() -> None:
     assert tool.input_schema["big"] == 123456789012345678901234567890
 
 
-@pytest.mark.req("ENG-8")
+@pytest.mark.req("BNS-4")
 @given(st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)))
 def test_any_definition_comes_back_whole(fields: dict[str, Any]) -> None:
     given_fields = {**fields, "name": "t"}
@@ -76,7 +76,7 @@ def test_any_definition_comes_back_whole(fields: dict[str, Any]) -> None:
     assert json.loads(tool.render("s_t")) == {**given_fields, "name": "s_t"}
 
 
-@pytest.mark.req("ENG-8")
+@pytest.mark.req("BNS-4")
 def test_header_marks_are_taken_out_for_clients_and_only_they() -> None:
     schema = (
         b'{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region","default":1.50},'

@@ -131,6 +131,35 @@ def test_what_changed_since_stays_when_the_entry_goes(tmp_path: Path, name: str,
     assert left == {"a": 2, **servers}
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("claude", "{}"),
+        ("claude", ""),
+        ("claude", ' { "mcpServers" : { } } '),
+        ("claude", '{"a":1}'),
+        ("claude", '{"a": 1,\r\n"mcpServers": {\r\n}}'),
+        ("claude", '\ufeff{\n "a": 1\n}'),
+        ("codex", ""),
+        ("codex", "\n\n"),
+        ("codex", "a = 1"),
+        ("codex", "a = 1\r\n\r\n\r\n"),
+        ("codex", "[mcp_servers]"),
+        ("codex", "# nothing here"),
+    ],
+)
+def test_a_file_of_any_form_gets_its_old_bytes_back(tmp_path: Path, name: str, text: str) -> None:
+    made = connection(name, tmp_path)
+    file = made.file
+    assert file is not None
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(text.encode())
+    assert made.write() is Outcome.WRITTEN
+    assert made.write() is Outcome.UNCHANGED
+    assert made.remove() is Outcome.REMOVED
+    assert file.read_bytes() == text.encode()
+
+
 def test_an_older_entry_is_replaced_where_it_stands(tmp_path: Path) -> None:
     file = tmp_path / ".codex" / "config.toml"
     file.parent.mkdir()

@@ -32,7 +32,8 @@ def headers(method="tools/call", version=MODERN_VERSION, name="a_b"):
         (message(meta={"progressToken": 1}), "2025-06-18", Era.LEGACY),
         (message(meta=None), MODERN_VERSION, Era.MODERN),
         (message(meta=None), "2099-01-01", Era.MODERN),
-        (message("initialize"), MODERN_VERSION, Era.LEGACY),
+        (message("initialize", meta=None), MODERN_VERSION, Era.LEGACY),
+        (message("initialize"), MODERN_VERSION, Era.MODERN),
     ],
 )
 def test_the_body_decides_the_era_and_the_header_where_the_body_is_silent(said, header, era):

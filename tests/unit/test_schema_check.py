@@ -348,7 +348,7 @@ def test_whatever_comes_it_is_an_answer_or_invalid_arguments(schema: dict[str, A
 
 
 @pytest.mark.parametrize("catalog", [None, *CATALOGS], ids=lambda path: path.stem if path else "own")
-@pytest.mark.req("BNS-5", "ENG-8")
+@pytest.mark.req("BNS-5")
 def test_every_schema_of_a_real_catalog_is_used(catalog: Path | None, caplog: pytest.LogCaptureFixture) -> None:
     definitions = json.loads(catalog.read_text())["tools"] if catalog else OWN_CATALOG
     raw = tuple(json.dumps(one).encode() for one in definitions)

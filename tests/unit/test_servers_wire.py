@@ -23,7 +23,7 @@ json_values = st.recursive(
 )
 
 
-@given(json_values, st.sampled_from([None, 1]), st.booleans())
+@given(st.dictionaries(st.text(), json_values, max_size=4), st.sampled_from([None, 1]), st.booleans())
 def test_a_result_is_the_same_bytes(value: Any, indent: int | None, ascii_only: bool) -> None:
     try:
         inner = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
@@ -49,12 +49,19 @@ def test_any_bytes_are_a_message_or_not_and_nothing_else(data: bytes) -> None:
         b'{"id":"tc-1","result":{"a":}}',
         b'{"id":"tc-1","result":"\xff"}',
         b'{"id":"tc-1","result":' + b"[" * 100_000,
-        b'{"id":{},"result":1}',
+        b'{"id":{},"result":{}}',
+        b'{"id":"tc-1","result":1}',
+        b'{"id":"tc-1","error":"no"}',
     ],
 )
 def test_what_is_no_message_is_said_to_be_none(broken: bytes) -> None:
     with pytest.raises(wire.NotAMessage):
         wire.decode(broken)
+
+
+def test_half_a_surrogate_pair_becomes_the_replacement_character_and_the_rest_stays() -> None:
+    cut_short = rb'{"id":"tc-1","result":{"a":"\ud83d\ude00 \\ud83d \udc00x"}}'
+    assert wire.decode(cut_short).answer() == Answer(result=rb'{"a":"\ud83d\ude00 \\ud83d \ufffdx"}')
 
 
 def test_the_id_of_a_broken_answer_is_found_at_either_end() -> None:

@@ -19,7 +19,7 @@ from toolcrib.cli.output import hint, say, say_json
 from toolcrib.cli.reach import daemon_runs, from_daemon, paths, root
 from toolcrib.errors import UsageError
 
-DEFAULT_ENDPOINT = "http://127.0.0.1:8765/mcp"
+DEFAULT_ENDPOINT = "http://127.0.0.1:8665/mcp"
 
 
 def connect(

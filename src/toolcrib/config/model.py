@@ -138,7 +138,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    port: int = 8765
+    port: int = 8665
     """0: any free port."""
     names: NameStyle = NameStyle.SERVER
     """How tools are called at the gateway."""

@@ -18,7 +18,14 @@ from typing import Any
 import msgspec
 
 from toolcrib import __version__
-from toolcrib.errors import HEADER_MISMATCH, INVALID_PARAMS, METHOD_NOT_FOUND, PARSE_ERROR, UNSUPPORTED_VERSION
+from toolcrib.errors import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    MISSING_CAPABILITY,
+    PARSE_ERROR,
+    UNSUPPORTED_VERSION,
+)
 from toolcrib.gateway.envelope import Message, Rejected
 from toolcrib.servers.model import MODERN_VERSION, Era
 
@@ -48,6 +55,7 @@ HTTP_STATUS = {
     INVALID_PARAMS: 400,
     HEADER_MISMATCH: 400,
     UNSUPPORTED_VERSION: 400,
+    MISSING_CAPABILITY: 400,
     METHOD_NOT_FOUND: 404,
 }
 """The status that a modern answer with this JSON-RPC error has; others are 200."""
@@ -55,10 +63,10 @@ HTTP_STATUS = {
 
 def era_of(message: Message, version_header: str | None) -> Era:
     """The body decides; the header only where the body says nothing."""
-    if message.method == "initialize":
-        return Era.LEGACY
     if VERSION_KEY in message.meta:
         return Era.MODERN
+    if message.method == "initialize":
+        return Era.LEGACY
     return Era.LEGACY if version_header is None or version_header in LEGACY_VERSIONS else Era.MODERN
 
 

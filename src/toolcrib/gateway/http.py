@@ -242,7 +242,8 @@ def _headers(raw: Headers) -> dict[str, str]:
     headers: dict[str, str] = {}
     for raw_name, value in raw:
         name = raw_name.decode("latin-1")
-        text = value.decode("latin-1")
+        # The parser keeps the white space around a value, which is no part of it.
+        text = value.decode("latin-1").strip(" \t")
         if name in headers:
             if name in _SINGLE:
                 raise Refused(400, f"The header {name} stands twice.")

@@ -29,6 +29,8 @@ from toolcrib.servers.model import Answer, Era
 log = logging.getLogger(__name__)
 
 _JSON_AND_EVENTS = "application/json, text/event-stream"
+_OURS = frozenset({"accept", "content-type", "content-length", "mcp-protocol-version", "mcp-session-id", "mcp-method"})
+"""Headers that no configuration can set: they would stand there twice."""
 _RESUMES = 10
 _RESUME_AFTER = 1.0
 _DRAIN = 1.0
@@ -50,7 +52,7 @@ class HttpLink(Link):
         self._session = session
         self._proxy = proxy
         self._verify = config.verify_tls
-        self._own_headers = dict(config.headers)
+        self._own_headers = {name: value for name, value in config.headers.items() if name.lower() not in _OURS}
         self._headers: dict[str, str] = {}
         self._session_id: str | None = None
         self._talk: sdk.Conversation | None = None

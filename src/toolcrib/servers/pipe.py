@@ -92,7 +92,9 @@ class PipeLink(Link):
         if answer is not None:
             future.set_result(answer)
         else:
-            future.set_exception(_violation(self.name, "it has neither result nor error"))
+            future.set_exception(
+                _violation(self.name, "it has neither a result nor an error, or one that is no object")
+            )
 
     def _hear(self, envelope: wire.Envelope, method: str, message: bytes) -> None:
         if envelope.id is not UNSET:

@@ -100,7 +100,7 @@ class Server:
             since=self._since,
             last_seen=link.last_seen if link else self._last_seen,
             last_error=self._mask((link.last_error if link else "") or self._last_error),
-            attempts=self._failures,
+            attempts=0 if self._state is ServerState.READY else self._failures,
             server_info=peer.server_info if peer else {},
             instructions=peer.instructions if peer else "",
         )
@@ -157,7 +157,7 @@ class Server:
 
     @staticmethod
     async def _forward(link: Link, call: ToolCall, limit: float, on_progress: OnProgress | None) -> Answer:
-        params: Mapping[str, Any] = {"name": call.name, **call.params}
+        params: Mapping[str, Any] = {**call.params, "name": call.name}
         return await link.request(
             "tools/call", params, meta=call.meta, limit=limit, headers=call.headers, on_progress=on_progress
         )

@@ -40,6 +40,9 @@ class _Stream:
             response = await self._session.get(self._url, headers=headers, proxy=self._proxy, allow_redirects=False)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ServerAway(explain_network(error, self._url)) from None
+        if 300 <= response.status < 400:
+            response.close()
+            raise ServerAway(f"{web.shown(self._url)} sends us elsewhere; give the final address.")
         if response.status != 200:
             response.close()
             raise ServerAway(explain_status(response.status, self._url))
@@ -82,7 +85,8 @@ class _Stream:
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = explain_network(error, endpoint)
-            raise ServerAway(f"Server '{self._name}': {reason} The call may have run.") from None
+            ran = "did not run" if isinstance(error, aiohttp.ClientConnectorError) else "may have run"
+            raise ServerAway(f"Server '{self._name}': {reason} The call {ran}.") from None
         if status == 404:
             self.on_forgotten()
             raise SessionGone(f"Server '{self._name}': it has forgotten our session. The call did not run.")

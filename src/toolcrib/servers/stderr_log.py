@@ -38,10 +38,6 @@ class StderrLog:
         if rest := self._lines.rest():
             self._keep([self._text(rest)])
 
-    def note(self, text: str) -> None:
-        """A line of our own about the process."""
-        self._keep([f"[toolcrib] {self._mask(text)}"])
-
     def tail(self, count: int) -> list[str]:
         return list(self._kept)[-count:] if count > 0 else []
 

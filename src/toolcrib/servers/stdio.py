@@ -46,7 +46,6 @@ class Child(asyncio.SubprocessProtocol):
         self.exited: asyncio.Future[int] = loop.create_future()
         self.silent: asyncio.Future[int] = loop.create_future()
         """Done when both output pipes have ended."""
-        self.stopping = False
         self.on_line: Callable[[bytes], None] = lambda line: None
         self._open_pipes = {_STDOUT, _STDERR}
         self._stderr = stderr
@@ -117,7 +116,6 @@ class Child(asyncio.SubprocessProtocol):
 
     async def leave(self) -> None:
         """Close stdin, wait; ask the group to end, wait; end it."""
-        self.stopping = True
         self.stdin.close()
         for number, patience in (
             (None, _LEAVE_BY_ITSELF),

@@ -46,12 +46,16 @@ class Envelope(msgspec.Struct):
     error: Raw | UnsetType = UNSET
 
     def answer(self) -> Answer | None:
-        """What this message says to a request, or None if it says nothing."""
-        if self.result is not UNSET:
+        """What this message says to a request, or None if it says nothing: only an object says something in MCP."""
+        if self.result is not UNSET and _is_object(self.result):
             return Answer(result=bytes(self.result))
-        if self.error is not UNSET:
+        if self.error is not UNSET and _is_object(self.error):
             return Answer(error=bytes(self.error))
         return None
+
+
+def _is_object(raw: Raw) -> bool:
+    return bytes(memoryview(raw)[:1]) == b"{"
 
 
 _envelope = msgspec.json.Decoder(Envelope)
@@ -64,7 +68,7 @@ def decode(message: bytes) -> Envelope:
     try:
         if not message.isascii():
             message.decode()
-        envelope = _decode_whole(message)
+        return _decode_whole(message)
     except UnicodeDecodeError as error:
         raise NotAMessage(f"not UTF-8 (byte {error.start})") from None
     except msgspec.MsgspecError as error:
@@ -72,7 +76,7 @@ def decode(message: bytes) -> Envelope:
     except RecursionError:
         raise NotAMessage("nested too deeply") from None
     for name, part in (("result", envelope.result), ("error", envelope.error)):
-        if part is not UNSET and bytes(part)[:1] != b"{":
+        if part is not UNSET and bytes(memoryview(part)[:1]) != b"{":
             raise NotAMessage(f"its {name} is no object")
     return envelope
 

@@ -75,6 +75,11 @@ class RawServer:
             result = {"resultType": "complete", **result}
         self.line(json.dumps({"jsonrpc": "2.0", "id": request_id, "result": result}).encode())
 
+    def raw_result(self, request_id: Any, members: bytes) -> None:
+        """An answer whose result holds these members, byte for byte."""
+        kind = b'"resultType":"complete",' if self.modern else b""
+        self.line(b'{"jsonrpc":"2.0","id":' + json.dumps(request_id).encode() + b',"result":{' + kind + members + b"}}")
+
     def refuse(self, request_id: Any, code: int, message: str, data: Any = None) -> None:
         error = {"code": code, "message": message} | ({} if data is None else {"data": data})
         self.line(json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}).encode())
@@ -170,18 +175,15 @@ class RawServer:
 
     def odd_deep(self, request_id: Any, arguments: dict[str, Any]) -> None:
         depth = arguments.get("depth", 100_000)
-        head = b'{"jsonrpc":"2.0","id":' + json.dumps(request_id).encode()
-        self.line(head + b',"result":{"content":[],"structuredContent":{"a":' + b"[" * depth + b"]" * depth + b"}}}")
+        nested = b"[" * depth + b"]" * depth
+        self.raw_result(request_id, b'"content":[],"structuredContent":{"a":' + nested + b"}")
 
     def odd_duplicate(self, request_id: Any, _arguments: dict[str, Any]) -> None:
-        head = b'{"jsonrpc":"2.0","id":' + json.dumps(request_id).encode()
-        self.line(head + b',"result":{"content":[],"content":[{"type":"text","text":"second"}]}}')
+        self.raw_result(request_id, b'"content":[],"content":[{"type":"text","text":"second"}]')
 
     def odd_huge(self, request_id: Any, arguments: dict[str, Any]) -> None:
-        head = b'{"jsonrpc":"2.0","id":' + json.dumps(request_id).encode()
-        kind = b'"resultType":"complete",' if self.modern else b""
         body = b"x" * arguments.get("bytes", 50_000_000)
-        self.line(head + b',"result":{' + kind + b'"content":[{"type":"text","text":"' + body + b'"}]}}')
+        self.raw_result(request_id, b'"content":[{"type":"text","text":"' + body + b'"}]')
 
     def odd_wrong_id(self, request_id: Any, _arguments: dict[str, Any]) -> None:
         self.answer("nobody-asked", {"content": []})
@@ -202,7 +204,7 @@ class RawServer:
         os._exit(4)
 
     def odd_both(self, request_id: Any, _arguments: dict[str, Any]) -> None:
-        both = {"result": {"content": []}, "error": {"code": 1, "message": "both"}}
+        both = {"result": {"content": [], "resultType": "complete"}, "error": {"code": 1, "message": "both"}}
         self.line(json.dumps({"jsonrpc": "2.0", "id": request_id, **both}).encode())
 
     def odd_no_result(self, request_id: Any, _arguments: dict[str, Any]) -> None:

@@ -1,0 +1,290 @@
+"""The daemon from its start to its end, and commands that do without it.
+
+Starting, ports, the lock; what a bad entry, a dead server, a slow one or a cold start do to the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parts.client import at_endpoint, through_bridge
+from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.own import stdio_words
+from parts.waiting import wait_for
+
+pytestmark = pytest.mark.slow
+
+PLAIN = ["--plain", "--tools", "1"]
+
+
+def entry(*flags: str) -> dict[str, Any]:
+    words = stdio_words("raw_server", *flags)
+    return {"command": words[0], "args": words[1:]}
+
+
+@pytest.fixture
+def downed(cli: Cli) -> Iterator[None]:
+    """A detached daemon is nobody's child: it ends here, whatever the test did."""
+    yield
+    assert cli("down").exit_code == 0
+
+
+def answers_at_once(status: dict[str, Any]) -> bool:
+    """Whether the port is open now: no waiting, no second try."""
+    port = int(status["endpoint"].rpartition(":")[2].partition("/")[0])
+    with socket.create_connection(("127.0.0.1", port), timeout=5):
+        return True
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+# -- beginning and end ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("KSI-1")
+@pytest.mark.usefixtures("downed")
+def test_up_detached_returns_when_the_endpoint_answers_and_down_ends_it(toolcrib_home: Home, cli: Cli) -> None:
+    toolcrib_home.write_config({"servers": {"one": entry(*PLAIN)}})
+    started = cli("up", "--detach", "--port", "0", "--json").ok().json
+    assert answers_at_once(started)
+    status = cli("status", "--json").ok().json
+    assert (status["pid"], status["endpoint"]) == (started["pid"], started["endpoint"])
+    wait_for(lambda: cli("servers", "--json").ok().json["servers"][0].get("pid"), "the server's process")
+    child = cli("servers", "--json").ok().json["servers"][0]["pid"]
+    began = time.monotonic()
+    cli("down").ok()
+    assert time.monotonic() - began < 6
+    assert not is_alive(started["pid"])
+    assert not is_alive(child)
+    assert not toolcrib_home.socket.exists()
+    assert cli("status").exit_code == 7
+    assert cli("down").exit_code == 0
+
+
+@pytest.mark.req("KSI-1")
+@pytest.mark.parametrize("how", [["--detach"], []], ids=["detached", "foreground"])
+def test_a_second_daemon_is_told_of_the_first(daemon: StartDaemon, cli: Cli, how: list[str]) -> None:
+    running = daemon({})
+    second = cli("up", "--port", "0", *how)
+    assert second.exit_code == 8
+    assert f"pid {running.pid}" in second.err
+    assert "toolcrib down" in second.err
+    assert running.status()["pid"] == running.pid
+
+
+@pytest.mark.req("KSI-1")
+@pytest.mark.parametrize("how", [["--detach"], []], ids=["detached", "foreground"])
+def test_a_taken_port_is_named_with_what_to_do(cli: Cli, how: list[str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = cli("up", "--port", str(port), *how)
+    assert done.exit_code == 8
+    assert str(port) in done.err
+    assert "--port" in done.err
+
+
+@pytest.mark.req("KSI-1")
+@pytest.mark.usefixtures("downed")
+async def test_the_bridge_starts_a_daemon_where_none_runs(toolcrib_home: Home, cli: Cli) -> None:
+    toolcrib_home.write_config({"port": 0, "servers": {"one": entry(*PLAIN)}})
+    nobody = Daemon(home=toolcrib_home, process=None, output=toolcrib_home.path)  # type: ignore[arg-type]
+    async with through_bridge(nobody, "modern") as client:
+        assert "one_tool_00000" in {tool.name for tool in (await client.list_tools()).tools}
+    assert cli("status", "--json").ok().json["servers"][0]["state"] == "ready"
+
+
+# -- one-shot ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("BNS-1", "BNS-3")
+@pytest.mark.parametrize("words", [["a=40", "b=2"], ["--args", '{"a": 40, "b": 2}']], ids=["words", "args"])
+def test_a_call_works_without_a_daemon_and_without_a_file(cli: Cli, words: list[str]) -> None:
+    server = f"own={shlex.join(stdio_words('own_v2'))}"
+    done = cli("call", "own:add", *words, "--mcp-server", server)
+    assert done.ok().out == "42\n"
+    assert cli("status").exit_code == 7
+
+
+@pytest.mark.req("BNS-1", "BNS-8")
+@pytest.mark.parametrize("name", ["own:add", "own_add", "mcp_own_add", "add"])
+def test_a_configured_server_is_called_without_a_daemon_by_each_name(toolcrib_home: Home, cli: Cli, name: str) -> None:
+    words = stdio_words("own_v2")
+    toolcrib_home.write_config({"servers": {"own": {"command": words[0], "args": words[1:]}}})
+    assert cli("call", name, "--args", '{"a": 40, "b": 2}').ok().out == "42\n"
+
+
+@pytest.mark.req("BNS-1", "BNS-3")
+def test_one_shot_commands_see_the_flags_servers_beside_the_files(toolcrib_home: Home, cli: Cli) -> None:
+    toolcrib_home.write_config({"servers": {"one": entry(*PLAIN)}})
+    two = f"two={shlex.join(stdio_words('raw_server', *PLAIN))}"
+    listed = cli("tools", "--mcp-server", two, "--json").ok().json["tools"]
+    assert {"one:tool_00000", "two:tool_00000"} <= {tool["display"] for tool in listed}
+    rows = cli("servers", "--mcp-server", two, "--json").ok().json["servers"]
+    assert [(row["name"], row["state"]) for row in rows] == [("one", "ready"), ("two", "ready")]
+
+
+# -- one server's trouble ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("BNS-3", "BNS-10")
+async def test_bad_entries_hide_no_good_ones(toolcrib_home: Home, daemon: StartDaemon, cli: Cli) -> None:
+    running = daemon(
+        {
+            "servers": {
+                "good": entry(*PLAIN),
+                "empty": {},
+                "slip": {"comand": "python3"},
+                "unset": {"url": "http://127.0.0.1:9/${TOOLCRIB_TEST_UNSET}"},
+                "wrong": {"command": 7},
+                "missing": {"command": "/nonexistent/program"},
+                "fails": entry("--exit", "3"),
+            }
+        }
+    )
+    running.wait_until_ready("good")
+    async with at_endpoint(running, "modern") as client:
+        assert not (await client.call_tool("good_tool_00000", {})).is_error
+    status = running.status()
+    told = "\n".join(status["problems"])
+    for name in ("empty", "slip", "unset", "wrong"):
+        assert name in told
+    assert "command" in told
+    rows = {row["name"]: row for row in status["servers"]}
+    assert "/nonexistent/program" in rows["missing"]["last_error"]
+    assert "3" in wait_for(
+        lambda: next(r["last_error"] for r in running.status()["servers"] if r["name"] == "fails"), "its last error"
+    )
+    checked = cli("config", "check")
+    assert checked.exit_code == 3
+    assert "config.json" in checked.out
+    assert "comand" in checked.out
+
+
+def once(home: Home) -> dict[str, Any]:
+    """A server that starts once and never again, until `again` is called."""
+    words = stdio_words("raw_server", *PLAIN)
+    script = 'if [ -e "$0" ]; then echo "not a second time" >&2; exit 3; fi; touch "$0"; exec "$@"'
+    args = ["-c", script, str(home.path / "started"), *words]
+    return {"command": "/bin/sh", "args": args, "retry": {"backoffMs": 100}}
+
+
+def row_of(running: Daemon, name: str) -> dict[str, Any]:
+    return next(row for row in running.status()["servers"] if row["name"] == name)
+
+
+@pytest.mark.req("ENG-10", "BNS-4", "BNS-10")
+async def test_a_server_that_went_away_keeps_its_tools_which_say_so_and_comes_back(
+    toolcrib_home: Home, daemon: StartDaemon, cli: Cli
+) -> None:
+    running = daemon({"servers": {"once": once(toolcrib_home), "other": entry(*PLAIN)}})
+    running.wait_until_ready("once", "other")
+    os.kill(row_of(running, "once")["pid"], signal.SIGKILL)
+    wait_for(lambda: row_of(running, "once")["attempts"] >= 2, "two failed attempts")
+    assert row_of(running, "once")["state"] != "ready"
+    for era in ("modern", "legacy"):
+        async with at_endpoint(running, era) as client:
+            assert "once_tool_00000" in {tool.name for tool in (await client.list_tools()).tools}
+            failed = await client.call_tool("once_tool_00000", {})
+            assert failed.is_error
+            assert "once" in failed.content[0].text
+            assert "did not run" in failed.content[0].text
+            assert not (await client.call_tool("other_tool_00000", {})).is_error
+    done = cli("call", "once:tool_00000")
+    assert done.exit_code == 6
+    assert "not a second time" in done.err
+    (toolcrib_home.path / "started").unlink()
+    running.wait_until_ready("once")
+    cli("call", "once:tool_00000").ok()
+
+
+@pytest.mark.req("ENG-10", "BNS-4")
+async def test_a_cold_start_lists_from_disk_at_once_what_cannot_answer_yet(
+    toolcrib_home: Home, daemon: StartDaemon
+) -> None:
+    servers = {"once": once(toolcrib_home), "slow": entry(*PLAIN)}
+    first = daemon({"servers": servers})
+    first.wait_until_ready("once", "slow")
+    first.stop()
+    # The same server by its configuration, but now it takes its time: its command waits for a file.
+    second = daemon()
+    began = time.monotonic()
+    async with at_endpoint(second, "modern") as client:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+    assert time.monotonic() - began < 2
+    assert {"once_tool_00000", "slow_tool_00000"} <= names
+    assert row_of(second, "once")["tools"] == 1
+    second.stop()
+
+
+@pytest.mark.req("BNS-9", "BNS-10")
+async def test_servers_connect_side_by_side_and_a_deaf_one_holds_up_nobody(daemon: StartDaemon) -> None:
+    names = [f"s{number}" for number in range(8)]
+    servers = {name: entry(*PLAIN, "--slow-start", "1") for name in names}
+    began = time.monotonic()
+    running = daemon({"servers": {**servers, "deaf": entry("--deaf")}})
+    running.wait_until_ready(*names)
+    # One after the other would take eight seconds at least.
+    assert time.monotonic() - began < 6
+    assert row_of(running, "deaf")["state"] == "connecting"
+    async with at_endpoint(running, "modern") as client:
+        listed = {tool.name for tool in (await client.list_tools()).tools}
+        assert {f"{name}_tool_00000" for name in names} <= listed
+        assert not (await client.call_tool("s7_tool_00000", {})).is_error
+
+
+@pytest.mark.req("BNS-9")
+async def test_a_server_connects_within_a_second_and_a_call_costs_milliseconds(daemon: StartDaemon) -> None:
+    running = daemon({"servers": {"one": entry(*PLAIN)}})
+    running.wait_until_ready("one")
+    running.command("server:restart", name="one")
+    log = (running.home.toolcrib / "state" / "toolcrib.log").read_text()
+    assert "one" in log or row_of(running, "one")["state"] == "ready"
+    async with at_endpoint(running, "modern") as client:
+        await client.call_tool("one_tool_00000", {})
+        times = []
+        for _ in range(20):
+            began = time.perf_counter()
+            await client.call_tool("one_tool_00000", {})
+            times.append(time.perf_counter() - began)
+    assert sorted(times)[len(times) // 2] < 0.05
+
+
+@pytest.mark.req("ENG-10")
+def test_a_disabled_server_takes_its_tools_along(toolcrib_home: Home, daemon: StartDaemon, cli: Cli) -> None:
+    first = daemon({"servers": {"one": entry(*PLAIN), "two": entry(*PLAIN)}})
+    first.wait_until_ready("one", "two")
+    first.stop()
+    second = daemon({"servers": {"one": {**entry(*PLAIN), "enabled": False}, "two": entry(*PLAIN)}})
+    listed = cli("tools", "--json").ok().json["tools"]
+    assert {tool["server"] for tool in listed} == {"two", "crib"}
+    assert row_of(second, "one")["state"] == "disabled"
+    assert cli("call", "one:tool_00000").exit_code == 4
+    second.stop()
+
+
+@pytest.mark.req("BNS-3")
+def test_flags_of_up_add_servers_and_win_over_the_files(toolcrib_home: Home, daemon: StartDaemon, cli: Cli) -> None:
+    words = shlex.join(stdio_words("raw_server", "--plain", "--tools", "2"))
+    running = daemon(
+        {"servers": {"one": entry(*PLAIN)}}, "--mcp-server", f"one={words}", "--mcp-server", f"two={words}"
+    )
+    running.wait_until_ready("one", "two")
+    assert [(row["name"], row["tools"]) for row in running.status()["servers"]] == [("one", 2), ("two", 2)]
+    refused = cli("remove", "two")
+    assert refused.exit_code == 3
+    assert "flag" in refused.err
+    assert json.loads((toolcrib_home.toolcrib / "config.json").read_text())["servers"].keys() == {"one"}
