@@ -375,7 +375,7 @@ async def test_what_is_no_message_on_stdout_is_skipped(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("tool", "why"),
-    [("truncated", "truncated"), ("latin", "UTF-8"), ("deep", "deeply"), ("neither", "neither result nor error")],
+    [("truncated", "truncated"), ("latin", "UTF-8"), ("deep", "deeply"), ("neither", "neither")],
 )
 @pytest.mark.req("BNS-10")
 async def test_a_broken_answer_fails_its_own_call_at_once_and_no_other(tool: str, why: str, bench: Bench) -> None:
@@ -441,6 +441,15 @@ async def test_what_a_server_asks_is_answered_or_declined(
     server = await bench.odd()
     answer = json.loads(words(await server.call(call("ask", method=method, params=params))))
     assert answer == {"jsonrpc": "2.0", "id": "q1", **expected}
+
+
+async def test_what_a_server_asks_within_the_stream_of_a_call_is_answered(bench: Bench) -> None:
+    async with running(OddWeb("legacy")) as odd:
+        server = await bench.started(web_config(odd.url))
+        assert (await server.call(call("asks", method="ping"), timeout=LIMIT)).result == EXACT
+        assert odd.requests[-1].message == {"jsonrpc": "2.0", "id": "q9", "result": {}}
+        assert odd.requests[-1].headers["Mcp-Session-Id"] == "session-1"
+        await server.stop()
 
 
 # Failures say what to do and keep secrets.
@@ -566,6 +575,16 @@ async def test_a_forgotten_session_is_renewed_and_the_call_that_did_not_run_goes
         assert odd.ended == 0
         await server.stop()
         assert odd.ended == 1
+
+
+async def test_a_server_without_a_standing_stream_stays_connected_whatever_it_says_to_the_get(bench: Bench) -> None:
+    async with running(OddWeb("legacy")) as odd:
+        odd.status_for_get = 404
+        server = await bench.started(web_config(odd.url))
+        await until(lambda: odd.gets == 2, "the stream to be given up")
+        assert (await server.call(ToolCall(name="echo"))).result == EXACT
+        assert (odd.session, server.status.state) == (1, ServerState.READY)
+        await server.stop()
 
 
 async def test_a_session_forgotten_over_sse_is_renewed_too(bench: Bench) -> None:

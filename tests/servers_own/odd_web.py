@@ -46,6 +46,10 @@ class OddWeb:
         """Answers everything with this status, where set."""
         self.status_for_lost_session = 404
         self.resumable = b""
+        self.answered = asyncio.Event()
+        """Set when the client has answered a request of ours."""
+        self.gets = 0
+        self.status_for_get = 405
         self.endpoint = "/messages"
         self.standing_stream: web.StreamResponse | None = None
         self.ended = 0
@@ -65,6 +69,9 @@ class OddWeb:
         self.requests.append(Seen(request.headers, message))
         if self.status is not None:
             return web.Response(status=self.status, text="no")
+        if "method" not in message:
+            self.answered.set()
+            return web.Response(status=202)
         method = message["method"]
         if method == "server/discover" and self.era == "modern":
             return self.result(message, json.dumps(DISCOVERED).encode())
@@ -137,6 +144,11 @@ class OddWeb:
         elif name == "resumed":
             self.resumable = answer
             await response.write(b"id: e1\nretry: 10\ndata:\n\n")
+        elif name == "asks":
+            question = {"jsonrpc": "2.0", "id": "q9", "method": arguments["method"], "params": {}}
+            await response.write(b"data: " + json.dumps(question).encode() + b"\n\n")
+            await self.answered.wait()
+            await response.write(b"data: " + answer + b"\n\n")
         elif name == "ends":
             await response.write(b": nothing\n\n")
         elif name == "hang":
@@ -156,7 +168,8 @@ class OddWeb:
             return web.Response(status=307, headers={"Location": self.url.replace("127.0.0.1", "localhost")})
         if request.path == "/sse":
             return await self.standing(request)
-        return web.Response(status=self.status or 405)
+        self.gets += 1
+        return web.Response(status=self.status or self.status_for_get)
 
     async def standing(self, request: web.Request) -> web.StreamResponse:
         """The stream of the older transport; messages come to /messages."""

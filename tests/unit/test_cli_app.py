@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import resource
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -356,11 +357,15 @@ def test_with_servers_of_its_own_a_command_does_not_ask_the_daemon(
 
     asked: list[Any] = []
 
-    async def run_local(name: str, params: Any, *, flags: Any, root: Path, emit: Any) -> dict[str, Any]:
-        asked.append((name, params, flags.mcp_servers, root))
-        return {"tools": [TOOL]}
+    @contextlib.asynccontextmanager
+    async def opened(name: str, params: Any, *, flags: Any, root: Path, emit: Any) -> AsyncIterator[Any]:
+        async def ask(name: str, params: Any) -> dict[str, Any]:
+            asked.append((name, params, flags.mcp_servers, root))
+            return {"tools": [TOOL]}
 
-    monkeypatch.setattr(toolcrib.commands.local, "run_local", run_local)
+        yield ask
+
+    monkeypatch.setattr(toolcrib.commands.local, "opened", opened)
     assert run(["tools", "--mcp-server", "files=cat", "--mcp-server", "b=http://x"]) == 0
     assert asked == [("tool:list", {}, ("files=cat", "b=http://x"), Path.cwd())]
     assert daemon.asked == []

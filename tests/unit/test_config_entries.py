@@ -346,3 +346,20 @@ def test_an_api_key_without_a_header_name_has_the_usual_one(tmp_path: Path) -> N
 def test_a_server_s_repr_holds_no_secret(tmp_path: Path) -> None:
     server = the_server(load_entry(tmp_path, {"url": URL, "headers": {"K": SECRET}}))
     assert SECRET not in repr(server)
+
+
+@pytest.mark.req("BNS-10")
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"command": "/opt/venv/bin/toolcrib", "args": ["stdio"]},
+        {"command": "toolcrib", "args": ["stdio"]},
+        {"command": "python3", "args": ["-m", "toolcrib", "stdio"]},
+    ],
+)
+def test_toolcrib_is_no_server_of_its_own(entry, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"mcpServers": {"toolcrib": entry, "other": {"command": "cat"}}}))
+    environ = {"TOOLCRIB_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    config = load(paths=Paths.of_user(environ), root=None, environ=environ)
+    assert set(config.servers) == {"other"}
+    assert "Toolcrib itself" in str(config.problems[0])

@@ -22,7 +22,7 @@ from toolcrib.errors import DaemonNotRunning
 if TYPE_CHECKING:
     import subprocess
 
-PATIENCE = 15.0
+PATIENCE = 25.0
 """Seconds from the first try to a connected socket."""
 PAUSE = 0.05
 SECOND_LOOK = 2.0

@@ -6,10 +6,11 @@ command always works for itself, since the daemon knows nothing of those servers
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from toolcrib.cli.client import ask, is_running
 from toolcrib.cli.output import working
@@ -21,6 +22,12 @@ ANSWER_WITHIN = 60.0
 """Seconds for a command that says nothing else: longer than any server may take to connect."""
 
 OnEvent = Callable[[dict[str, Any]], None]
+
+
+class Ask(Protocol):
+    """Runs a command by its name."""
+
+    def __call__(self, name: str, params: dict[str, Any], /, *, timeout: float | None = ...) -> dict[str, Any]: ...
 
 
 def paths() -> Paths:
@@ -68,14 +75,44 @@ def perform(
 
 
 def _here(name: str, params: dict[str, Any], servers: Sequence[str], on_event: OnEvent | None) -> dict[str, Any]:
+    with _opened(name, params, servers, on_event) as ask_here:
+        return ask_here(name, params)
+
+
+@contextlib.contextmanager
+def asking(name: str, params: dict[str, Any], servers: Sequence[str]) -> Iterator[Ask]:
+    """For a command that needs others before it: all of them in the daemon, or all on one set of connections here."""
+    if daemon_runs() and not servers:
+        yield from_daemon
+        return
+    with working("connecting to the servers …"), _opened(name, params, servers, None) as ask_here:
+        yield ask_here
+
+
+@contextlib.contextmanager
+def _opened(name: str, params: dict[str, Any], servers: Sequence[str], on_event: OnEvent | None) -> Iterator[Ask]:
     # Heavy, and needed only where no daemon runs.
     import asyncio  # noqa: PLC0415
 
-    from toolcrib.commands.local import run_local  # noqa: PLC0415
+    from toolcrib.commands.local import opened  # noqa: PLC0415
     from toolcrib.config.model import Flags  # noqa: PLC0415
 
     async def emit(event: dict[str, Any]) -> None:
         if on_event is not None:
             on_event(event)
 
-    return asyncio.run(run_local(name, params, flags=Flags(mcp_servers=tuple(servers)), root=root(), emit=emit))
+    flags = Flags(mcp_servers=tuple(servers))
+    with asyncio.Runner() as runner:
+        local = opened(name, params, flags=flags, root=root(), emit=emit)
+        asked = runner.run(local.__aenter__())
+
+        def ask_here(name: str, params: dict[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
+            async def answered() -> dict[str, Any]:
+                return await asked(name, params)
+
+            return runner.run(answered())
+
+        try:
+            yield ask_here
+        finally:
+            runner.run(local.__aexit__(None, None, None))

@@ -5,7 +5,7 @@ In: words of the command line. Out: an exit code; `call` returns 10 where the to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +13,7 @@ import typer
 from toolcrib.cli.arguments import arguments_from
 from toolcrib.cli.options import AsJson, McpServers
 from toolcrib.cli.output import TOOL_ERROR, hint, say, say_json, table
-from toolcrib.cli.reach import perform
+from toolcrib.cli.reach import ANSWER_WITHIN, Ask, asking, perform
 from toolcrib.cli.results import shown
 
 
@@ -58,13 +58,13 @@ def call(
 ) -> int:
     """Call a tool and print what it answers. Exit code 10: the tool says that it failed."""
     servers = mcp_server or ()
-    schema = _schema(tool, servers) if words else {}
-    params: dict[str, Any] = {"tool": tool, "arguments": arguments_from(words or [], args, schema)}
+    params: dict[str, Any] = {"tool": tool}
     if timeout is not None:
         params["timeout"] = timeout
-    # The tool's own limit is the daemon's business; ours only has to be longer.
-    found = perform("tool:call", params, servers=servers, timeout=None if timeout is None else timeout + 15.0)
-    result = found["result"]
+    with asking("tool:call", params, servers) as ask:
+        params["arguments"] = arguments_from(words or [], args, _schema(tool, ask) if words else {})
+        # The tool's own limit is the daemon's business; ours only has to be longer.
+        result = ask("tool:call", params, timeout=None if timeout is None else timeout + 15.0)["result"]
     if as_json:
         say_json(result)
     elif text := shown(result):
@@ -72,10 +72,10 @@ def call(
     return TOOL_ERROR if result.get("isError") is True else 0
 
 
-def _schema(tool: str, servers: Sequence[str]) -> Mapping[str, Any]:
+def _schema(tool: str, ask: Ask) -> Mapping[str, Any]:
     """The input schema of the tool; nothing where the name is not found, which the call itself will report."""
     server, sign, _ = tool.partition(":")
-    found = perform("tool:list", {"server": server} if sign else {}, servers=servers)["tools"]
+    found = ask("tool:list", {"server": server} if sign else {}, timeout=ANSWER_WITHIN)["tools"]
     for names in _NAMES:
         matching = [row for row in found if names(row) == tool]
         if len(matching) == 1:

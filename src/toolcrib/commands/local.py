@@ -1,4 +1,4 @@
-"""A command run without a daemon: a `Crib` is wired, asked once and closed.
+"""Commands without a daemon: a `Crib` is wired, asked and closed.
 
 In: the command's name and parameters as the CLI has them. Out: its result. Servers that the command needs are
 connected for it and gone afterwards.
@@ -6,8 +6,9 @@ connected for it and gone afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from toolcrib.policy import OWNER
 _WAITS_FOR_ALL = frozenset({"server:list", "system:health", "system:status"})
 _NEEDS_NONE = frozenset({"config:check", "config:show", "trust:add", "trust:remove", "log:tail", "server:remove"})
 
+Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+
 
 class NoDaemon:
     """The host of a one-shot command: there is no endpoint and nothing to stop."""
@@ -34,14 +37,16 @@ class NoDaemon:
         raise DaemonNotRunning("No daemon runs.", remedy="`toolcrib up` starts one.")
 
 
-async def run_local(
+@contextlib.asynccontextmanager
+async def opened(
     name: str,
     params: dict[str, Any],
     *,
     flags: Flags,
     root: Path,
     emit: Callable[[dict[str, Any]], Awaitable[None]],
-) -> dict[str, Any]:
+) -> AsyncIterator[Ask]:
+    """Wires what this command needs, and runs it and others like it until the block ends."""
     registry.find(name)
     host = NoDaemon()
     commands = CommandServer(registry, host)
@@ -57,9 +62,8 @@ async def run_local(
     async with crib:
         if name in _WAITS_FOR_ALL:
             await crib.home.settled()
-        return await registry.run(
-            name, params, Context(crib=crib, project=crib.home, caller=OWNER, host=host, emit=emit)
-        )
+        context = Context(crib=crib, project=crib.home, caller=OWNER, host=host, emit=emit)
+        yield lambda name, params: registry.run(name, params, context)
 
 
 def _needed(name: str, params: dict[str, Any]) -> frozenset[str] | None:

@@ -10,7 +10,7 @@ from pydantic import Field
 from toolcrib.calls import Request
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
 from toolcrib.crib.results import read_answer
-from toolcrib.errors import UnknownServer
+from toolcrib.errors import UnknownServer, UnknownTool
 
 
 class Listed(Parameters):
@@ -52,6 +52,11 @@ class Called(Parameters):
 @registry.command("tool:call", parameters=Called, effect=Effect.CHANGES, reach=Reach.SOCKET)
 async def call(context: Context, params: Called) -> dict[str, Any]:
     """Call a tool by any of its names."""
+    try:
+        context.project.catalog.find(params.tool)
+    except UnknownTool:
+        # It may be the tool of a server that is still on its way.
+        await context.project.settled()
     outcome = await context.crib.door.call(
         context.project,
         context.caller,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from toolcrib.config.entries import SwitchedOff, TimeUnit, check_name, read_server
@@ -110,9 +111,20 @@ def take_entry(
         return
     if isinstance(server, SwitchedOff):
         result.switched_off[entry.name] = server
+    elif server is not None and _is_our_bridge(server):
+        found = "an entry that starts Toolcrib itself"
+        report.warning(entry.path, found=found, expected="another server", suggestion="It is left out.")
     elif server is not None:
         _warn_of_other_name(entry, report)
         result.servers[entry.name] = server
+
+
+def _is_our_bridge(server: ServerConfig) -> bool:
+    """What `toolcrib connect` wrote for another client, in a file that we read too: we are no server of our own."""
+    words = (server.command, *server.args)
+    program = [Path(word).name for word in words]
+    as_module = "-m" in words and "toolcrib" in program and words[-1] == "stdio"
+    return as_module or program[:2] == ["toolcrib", "stdio"]
 
 
 def _warn_of_other_name(entry: Entry, report: Report) -> None:

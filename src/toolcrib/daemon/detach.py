@@ -18,7 +18,7 @@ from toolcrib.config import Flags, Paths
 from toolcrib.daemon.lock import private_folder
 from toolcrib.errors import AlreadyRunning, ConfigError, PortTaken, StoreError, ToolcribError
 
-_START_LIMIT = 30.0
+_START_LIMIT = 20.0
 _KINDS = {kind.__name__: kind for kind in (AlreadyRunning, ConfigError, PortTaken, StoreError)}
 
 
@@ -27,9 +27,10 @@ def start_detached(root: Path, flags: Flags) -> dict[str, Any]:
     private_folder(paths.state_dir)
     reading, writing = os.pipe()
     order = json.dumps({"root": str(root), "mcp_servers": flags.mcp_servers, "port": flags.port, "report": writing})
+    # -P: the project's folder is no place to import from, or a file of its own making would run untrusted.
     with (paths.state_dir / "start.log").open("ab") as words:
         child = subprocess.Popen(
-            [sys.executable, "-m", "toolcrib.daemon"],
+            [sys.executable, "-P", "-m", "toolcrib.daemon"],
             stdin=subprocess.PIPE,
             stdout=words,
             stderr=words,

@@ -34,6 +34,8 @@ class PipeClient:
         self._reader = reader
         self._writer = writer
         self._era: Era | None = None
+        self._initialized = False
+        """A legacy client wants to hear nothing unasked before it said so."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: dict[str | int, bytes] = {}
         """Modern subscriptions by the id of their request: the notice that each gets."""
@@ -91,6 +93,8 @@ class PipeClient:
     def _hear(self, message: Message) -> None:
         if message.method == "notifications/cancelled":
             self._client.cancel(message)
+        elif message.method == "notifications/initialized":
+            self._initialized = True
 
     def _begin(self, message: Message, request_id: bytes) -> None:
         key = message.key
@@ -127,7 +131,7 @@ class PipeClient:
         self._say(ended(request_id))
 
     def _tell_of_change(self) -> None:
-        if self._era is Era.LEGACY:
+        if self._initialized:
             self._say(LIST_CHANGED)
         for notice in self._listening.values():
             self._say(notice)

@@ -314,7 +314,7 @@ async def open_http(
                 notice=link.notice,
             ) as talk:
                 link.meet(await _negotiate(talk, known, probe_limit, watch, check, config), watch.session_id, talk)
-                watch.on_forgotten, watch.on_unreachable = link.forget, link.lose
+                watch.on_unreachable = link.lose
                 yield link, talk
         finally:
             await link.say_goodbye()

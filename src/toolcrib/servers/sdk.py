@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 from toolcrib.errors import ServerAway
 from toolcrib.servers.link import CLIENT_INFO, EndedEarly, Peer
 from toolcrib.servers.model import Era
+from toolcrib.servers.web import KEEPALIVE
 
 if TYPE_CHECKING:
     import httpx2
@@ -39,16 +39,6 @@ _LISTEN_AGAIN = 1.0
 _LISTEN_AGAIN_AT_MOST = 60.0
 _LASTED = 60.0
 """Seconds after which a subscription that ends is not taken for one that cannot be held."""
-_KEEPALIVE = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    *(
-        (socket.IPPROTO_TCP, getattr(socket, name), value)
-        for name, value in {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}.items()
-        if hasattr(socket, name)
-    ),
-]
-"""Streams stay silent for hours; without this a peer that vanished would never be noticed."""
-
 _importing = threading.Lock()
 
 
@@ -259,9 +249,8 @@ class HttpWatch:
         self.session_id: str | None = None
         self.status: int | None = None
         self.failure: Exception | None = None
-        self.on_forgotten: Callable[[], None] = lambda: None
         self.on_unreachable: Callable[[str], None] = lambda reason: None
-        """Set once the connection stands: told when a standing stream cannot be opened again."""
+        """Set once the connection stands: told when nothing listens there any more."""
 
     def answered(self, response: httpx2.Response) -> None:
         self.failure = None
@@ -269,12 +258,12 @@ class HttpWatch:
             self.status = response.status_code
             if response.status_code < 400 and (session_id := response.headers.get("mcp-session-id")):
                 self.session_id = session_id
-        elif response.request.method == "GET" and response.status_code == 404 and self.session_id:
-            self.on_forgotten()
 
     def failed(self, error: Exception) -> None:
         self.failure = error
-        self.on_unreachable("The server cannot be reached.")
+        # Other failures may be of one request only: some servers drop the GET for a stream that they do not offer.
+        if isinstance(error, _import().httpx2.ConnectError):
+            self.on_unreachable("Nothing listens there any more.")
 
 
 @contextlib.asynccontextmanager
@@ -294,7 +283,7 @@ async def converse_http(
         transport=_forgiving(
             sdk,
             watch,
-            sdk.httpx2.AsyncHTTPTransport(verify=tls, proxy=proxy, socket_options=_KEEPALIVE, trust_env=False),
+            sdk.httpx2.AsyncHTTPTransport(verify=tls, proxy=proxy, socket_options=KEEPALIVE, trust_env=False),
         ),
         headers=dict(headers),
         timeout=sdk.httpx2.Timeout(10.0, read=None),

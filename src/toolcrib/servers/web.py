@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import socket
 import ssl
 import urllib.request
 import weakref
@@ -19,6 +20,15 @@ from urllib.parse import urljoin, urlsplit
 if TYPE_CHECKING:
     import aiohttp
 
+KEEPALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}.items()
+        if hasattr(socket, name)
+    ),
+]
+"""Streams stay silent for hours; without this a peer that vanished would never be noticed."""
 _IDLE = 4.0
 """Seconds a connection is kept for the next call. Common servers close theirs after 5, and a call that meets the
 closing could not be told from one that ran."""
@@ -73,11 +83,19 @@ def _new_session(context: ssl.SSLContext) -> aiohttp.ClientSession:
     import aiohttp  # noqa: PLC0415 - a tenth of a second that stdio servers need not pay
 
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=context, limit=0, keepalive_timeout=_IDLE),
+        connector=aiohttp.TCPConnector(ssl=context, limit=0, keepalive_timeout=_IDLE, socket_factory=_open_socket),
         # Servers on one host must not see each other's cookies.
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT),
     )
+
+
+def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    opened = socket.socket(family, kind, protocol)
+    for option in KEEPALIVE:
+        opened.setsockopt(*option)
+    return opened
 
 
 def proxy_for(url: str) -> str | None:

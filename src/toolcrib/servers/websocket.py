@@ -20,7 +20,8 @@ from toolcrib.servers.pipe import PipeLink
 
 log = logging.getLogger(__name__)
 
-_HEARTBEAT = 30.0
+_HEARTBEAT = 120.0
+"""Half of it is what a busy server has for its answer; a shorter one would cut off servers that block while working."""
 _CLOSE = 1.0
 
 Socket = aiohttp.ClientWebSocketResponse[bool]
