@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from kept import kept_open
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
+from integration.kept import kept_open
 from parts.client import at_endpoint, through_bridge
 from parts.daemon import Daemon, Home, StartDaemon
 from parts.own import StartServer, stdio_words

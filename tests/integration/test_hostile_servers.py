@@ -324,8 +324,6 @@ def test_listings_of_every_wrong_shape_hide_nothing_but_themselves(daemon: Start
     started = daemon({"servers": servers})
     started.wait_until_ready("healthy", "odd")
     door = Endpoint(started)
-    settled = [name for name, (_, names) in zip(sorted(servers), LISTINGS.values(), strict=False) if names]
-    assert settled
 
     def listed() -> dict[str, Any] | None:
         tools = {tool["name"]: tool for tool in door.modern("tools/list").result["tools"]}

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kept import kept_open
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
+from integration.kept import kept_open
 from parts.client import MODES, at_endpoint
 from parts.daemon import PROGRAM, Cli, Daemon, Home, StartDaemon
 from parts.own import StartServer, stdio_words
@@ -23,13 +23,17 @@ from parts.own import StartServer, stdio_words
 pytestmark = pytest.mark.slow
 
 LIMIT = 15.0
+SEEN = "seen.jsonl"
 _folders = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
 def daemon_of_all(shared_home: Home, start_shared_daemon: StartDaemon, start_shared_server: StartServer) -> Daemon:
-    """`here` is started in each project, `fixed` in a folder of its own, `web` is somewhere else."""
-    words = stdio_words("own_v2")
+    """`here` is started in each project, `fixed` in a folder of its own, `web` is somewhere else.
+
+    The first two write what they are asked into the folder they were started in.
+    """
+    words = stdio_words("raw_server", "--seen", SEEN)
     web = start_shared_server(stdio_words("own_v2", "--transport", "http"))
     fixed = shared_home.path / "fixed"
     fixed.mkdir()
@@ -58,11 +62,17 @@ class Bridge:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the client was told that the list changed."""
 
-    async def who(self, server: str) -> dict[str, Any]:
-        """What the process says of itself that answers this client."""
+    async def call(self, tool: str, **arguments: Any) -> Any:
         async with asyncio.timeout(LIMIT):
-            found: dict[str, Any] = (await self.client.call_tool(f"{server}_whoami", {})).structured_content or {}
-        return found
+            result = await self.client.call_tool(tool, arguments)
+        assert not result.is_error, result
+        return result.structured_content
+
+    async def pid(self, server: str) -> int:
+        """The process that serves this client."""
+        rows = (await self.call("crib_server_list"))["servers"]
+        pid: int = next(row["pid"] for row in rows if row["name"] == server)
+        return pid
 
     async def names(self) -> set[str]:
         return {tool.name for tool in (await self.client.list_tools(cache_mode="refresh")).tools}
@@ -86,14 +96,22 @@ async def bridge_in(daemon: Daemon, folder: Path, era: str = "legacy") -> AsyncI
         yield Bridge(client=client, changed=changed)
 
 
+def heard(folder: Path, word: str) -> bool:
+    """Whether a server that was started in the folder was asked this."""
+    file = folder / SEEN
+    return file.exists() and word in file.read_text()
+
+
 @pytest.mark.req("KSI-1")
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 async def test_each_project_gets_a_process_of_its_own_in_its_folder(era: str, daemon_of_all: Daemon) -> None:
     first, second = new_project(daemon_of_all.home), new_project(daemon_of_all.home)
     async with bridge_in(daemon_of_all, first, era) as one, bridge_in(daemon_of_all, second, era) as two:
-        here = await one.who("here"), await two.who("here")
-    assert [who["cwd"] for who in here] == [str(first), str(second)]
-    assert here[0]["pid"] != here[1]["pid"]
+        await one.call("here_ok", word="to the first")
+        await two.call("here_ok", word="to the second")
+        assert await one.pid("here") != await two.pid("here")
+    assert [heard(folder, "to the first") for folder in (first, second)] == [True, False]
+    assert [heard(folder, "to the second") for folder in (first, second)] == [False, True]
 
 
 @pytest.mark.req("KSI-1")
@@ -102,7 +120,9 @@ async def test_a_client_in_a_folder_below_works_in_the_project_above(daemon_of_a
     below = project / "src" / "deep"
     below.mkdir(parents=True)
     async with bridge_in(daemon_of_all, project) as one, bridge_in(daemon_of_all, below) as two:
-        assert await one.who("here") == await two.who("here")
+        await two.call("here_ok", word="from below")
+        assert await one.pid("here") == await two.pid("here")
+    assert heard(project, "from below")
 
 
 @pytest.mark.req("KSI-1")
@@ -111,10 +131,10 @@ async def test_clients_that_come_to_a_new_project_together_share_its_process(dae
     async with contextlib.AsyncExitStack() as stack:
         opening = [kept_open(bridge_in(daemon_of_all, project)) for _ in range(4)]
         bridges = await asyncio.gather(*(stack.enter_async_context(one) for one in opening))
-        found = await asyncio.gather(*(bridge.who("here") for bridge in bridges))
-    assert len({who["pid"] for who in found}) == 1
-    assert {who["cwd"] for who in found} == {str(project)}
-    assert processes_in(project) == {found[0]["pid"]}
+        await asyncio.gather(*(bridge.call("here_ok") for bridge in bridges))
+        pids = {await bridge.pid("here") for bridge in bridges}
+        assert processes_in(project) == pids
+    assert len(pids) == 1
 
 
 def processes_in(folder: Path) -> set[int]:
@@ -122,31 +142,34 @@ def processes_in(folder: Path) -> set[int]:
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if process.joinpath("cwd").readlink() == folder and b"own_v2.py" in (process / "cmdline").read_bytes():
+            if process.joinpath("cwd").readlink() == folder and b"raw_server.py" in (process / "cmdline").read_bytes():
                 found.add(int(process.name))
     return found
 
 
 @pytest.mark.req("KSI-1")
-@pytest.mark.parametrize("server", ["fixed", "web"])
-async def test_a_server_that_does_not_depend_on_the_folder_is_shared(server: str, daemon_of_all: Daemon) -> None:
+async def test_servers_that_do_not_depend_on_the_folder_are_shared(daemon_of_all: Daemon) -> None:
     folders = new_project(daemon_of_all.home), new_project(daemon_of_all.home)
     async with (
         bridge_in(daemon_of_all, folders[0]) as one,
         bridge_in(daemon_of_all, folders[1], "modern") as two,
         at_endpoint(daemon_of_all, "modern") as three,
     ):
-        found = [await bridge.who(server) for bridge in (one, two, Bridge(client=three))]
-    assert len({who["pid"] for who in found}) == 1
-    if server == "fixed":
-        assert found[0]["cwd"] == str(daemon_of_all.home.path / "fixed")
+        everybody = (one, two, Bridge(client=three))
+        for number, bridge in enumerate(everybody):
+            await bridge.call("fixed_ok", word=f"from {number}")
+        assert len({await bridge.pid("fixed") for bridge in everybody}) == 1
+        assert len({(await bridge.call("web_whoami"))["pid"] for bridge in everybody}) == 1
+    assert all(heard(daemon_of_all.home.path / "fixed", f"from {number}") for number in range(3))
 
 
 @pytest.mark.req("KSI-1")
 def test_a_command_works_in_the_project_where_it_is_typed(daemon_of_all: Daemon, shared_cli: Cli) -> None:
-    for folder in (new_project(daemon_of_all.home), daemon_of_all.home.project):
-        done = shared_cli("call", "here:whoami", "--json", cwd=folder).ok()
-        assert done.json["structuredContent"]["cwd"] == str(folder)
+    project, home = new_project(daemon_of_all.home), daemon_of_all.home.project
+    for folder, word in ((project, "typed there"), (home, "typed at home")):
+        shared_cli("call", "here:ok", "--args", json.dumps({"word": word}), cwd=folder).ok()
+    assert [heard(project, word) for word in ("typed there", "typed at home")] == [True, False]
+    assert [heard(home, word) for word in ("typed there", "typed at home")] == [False, True]
 
 
 @pytest.mark.req("ENG-10", "BNS-4")
@@ -190,7 +213,7 @@ async def test_a_projects_file_does_nothing_until_it_is_trusted_and_nothing_agai
         return await asyncio.to_thread(lambda: shared_cli(*words, cwd=project).ok())
 
     async with bridge_in(daemon_of_all, project) as bridge:
-        assert "here_whoami" in await bridge.names()
+        assert "here_ok" in await bridge.names()
         assert "repo_tool_00000" not in await bridge.names()
         assert "repo" not in (await run("servers", "--json")).out
         checked = (await run("config", "check", "--json")).json

@@ -160,9 +160,23 @@ def complete(era: Era, result: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode({"resultType": "complete", **result, "_meta": meta})
 
 
+class _Typed(msgspec.Struct):
+    kind: Any = msgspec.field(name="resultType", default=None)
+
+
+def _says_its_type(result: bytes) -> bool:
+    """A second `resultType` would be a key that stands twice; looked for only where the word is there at all."""
+    if b'"resultType"' not in result:
+        return False
+    try:
+        return msgspec.json.decode(result, type=_Typed).kind is not None
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+
+
 def tool_result(result: bytes, *, client: Era, server: Era | None) -> bytes:
     """A server's result for a client that may be of the other era: a modern one must be told the result's type."""
-    if client is Era.LEGACY or server is Era.MODERN:
+    if client is Era.LEGACY or server is Era.MODERN or _says_its_type(result):
         return result
     rest = result.lstrip()[1:].lstrip()
     return b'{"resultType":"complete"%b%b' % (b"" if rest[:1] == b"}" else b",", rest)

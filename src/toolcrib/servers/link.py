@@ -132,7 +132,8 @@ class Link(abc.ABC):
     def notice(self, method: str, params: Mapping[str, Any]) -> bool:
         """A notification from the far side. True if it was for us."""
         if method == PROGRESS:
-            on_progress = self._progress.get(params.get(wire.PROGRESS_TOKEN_KEY, ""))
+            token = params.get(wire.PROGRESS_TOKEN_KEY)
+            on_progress = self._progress.get(token) if isinstance(token, str) else None
             if on_progress is None:
                 return False
             try:

@@ -1,0 +1,391 @@
+"""HTTP/1.1 requests over connections that are kept, with as little in between as there can be.
+
+In: an address, a head and a body as bytes. Out: a `Response` whose body is read whole or as it comes. One `Poster` per
+TLS setting serves the whole process. `http` stands on it: its calls are the hot path, and a general client costs them
+several times what they cost here. What such a client does besides (cookies, compression, redirects) no call wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import httptools
+
+IDLE = 4.0
+"""Seconds a connection is kept for the next call. Common servers close theirs after 5, and a call that meets the
+closing could not be told from one that ran."""
+_CONNECT = 10.0
+_MOST_HEADERS = 256
+_LONGEST_HEAD = 64 * 1024
+
+
+class ConnectFailed(OSError):
+    """No connection came about: the request was not sent."""
+
+
+class Broken(OSError):
+    """The connection ended, or made no sense, after the request was sent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Address:
+    """Where a URL leads: what to connect to, and what stands in the request's first lines."""
+
+    tls: bool
+    host: str
+    port: int
+    target: bytes
+    authority: bytes
+    proxy: str | None = None
+    head: bytes = b""
+    """Header lines that belong to the way there."""
+
+    @classmethod
+    def of(cls, url: str, proxy: str | None) -> Address:
+        parts = urlsplit(url)
+        tls = parts.scheme == "https"
+        host = parts.hostname or ""
+        port = parts.port or (443 if tls else 80)
+        shown = f"[{host}]" if ":" in host else host
+        authority = shown if parts.port is None else f"{shown}:{parts.port}"
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        # A proxy that only forwards wants to be told the whole address; through a tunnel it is as if there were none.
+        forwarded = proxy is not None and not tls
+        target = f"http://{authority}{path}" if forwarded else path
+        return cls(
+            tls=tls,
+            host=host,
+            port=port,
+            target=target.encode("ascii"),
+            authority=authority.encode("ascii" if host.isascii() else "idna"),
+            proxy=proxy,
+            head=proxy_authorization(proxy) if proxy and forwarded else b"",
+        )
+
+    @property
+    def key(self) -> tuple[bool, str, int, str | None]:
+        return self.tls, self.host, self.port, self.proxy
+
+
+class Response:
+    """An answer, from the end of its head on. Its connection is free again when it is complete and released."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.complete = False
+        self._chunks: list[bytes] = []
+        self._failed: OSError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    async def read(self) -> bytes:
+        while not self.complete:
+            await self._more()
+        body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        return body
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while self._chunks or not self.complete:
+            if not self._chunks:
+                await self._more()
+                continue
+            ready, self._chunks = self._chunks, []
+            for chunk in ready:
+                yield chunk
+
+    def release(self) -> None:
+        """Keeps the connection for the next request if the answer was read to its end, else ends it."""
+        self._connection.let_go(reusable=self.complete)
+
+    def close(self) -> None:
+        self._connection.let_go(reusable=False)
+
+    async def _more(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _take(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, error: OSError) -> None:
+        self._failed = error
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: a request at a time, its answer parsed as it comes."""
+
+    def __init__(self, poster: Poster, address: Address) -> None:
+        self._poster = poster
+        self.address = address
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._parser: Any = None
+        self._response: Response | None = None
+        self._head_waiter: asyncio.Future[Response] | None = None
+        self._head_done = False
+        self._may_stay = False
+        self._lost = False
+        self.idle_since = 0.0
+
+    @property
+    def usable(self) -> bool:
+        return not self._lost and self._transport is not None and not self._transport.is_closing()
+
+    async def ask(self, request: bytes) -> Response:
+        """Raises `Broken`. Cancelled or failed, the connection is gone."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._response = Response(self)
+        self._head_done = self._may_stay = False
+        self._head_waiter = self._loop.create_future()
+        if self._transport is None or self._lost:
+            raise Broken("The connection was closed.")
+        try:
+            self._transport.write(request)
+            return await self._head_waiter
+        except BaseException:
+            self.let_go(reusable=False)
+            raise
+        finally:
+            self._head_waiter = None
+
+    def let_go(self, *, reusable: bool) -> None:
+        keep = reusable and self.usable and self._may_stay
+        self._response = None
+        self._parser = None
+        if keep:
+            self._poster.keep(self)
+        elif self._transport is not None:
+            self._transport.abort()
+
+    # What the event loop tells.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        if self._parser is None:
+            # Nobody asked: whatever this is, the connection is not what we take it for.
+            self._lost = True
+            if self._transport is not None:
+                self._transport.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(Broken(f"It answered with something that is not HTTP ({type(error).__name__})."))
+            return
+        response, waiter = self._response, self._head_waiter
+        if response is None or not self._head_done:
+            return
+        if waiter is not None and not waiter.done():
+            waiter.set_result(response)
+        else:
+            response._wake()
+
+    def eof_received(self) -> bool:
+        # An answer without a length ends with the connection.
+        response = self._response
+        if (
+            response is not None
+            and self._head_done
+            and not response.complete
+            and "content-length" not in response.headers
+        ):
+            chunked = "chunked" in response.headers.get("transfer-encoding", "").lower()
+            if not chunked:
+                response.complete = True
+                response._wake()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._end(Broken("It closed the connection before its answer was whole."))
+        self._poster.forget(self)
+
+    def _end(self, error: OSError) -> None:
+        waiter, response = self._head_waiter, self._response
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+        elif response is not None and not response.complete:
+            response._fail(error)
+        if self._transport is not None and not self._lost:
+            self._transport.abort()
+
+    # What the parser tells.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        response = self._response
+        if response is None:
+            return
+        if len(response.headers) >= _MOST_HEADERS:
+            raise httptools.HttpParserError("too many headers")
+        response.headers[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
+
+    def on_headers_complete(self) -> None:
+        if self._response is None:
+            return
+        self._response.status = self._parser.get_status_code()
+        if 100 <= self._response.status < 200:
+            # An interim answer: the real one follows.
+            self._response.headers.clear()
+            return
+        self._head_done = True
+
+    def on_body(self, body: bytes) -> None:
+        if self._response is not None:
+            self._response._take(body)
+
+    def on_message_complete(self) -> None:
+        if self._response is not None and self._head_done:
+            # The parser knows it only while it is told of the end.
+            self._may_stay = self._parser.should_keep_alive()
+            self._response.complete = True
+
+
+class Poster:
+    """Makes requests, and keeps connections between them."""
+
+    def __init__(self, tls: ssl.SSLContext) -> None:
+        self._tls = tls
+        self._idle: dict[tuple[bool, str, int, str | None], list[_Connection]] = {}
+        self._all: set[_Connection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    async def request(self, method: bytes, address: Address, head: bytes, body: bytes = b"") -> Response:
+        """`head` is header lines, each with its end. Raises `ConnectFailed`, `Broken`."""
+        connection = self._take(address) or await self._connect(address)
+        request = b"%b %b HTTP/1.1\r\nHost: %b\r\n%b%bContent-Length: %d\r\n\r\n%b" % (
+            method,
+            address.target,
+            address.authority,
+            address.head,
+            head,
+            len(body),
+            body,
+        )
+        return await connection.ask(request)
+
+    async def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        for connection in tuple(self._all):
+            connection.let_go(reusable=False)
+        self._idle.clear()
+
+    def keep(self, connection: _Connection) -> None:
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        self._idle.setdefault(connection.address.key, []).append(connection)
+        if self._sweep is None:
+            self._sweep = loop.call_later(IDLE, self._sweep_idle)
+
+    def forget(self, connection: _Connection) -> None:
+        self._all.discard(connection)
+        idle = self._idle.get(connection.address.key)
+        if idle is not None and connection in idle:
+            idle.remove(connection)
+
+    def _take(self, address: Address) -> _Connection | None:
+        """The one used last: those that waited longest are the likeliest to be closed by the other side."""
+        idle = self._idle.get(address.key)
+        now = asyncio.get_running_loop().time()
+        while idle:
+            connection = idle.pop()
+            if connection.usable and now - connection.idle_since < IDLE:
+                return connection
+            connection.let_go(reusable=False)
+        return None
+
+    def _sweep_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweep = None
+        now = loop.time()
+        for idle in self._idle.values():
+            for connection in [c for c in idle if now - c.idle_since >= IDLE]:
+                idle.remove(connection)
+                connection.let_go(reusable=False)
+        self._idle = {key: idle for key, idle in self._idle.items() if idle}
+        if self._idle:
+            self._sweep = loop.call_later(IDLE, self._sweep_idle)
+
+    async def _connect(self, address: Address) -> _Connection:
+        loop = asyncio.get_running_loop()
+        connection = _Connection(self, address)
+        try:
+            async with asyncio.timeout(_CONNECT):
+                if address.proxy is None:
+                    tls = self._tls if address.tls else None
+                    await loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
+                else:
+                    await self._connect_by_proxy(connection, address, address.proxy)
+        except TimeoutError:
+            raise ConnectFailed(f"No connection within {_CONNECT:g} s.") from None
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            raise ConnectFailed(*error.args) from error
+        self._all.add(connection)
+        return connection
+
+    async def _connect_by_proxy(self, connection: _Connection, address: Address, proxy: str) -> None:
+        loop = asyncio.get_running_loop()
+        parts = urlsplit(proxy)
+        host, port = parts.hostname or "", parts.port or 80
+        if not address.tls:
+            await loop.create_connection(lambda: connection, host, port)
+            return
+        reader, writer = await asyncio.open_connection(host, port, limit=_LONGEST_HEAD)
+        try:
+            where = b"%b:%d" % (address.authority.partition(b":")[0], address.port)
+            writer.write(b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (where, where, proxy_authorization(proxy)))
+            head = await reader.readuntil(b"\r\n\r\n")
+            status = head.split(b" ", 2)[1:2]
+            if status != [b"200"]:
+                raise ConnectFailed(f"The proxy {host}:{port} refused the connection.")
+            transport = writer.transport
+            transport.set_protocol(connection)
+            secured = await loop.start_tls(transport, connection, self._tls, server_hostname=address.host)
+        except BaseException as error:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            if isinstance(error, asyncio.IncompleteReadError | asyncio.LimitOverrunError | IndexError):
+                raise ConnectFailed(f"The proxy {host}:{port} gave no sensible answer.") from None
+            raise
+        if secured is None:
+            raise ConnectFailed("The tunnel through the proxy was closed.")
+        connection.connection_made(secured)
+
+
+def proxy_authorization(proxy: str) -> bytes:
+    """The header line that a proxy's user and password come to; empty where there are none."""
+    parts = urlsplit(proxy)
+    if parts.username is None:
+        return b""
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return b"Proxy-Authorization: Basic %b\r\n" % base64.b64encode(pair.encode())

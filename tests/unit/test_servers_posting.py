@@ -1,0 +1,198 @@
+"""Requests over kept connections, against servers that answer well, oddly, or not at all."""
+
+import asyncio
+import base64
+import contextlib
+import ssl
+
+import pytest
+
+from toolcrib.servers.posting import Address, Broken, ConnectFailed, Poster
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Far:
+    """A server that answers each request with the next of its scripts, chunk by chunk."""
+
+    def __init__(self, *scripts):
+        self.scripts = list(scripts)
+        self.requests = []
+        self.tasks = []
+        self.connections = 0
+
+    async def __call__(self, reader, writer):
+        self.connections += 1
+        self.tasks.append(asyncio.current_task())
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]) if b"ontent-" in head else 0
+                self.requests.append(head + await reader.readexactly(length))
+                script = self.scripts.pop(0)
+                if script is None:
+                    break
+                for chunk in script:
+                    writer.write(chunk)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def far():
+    servers = []
+
+    async def start(*scripts):
+        script = Far(*scripts)
+        server = await asyncio.start_server(script, "127.0.0.1", 0)
+        servers.append((server, script))
+        script.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp?x=1"
+        script.address = Address.of(script.url, None)
+        return script
+
+    yield start
+    for server, script in servers:
+        server.close()
+        for task in script.tasks:
+            task.cancel()
+        await asyncio.gather(*script.tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def poster():
+    poster = Poster(ssl.create_default_context())
+    yield poster
+    await poster.close()
+    await asyncio.sleep(0)
+
+
+async def post(poster, far, body=b"{}"):
+    response = await poster.request(b"POST", far.address, b"X-A: b\r\n", body)
+    try:
+        return response.status, await response.read()
+    finally:
+        response.release()
+
+
+@pytest.mark.req("ENG-1")
+async def test_a_request_arrives_as_it_was_made_and_its_connection_is_kept(poster, far):
+    far = await far([OK], [OK], [OK])
+    for _ in range(3):
+        assert await post(poster, far, b'{"a":1}') == (200, b"{}")
+    assert far.connections == 1
+    assert far.requests[0].startswith(b"POST /mcp?x=1 HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert far.requests[0].endswith(b'\r\nX-A: b\r\nContent-Length: 7\r\n\r\n{"a":1}')
+
+
+async def test_requests_at_the_same_time_have_a_connection_each(poster, far):
+    far = await far(*[[OK]] * 8)
+    assert await asyncio.gather(*(post(poster, far) for _ in range(8))) == [(200, b"{}")] * 8
+    assert 1 < far.connections <= 8
+
+
+async def test_an_answer_in_pieces_is_put_together(poster, far):
+    far = await far([OK[i : i + 1] for i in range(len(OK))], [OK])
+    assert await post(poster, far) == (200, b"{}")
+    assert await post(poster, far) == (200, b"{}")
+
+
+async def test_chunks_come_as_they_are_sent(poster, far):
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+    far = await far([head, b"3\r\nabc\r\n", b"2\r\nde\r\n", b"0\r\n\r\n"], [OK])
+    response = await poster.request(b"POST", far.address, b"", b"")
+    assert response.content_type == "text/event-stream"
+    assert b"".join([chunk async for chunk in response.chunks()]) == b"abcde"
+    response.release()
+    assert await post(poster, far) == (200, b"{}")
+    assert far.connections == 1
+
+
+async def test_an_answer_without_a_length_ends_with_its_connection(poster, far):
+    far = await far([b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n[1,", b"2]"], None)
+    far.scripts.insert(1, None)
+    response = await poster.request(b"POST", far.address, b"", b"")
+
+    async def hang_up():
+        # The next request on the same connection makes the far side close it.
+        response._connection._transport.write(b"X\r\n\r\n")
+
+    reading = asyncio.create_task(response.read())
+    await hang_up()
+    assert await asyncio.wait_for(reading, 5) == b"[1,2]"
+    response.release()
+
+
+async def test_an_interim_answer_is_passed_over(poster, far):
+    far = await far([b"HTTP/1.1 100 Continue\r\n\r\n", OK])
+    assert await post(poster, far) == (200, b"{}")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        None,
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"],
+        [b"SSH-2.0-OpenSSH\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\n" + b"".join(b"A%d: x\r\n" % n for n in range(1000)) + b"\r\n"],
+    ],
+)
+async def test_an_answer_that_is_none_is_said_so(poster, far, script):
+    far = await far(script, None, [OK], [OK])
+    far.scripts = [script, None, [OK]] if script else [None, [OK]]
+    request = asyncio.create_task(post(poster, far))
+    if script and b"Content-Length: 9" in script[0]:
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.05, lambda: [c._transport.abort() for c in tuple(poster._all)])
+    with pytest.raises(Broken):
+        await asyncio.wait_for(request, 5)
+    far.scripts = [[OK]]
+    assert await post(poster, far) == (200, b"{}")
+
+
+async def test_nobody_there_is_told_apart_from_a_broken_answer(poster, unused_tcp_port):
+    with pytest.raises(ConnectFailed):
+        await poster.request(b"POST", Address.of(f"http://127.0.0.1:{unused_tcp_port}/", None), b"", b"")
+
+
+async def test_a_cancelled_request_ends_its_connection(poster, far):
+    far = await far([], [OK])
+    request = asyncio.create_task(post(poster, far))
+    while not far.requests:
+        await asyncio.sleep(0)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert await post(poster, far) == (200, b"{}")
+    assert far.connections == 2
+
+
+async def test_a_closed_poster_leaves_no_connection(far):
+    poster = Poster(ssl.create_default_context())
+    far = await far([OK])
+    await post(poster, far)
+    await poster.close()
+    await asyncio.sleep(0)
+    assert not poster._all
+
+
+async def test_a_large_answer_passes(poster, far):
+    body = b"x" * 20_000_000
+    far = await far([b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body])
+    assert await post(poster, far) == (200, body)
+
+
+async def test_a_forwarding_proxy_is_told_the_whole_address_and_who_we_are(poster, far):
+    far = await far([OK])
+    proxy = far.url.replace("http://", "http://me:p%40ss@")
+    address = Address.of("http://far.example:81/mcp", proxy)
+    response = await poster.request(b"POST", address, b"", b"")
+    response.release()
+    assert far.requests[0].startswith(b"POST http://far.example:81/mcp HTTP/1.1\r\nHost: far.example:81\r\n")
+    assert b"Proxy-Authorization: Basic " + base64.b64encode(b"me:p@ss") in far.requests[0]
+
+
+async def test_a_tunnelling_proxy_that_refuses_is_named(poster, far):
+    far = await far([b"HTTP/1.1 403 Forbidden\r\n\r\n"])
+    with pytest.raises(ConnectFailed, match="proxy 127.0.0.1"):
+        await poster.request(b"POST", Address.of("https://far.example/mcp", far.url), b"", b"")
+    assert far.requests[0].startswith(b"CONNECT far.example:443 HTTP/1.1\r\n")
