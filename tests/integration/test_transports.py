@@ -811,7 +811,7 @@ async def test_a_reaper_that_was_killed_is_replaced_and_knows_all_groups(bench: 
 
 @pytest.mark.req("BNS-9")
 async def test_one_instance_serves_a_project_and_ends_with_its_last_user(tmp_path: Path) -> None:
-    pool = Pool(bus=Bus(), on_tools=lambda server: None, log_dir=tmp_path / "logs")
+    pool = Pool(bus=Bus(), on_tools=lambda server: None, log_file=lambda name: tmp_path / "logs" / f"{name}.log")
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()

@@ -12,7 +12,6 @@ from toolcrib.gateway.envelope import (
     MAX_DEPTH,
     Rejected,
     error_message,
-    one_line,
     read_message,
     result_message,
 )
@@ -106,9 +105,3 @@ def test_an_error_answer_names_the_request_and_the_reason():
         "id": "a",
         "error": {"code": -32602, "message": "no", "data": {"at": "x"}},
     }
-
-
-def test_a_pretty_printed_result_fits_on_one_line():
-    pretty = json.dumps({"a": ["x\ny", 1]}, indent=2).encode()
-    assert b"\n" not in one_line(pretty)
-    assert json.loads(one_line(pretty)) == {"a": ["x\ny", 1]}

@@ -7,7 +7,6 @@ asked for is decoded. `snapshot` makes them; `listing`, `policy` and `calls` rea
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from msgspec import Raw
 from toolcrib.catalog.names import Names
 from toolcrib.catalog.param_headers import headers_of, marked_properties, without_annotations
 from toolcrib.config.model import NameStyle
+from toolcrib.servers.wire import deeper_than
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,6 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 _name_decoder = msgspec.json.Decoder(str)
-_string_or_bracket = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 class BadDefinition(ValueError):
@@ -109,22 +108,10 @@ def decode_definition(definition: bytes) -> tuple[str, dict[str, Raw]]:
         # Values that stay raw are not looked into by the decoder, and a client would choke on bad UTF-8 in any of them.
         definition.decode()
         fields = _fields_decoder.decode(definition)
-        _check_depth(definition)
+        if deeper_than(DEEPEST, definition):
+            raise BadDefinition(f"it nests deeper than {DEEPEST} levels")
         return _name_decoder.decode(fields["name"]), fields
     except KeyError:
         raise BadDefinition("it has no name") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadDefinition(str(error)) from error
-
-
-def _check_depth(definition: bytes) -> None:
-    if definition.count(b"{") + definition.count(b"[") <= DEEPEST:
-        return
-    depth = 0
-    for found in _string_or_bracket.finditer(definition):
-        if found[0] in b"{[":
-            depth += 1
-            if depth > DEEPEST:
-                raise BadDefinition(f"it nests deeper than {DEEPEST} levels")
-        elif found[0] in b"}]":
-            depth -= 1

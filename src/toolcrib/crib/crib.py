@@ -67,7 +67,7 @@ class Crib:
         self._wiring = asyncio.Lock()
         """Held while projects get and lose servers, so that two who come at once get one project, not two."""
         self._store: Store | None = None
-        self._pool = Pool(bus=self.bus, on_tools=self._tools_changed, log_dir=paths.state_dir / "servers")
+        self._pool = Pool(bus=self.bus, on_tools=self._tools_changed, log_file=paths.server_log)
         self._listings: Listings | None = None
 
     async def __aenter__(self) -> Self:

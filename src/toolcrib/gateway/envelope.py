@@ -10,7 +10,6 @@ duplicate keys, with bytes that are not UTF-8, or nested deeper than anything ho
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +18,10 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
+from toolcrib.servers.wire import deeper_than
 
 MAX_BODY = 16 * 1024 * 1024
 MAX_DEPTH = 128
-
-_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 class Rejected(Exception):
@@ -106,7 +104,7 @@ def _refuse_ambiguous(body: bytes) -> None:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise Rejected(PARSE_ERROR, f"Parse error: byte {error.start} is not UTF-8.") from error
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _too_deep(body):
+    if deeper_than(MAX_DEPTH, body):
         raise Rejected(PARSE_ERROR, f"Parse error: nested deeper than {MAX_DEPTH} levels.")
     try:
         _strict.decode(text)
@@ -130,26 +128,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _strict = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
-
-
-def _too_deep(body: bytes) -> bool:
-    depth = 0
-    for match in _STRUCTURE.finditer(body):
-        mark = match.group()
-        if mark in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                return True
-        elif mark in b"]}":
-            depth -= 1
-    return False
-
-
-def one_line(message: bytes) -> bytes:
-    """The message without line ends: where a line is a message, they may only be white space between its parts."""
-    if b"\n" in message or b"\r" in message:
-        return message.replace(b"\n", b" ").replace(b"\r", b" ")
-    return message
 
 
 def result_message(request_id: bytes, result: bytes) -> bytes:

@@ -14,10 +14,11 @@ from toolcrib.crib import Crib, Project
 from toolcrib.errors import INVALID_REQUEST, PARSE_ERROR
 from toolcrib.gateway import eras
 from toolcrib.gateway.desk import LIST_CHANGED, Client, Desk
-from toolcrib.gateway.envelope import Message, Rejected, error_message, one_line, read_message
+from toolcrib.gateway.envelope import Message, Rejected, error_message, read_message
 from toolcrib.gateway.subscriptions import acknowledged, ended, listen_notice, wants_tools
 from toolcrib.policy import Caller
 from toolcrib.servers.model import Era
+from toolcrib.servers.wire import on_one_line
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class PipeClient:
 
     def _say(self, message: bytes) -> None:
         if not self._writer.is_closing():
-            self._writer.write(one_line(message) + b"\n")
+            self._writer.write(on_one_line(message) + b"\n")
 
     async def _end(self) -> None:
         """The client closed its end: what it asked for may still be answered for a moment, then all is over."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from toolcrib.gateway.desk import Reply
-from toolcrib.gateway.envelope import one_line
+from toolcrib.servers.wire import on_one_line
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -32,7 +32,7 @@ _PING = b": still here\n\n"
 
 
 def event(message: bytes) -> bytes:
-    return b"event: message\ndata: %b\n\n" % one_line(message)
+    return b"event: message\ndata: %b\n\n" % on_one_line(message)
 
 
 async def send_json(send: Send, status: int, body: bytes, extra: Headers | None = None) -> None:

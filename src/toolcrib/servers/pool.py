@@ -8,12 +8,10 @@ share them. `crib` is the user.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from toolcrib.config.model import ServerConfig, Transport
-from toolcrib.config.slug import slug
 from toolcrib.events import Bus
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
@@ -33,12 +31,12 @@ class Pool:
         *,
         bus: Bus,
         on_tools: Callable[[Server], None],
-        log_dir: Path | None = None,
+        log_file: Callable[[str], Path] | None = None,
         reaper: Reaper | None = None,
     ) -> None:
         self._bus = bus
         self._on_tools = on_tools
-        self._log_dir = log_dir
+        self._log_file = log_file
         self._reaper = reaper or Reaper()
         self._servers: dict[Key, Server] = {}
         self._holders: dict[Key, int] = {}
@@ -63,22 +61,13 @@ class Pool:
                 on_tools=self._on_tools,
                 bus=self._bus,
                 reaper=self._reaper,
-                log_file=self._log_file(config.name),
+                log_file=self._log_file(config.name) if self._log_file else None,
                 known_tools=known_tools,
             )
             self._servers[key] = server
             server.start()
         self._holders[key] = self._holders.get(key, 0) + 1
         return server
-
-    def _log_file(self, name: str) -> Path | None:
-        """Named as `Paths.server_log` names it, so that `log:tail` finds it."""
-        if self._log_dir is None:
-            return None
-        safe = slug(name)[:64]
-        if safe != name:
-            safe = f"{safe}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
-        return self._log_dir / f"{safe}.log"
 
     async def release(self, server: Server) -> None:
         """Gives back what `acquire` gave; the last one stops the server."""

@@ -40,7 +40,7 @@ _CALM = 0.03
 _KICK = 1.0
 """A call to a server that is away may hasten the next attempt, at most this often (seconds)."""
 _LIVED = 5.0
-"""A connection that lasted this long starts its successor's pauses anew."""
+"""Seconds after which a connection counts as one that worked: its end is no failed attempt."""
 _STOP = 3.0
 _QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED})
 
@@ -72,6 +72,7 @@ class Server:
         self._last_error = ""
         self._last_seen: float | None = None
         self._failures = 0
+        self._ready_at: float | None = None
         self._peer: Peer | None = None
         self._known_era: Era | None = None
         self._link: Link | None = None
@@ -201,16 +202,14 @@ class Server:
 
     async def _supervise(self) -> None:
         while True:
-            began = time.monotonic()
+            self._ready_at = None
             error = await self._live()
             self._settled.set()
             if error is None:
                 # The session was gone, nothing else: the next one is opened at once.
                 self._enter(ServerState.CONNECTING)
                 continue
-            self._failures = (
-                1 if time.monotonic() - began >= _LIVED + self.config.connect_timeout else self._failures + 1
-            )
+            self._failures = 0 if self._lived() else self._failures + 1
             self._last_error = self._mask(error)
             most = self.config.retry.max_attempts
             if most is not None and self._failures >= most:
@@ -222,8 +221,11 @@ class Server:
                 await asyncio.wait_for(self._wake.wait(), self._pause())
             self._enter(ServerState.CONNECTING)
 
+    def _lived(self) -> bool:
+        return self._ready_at is not None and time.monotonic() - self._ready_at >= _LIVED
+
     def _pause(self) -> float:
-        doubled = self.config.retry.backoff * 2.0 ** min(self._failures - 1, 16)
+        doubled = self.config.retry.backoff * 2.0 ** min(max(self._failures - 1, 0), 16)
         return min(doubled, LONGEST_PAUSE) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads attempts, guards nothing
 
     async def _live(self) -> str | None:
@@ -277,6 +279,7 @@ class Server:
         self._last_error = ""
         self._link = link
         self._links.add(link)
+        self._ready_at = time.monotonic()
         self._enter(ServerState.READY)
         self._settled.set()
 

@@ -127,6 +127,24 @@ def cancelled(request_id: str, reason: str) -> bytes:
     return encode({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
 
 
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+def deeper_than(limit: int, text: bytes) -> bool:
+    """Whether a JSON text nests deeper. Most have so few brackets that counting them is enough."""
+    if text.count(b"{") + text.count(b"[") <= limit:
+        return False
+    depth = 0
+    for found in _STRUCTURE.finditer(text):
+        if found[0] in b"{[":
+            depth += 1
+            if depth > limit:
+                return True
+        elif found[0] in b"}]":
+            depth -= 1
+    return False
+
+
 def on_one_line(message: bytes) -> bytes:
     """The same JSON without line ends. In JSON they can stand between tokens only, so a blank says the same."""
     if b"\n" in message or b"\r" in message:
