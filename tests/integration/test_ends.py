@@ -212,6 +212,7 @@ def test_a_stream_is_told_of_the_end(daemon: StartDaemon) -> None:
     with listening(started) as modern, legacy_stream(started) as legacy:
         started.process.send_signal(signal.SIGTERM)
         assert modern.event()["result"]["resultType"] == "complete"
+        assert modern.chunk() == b""
         assert modern.is_closed()
         with pytest.raises(ConnectionError):
             legacy.event()
@@ -329,7 +330,7 @@ def test_open_files_do_not_grow_with_clients_that_come_and_go(daemon: StartDaemo
         door.call("raw_ok")
 
     def open_files() -> int:
-        return len(os.listdir(f"/proc/{started.pid}/fd"))
+        return len(list(Path(f"/proc/{started.pid}/fd").iterdir()))
 
     round_of_clients()
     before = wait_for(open_files, "a count")

@@ -7,6 +7,7 @@ all of them. What is asserted is what the far side saw (`seen`), not only what c
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import json
@@ -80,8 +81,8 @@ async def until(condition: Callable[[], Any], what: str, limit: float = LIMIT) -
 @pytest.fixture(scope="module")
 def fleet(
     shared_home: Home,
-    start_shared_daemon: StartDaemon,
     start_shared_server: StartServer,
+    start_shared_daemon: StartDaemon,
     parts: Callable[[str], list[str]],
 ) -> Fleet:
     parts("mcp-v1")
@@ -177,6 +178,18 @@ async def test_a_call_reaches_the_server_as_it_was_made(
     assert seen["arguments"] == arguments
     assert seen["name"] == "echo"
     assert seen["meta"]["example.test/trace"] == mark
+
+
+@pytest.mark.req("ENG-9")
+@every_upstream
+@every_client
+async def test_every_kind_of_content_arrives(at: Connected, upstream: str) -> None:
+    rich = await at.call(f"{upstream}_rich")
+    kinds = ["text", "image", "audio", "resource_link", "resource", "resource"]
+    assert [block.type for block in rich.content] == kinds
+    assert base64.b64decode(rich.content[1].data).startswith(b"\x89PNG")
+    assert base64.b64decode(rich.content[2].data).startswith(b"RIFF")
+    assert rich.structured_content["big"] == 9007199254740993
 
 
 @pytest.mark.req("BNS-5")

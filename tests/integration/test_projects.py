@@ -28,7 +28,7 @@ _folders = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def daemon_of_all(shared_home: Home, start_shared_daemon: StartDaemon, start_shared_server: StartServer) -> Daemon:
+def daemon_of_all(shared_home: Home, start_shared_server: StartServer, start_shared_daemon: StartDaemon) -> Daemon:
     """`here` is started in each project, `fixed` in a folder of its own, `web` is somewhere else.
 
     The first two write what they are asked into the folder they were started in.

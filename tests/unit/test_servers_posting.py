@@ -62,7 +62,7 @@ async def far():
 async def poster():
     poster = Poster(ssl.create_default_context())
     yield poster
-    await poster.close()
+    poster.close()
     await asyncio.sleep(0)
 
 
@@ -170,7 +170,7 @@ async def test_a_closed_poster_leaves_no_connection(far):
     poster = Poster(ssl.create_default_context())
     far = await far([OK])
     await post(poster, far)
-    await poster.close()
+    poster.close()
     await asyncio.sleep(0)
     assert not poster._all
 

@@ -94,7 +94,7 @@ class Project:
     def era_of(self, server: str) -> Era | None:
         """The era that a live server speaks; the daemon's own commands answer as a legacy one would."""
         found = self.servers.get(server)
-        return found.status.era if found is not None else None
+        return found.era if found is not None else None
 
     def changed(self) -> None:
         """A server's tools, or the set of servers, are not what they were: tell whoever listens, once a turn."""

@@ -17,6 +17,7 @@ from typing import Any
 from toolcrib.config import Flags, Paths
 from toolcrib.daemon.lock import private_folder
 from toolcrib.errors import AlreadyRunning, ConfigError, PortTaken, StoreError, ToolcribError
+from toolcrib.servers.environment import MARKER
 
 _START_LIMIT = 20.0
 _KINDS = {kind.__name__: kind for kind in (AlreadyRunning, ConfigError, PortTaken, StoreError)}
@@ -37,6 +38,8 @@ def start_detached(root: Path, flags: Flags) -> dict[str, Any]:
             pass_fds=(writing,),
             start_new_session=True,
             cwd=root,
+            # Started from inside a server, the daemon must not count as that server's child and end with it.
+            env={name: value for name, value in os.environ.items() if name != MARKER},
         )
     os.close(writing)
     # On stdin, not as arguments: a server's command line or URL may hold what others must not read.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.config import Paths
-from toolcrib.errors import AlreadyRunning
+from toolcrib.errors import AlreadyRunning, StoreError
 
 
 @contextlib.contextmanager
@@ -38,7 +38,18 @@ def held(paths: Paths) -> Iterator[None]:
 
 
 def private_folder(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise unusable(error, folder) from error
+
+
+def unusable(error: OSError, place: Path) -> StoreError:
+    """What to say of a file or folder of the user's that cannot be made, read or written."""
+    return StoreError(
+        f"{error.filename or place} cannot be used: {error.strerror or error}.",
+        remedy="Make room, or make it writable for you; TOOLCRIB_HOME names another folder.",
+    )
 
 
 def write_info(paths: Paths, info: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
 from toolcrib.config import Flags, Paths
 from toolcrib.crib import Crib
-from toolcrib.daemon.lock import held, write_info
+from toolcrib.daemon.lock import held, unusable, write_info
 from toolcrib.daemon.log import log_to
 from toolcrib.daemon.socket import CommandSocket
 from toolcrib.daemon.token import owner_token
@@ -121,6 +121,13 @@ def bind(port: int) -> socket.socket:
 def run_foreground(root: Path, flags: Flags, *, ready: Ready) -> int:
     """Runs until a signal or `toolcrib down`."""
     paths = Paths.of_user(os.environ)
+    try:
+        return _run_locked(paths, root, flags, ready)
+    except OSError as error:
+        raise unusable(error, paths.state_dir) from error
+
+
+def _run_locked(paths: Paths, root: Path, flags: Flags, ready: Ready) -> int:
     with held(paths):
         handler = log_to(paths.log, os.environ.get("TOOLCRIB_LOG_LEVEL", "info"))
         try:

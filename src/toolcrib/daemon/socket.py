@@ -75,7 +75,10 @@ class CommandSocket:
         try:
             if _is_owner(writer.get_extra_info("socket")):
                 await self._serve(reader, writer)
-        except (ConnectionError, asyncio.LimitOverrunError, asyncio.CancelledError) as end:
+        except asyncio.CancelledError:
+            # The daemon stops: what the other side has not read by now is not waited for.
+            writer.transport.abort()
+        except (ConnectionError, asyncio.LimitOverrunError) as end:
             log.debug("a connection to the socket ended: %s", type(end).__name__)
         except Exception:
             log.exception("a connection to the socket failed")

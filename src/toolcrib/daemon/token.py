@@ -17,11 +17,16 @@ def owner_token(file: Path) -> str:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         return _read(file)
-    with os.fdopen(descriptor, "w") as stream:
-        token = secrets.token_urlsafe(32)
-        stream.write(token + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+    token = secrets.token_urlsafe(32)
+    try:
+        with os.fdopen(descriptor, "w") as stream:
+            stream.write(token + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError:
+        # Half a token would be refused at every later start.
+        file.unlink()
+        raise
     return token
 
 

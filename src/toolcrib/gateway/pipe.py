@@ -22,6 +22,9 @@ from toolcrib.servers.wire import on_one_line
 
 log = logging.getLogger(__name__)
 
+_LAST_ANSWERS = 5.0
+"""Seconds that calls may still take after their client closed its end."""
+
 
 class PipeClient:
     """One connection, from its first line to its last."""
@@ -51,6 +54,10 @@ class PipeClient:
                 await self._writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             log.info("the bridge of %s went away", self._client.caller.conversation)
+        except asyncio.CancelledError:
+            # The daemon stops: it waits neither for answers nor for a client that does not read.
+            self._abort()
+            raise
         finally:
             unsubscribe()
             await self._end()
@@ -141,10 +148,15 @@ class PipeClient:
         if not self._writer.is_closing():
             self._writer.write(on_one_line(message) + b"\n")
 
+    def _abort(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        self._writer.transport.abort()
+
     async def _end(self) -> None:
         """The client closed its end: what it asked for may still be answered for a moment, then all is over."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=5)
+            await asyncio.wait(self._tasks, timeout=_LAST_ANSWERS)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

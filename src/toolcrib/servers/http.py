@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-import aiohttp
 from msgspec import UNSET
 
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ProtocolViolation, ServerAway
-from toolcrib.servers import sdk, web, wire
+from toolcrib.servers import posting, sdk, web, wire
 from toolcrib.servers.explain import explain_network, explain_status
 from toolcrib.servers.framing import EventStream, ServerEvent
 from toolcrib.servers.link import Link, Peer, SessionGone
@@ -28,7 +28,7 @@ from toolcrib.servers.model import Answer, Era
 
 log = logging.getLogger(__name__)
 
-_JSON_AND_EVENTS = "application/json, text/event-stream"
+_JSON_AND_EVENTS = b"Accept: application/json, text/event-stream\r\n"
 _OURS = frozenset({"accept", "content-type", "content-length", "mcp-protocol-version", "mcp-session-id", "mcp-method"})
 """Headers that no configuration can set: they would stand there twice."""
 _RESUMES = 10
@@ -42,18 +42,19 @@ class HttpLink(Link):
     def __init__(
         self,
         config: ServerConfig,
-        session: aiohttp.ClientSession,
+        lease: web.Lease,
         *,
         proxy: str | None,
         on_tools_changed: Callable[[], None],
     ) -> None:
         super().__init__(config.name, on_tools_changed=on_tools_changed)
         self._url = config.url
-        self._session = session
+        self._lease = lease
+        self._poster = lease.poster
         self._proxy = proxy
-        self._verify = config.verify_tls
+        self._address = posting.Address.of(config.url, proxy)
         self._own_headers = {name: value for name, value in config.headers.items() if name.lower() not in _OURS}
-        self._headers: dict[str, str] = {}
+        self._head = b""
         self._session_id: str | None = None
         self._talk: sdk.Conversation | None = None
         self._in_flight = 0
@@ -63,41 +64,39 @@ class HttpLink(Link):
         self._peer = peer
         self._talk = talk
         self._session_id = session_id if peer.era is Era.LEGACY else None
-        self._headers = {
+        headers = {
             **self._own_headers,
             "Content-Type": "application/json",
-            "Accept": _JSON_AND_EVENTS,
             "MCP-Protocol-Version": peer.version,
         }
         if self._session_id:
-            self._headers["Mcp-Session-Id"] = self._session_id
+            headers["Mcp-Session-Id"] = self._session_id
+        self._head = web.head_lines(headers)
 
     async def say_goodbye(self) -> None:
         """Ends a legacy session on the far side, unless calls still run in it."""
         if self._session_id is None or self._in_flight or self.lost.done():
             return
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+        with contextlib.suppress(OSError):
             async with asyncio.timeout(_GOODBYE):
-                request = self._session.delete(
-                    self._url, headers=self._headers, proxy=self._proxy, allow_redirects=False
-                )
-                async with request:
-                    pass
+                response = await self._poster.request(b"DELETE", self._address, self._head + _JSON_AND_EVENTS)
+                response.close()
 
     async def _exchange(
         self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
     ) -> Answer:
         self._in_flight += 1
+        # Held by each call too: a call outlives the link that it began on.
+        self._lease.hold()
         try:
-            # Held by each call too: a call outlives the link that it began on.
-            async with web.shared_session(verify=self._verify):
-                return await self._ask(request_id, body, self._request_headers(method, params, headers))
+            return await self._ask(request_id, body, self._request_head(method, params, headers))
         finally:
+            self._lease.let_go()
             self._in_flight -= 1
 
-    async def _ask(self, request_id: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def _ask(self, request_id: str, body: bytes, head: bytes) -> Answer:
         try:
-            response = await self._post(body, headers)
+            response = await self._post(body, head)
             try:
                 answer = await self._read(request_id, response)
             except BaseException:
@@ -105,40 +104,38 @@ class HttpLink(Link):
                 response.close()
                 raise
             self._let_go(response)
-        except aiohttp.ClientConnectorError as error:
+        except (posting.ConnectFailed, ssl.SSLError) as error:
             reason = explain_network(error, self._url)
             self.lose(reason)
             raise self.away(f"{reason} The call did not run.") from None
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except OSError as error:
             self.last_error = explain_network(error, self._url)
             raise self.away(f"{self.last_error} The call may have run.") from None
         self.last_seen = time.time()
         self.last_error = ""
         return answer
 
-    def _request_headers(self, method: str, params: Mapping[str, Any], extra: Mapping[str, str]) -> dict[str, str]:
+    def _request_head(self, method: str, params: Mapping[str, Any], extra: Mapping[str, str]) -> bytes:
         if self.peer.era is Era.LEGACY:
-            return self._headers
-        headers = {**self._headers, **extra, "Mcp-Method": method}
-        if method == "tools/call":
-            headers["Mcp-Name"] = sdk.header_value(params["name"])
-        return headers
+            return self._head + _JSON_AND_EVENTS
+        name = f"Mcp-Name: {sdk.header_value(params['name'])}\r\n" if method == "tools/call" else ""
+        marked = web.head_lines(extra) if extra else b""
+        return b"%b%bMcp-Method: %b\r\n%b%b" % (self._head, _JSON_AND_EVENTS, method.encode(), name.encode(), marked)
 
-    async def _post(self, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def _post(self, body: bytes, head: bytes) -> posting.Response:
         for _ in range(web.MOST_REDIRECTS):
-            response = await self._session.post(
-                self._url, data=body, headers=headers, proxy=self._proxy, allow_redirects=False
-            )
+            response = await self._poster.request(b"POST", self._address, head, body)
             if response.status not in web.REDIRECTS:
                 return response
-            response.release()
-            target = web.redirect_target(self._url, response.headers.get("Location", ""))
+            response.close()
+            target = web.redirect_target(self._url, response.headers.get("location", ""))
             if target is None:
                 break
             self._url = target
+            self._address = posting.Address.of(target, self._proxy)
         raise self.away(f"{web.shown(self._url)} sends us elsewhere. The call did not run.")
 
-    async def _read(self, request_id: str, response: aiohttp.ClientResponse) -> Answer:
+    async def _read(self, request_id: str, response: posting.Response) -> Answer:
         kind = response.content_type
         if response.status >= 400 or response.status in web.REDIRECTS:
             return await self._refused(response)
@@ -158,7 +155,7 @@ class HttpLink(Link):
             raise self._violation("it answers no request of ours")
         return answer
 
-    async def _streamed(self, request_id: str, response: aiohttp.ClientResponse) -> Answer:
+    async def _streamed(self, request_id: str, response: posting.Response) -> Answer:
         """Reads events until the answer; where the stream ends before, takes it up again if it can be."""
         last = _Position()
         answer = await self._listen(request_id, response, last)
@@ -174,30 +171,31 @@ class HttpLink(Link):
             return answer
         raise self.away("It ended its stream without an answer. The call may have run.")
 
-    async def _listen(self, request_id: str, response: aiohttp.ClientResponse, last: _Position) -> Answer | None:
+    async def _listen(self, request_id: str, response: posting.Response, last: _Position) -> Answer | None:
         """Reads one stream to its end or to the answer."""
         stream = EventStream()
         try:
-            async for chunk in response.content.iter_any():
+            async for chunk in response.chunks():
                 for event in stream.feed(chunk):
                     last.note(event)
                     if event.kind == "message" and event.data:
                         answer = self._heard(request_id, event.data)
                         if answer is not None:
                             return answer
-        except aiohttp.ClientError:
+        except OSError:
             if not last.id:
                 raise
         return None
 
     @contextlib.asynccontextmanager
-    async def _resumed(self, last_id: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        headers = {**self._headers, "Accept": "text/event-stream", "Last-Event-ID": last_id}
-        request = self._session.get(self._url, headers=headers, proxy=self._proxy, allow_redirects=False)
-        async with request as response:
+    async def _resumed(self, last_id: str) -> AsyncIterator[posting.Response]:
+        resume = b"Accept: text/event-stream\r\nLast-Event-ID: %b\r\n" % last_id.encode()
+        response = await self._poster.request(b"GET", self._address, self._head + resume)
+        try:
             if response.status != 200 or response.content_type != "text/event-stream":
                 raise self.away("It ended its stream without an answer. The call may have run.")
             yield response
+        finally:
             response.close()
 
     def _heard(self, request_id: str, message: bytes) -> Answer | None:
@@ -215,7 +213,7 @@ class HttpLink(Link):
             self._talk.feed(message)
         return None
 
-    async def _refused(self, response: aiohttp.ClientResponse) -> Answer:
+    async def _refused(self, response: posting.Response) -> Answer:
         """An HTTP status that is no success: an error of the protocol in its body, or none."""
         status = response.status
         error = _protocol_error(await response.read())
@@ -227,9 +225,9 @@ class HttpLink(Link):
         self.last_error = explain_status(status, self._url)
         raise self.away(f"{self.last_error} The call {'may have run' if status >= 500 else 'did not run'}.")
 
-    def _let_go(self, response: aiohttp.ClientResponse) -> None:
+    def _let_go(self, response: posting.Response) -> None:
         """Gives the connection back. A stream's last bytes may still be under way: nobody waits for them here."""
-        if response.content.at_eof():
+        if response.complete:
             response.release()
         else:
             self._errand(_drain(response))
@@ -242,9 +240,10 @@ class HttpLink(Link):
     async def _tell_cancelled(self, request_id: str, reason: str) -> None:
         try:
             async with asyncio.timeout(_CANCEL):
-                response = await self._post(wire.cancelled(request_id, reason), self._headers)
+                response = await self._post(wire.cancelled(request_id, reason), self._head + _JSON_AND_EVENTS)
+                await response.read()
                 response.release()
-        except (aiohttp.ClientError, TimeoutError, OSError, ServerAway) as error:
+        except (OSError, ServerAway) as error:
             log.debug("%s: the cancellation did not get through: %s", self.name, type(error).__name__)
 
     def _violation(self, why: str) -> ProtocolViolation:
@@ -267,11 +266,12 @@ class _Position:
             self.pause = event.retry
 
 
-async def _drain(response: aiohttp.ClientResponse) -> None:
+async def _drain(response: posting.Response) -> None:
     try:
         async with asyncio.timeout(_DRAIN):
             await response.read()
-    except (aiohttp.ClientError, TimeoutError, OSError):
+        response.release()
+    except OSError:
         response.close()
 
 
@@ -301,8 +301,8 @@ async def open_http(
         if watch.status in {401, 403}:
             raise ServerAway(explain_status(watch.status, config.url))
 
-    async with web.shared_session(verify=config.verify_tls) as session:
-        link = HttpLink(config, session, proxy=proxy, on_tools_changed=on_tools_changed)
+    async with web.shared_poster(verify=config.verify_tls) as lease:
+        link = HttpLink(config, lease, proxy=proxy, on_tools_changed=on_tools_changed)
         try:
             async with sdk.converse_http(
                 config.url,

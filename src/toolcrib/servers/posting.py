@@ -30,7 +30,11 @@ class ConnectFailed(OSError):
     """No connection came about: the request was not sent."""
 
 
-class Broken(OSError):
+class ProxyRefused(ConnectFailed):
+    """The proxy did not let us through; the text names it."""
+
+
+class Broken(ConnectionResetError):
     """The connection ended, or made no sense, after the request was sent."""
 
 
@@ -289,7 +293,7 @@ class Poster:
         )
         return await connection.ask(request)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
@@ -343,9 +347,7 @@ class Poster:
                     await loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
                 else:
                     await self._connect_by_proxy(connection, address, address.proxy)
-        except TimeoutError:
-            raise ConnectFailed(f"No connection within {_CONNECT:g} s.") from None
-        except ssl.SSLError:
+        except (ssl.SSLError, ConnectFailed):
             raise
         except OSError as error:
             raise ConnectFailed(*error.args) from error
@@ -366,7 +368,7 @@ class Poster:
             head = await reader.readuntil(b"\r\n\r\n")
             status = head.split(b" ", 2)[1:2]
             if status != [b"200"]:
-                raise ConnectFailed(f"The proxy {host}:{port} refused the connection.")
+                raise ProxyRefused(f"The proxy {host}:{port} refused the connection.")
             transport = writer.transport
             transport.set_protocol(connection)
             secured = await loop.start_tls(transport, connection, self._tls, server_hostname=address.host)
@@ -375,10 +377,10 @@ class Poster:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
             if isinstance(error, asyncio.IncompleteReadError | asyncio.LimitOverrunError | IndexError):
-                raise ConnectFailed(f"The proxy {host}:{port} gave no sensible answer.") from None
+                raise ProxyRefused(f"The proxy {host}:{port} gave no sensible answer.") from None
             raise
         if secured is None:
-            raise ConnectFailed("The tunnel through the proxy was closed.")
+            raise ProxyRefused(f"The proxy {host}:{port} closed the connection.")
         connection.connection_made(secured)
 
 

@@ -106,6 +106,11 @@ class Server:
             instructions=peer.instructions if peer else "",
         )
 
+    @property
+    def era(self) -> Era | None:
+        """The era it speaks, or spoke when it was last here."""
+        return self._peer.era if self._peer else None
+
     def stderr_tail(self, count: int) -> list[str]:
         return self._stderr.tail(count)
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urljoin
-
-import aiohttp
 
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerAway
@@ -20,25 +19,26 @@ from toolcrib.servers.explain import explain_network, explain_status
 from toolcrib.servers.framing import EventStream
 from toolcrib.servers.link import SessionGone
 from toolcrib.servers.pipe import PipeLink
+from toolcrib.servers.posting import Address, ConnectFailed, Poster, Response
 
 
 class _Stream:
     """The standing stream and the address that it named for our messages."""
 
-    def __init__(self, config: ServerConfig, session: aiohttp.ClientSession) -> None:
+    def __init__(self, config: ServerConfig, poster: Poster) -> None:
         self._name = config.name
         self._url = config.url
-        self._session = session
-        self._headers = dict(config.headers)
+        self._poster = poster
+        self._head = web.head_lines(config.headers)
         self._proxy = web.proxy_for(config.url)
         self.on_forgotten: Callable[[], None] = lambda: None
         self.endpoint: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def open(self) -> aiohttp.ClientResponse:
-        headers = {**self._headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
+    async def open(self) -> Response:
+        head = self._head + b"Accept: text/event-stream\r\nCache-Control: no-store\r\n"
         try:
-            response = await self._session.get(self._url, headers=headers, proxy=self._proxy, allow_redirects=False)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            response = await self._poster.request(b"GET", Address.of(self._url, self._proxy), head)
+        except OSError as error:
             raise ServerAway(explain_network(error, self._url)) from None
         if 300 <= response.status < 400:
             response.close()
@@ -48,17 +48,17 @@ class _Stream:
             raise ServerAway(explain_status(response.status, self._url))
         return response
 
-    async def read(self, response: aiohttp.ClientResponse, link: PipeLink) -> None:
+    async def read(self, response: Response, link: PipeLink) -> None:
         events = EventStream()
         reason = "The server has ended its stream."
         try:
-            async for chunk in response.content.iter_any():
+            async for chunk in response.chunks():
                 for event in events.feed(chunk):
                     if event.kind == "message" and event.data:
                         link.receive(event.data)
                     elif event.kind == "endpoint":
                         self._name_endpoint(event.data.decode(errors="replace"))
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except OSError as error:
             reason = explain_network(error, self._url)
         link.lose(reason)
         if not self.endpoint.done():
@@ -77,16 +77,17 @@ class _Stream:
 
     async def send(self, message: bytes) -> None:
         endpoint = await self.endpoint
-        headers = {**self._headers, "Content-Type": "application/json"}
         try:
-            async with self._session.post(
-                endpoint, data=message, headers=headers, proxy=self._proxy, allow_redirects=False
-            ) as response:
-                status = response.status
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            response = await self._poster.request(
+                b"POST", Address.of(endpoint, self._proxy), self._head + b"Content-Type: application/json\r\n", message
+            )
+            await response.read()
+            response.release()
+        except OSError as error:
             reason = explain_network(error, endpoint)
-            ran = "did not run" if isinstance(error, aiohttp.ClientConnectorError) else "may have run"
+            ran = "did not run" if isinstance(error, ConnectFailed | ssl.SSLError) else "may have run"
             raise ServerAway(f"Server '{self._name}': {reason} The call {ran}.") from None
+        status = response.status
         if status == 404:
             self.on_forgotten()
             raise SessionGone(f"Server '{self._name}': it has forgotten our session. The call did not run.")
@@ -97,8 +98,8 @@ class _Stream:
 
 @contextlib.asynccontextmanager
 async def open_sse(config: ServerConfig, on_tools_changed: Callable[[], None]) -> AsyncIterator[PipeLink]:
-    async with web.shared_session(verify=config.verify_tls) as session:
-        stream = _Stream(config, session)
+    async with web.shared_poster(verify=config.verify_tls) as lease:
+        stream = _Stream(config, lease.poster)
         response = await stream.open()
         link = PipeLink(config.name, send=stream.send, on_tools_changed=on_tools_changed)
         stream.on_forgotten = link.forget

@@ -1,7 +1,7 @@
 """What every transport over the network shares: one pool of connections, TLS, proxies, and the origin rule.
 
-In: whether certificates are verified; an address. Out: an aiohttp session that the whole process shares; the proxy for
-an address; where a redirect may lead. `http`, `sse` and `websocket` stand on it.
+In: whether certificates are verified; an address. Out: a `Poster` that the whole process shares; the proxy for an
+address; where a redirect may lead. `http`, `sse` and `websocket` stand on it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import socket
 import ssl
 import urllib.request
 import weakref
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Mapping
 from urllib.parse import urljoin, urlsplit
 
-if TYPE_CHECKING:
-    import aiohttp
+from toolcrib.servers.posting import Poster
 
 KEEPALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -29,25 +27,10 @@ KEEPALIVE = [
     ),
 ]
 """Streams stay silent for hours; without this a peer that vanished would never be noticed."""
-_IDLE = 4.0
-"""Seconds a connection is kept for the next call. Common servers close theirs after 5, and a call that meets the
-closing could not be told from one that ran."""
-_CONNECT = 10.0
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 REDIRECTS = frozenset({307, 308})
 """Those that keep method and body."""
 MOST_REDIRECTS = 3
-
-
-class _Shared:
-    """A session and how many hold it."""
-
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self.session = session
-        self.holders = 0
-
-
-_sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, _Shared]] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
@@ -60,42 +43,50 @@ def tls_context(*, verify: bool) -> ssl.SSLContext:
     return context
 
 
+class Lease:
+    """A poster that several hold: made for the first, closed by the last."""
+
+    def __init__(self, poster: Poster, forget: Callable[[], None]) -> None:
+        self.poster = poster
+        self._forget = forget
+        self._holders = 0
+
+    def hold(self) -> None:
+        self._holders += 1
+
+    def let_go(self) -> None:
+        self._holders -= 1
+        if not self._holders:
+            self._forget()
+            self.poster.close()
+
+
+_leases: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, Lease]] = weakref.WeakKeyDictionary()
+
+
+def _drop(leases: dict[bool, Lease], verify: bool) -> None:  # noqa: FBT001 - a key, not a switch
+    leases.pop(verify, None)
+
+
 @contextlib.asynccontextmanager
-async def shared_session(*, verify: bool) -> AsyncIterator[aiohttp.ClientSession]:
-    """The process's session for this TLS setting: made for the first holder, closed by the last."""
-    per_loop = _sessions.setdefault(asyncio.get_running_loop(), {})
+async def shared_poster(*, verify: bool) -> AsyncIterator[Lease]:
+    """The process's connections for this TLS setting. Who needs them for longer than the block holds the lease."""
+    per_loop = _leases.setdefault(asyncio.get_running_loop(), {})
     if verify not in per_loop:
         context = await asyncio.to_thread(tls_context, verify=verify)
         if verify not in per_loop:
-            per_loop[verify] = _Shared(_new_session(context))
-    shared = per_loop[verify]
-    shared.holders += 1
+            per_loop[verify] = Lease(Poster(context), functools.partial(_drop, per_loop, verify))
+    lease = per_loop[verify]
+    lease.hold()
     try:
-        yield shared.session
+        yield lease
     finally:
-        shared.holders -= 1
-        if not shared.holders:
-            del per_loop[verify]
-            await shared.session.close()
+        lease.let_go()
 
 
-def _new_session(context: ssl.SSLContext) -> aiohttp.ClientSession:
-    import aiohttp  # noqa: PLC0415 - a tenth of a second that stdio servers need not pay
-
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=context, limit=0, keepalive_timeout=_IDLE, socket_factory=_open_socket),
-        # Servers on one host must not see each other's cookies.
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT),
-    )
-
-
-def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    family, kind, protocol, _, _ = address
-    opened = socket.socket(family, kind, protocol)
-    for option in KEEPALIVE:
-        opened.setsockopt(*option)
-    return opened
+def head_lines(headers: Mapping[str, str]) -> bytes:
+    """Headers as they stand in a request. Configuration lets no line end into them."""
+    return b"".join(f"{name}: {value}\r\n".encode() for name, value in headers.items())
 
 
 def proxy_for(url: str) -> str | None:

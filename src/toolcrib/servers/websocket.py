@@ -67,16 +67,13 @@ async def _read(socket: Socket, link: PipeLink, url: str) -> None:
 
 @contextlib.asynccontextmanager
 async def _connected(config: ServerConfig) -> AsyncIterator[Socket]:
-    async with (
-        web.shared_session(verify=config.verify_tls) as shared,
-        # aiohttp follows redirects of a handshake unasked; our headers must not travel to where they lead.
-        aiohttp.ClientSession(
-            connector=shared.connector,
-            connector_owner=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            middlewares=(_stay_here,),
-        ) as session,
-    ):
+    context = await asyncio.to_thread(web.tls_context, verify=config.verify_tls)
+    # aiohttp follows redirects of a handshake unasked; our headers must not travel to where they lead.
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=context),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        middlewares=(_stay_here,),
+    ) as session:
         try:
             socket = await session.ws_connect(
                 config.url,
