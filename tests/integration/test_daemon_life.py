@@ -111,6 +111,25 @@ async def test_the_bridge_starts_a_daemon_where_none_runs(toolcrib_home: Home, c
     assert cli("status", "--json").ok().json["servers"][0]["state"] == "ready"
 
 
+@pytest.mark.req("KSI-1", "BNS-10")
+@pytest.mark.usefixtures("downed")
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+async def test_a_client_at_the_bridge_goes_on_after_the_daemon_was_killed(
+    era: str, toolcrib_home: Home, daemon: StartDaemon, cli: Cli
+) -> None:
+    running = daemon({"port": 0, "servers": {"one": entry(*PLAIN)}})
+    running.wait_until_ready("one")
+    child = row_of(running, "one")["pid"]
+    async with through_bridge(running, era) as client:
+        assert not (await client.call_tool("one_tool_00000", {})).is_error
+        running.kill()
+        assert not (await client.call_tool("one_tool_00000", {"path": "after"})).is_error
+        status = cli("status", "--json").ok().json
+    assert status["pid"] != running.pid
+    assert status["servers"][0]["pid"] != child
+    wait_for(lambda: not is_alive(child), "the old daemon's child to end")
+
+
 # -- one-shot ---------------------------------------------------------------------------------------------------------
 
 

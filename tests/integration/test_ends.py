@@ -334,7 +334,7 @@ def test_open_files_do_not_grow_with_clients_that_come_and_go(daemon: StartDaemo
 
     round_of_clients()
     before = wait_for(open_files, "a count")
-    for _ in range(10):
+    for _ in range(4):
         round_of_clients()
     wait_for(lambda: open_files() <= before + 2, "closed connections to be let go", 5)
 

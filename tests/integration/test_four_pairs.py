@@ -259,6 +259,18 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(
     assert (await at.call(f"{upstream}_add", {"a": 1, "b": 2})).content[0].text == "3"
 
 
+@pytest.mark.req("BNS-5", "KSI-1")
+async def test_calls_of_all_clients_to_all_servers_at_once_each_get_their_own_answer(
+    clients: dict[tuple[str, str], Connected],
+) -> None:
+    async def one(at: Connected, upstream: str, number: int) -> None:
+        result = await at.call(f"{upstream}_add", {"a": number, "b": 1})
+        assert result.structured_content == {"sum": number + 1}
+
+    everyone = itertools.product(clients.values(), UPSTREAMS, range(8))
+    await asyncio.gather(*(one(at, upstream, 100 * n) for n, (at, upstream, _) in enumerate(everyone)))
+
+
 @pytest.mark.req("BNS-4")
 @every_upstream
 @every_client

@@ -18,10 +18,13 @@ from parts.raw_client import (
     Endpoint,
     Pipe,
     legacy_request,
+    nothing_left_behind,
     notice,
     own_daemon,
     request,
 )
+
+__all__ = ["nothing_left_behind"]
 
 pytestmark = pytest.mark.req("KSI-1", "BNS-10")
 

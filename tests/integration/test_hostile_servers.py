@@ -15,8 +15,10 @@ import pytest
 
 from parts.daemon import Daemon, StartDaemon
 from parts.own import stdio_words
-from parts.raw_client import Endpoint, HttpAnswer, Pipe, legacy_request, own_daemon, request
+from parts.raw_client import Endpoint, HttpAnswer, Pipe, legacy_request, nothing_left_behind, own_daemon, request
 from parts.waiting import wait_for
+
+__all__ = ["nothing_left_behind"]
 
 pytestmark = pytest.mark.req("BNS-10", "ENG-9")
 

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from parts import own
 from parts.daemon import Daemon
 from parts.own import stdio_words
-from parts.raw_client import Endpoint, Pipe, own_daemon, request
+from parts.raw_client import Endpoint, Pipe, nothing_left_behind, own_daemon, request
+
+__all__ = ["nothing_left_behind"]
 
 pytestmark = pytest.mark.req("ENG-9", "BNS-5")
 

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from parts import daemon as daemons
+from parts import leftovers
 from parts.daemon import Daemon, Home
 
 LIMIT = 20.0
@@ -43,6 +46,15 @@ def own_daemon(config: Mapping[str, Any], *, ready: Sequence[str] = ()) -> Itera
         assert not home.stray_files(), f"files left behind: {home.stray_files()}"
     finally:
         shutil.rmtree(home.path, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_behind() -> Iterator[None]:
+    """In place of the look after each test, for modules of many small tests that share one daemon: one at the end."""
+    before = leftovers.look()
+    yield
+    stayed = leftovers.left_behind(before, None)
+    assert not stayed, f"processes left behind: {[(process.pid, process.words) for process in stayed]}"
 
 
 def request(method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1, meta: Any = META) -> bytes:

@@ -35,7 +35,7 @@ class CommandServer:
         if self.crib is None:
             raise RuntimeError("the commands were asked before they were wired")
         context = Context(crib=self.crib, project=project, caller=caller, host=self._host, emit=_nowhere)
-        arguments = msgspec.json.decode(call.params["arguments"]) if "arguments" in call.params else {}
+        arguments = msgspec.json.decode(call.params.get("arguments", b"{}")) or {}
         try:
             found = await self._registry.run(self._commands[call.name].name, arguments, context)
         except ToolcribError as error:

@@ -53,7 +53,8 @@ def add_server(
         if held := _find(data, name):
             if if_exists is IfExists.REFUSE:
                 raise ConfigError(
-                    f"{path} has a server {held!r} already.", remedy="Choose another name, or ask to replace it."
+                    f"{path} has a server {held!r} already.",
+                    remedy="Choose another name, or replace it with `toolcrib add --replace`.",
                 )
             text, data = _without(path, text, data, held)
         return _with(path, text, data, name, body)

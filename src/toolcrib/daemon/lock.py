@@ -26,7 +26,7 @@ def held(paths: Paths) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             known = read_info(paths)
-            who = f" (pid {known['pid']}, {known['endpoint']})" if known else ""
+            who = f" (pid {known['pid']}, {known['endpoint']})" if known and {"pid", "endpoint"} <= known.keys() else ""
             raise AlreadyRunning(
                 f"Toolcrib already runs{who}.",
                 remedy="`toolcrib status` shows it, `toolcrib down` ends it.",

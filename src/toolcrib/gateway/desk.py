@@ -38,6 +38,8 @@ from toolcrib.servers.model import MODERN_VERSION, Answer, Era
 
 _TAKEN_BACK = -31499
 
+_decode_name = msgspec.json.Decoder(str).decode
+
 _LISTING_WAITS = 3.0
 """Seconds; below the five after which clients give a server up."""
 _CALL_WAITS = 10.0
@@ -142,7 +144,7 @@ class Desk:
     ) -> bytes | Reply:
         params = dict(message.params)
         try:
-            name = msgspec.json.decode(params.pop("name"), type=str)
+            name = _decode_name(params.pop("name"))
         except (KeyError, msgspec.ValidationError) as error:
             raise Rejected(INVALID_PARAMS, "params.name must be the name of a tool.") from error
         token = message.meta.get("progressToken")

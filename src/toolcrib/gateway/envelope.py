@@ -46,7 +46,7 @@ class Message:
     @property
     def key(self) -> str | int | None:
         """The id as a value: a cancellation names it so."""
-        return None if self.id is None else msgspec.json.decode(self.id, type=str | int)
+        return None if self.id is None else _decode_id(self.id)
 
 
 class _Envelope(msgspec.Struct):
@@ -57,6 +57,7 @@ class _Envelope(msgspec.Struct):
 
 
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_id = msgspec.json.Decoder(str | int).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_meta = msgspec.json.Decoder(dict[str, Any]).decode
 

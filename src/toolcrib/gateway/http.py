@@ -43,6 +43,8 @@ class HttpGateway:
     def __init__(self, crib: Crib, *, token: str, port: int) -> None:
         self._crib = crib
         self._desk = Desk(crib)
+        # Kept, because asking for it costs a system call in some versions of Python.
+        self._loop = asyncio.get_running_loop()
         self._token = token.encode()
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
         self._origins = {f"http://{host}" for host in self._hosts}
@@ -139,7 +141,7 @@ class HttpGateway:
         if message.method == "subscriptions/listen":
             await self._listen(message, message.id, client, receive, send)
             return
-        await self._answer(message, Era.MODERN, client, Exchange(receive, send))
+        await self._answer(message, Era.MODERN, client, Exchange(self._loop, receive, send))
 
     async def _legacy(
         self, message: Message, headers: Mapping[str, str], caller: Caller, receive: Receive, send: Send
@@ -155,7 +157,7 @@ class HttpGateway:
                 session.cancel(message)
             await _accepted(send)
             return
-        await self._answer(message, Era.LEGACY, session, Exchange(receive, send))
+        await self._answer(message, Era.LEGACY, session, Exchange(self._loop, receive, send))
 
     async def _answer(self, message: Message, era: Era, client: Client, exchange: Exchange) -> None:
         key = message.key
@@ -170,7 +172,7 @@ class HttpGateway:
         except asyncio.CancelledError:
             if not (exchange.taken_back or exchange.gone):
                 raise
-            task = asyncio.current_task()
+            task = asyncio.current_task(self._loop)
             if task is not None:
                 task.uncancel()
             reply = self._desk.taken_back(message.id)

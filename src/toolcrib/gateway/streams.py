@@ -85,16 +85,18 @@ class EventStream:
 class Exchange:
     """One POST on its way. It costs a timer; tasks are begun only for calls that take their time."""
 
-    def __init__(self, receive: Receive, send: Send, extra: Headers | None = None) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, receive: Receive, send: Send, extra: Headers | None = None
+    ) -> None:
         self._receive = receive
         self._send = send
         self._extra = extra
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._stream: EventStream | None = None
         self._writer: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._worker = asyncio.current_task()
+        self._worker = asyncio.current_task(loop)
         self._over = False
         self.taken_back = False
         self.gone = False

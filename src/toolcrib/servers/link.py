@@ -51,6 +51,34 @@ class SessionGone(ServerAway):
     """The far side does not know our session any more; the request did not run."""
 
 
+class Clock:
+    """A time limit on the task that makes it, as `asyncio.timeout` sets one, for a third of the cost."""
+
+    __slots__ = ("_cancelling", "_expired", "_over", "_task", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: float) -> None:
+        task = asyncio.current_task(loop)
+        if task is None:
+            raise RuntimeError("a request is made in a task")
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._timer = loop.call_later(limit, self.expire)
+        self._expired = self._over = False
+
+    def expire(self) -> None:
+        if not (self._over or self._expired):
+            self._expired = True
+            self._task.cancel()
+
+    def caught(self) -> bool:
+        """Whether a cancellation that arrived is this clock's, and nobody else's as well."""
+        return self._expired and self._task.uncancel() <= self._cancelling
+
+    def stop(self) -> None:
+        self._over = True
+        self._timer.cancel()
+
+
 class Link(abc.ABC):
     """Requests of ours over one connection. Made and ended by a transport, in the supervisor's task."""
 
@@ -58,7 +86,9 @@ class Link(abc.ABC):
 
     def __init__(self, name: str, *, on_tools_changed: Callable[[], None]) -> None:
         self.name = name
-        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        # Kept, because asking for it costs a system call in some versions of Python.
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[str] = self._loop.create_future()
         """Done with the reason once the connection cannot be used any more."""
         self.last_seen = time.time()
         self.last_error = ""
@@ -68,7 +98,7 @@ class Link(abc.ABC):
         self._on_tools_changed = on_tools_changed
         self._numbers = itertools.count(1)
         self._progress: dict[str, OnProgress] = {}
-        self._clocks: set[asyncio.Timeout] = set()
+        self._clocks: set[Clock] = set()
         self._ended = ""
         self._errands: set[asyncio.Task[None]] = set()
 
@@ -97,14 +127,14 @@ class Link(abc.ABC):
             self._progress[token] = on_progress
         own_meta = wire.meta_for(peer.era, peer.version, CLIENT_INFO, meta, token)
         body = wire.request(request_id, method, {**params, "_meta": own_meta} if own_meta else params)
+        clock = Clock(self._loop, limit)
+        self._clocks.add(clock)
         try:
-            async with asyncio.timeout(limit) as clock:
-                self._clocks.add(clock)
-                try:
-                    return await self._exchange(request_id, method, params, body, headers or {})
-                finally:
-                    self._clocks.discard(clock)
-        except TimeoutError:
+            return await self._exchange(request_id, method, params, body, headers or {})
+        except asyncio.CancelledError:
+            if not clock.caught():
+                self._abandon(request_id, "cancelled by the caller")
+                raise
             if self._ended:
                 raise self.away(f"{self._ended} The call may have run.") from None
             self._abandon(request_id, "time limit reached")
@@ -112,10 +142,9 @@ class Link(abc.ABC):
                 f"Server '{self.name}' gave no answer within {limit:g} s. The call was cancelled; it may have run.",
                 remedy="Raise the server's call_timeout if it needs longer.",
             ) from None
-        except asyncio.CancelledError:
-            self._abandon(request_id, "cancelled by the caller")
-            raise
         finally:
+            clock.stop()
+            self._clocks.discard(clock)
             if token is not None:
                 self._progress.pop(token, None)
 
@@ -160,15 +189,12 @@ class Link(abc.ABC):
     def end_calls(self, reason: str) -> None:
         """Fails the calls in flight, at once."""
         self._ended = reason
-        now = asyncio.get_running_loop().time()
         for clock in tuple(self._clocks):
-            if clock.expired():
-                continue
-            clock.reschedule(now)
+            clock.expire()
 
     def _errand(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs something that nobody waits for, and keeps it from being collected meanwhile."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._loop.create_task(work)
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
 

@@ -120,7 +120,7 @@ class PipeLink(Link):
     ) -> Answer:
         if self.lost.done():
             raise self.away(f"{self.lost.result()} The call did not run.")
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer] = self._loop.create_future()
         self._pending[request_id] = future
         try:
             await self.send(body)

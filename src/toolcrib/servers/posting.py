@@ -120,7 +120,7 @@ class Response:
     async def _more(self) -> None:
         if self._failed is not None:
             raise self._failed
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._connection.loop.create_future()
         try:
             await self._waiter
         finally:
@@ -145,7 +145,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, poster: Poster, address: Address) -> None:
         self._poster = poster
         self.address = address
-        self._loop = asyncio.get_running_loop()
+        self.loop = poster.loop
         self._transport: asyncio.Transport | None = None
         self._parser: Any = None
         self._response: Response | None = None
@@ -164,7 +164,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._response = Response(self)
         self._head_done = self._may_stay = False
-        self._head_waiter = self._loop.create_future()
+        self._head_waiter = self.loop.create_future()
         if self._transport is None or self._lost:
             raise Broken("The connection was closed.")
         try:
@@ -275,6 +275,8 @@ class Poster:
 
     def __init__(self, tls: ssl.SSLContext) -> None:
         self._tls = tls
+        # Kept, because asking for it costs a system call in some versions of Python.
+        self.loop = asyncio.get_running_loop()
         self._idle: dict[tuple[bool, str, int, str | None], list[_Connection]] = {}
         self._all: set[_Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
@@ -302,11 +304,10 @@ class Poster:
         self._idle.clear()
 
     def keep(self, connection: _Connection) -> None:
-        loop = asyncio.get_running_loop()
-        connection.idle_since = loop.time()
+        connection.idle_since = self.loop.time()
         self._idle.setdefault(connection.address.key, []).append(connection)
         if self._sweep is None:
-            self._sweep = loop.call_later(IDLE, self._sweep_idle)
+            self._sweep = self.loop.call_later(IDLE, self._sweep_idle)
 
     def forget(self, connection: _Connection) -> None:
         self._all.discard(connection)
@@ -317,7 +318,7 @@ class Poster:
     def _take(self, address: Address) -> _Connection | None:
         """The one used last: those that waited longest are the likeliest to be closed by the other side."""
         idle = self._idle.get(address.key)
-        now = asyncio.get_running_loop().time()
+        now = self.loop.time()
         while idle:
             connection = idle.pop()
             if connection.usable and now - connection.idle_since < IDLE:
@@ -326,25 +327,23 @@ class Poster:
         return None
 
     def _sweep_idle(self) -> None:
-        loop = asyncio.get_running_loop()
         self._sweep = None
-        now = loop.time()
+        now = self.loop.time()
         for idle in self._idle.values():
             for connection in [c for c in idle if now - c.idle_since >= IDLE]:
                 idle.remove(connection)
                 connection.let_go(reusable=False)
         self._idle = {key: idle for key, idle in self._idle.items() if idle}
         if self._idle:
-            self._sweep = loop.call_later(IDLE, self._sweep_idle)
+            self._sweep = self.loop.call_later(IDLE, self._sweep_idle)
 
     async def _connect(self, address: Address) -> _Connection:
-        loop = asyncio.get_running_loop()
         connection = _Connection(self, address)
         try:
             async with asyncio.timeout(_CONNECT):
                 if address.proxy is None:
                     tls = self._tls if address.tls else None
-                    await loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
+                    await self.loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
                 else:
                     await self._connect_by_proxy(connection, address, address.proxy)
         except (ssl.SSLError, ConnectFailed):
@@ -355,7 +354,7 @@ class Poster:
         return connection
 
     async def _connect_by_proxy(self, connection: _Connection, address: Address, proxy: str) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self.loop
         parts = urlsplit(proxy)
         host, port = parts.hostname or "", parts.port or 80
         if not address.tls:

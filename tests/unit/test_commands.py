@@ -1,0 +1,250 @@
+"""A daemon action is declared once, and serves socket and MCP by the same words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any, cast
+
+import msgspec
+import pytest
+from pydantic import Field
+
+from toolcrib.calls import Door, Request
+from toolcrib.catalog.snapshot import Catalog
+from toolcrib.commands.all import registry
+from toolcrib.commands.builtin import CommandServer
+from toolcrib.commands.registry import Command, Context, Effect, Parameters, Reach, Registry
+from toolcrib.config.model import NameStyle
+from toolcrib.crib import Crib, Project
+from toolcrib.errors import Denied, UnknownCommand, UsageError
+from toolcrib.events import Bus
+from toolcrib.listing import Listings
+from toolcrib.policy import OWNER, Caller
+from toolcrib.servers.model import ToolCall
+
+pytestmark = pytest.mark.req("KSI-6")
+
+STRANGER = Caller(agent="stranger", profile="none")
+
+
+class NoHost:
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def stop(self) -> None:
+        raise AssertionError("nobody asked to stop")
+
+
+async def nowhere(event: dict[str, Any]) -> None:
+    raise AssertionError(f"nobody streams: {event}")
+
+
+def context(caller: Caller = OWNER) -> Context:
+    """For commands that use nothing but their parameters."""
+    return Context(crib=cast(Crib, None), project=cast(Project, None), caller=caller, host=NoHost(), emit=nowhere)
+
+
+class Paint(Parameters):
+    colour: str
+    coats: int = Field(default=1, ge=1)
+
+
+@pytest.fixture
+def small() -> Registry:
+    made = Registry()
+
+    @made.command("wall:paint", parameters=Paint, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
+    async def paint(context: Context, params: Paint) -> dict[str, Any]:
+        """Paint the wall.
+
+        More than the first line is nobody's business.
+        """
+        return {"colour": params.colour, "coats": params.coats, "by": context.caller.agent}
+
+    @made.command("wall:look", effect=Effect.READS, reach=Reach.EVERYWHERE)
+    async def look(context: Context, _: Parameters) -> dict[str, Any]:
+        """Look at the wall."""
+        return {"seen": True}
+
+    @made.command("wall:watch", effect=Effect.READS, reach=Reach.SOCKET)
+    async def watch(context: Context, _: Parameters) -> dict[str, Any]:
+        """Watch the paint dry."""
+        return {}
+
+    return made
+
+
+def wired(made: Registry) -> CommandServer:
+    server = CommandServer(made, NoHost())
+    server.crib = cast(Crib, object())
+    return server
+
+
+async def test_a_command_gets_its_parameters_checked_and_typed(small: Registry) -> None:
+    told = await small.run("wall:paint", {"colour": "red"}, context())
+    assert told == {"colour": "red", "coats": 1, "by": "owner"}
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({}, "colour: Field required"),
+        ({"colour": 5}, "colour: Input should be a valid string"),
+        ({"colour": "red", "coats": 0}, "coats: "),
+        ({"colour": "red", "color": "red"}, "color: Extra inputs"),
+    ],
+)
+async def test_wrong_parameters_are_told_with_what_there_is(small: Registry, params: Any, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        await small.run("wall:paint", params, context())
+    assert caught.value.message.startswith("wall:paint: ")
+    assert says in caught.value.message
+    assert caught.value.remedy == "`wall:paint` takes: colour, coats?."
+    assert caught.value.exit_code == 2
+
+
+async def test_an_unknown_command_is_told_with_the_nearest(small: Registry) -> None:
+    with pytest.raises(UnknownCommand) as caught:
+        await small.run("wall:pint", {}, context())
+    assert "wall:paint" in caught.value.remedy
+    with pytest.raises(UnknownCommand, match="no command 'zzz'"):
+        small.find("zzz")
+
+
+async def test_what_changes_the_daemon_is_the_owners_alone(small: Registry) -> None:
+    with pytest.raises(Denied, match="stranger may not use wall:paint"):
+        await small.run("wall:paint", {"colour": "red"}, context(STRANGER))
+    assert await small.run("wall:look", {}, context(STRANGER)) == {"seen": True}
+
+
+async def test_who_may_is_asked_before_the_parameters_are_looked_at(small: Registry) -> None:
+    with pytest.raises(Denied):
+        await small.run("wall:paint", {"nonsense": 1}, context(STRANGER))
+
+
+def test_system_health_is_the_tool_crib_system_health() -> None:
+    catalog = Catalog.build({"crib": CommandServer(registry, NoHost()).tools}, version=1)
+    names = catalog.by_public(NameStyle.SERVER)
+    assert names["crib_system_health"].display == "crib:system_health"
+    assert {"crib_system_health", "crib_system_stats", "crib_server_list", "crib_server_add"} <= names.keys()
+
+
+def test_every_command_is_named_described_and_typed() -> None:
+    for command in registry.all():
+        assert re.fullmatch(r"[a-z]+:[a-z]+", command.name)
+        assert re.fullmatch(r"[A-Z].*\.", command.summary), command.name
+        assert issubclass(command.parameters, Parameters)
+        assert command.parameters.model_config["extra"] == "forbid"
+
+
+def test_each_command_is_declared_once() -> None:
+    names = [command.name for command in registry.all()]
+    assert len(names) == len(set(names))
+    assert len({name.replace(":", "_") for name in names}) == len(names)
+
+
+def test_only_commands_for_everywhere_are_offered_over_mcp(small: Registry) -> None:
+    offered = [json.loads(tool)["name"] for tool in CommandServer(small, NoHost()).tools]
+    assert offered == ["wall_paint", "wall_look"]
+    over_mcp = {json.loads(tool)["name"] for tool in CommandServer(registry, NoHost()).tools}
+    assert not over_mcp & {"system_stop", "tool_call", "log_tail", "trust_add", "config_show"}
+
+
+def test_a_definition_says_what_the_command_takes_and_whether_it_changes_anything(small: Registry) -> None:
+    paint, look = (json.loads(tool) for tool in CommandServer(small, NoHost()).tools)
+    assert paint == {
+        "name": "wall_paint",
+        "description": "Paint the wall.",
+        "inputSchema": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"colour": {"type": "string"}, "coats": {"default": 1, "minimum": 1, "type": "integer"}},
+            "required": ["colour"],
+        },
+        "annotations": {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": False},
+    }
+    assert look["annotations"]["readOnlyHint"] is True
+
+
+class Shelf:
+    """The commands alone, as a project would hold them."""
+
+    def __init__(self, server: CommandServer) -> None:
+        self._server = server
+        self.catalog = Catalog.build({"crib": server.tools}, version=1)
+
+    def target(self, server: str, caller: Caller) -> Any:
+        assert server == "crib"
+        return self._server.target(cast(Project, None), caller)
+
+
+def called(name: str, arguments: str | None = "{}") -> Request:
+    params = {} if arguments is None else {"arguments": msgspec.Raw(arguments.encode())}
+    return Request(tool=name, params=params)
+
+
+async def test_a_command_called_as_a_tool_answers_as_one(small: Registry) -> None:
+    shelf = Shelf(wired(small))
+    outcome = await Door(Bus()).call(shelf, OWNER, called("crib_wall_paint", '{"colour":"red"}'))
+    told = json.loads(outcome.answer.result or b"")
+    assert told["structuredContent"] == {"colour": "red", "coats": 1, "by": "owner"}
+    assert json.loads(told["content"][0]["text"]) == told["structuredContent"]
+    assert told["isError"] is False
+
+
+@pytest.mark.parametrize("arguments", [None, "null", "{}"])
+async def test_a_command_without_parameters_may_be_called_with_none(small: Registry, arguments: str | None) -> None:
+    outcome = await Door(Bus()).call(Shelf(wired(small)), OWNER, called("crib_wall_look", arguments))
+    assert json.loads(outcome.answer.result or b"")["structuredContent"] == {"seen": True}
+
+
+async def test_a_stranger_is_neither_shown_nor_given_a_command(small: Registry) -> None:
+    shelf = Shelf(wired(small))
+    assert json.loads(Listings(NameStyle.SERVER).tools(shelf.catalog, STRANGER)) == []
+    for name in ("crib_wall_paint", "crib_wall_look"):
+        with pytest.raises(Denied):
+            await Door(Bus()).call(shelf, STRANGER, called(name, '{"colour":"red"}'))
+
+
+async def test_even_past_the_door_a_stranger_changes_nothing(small: Registry) -> None:
+    """Two locks: should the policy ever let a caller through, the command itself still asks who it is."""
+    server = wired(small)
+    call = ToolCall(name="wall_paint", params={"arguments": msgspec.Raw(b'{"colour":"red"}')})
+    answer = await server.target(cast(Project, None), STRANGER).call(call)
+    told = json.loads(answer.result or b"")
+    assert told["isError"] is True
+    assert "may not use" in told["content"][0]["text"]
+
+
+async def test_an_error_of_a_command_is_told_to_the_model() -> None:
+    made = Registry()
+
+    @made.command("wall:break", effect=Effect.READS, reach=Reach.EVERYWHERE)
+    async def fail(context: Context, _: Parameters) -> dict[str, Any]:
+        """Fail."""
+        raise UsageError("It is a wall.", remedy="Leave it.")
+
+    outcome = await Door(Bus()).call(Shelf(wired(made)), OWNER, called("crib_wall_break"))
+    told = json.loads(outcome.answer.result or b"")
+    assert (told["isError"], told["content"][0]["text"]) == (True, "It is a wall. Leave it.")
+
+
+async def test_commands_that_are_not_wired_yet_say_so(small: Registry) -> None:
+    server = CommandServer(small, NoHost())
+    with pytest.raises(RuntimeError, match="before they were wired"):
+        await server.target(cast(Project, None), OWNER).call(ToolCall(name="wall_look"))
+
+
+def test_a_command_knows_to_whom_it_is_open() -> None:
+    async def run(context: Context, params: Any) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {}
+
+    def made(effect: Effect) -> Command:
+        return Command(name="a:b", summary="A.", parameters=Parameters, effect=effect, reach=Reach.EVERYWHERE, run=run)
+
+    assert made(Effect.CHANGES).open_to(OWNER)
+    assert not made(Effect.CHANGES).open_to(STRANGER)
+    assert made(Effect.READS).open_to(STRANGER)

@@ -1,0 +1,230 @@
+"""The one door: its steps in their order, and a line in the book for each way a call can end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from toolcrib.calls import Door, Request
+from toolcrib.catalog.snapshot import Catalog
+from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ProtocolViolation, ServerAway, UnknownTool
+from toolcrib.events import Bus, CallFinished, CallIntended, Event
+from toolcrib.policy import OWNER, Caller
+from toolcrib.servers.model import Answer, ToolCall
+
+pytestmark = pytest.mark.req("BNS-5", "ENG-3")
+
+STRANGER = Caller(agent="stranger", profile="none")
+READ = b'{"name":"read","inputSchema":{"type":"object","properties":{"path":{"type":"string"}},"required":["path"]}}'
+
+
+class Shelf:
+    """One server with one tool; what its target does is a test's choice."""
+
+    def __init__(self, steps: list[str], answer: Callable[[ToolCall], Any]) -> None:
+        self._steps = steps
+        self._answer = answer
+        self.calls: list[ToolCall] = []
+        self.limits: list[float | None] = []
+        self._catalog = Catalog.build({"files": (READ,)}, version=1)
+
+    @property
+    def catalog(self) -> Catalog:
+        self._steps.append("resolve")
+        return self._catalog
+
+    def target(self, server: str, caller: Caller) -> Shelf:
+        self._steps.append(f"target {server} for {caller.agent}")
+        return self
+
+    async def call(self, call: ToolCall, *, timeout: float | None = None, on_progress: Any = None) -> Answer:
+        self._steps.append("forward")
+        self.calls.append(call)
+        self.limits.append(timeout)
+        told = self._answer(call)
+        if isinstance(told, BaseException):
+            raise told
+        if asyncio.iscoroutine(told):
+            told = await told
+        assert isinstance(told, Answer)
+        return told
+
+
+class Book:
+    """A door whose events are written down among the steps."""
+
+    def __init__(self, answer: Callable[[ToolCall], Any] = lambda call: Answer(result=b'{"content":[]}')) -> None:
+        self.steps: list[str] = []
+        self.events: list[Event] = []
+        bus = Bus()
+        bus.subscribe(self._note)
+        self.door = Door(bus)
+        self.shelf = Shelf(self.steps, answer)
+
+    def _note(self, event: Event) -> None:
+        self.events.append(event)
+        self.steps.append("outcome" if isinstance(event, CallFinished) else "intent")
+
+    async def call(self, arguments: str | None = '{"path":"x"}', *, caller: Caller = OWNER, **more: Any) -> Any:
+        params = {} if arguments is None else {"arguments": msgspec.Raw(arguments.encode())}
+        return await self.door.call(self.shelf, caller, Request(tool="files_read", params=params, **more))
+
+    @property
+    def line(self) -> tuple[CallIntended, CallFinished]:
+        intended, finished = self.events
+        assert isinstance(intended, CallIntended)
+        assert isinstance(finished, CallFinished)
+        assert intended.call_id == finished.call_id
+        return intended, finished
+
+
+async def test_the_steps_come_in_their_order() -> None:
+    book = Book()
+    outcome = await book.call()
+    assert book.steps == ["resolve", "intent", "target files for owner", "forward", "outcome"]
+    assert outcome.answer.result == b'{"content":[]}'
+    assert outcome.tool.display == "files:read"
+
+
+async def test_the_book_says_who_what_and_why() -> None:
+    book = Book()
+    await book.call()
+    intended, finished = book.line
+    assert (intended.caller, intended.tool, intended.server) == ("owner", "files:read", "files")
+    assert (intended.decision, intended.rule) == ("allow", "profile owner: everything")
+    assert (finished.caller, finished.tool, finished.server) == ("owner", "files:read", "files")
+    assert (finished.outcome, finished.result_size) == ("ok", len(b'{"content":[]}'))
+    assert finished.duration >= 0
+
+
+async def test_two_calls_have_two_lines() -> None:
+    book = Book()
+    await book.call()
+    await book.call()
+    ids = [event.call_id for event in book.events if isinstance(event, CallIntended)]
+    assert len(set(ids)) == 2
+
+
+async def test_what_came_raw_goes_on_raw_under_the_servers_own_name() -> None:
+    book = Book()
+    raw = msgspec.Raw(b'{ "path" : "x", "n":1.0 }')
+    request = Request(tool="files:read", params={"arguments": raw, "future": msgspec.Raw(b"[ 1]")}, meta={"k": 1})
+    await book.door.call(book.shelf, OWNER, request)
+    (call,) = book.shelf.calls
+    assert call.name == "read"
+    assert {key: bytes(value) for key, value in call.params.items()} == {
+        "arguments": b'{ "path" : "x", "n":1.0 }',
+        "future": b"[ 1]",
+    }
+    assert call.meta == {"k": 1}
+
+
+async def test_the_callers_time_limit_goes_along() -> None:
+    book = Book()
+    await book.call(timeout=7.0)
+    await book.call()
+    assert book.shelf.limits == [7.0, None]
+
+
+async def test_a_denied_call_goes_no_further_and_is_written_down() -> None:
+    book = Book()
+    with pytest.raises(Denied) as caught:
+        await book.call(caller=STRANGER)
+    assert book.steps == ["resolve", "intent", "outcome"]
+    assert book.line[0].decision == "deny"
+    assert book.line[1].outcome == "denied"
+    assert caught.value.data == {"rule": "no rule allows it", "tool": "files:read"}
+
+
+async def test_who_may_not_is_not_told_what_is_wrong_with_the_arguments() -> None:
+    with pytest.raises(Denied):
+        await Book().call("[]", caller=STRANGER)
+
+
+@pytest.mark.parametrize("arguments", [None, "null", "{}", "[]", '{"path":5}', "{", '{"path":1e999}'])
+async def test_arguments_that_do_not_fit_go_no_further(arguments: str | None) -> None:
+    book = Book()
+    with pytest.raises(InvalidArguments) as caught:
+        await book.call(arguments)
+    assert "forward" not in book.steps
+    assert book.line[1].outcome == "invalid"
+    assert "files:read" in caught.value.message
+    assert "arguments" in caught.value.message
+
+
+async def test_an_unknown_tool_is_no_call() -> None:
+    book = Book()
+    with pytest.raises(UnknownTool):
+        await book.door.call(book.shelf, OWNER, Request(tool="files_reed"))
+    assert book.events == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (Answer(result=b'{"content":[]}'), "ok"),
+        (Answer(result=b'{"content":[],"isError":true}'), "tool_error"),
+        (Answer(result=b'{ "isError" : true, "content":[]}'), "tool_error"),
+        (Answer(result=b'{"content":[{"type":"text","text":"\\"isError\\":true"}]}'), "ok"),
+        (Answer(result=b'{"isError":false}'), "ok"),
+        (Answer(error=b'{"code":1,"message":"no"}'), "error"),
+        (CallTimeout("slow"), "timeout"),
+        (ServerAway("gone"), "away"),
+        (ProtocolViolation("odd"), "away"),
+        (asyncio.CancelledError(), "cancelled"),
+        (ValueError("a mistake of ours"), "error"),
+    ],
+)
+async def test_each_way_to_end_has_its_word(answer: Answer | BaseException, outcome: str) -> None:
+    book = Book(lambda call: answer)
+    if isinstance(answer, BaseException):
+        with pytest.raises(type(answer)):
+            await book.call()
+    else:
+        assert (await book.call()).answer is answer
+    assert book.line[1].outcome == outcome
+    assert (book.door.in_flight, book.door.finished) == (0, 1)
+
+
+async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
+    reached = asyncio.Event()
+    cancelled = asyncio.Event()
+
+    async def wait() -> Answer:
+        reached.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        raise AssertionError("nothing ends the wait")
+
+    book = Book(lambda call: wait())
+    task = asyncio.create_task(book.call())
+    await reached.wait()
+    assert book.door.in_flight == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cancelled.is_set()
+    assert book.line[1].outcome == "cancelled"
+    assert book.door.in_flight == 0
+
+
+async def test_a_subscriber_that_fails_does_not_cost_the_call(caplog: pytest.LogCaptureFixture) -> None:
+    bus = Bus()
+
+    def fail(event: Event) -> None:
+        raise RuntimeError("the book is full")
+
+    bus.subscribe(fail)
+    steps: list[str] = []
+    shelf = Shelf(steps, lambda call: Answer(result=b"{}"))
+    params = {"arguments": msgspec.Raw(b'{"path":"x"}')}
+    outcome = await Door(bus).call(shelf, OWNER, Request(tool="files_read", params=params))
+    assert outcome.answer.result == b"{}"
+    assert "a subscriber failed" in caplog.text
