@@ -169,6 +169,7 @@ async def test_bad_entries_hide_no_good_ones(toolcrib_home: Home, daemon: StartD
                 "wrong": {"command": 7},
                 "missing": {"command": "/nonexistent/program"},
                 "fails": entry("--exit", "3"),
+                "ends": {"command": "/bin/sh", "args": ["-c", "exit 4"], "retry": {"backoffMs": 10}},
             }
         }
     )
@@ -185,6 +186,9 @@ async def test_bad_entries_hide_no_good_ones(toolcrib_home: Home, daemon: StartD
     assert "3" in wait_for(
         lambda: next(r["last_error"] for r in running.status()["servers"] if r["name"] == "fails"), "its last error"
     )
+    wait_for(lambda: row_of(running, "ends")["attempts"] >= 5, "five attempts")
+    assert "code 4" in row_of(running, "ends")["last_error"]
+    assert "Traceback" not in running.log_tail()
     checked = cli("config", "check")
     assert checked.exit_code == 3
     assert "config.json" in checked.out

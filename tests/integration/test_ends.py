@@ -219,7 +219,7 @@ def test_a_stream_is_told_of_the_end(daemon: StartDaemon) -> None:
         assert ended(started) < LIMIT
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_second_signal_does_not_break_the_end(
     daemon: StartDaemon, toolcrib_home: Home, number: signal.Signals
 ) -> None:

@@ -29,6 +29,7 @@ from parts.raw_client import (
     own_daemon,
     request,
 )
+from parts.waiting import wait_for
 from toolcrib.gateway import arrival
 from toolcrib.gateway.envelope import MAX_BODY
 
@@ -251,6 +252,47 @@ def test_garbage_instead_of_http_is_answered_and_the_connection_closed(door: End
     assert door.modern("tools/list").status == 200
 
 
+@pytest.mark.parametrize("start", [b"POST /mcp HTTP/1.1\r\nX: ", b"POST /", b"POST /mcp HTTP/1.1\r\n"])
+def test_a_head_without_end_is_cut_off(door: Endpoint, start: bytes) -> None:
+    block = b"X-Y: z\r\n" * 1000 if start.endswith(b"\n") else b"x" * 8000
+    with door.connect() as connection:
+        connection.send(start)
+        sent = 0
+        try:
+            while sent < 50_000_000:
+                connection.send(block)
+                sent += len(block)
+        except OSError:
+            assert sent > arrival.LARGEST_HEAD / 2
+        assert sent < 50_000_000
+    assert door.modern("tools/list").status == 200
+
+
+def test_a_head_of_honest_size_passes(door: Endpoint) -> None:
+    more = [(f"X-{number}", "y" * 400) for number in range(100)]
+    assert door.ask([*door.usual(LIST, *LIST_HEADERS), *more], LIST).status == 200
+
+
+def test_whoever_asks_before_sending_is_told_to_go_on_only_with_the_token(door: Endpoint) -> None:
+    headers = [*door.usual(LIST, *LIST_HEADERS), ("Expect", "100-continue")]
+    with door.connect() as connection:
+        connection.send(door.raw(headers))
+        assert connection.head()[0] == 100
+        connection.send(LIST)
+        assert connection.answer().status == 200
+    with door.connect() as connection:
+        connection.send(door.raw(replaced(headers, "Authorization", "Bearer wrong")))
+        assert connection.head()[0] == 401
+
+
+@pytest.mark.parametrize("kind", ["websocket", "h2c"])
+def test_there_is_nothing_to_upgrade_to(door: Endpoint, kind: str) -> None:
+    upgrade = [("Connection", "Upgrade"), ("Upgrade", kind), ("Sec-WebSocket-Version", "13")]
+    answer = door.ask([door.host, door.auth, *upgrade, ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==")], verb="GET")
+    assert answer.status in (400, 406)
+    assert door.modern("tools/list").status == 200
+
+
 def test_a_slow_client_delays_nobody(door: Endpoint) -> None:
     slow = [door.connect() for _ in range(50)]
     try:
@@ -371,12 +413,13 @@ class TestLegacy:
         session = door.begin()
         with door.connect() as waiting:
             waiting.send(door.legacy_bytes(session, legacy_request("tools/call", {"name": "raw_never"})))
-            deleted = False
-            while not deleted:
-                health = door.call("crib_system_stats").result["structuredContent"]
-                if health["calls"]["in_flight"] >= 2:
-                    assert door.ask([door.host, door.auth, ("Mcp-Session-Id", session)], verb="DELETE").status == 200
-                    deleted = True
+
+            def under_way() -> bool:
+                stats = door.call("crib_system_stats").result["structuredContent"]
+                return bool(stats["calls"]["in_flight"] >= 2)
+
+            wait_for(under_way, "the call to be under way")
+            assert door.ask([door.host, door.auth, ("Mcp-Session-Id", session)], verb="DELETE").status == 200
             assert "cancelled" in json.loads(waiting.answer().message)["error"]["message"]
 
     def test_a_version_that_no_legacy_client_speaks_is_refused(self, door: Endpoint) -> None:

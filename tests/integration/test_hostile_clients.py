@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -245,6 +246,20 @@ def test_ten_thousand_lines_of_garbage_are_each_answered(shared: Daemon, door: E
     assert door.call("raw_ok").status == 200
 
 
+def test_a_line_beyond_all_size_is_told_so(shared: Daemon, door: Endpoint) -> None:
+    with Pipe(shared) as pipe:
+        pipe.ask(INITIALIZE)
+        block = b"x" * 1_000_000
+        try:
+            for _ in range(70):
+                pipe._socket.sendall(block)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        error = pipe.told()["error"]
+        assert (error["code"], "too large" in error["message"]) == (PARSE_ERROR, True)
+    assert door.call("raw_ok").status == 200
+
+
 def test_a_client_that_sends_and_never_reads_harms_nobody_else(shared: Daemon, door: Endpoint) -> None:
     with Pipe(shared) as pipe:
         pipe.send(INITIALIZE)
@@ -310,6 +325,17 @@ def test_a_bridge_from_an_odd_place_is_answered_or_told_why(shared: Daemon, root
         while "method" in told:
             told = pipe.told()
         assert "result" in told or told["error"]["message"]
+
+
+@pytest.mark.parametrize("block", ["[],", '{"a":1},', "[[[[[[[[]]]]]]]],"])
+def test_megabytes_of_brackets_are_soon_judged(door: Endpoint, block: str) -> None:
+    arguments = '{"path":[' + (block * (10_000_000 // len(block)))[:-1] + "]}"
+    body = call(arguments, name='"raw_nothing"')
+    began = time.monotonic()
+    answer = door.ask(door.usual(body, *door.modern_headers("tools/call", "raw_nothing")), body)
+    assert answer.error["code"] == INVALID_PARAMS
+    assert time.monotonic() - began < 6
+    assert door.call("raw_ok").status == 200
 
 
 @pytest.mark.parametrize("depth", [50, 120])

@@ -34,7 +34,10 @@ Header = tuple[str, str]
 
 @contextlib.contextmanager
 def own_daemon(config: Mapping[str, Any], *, ready: Sequence[str] = ()) -> Iterator[Daemon]:
-    """A daemon in a home of its own, for the tests of one module; `ready` names the servers to wait for."""
+    """A daemon in a home of its own, for the tests of one module; `ready` names the servers to wait for.
+
+    Whatever was done to it, nothing that nobody foresaw may stand in its log.
+    """
     home = Home(path=Path(tempfile.mkdtemp(prefix="tc-", dir="/tmp")))
     try:
         home.make()
@@ -43,6 +46,9 @@ def own_daemon(config: Mapping[str, Any], *, ready: Sequence[str] = ()) -> Itera
             if ready:
                 daemon.wait_until_ready(*ready)
             yield daemon
+        log = (home.toolcrib / "state" / "toolcrib.log").read_text()
+        assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:5000]
+        assert "Traceback" not in daemon.output.read_text(), daemon.output.read_text()
         assert not home.stray_files(), f"files left behind: {home.stray_files()}"
     finally:
         shutil.rmtree(home.path, ignore_errors=True)

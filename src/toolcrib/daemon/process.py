@@ -69,7 +69,7 @@ class Daemon:
 
     async def run(self, ready: Ready) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.stop)
         token = owner_token(self._paths.owner_token)
         commands = CommandServer(registry, self)

@@ -18,20 +18,71 @@ from uvicorn.server import ServerState
 
 ARRIVAL_LIMIT = 10.0
 KEEP_ALIVE = 120
+LARGEST_HEAD = 64 * 1024
+"""Bytes of a request line and its headers; nobody has shown a token yet while they come in."""
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
 
 
+_SMALL = 64 * 1024
+
+
+class _Corked:
+    """A transport that sends an answer's head together with what follows it in the same turn of the loop.
+
+    uvicorn writes them one by one: two system calls and two packets for every answer.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            if len(data) < _SMALL:
+                self._transport.write(head + data)
+            else:
+                self._transport.writelines((head, data))
+        elif data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            self._loop.call_soon(self._uncork)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._uncork()
+        self._transport.close()
+
+    def _uncork(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class _Connection(HttpToolsProtocol):
     _arriving = False
+    _head: int | None = None
+    """Bytes of the head that came so far, counted from its second piece on; None between heads."""
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = _Corked(transport, self.loop)  # type: ignore[assignment]
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
+        if self._head is not None:
+            self._head += len(data)
         super().data_received(data)
+        if self._head is not None and self._head > LARGEST_HEAD and not self.transport.is_closing():
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
         if not self._arriving:
             self._clear_deadline()
         elif self._deadline is None:
@@ -43,9 +94,11 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._arriving = True
+        self._head = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        self._head = None
         super().on_headers_complete()
         if not self.url.startswith(b"/"):
             # uvicorn drops the host of `POST http://host/path`: the gate would judge a target that nobody sent.

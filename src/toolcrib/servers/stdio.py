@@ -42,6 +42,8 @@ class Child(asyncio.SubprocessProtocol):
 
     def __init__(self, name: str, stderr: StderrLog) -> None:
         loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._outgoing: list[bytes] = []
         self.name = name
         self.exited: asyncio.Future[int] = loop.create_future()
         self.silent: asyncio.Future[int] = loop.create_future()
@@ -104,7 +106,15 @@ class Child(asyncio.SubprocessProtocol):
             await self._writable.wait()
         if self.exited.done() or self.stdin.is_closing():
             raise ServerAway(f"Server '{self.name}': its process has ended. The call did not run.")
-        self.stdin.write(wire.on_one_line(message) + b"\n")
+        # Calls that come in one turn of the loop go out in one system call.
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing += (wire.on_one_line(message), b"\n")
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if not self.stdin.is_closing():
+            self.stdin.writelines(outgoing)
 
     async def ended(self) -> str:
         """Waits until the process has ended or fallen silent, and says how."""
@@ -116,6 +126,7 @@ class Child(asyncio.SubprocessProtocol):
 
     async def leave(self) -> None:
         """Close stdin, wait; ask the group to end, wait; end it."""
+        self._flush()
         self.stdin.close()
         for number, patience in (
             (None, _LEAVE_BY_ITSELF),
@@ -198,7 +209,9 @@ async def _start(config: ServerConfig, root: Path | None, marker: str, stderr: S
         )
     except OSError as error:
         raise ServerAway(f"'{config.command}' cannot be started: {error.strerror or error}.") from None
-    child.stdin.set_write_buffer_limits(high=_FULL)
+    # A program that ended, or closed its input, while it started has no pipe left to set anything on.
+    if not child.stdin.is_closing():
+        child.stdin.set_write_buffer_limits(high=_FULL)
     return child
 
 
