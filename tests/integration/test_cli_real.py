@@ -276,6 +276,16 @@ def test_logs_follows_what_comes(run: Cli, following: list[str]) -> None:
     assert following[0] == "c" * 99 + "\n"
 
 
+@pytest.mark.req("BNS-1", "BNS-2", "BNS-3")
+def test_a_servers_address_may_be_given_with_the_call_beside_a_running_daemon(
+    run: Cli, running: Daemon, start_server: StartServer
+) -> None:
+    url = start_server(stdio_words("own_v2", "--transport", "http")).url("http")
+    done = run("call", "flag:add", "--args", '{"a": 40, "b": 2}', "--mcp-server", f"flag={url}")
+    assert done.ok().out == "42\n"
+    assert "flag" not in {row["name"] for row in running.status()["servers"]}
+
+
 # -- the daemon's own commands --------------------------------------------------------------------------------------
 
 

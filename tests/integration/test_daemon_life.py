@@ -152,6 +152,8 @@ def test_one_shot_commands_see_the_flags_servers_beside_the_files(toolcrib_home:
     assert {"one:tool_00000", "two:tool_00000"} <= {tool["display"] for tool in listed}
     rows = cli("servers", "--mcp-server", two, "--json").ok().json["servers"]
     assert [(row["name"], row["state"]) for row in rows] == [("one", "ready"), ("two", "ready")]
+    health = cli("call", "crib:system_health", "--mcp-server", two, "--json").ok().json["structuredContent"]
+    assert (health["healthy"], health["servers"]) == (True, {"ready": 2, "all": 2})
 
 
 # -- one server's trouble ---------------------------------------------------------------------------------------------

@@ -80,12 +80,21 @@ def test_an_idle_session_is_forgotten_and_a_used_one_kept(clock: Clock) -> None:
     assert known.find(busy.id, OWNER) is busy
 
 
-def test_there_is_a_limit_and_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_all_places_are_taken_the_one_unused_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST", 3)
+    known = LegacySessions()
+    first, second, third = (known.begin(OWNER, PROJECT) for _ in range(3))
+    known.find(first.id, OWNER)
+    fourth = known.begin(OWNER, PROJECT)
+    assert [bool(known.find(s.id, OWNER)) for s in (first, second, third, fourth)] == [True, False, True, True]
+
+
+def test_sessions_at_work_are_not_forgotten_and_the_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MOST", 3)
     known = LegacySessions()
     for _ in range(3):
-        known.begin(OWNER, PROJECT)
+        known.begin(OWNER, PROJECT).under_way[1] = lambda: None
     with pytest.raises(TooManySessions) as caught:
         known.begin(OWNER, PROJECT)
     assert caught.value.http_status == 503
-    assert caught.value.remedy
+    assert len(known) == 3

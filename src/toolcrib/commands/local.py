@@ -60,7 +60,7 @@ async def opened(
     )
     commands.crib = crib
     async with crib:
-        if name in _WAITS_FOR_ALL:
+        if name in _WAITS_FOR_ALL or _is_a_command(name, params):
             await crib.home.settled()
         context = Context(crib=crib, project=crib.home, caller=OWNER, host=host, emit=emit)
         yield lambda name, params: registry.run(name, params, context)
@@ -74,7 +74,12 @@ def _needed(name: str, params: dict[str, Any]) -> frozenset[str] | None:
         return frozenset({str(params.get("name"))})
     if name == "tool:list" and params.get("server"):
         return frozenset({str(params["server"])})
-    if name == "tool:call":
+    if name == "tool:call" and not _is_a_command(name, params):
         server, colon, _ = str(params.get("tool", "")).partition(":")
         return frozenset({server}) if colon else None
     return None
+
+
+def _is_a_command(name: str, params: dict[str, Any]) -> bool:
+    """Whether the tool to be called is a command of ours: what it says is about all servers."""
+    return name == "tool:call" and str(params.get("tool", "")).startswith(("crib:", "crib_", "mcp_crib_"))

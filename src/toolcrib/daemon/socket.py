@@ -25,12 +25,12 @@ from toolcrib.commands.all import registry
 from toolcrib.commands.registry import Context, Host
 from toolcrib.crib import Crib, Project
 from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ConfigError, ToolcribError, UsageError
+from toolcrib.gateway.envelope import MAX_BODY
 from toolcrib.gateway.pipe import PipeClient
 from toolcrib.policy import OWNER, Caller
 
 log = logging.getLogger(__name__)
 
-_LONGEST_LINE = 64 * 1024 * 1024
 _LONGEST_PATH = 103
 """What every system takes: Linux has room for 107, macOS for 103."""
 _BRIDGE = "toolcrib/bridge"
@@ -55,7 +55,7 @@ class CommandSocket:
         path.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
-            self._server = await asyncio.start_unix_server(self._connected, path=path, limit=_LONGEST_LINE)
+            self._server = await asyncio.start_unix_server(self._connected, path=path, limit=MAX_BODY)
         finally:
             os.umask(before)
 

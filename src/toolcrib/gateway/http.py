@@ -26,6 +26,7 @@ from toolcrib.servers.model import MODERN_VERSION, Era
 log = logging.getLogger(__name__)
 
 _ROUTING = (b"mcp-protocol-version", b"mcp-method", b"mcp-name")
+_LARGE = 256 * 1024
 _SINGLE = frozenset({"host", "origin", "authorization", "mcp-session-id", "content-type", "content-length"})
 
 
@@ -110,7 +111,9 @@ class HttpGateway:
             raise Refused(415, "The Content-Type must be application/json.")
         if not _accepts(headers, "application/json", "text/event-stream"):
             raise Refused(406, "Accept must name application/json and text/event-stream.")
-        message = read_message(await _body(headers, receive))
+        body = await _body(headers, receive)
+        # A large body is read in a thread, so that others need not wait for it.
+        message = read_message(body) if len(body) < _LARGE else await asyncio.to_thread(read_message, body)
         era = eras.era_of(message, headers.get("mcp-protocol-version"))
         if era is Era.MODERN:
             await self._modern(message, headers, raw_headers, caller, receive, send)
@@ -165,7 +168,8 @@ class HttpGateway:
             raise ValueError("only requests are answered")
         # A modern client cancels by going away; of a legacy one that means nothing, it says so in words.
         exchange.watch(gone_means_cancel=era is Era.MODERN)
-        client.under_way[key] = exchange.take_back
+        take_back = exchange.take_back
+        client.under_way[key] = take_back
         reply: Reply | None = None
         try:
             reply = await self._desk.answer(message, era, client, exchange.notify)
@@ -180,7 +184,9 @@ class HttpGateway:
             log.exception("%s failed", message.method)
             reply = self._desk.failed(message.id)
         finally:
-            client.under_way.pop(key, None)
+            # A client that used the id again meanwhile means the newer one when it cancels.
+            if client.under_way.get(key) is take_back:
+                del client.under_way[key]
         await exchange.finish(reply)
 
     def _session(self, headers: Mapping[str, str], caller: Caller) -> LegacySession:

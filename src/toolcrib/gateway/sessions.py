@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from toolcrib.crib import Project
@@ -31,12 +32,11 @@ class LegacySession(Client):
 
 class LegacySessions:
     def __init__(self) -> None:
-        self._by_id: dict[str, LegacySession] = {}
+        self._by_id: OrderedDict[str, LegacySession] = OrderedDict()
+        """The one that was not used for the longest time first."""
 
     def begin(self, caller: Caller, project: Project) -> LegacySession:
-        self._forget_idle()
-        if len(self._by_id) >= MOST:
-            raise TooManySessions(f"{MOST} sessions are open.", remedy="End some clients, then try again.")
+        self._make_room()
         session = LegacySession(id=secrets.token_hex(16), caller=caller, project=project, last_used=time.monotonic())
         self._by_id[session.id] = session
         return session
@@ -47,6 +47,7 @@ class LegacySessions:
         if session is None or session.caller.agent != caller.agent:
             return None
         session.last_used = time.monotonic()
+        self._by_id.move_to_end(session_id)
         return session
 
     def end(self, session: LegacySession) -> None:
@@ -55,8 +56,16 @@ class LegacySessions:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def _forget_idle(self) -> None:
-        """Ids are kept in the order of their beginning; only when one is added is it worth a look."""
+    def _make_room(self) -> None:
+        """Forgets what was idle for too long; where all places are taken, also the one that was idle the longest.
+
+        Most clients never say that they end. One that comes back to a forgotten session is told to begin again.
+        """
         limit = time.monotonic() - IDLE_LIMIT
-        for session in [s for s in self._by_id.values() if s.last_used < limit and not s.under_way]:
+        idle = (session for session in tuple(self._by_id.values()) if not session.under_way)
+        for session in idle:
+            if session.last_used >= limit and len(self._by_id) < MOST:
+                return
             del self._by_id[session.id]
+        if len(self._by_id) >= MOST:
+            raise TooManySessions(f"{MOST} sessions are at work.", remedy="Wait for some to end, then try again.")
