@@ -22,6 +22,8 @@ from parts.daemon import Cli, Home, StartDaemon
 from parts.own import StartServer
 from parts.report import not_run, summarize
 
+os.environ[leftovers.RUN_NAME] = str(os.getpid())
+
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:

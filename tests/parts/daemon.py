@@ -231,6 +231,7 @@ def _wait_until_it_answers(daemon: Daemon) -> None:
 def _end_all(started: list[Daemon]) -> None:
     """Every daemon ends; one that would not end by itself, or leaves its socket, is a failure of the test."""
     faults = []
+    ended = []
     for daemon in started:
         try:
             killed = daemon.stop() == -signal.SIGKILL
@@ -238,6 +239,7 @@ def _end_all(started: list[Daemon]) -> None:
             faults.append(f"the daemon did not end within {STOP_LIMIT:g} s: {daemon.log_tail()}")
             daemon.kill()
             continue
-        if daemon.home.socket.exists() and not killed:
-            faults.append(f"the daemon left {daemon.home.socket}")
+        if not killed:
+            ended.append(daemon)
+    faults += [f"the daemon left {daemon.home.socket}" for daemon in ended if daemon.home.socket.exists()]
     assert not faults, "\n".join(faults)

@@ -2,7 +2,8 @@
 
 In: the processes before and after a test. Out: those that are still there and should not be. A process is a test's
 if it lies below this one in the tree, or if its environment names the test's home (children of the daemon inherit
-`HOME` and `TMPDIR`, which lie in it), or if it carries the mark of the daemon's children and nobody owns it any more.
+`HOME` and `TMPDIR`, which lie in it), or if it carries the marks of this run and of a server's process and nobody owns
+it any more.
 Read from /proc; where there is none, nothing is found.
 """
 
@@ -17,6 +18,9 @@ from pathlib import Path
 from parts.waiting import wait_for
 
 MARK = b"TOOLCRIB_CHILD="
+RUN_NAME = "LC_TOOLCRIB_TESTS"
+RUN = f"{RUN_NAME}={os.getpid()}\0".encode()
+"""Set for this run, so that orphans of another one are not taken for ours. `LC_*` reaches the servers' processes."""
 GRACE = 5.0
 """Seconds in which a process that was told to end may still be seen."""
 PROC = Path("/proc")
@@ -63,7 +67,7 @@ def _of_this_test(before: dict[int, Process], home: Path | None) -> list[Process
         # A worker of something that was there before (a database's) is that one's business.
         if ours in above:
             return not any(pid in before and pid != ours for pid in above[: above.index(ours)])
-        return MARK in process.environ and not any(pid in now for pid in above if pid > 1)
+        return RUN in process.environ and MARK in process.environ and not any(pid in now for pid in above if pid > 1)
 
     return [process for process in now.values() if belongs(process)]
 

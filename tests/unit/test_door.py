@@ -11,6 +11,7 @@ import pytest
 
 from toolcrib.calls import Door, Request
 from toolcrib.catalog.snapshot import Catalog
+from toolcrib.catalog.tool import Tool
 from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ProtocolViolation, ServerAway, UnknownTool
 from toolcrib.events import Bus, CallFinished, CallIntended, Event
 from toolcrib.policy import OWNER, Caller
@@ -32,10 +33,9 @@ class Shelf:
         self.limits: list[float | None] = []
         self._catalog = Catalog.build({"files": (READ,)}, version=1)
 
-    @property
-    def catalog(self) -> Catalog:
+    def find(self, name: str) -> Tool:
         self._steps.append("resolve")
-        return self._catalog
+        return self._catalog.find(name)
 
     def target(self, server: str, caller: Caller) -> Shelf:
         self._steps.append(f"target {server} for {caller.agent}")

@@ -18,7 +18,6 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.catalog.schema_check import Checker
-from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.errors import CallTimeout, Denied, ServerFailure, ToolcribError
 from toolcrib.events import Bus, CallFinished, CallIntended
@@ -39,8 +38,7 @@ class Target(Protocol):
 class Shelf(Protocol):
     """Where names are resolved: one project's catalog and the servers behind it."""
 
-    @property
-    def catalog(self) -> Catalog: ...
+    def find(self, name: str) -> Tool: ...
 
     def target(self, server: str, caller: Caller) -> Target: ...
 
@@ -75,7 +73,7 @@ class Door:
         self.finished = 0
 
     async def call(self, shelf: Shelf, caller: Caller, request: Request) -> Outcome:
-        tool = shelf.catalog.find(request.tool)
+        tool = shelf.find(request.tool)
         decision = decide(caller, tool)
         line = _Line(self._bus, f"{_PROCESS}-{next(self._numbers)}", caller, tool, decision)
         if decision.verdict is not Verdict.ALLOW:

@@ -82,7 +82,8 @@ def add(
         return 0
     say(f"Added {name} to {found['file']}.")
     if found.get("state") == "ready":
-        say(f"It is ready: {found.get('tools', 0)} tools. `toolcrib tools {name}` lists them.")
+        count = found.get("tools", 0)
+        say(f"It is ready: {count} {'tool' if count == 1 else 'tools'}. `toolcrib tools {name}` lists them.")
     elif found.get("last_error"):
         hint(f"It does not answer yet: {found['last_error']} `toolcrib logs {name}` shows what it wrote.")
     return 0

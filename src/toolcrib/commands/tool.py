@@ -10,7 +10,7 @@ from pydantic import Field
 from toolcrib.calls import Request
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
 from toolcrib.crib.results import read_answer
-from toolcrib.errors import UnknownServer, UnknownTool
+from toolcrib.errors import UnknownServer
 
 
 class Listed(Parameters):
@@ -52,9 +52,7 @@ class Called(Parameters):
 @registry.command("tool:call", parameters=Called, effect=Effect.CHANGES, reach=Reach.SOCKET)
 async def call(context: Context, params: Called) -> dict[str, Any]:
     """Call a tool by any of its names."""
-    try:
-        context.project.catalog.find(params.tool)
-    except UnknownTool:
+    if not context.project.knows(params.tool):
         # It may be the tool of a server that is still on its way.
         await context.project.settled()
     outcome = await context.crib.door.call(

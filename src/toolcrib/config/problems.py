@@ -41,7 +41,7 @@ class Report:
             path,
             found=f"${{{variable}}}, which is not set",
             expected=f"the environment variable {variable}",
-            suggestion=f"Set it, or write ${{{variable}:-default}}.",
+            suggestion=f"Set it where Toolcrib starts, or write ${{{variable}:-default}}.",
         )
         self.unset.append(self.problems[-1])
 

@@ -87,6 +87,9 @@ class Client:
             self._catalog = Catalog.build({self.config.name: self._live().tools or ()}, version=1)
         return self._catalog
 
+    def find(self, name: str) -> Tool:
+        return self.catalog.find(name)
+
     def target(self, _server: str, _caller: Caller) -> Server:
         return self._live()
 

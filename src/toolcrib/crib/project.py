@@ -16,8 +16,10 @@ import msgspec
 
 from toolcrib.calls.door import Target
 from toolcrib.catalog.snapshot import Catalog
+from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import Config
-from toolcrib.errors import ServerAway
+from toolcrib.config.slug import slug
+from toolcrib.errors import ServerAway, UnknownTool
 from toolcrib.policy import Caller
 from toolcrib.servers.model import Era, ServerState
 from toolcrib.servers.server import Server
@@ -81,6 +83,23 @@ class Project:
         if chosen is None:
             return definitions
         return tuple(raw for raw in definitions if msgspec.json.decode(raw)["name"] in chosen)
+
+    def knows(self, name: str) -> bool:
+        try:
+            self.catalog.find(name)
+        except UnknownTool:
+            return False
+        return True
+
+    def find(self, name: str) -> Tool:
+        """The tool of this name; of a server that was never listed, the reason why its tools are not known."""
+        try:
+            return self.catalog.find(name)
+        except UnknownTool:
+            for server in self.servers.values():
+                if server.tools is None and name.startswith((f"{server.name}:", f"{slug(server.name)}_")):
+                    raise server.away() from None
+            raise
 
     def target(self, server: str, caller: Caller) -> Target:
         builtin = self._builtins.get(server)

@@ -22,7 +22,6 @@ from toolcrib.errors import (
     InvalidArguments,
     ServerFailure,
     ToolcribError,
-    UnknownTool,
 )
 from toolcrib.gateway import eras
 from toolcrib.gateway.envelope import (
@@ -40,7 +39,7 @@ _TAKEN_BACK = -31499
 
 _decode_name = msgspec.json.Decoder(str).decode
 
-_LISTING_WAITS = 3.0
+_LISTING_WAITS = 2.0
 """Seconds; below the five after which clients give a server up."""
 _CALL_WAITS = 10.0
 
@@ -171,11 +170,9 @@ class Desk:
         return eras.tool_result(answer.result, client=era, server=server_era)
 
     async def _through_the_door(self, client: Client, request: Request) -> Outcome:
-        try:
-            return await self._crib.door.call(client.project, client.caller, request)
-        except UnknownTool:
+        if not client.project.knows(request.tool):
             await client.project.introduced(_CALL_WAITS)
-            return await self._crib.door.call(client.project, client.caller, request)
+        return await self._crib.door.call(client.project, client.caller, request)
 
 
 def _told_to_the_model(error: ToolcribError) -> bytes:

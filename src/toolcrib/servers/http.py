@@ -36,6 +36,8 @@ _RESUME_AFTER = 1.0
 _DRAIN = 1.0
 _GOODBYE = 1.0
 _CANCEL = 10.0
+_EARS_OPEN = 2.0
+"""Seconds after which the tools are listed once more, for what changed before we could hear of it."""
 
 
 class HttpLink(Link):
@@ -294,6 +296,7 @@ async def open_http(
 ) -> AsyncIterator[tuple[HttpLink, sdk.Conversation]]:
     proxy = web.proxy_for(config.url)
     watch = sdk.HttpWatch()
+    late: asyncio.TimerHandle | None = None
 
     def check() -> None:
         if watch.failure is not None:
@@ -315,8 +318,13 @@ async def open_http(
             ) as talk:
                 link.meet(await _negotiate(talk, known, probe_limit, watch, check, config), watch.session_id, talk)
                 watch.on_unreachable = link.lose
+                # A legacy server tells of changes on a stream that opens some time after we first listed.
+                if link.peer.era is Era.LEGACY and link.peer.tells_changes:
+                    late = asyncio.get_running_loop().call_later(_EARS_OPEN, on_tools_changed)
                 yield link, talk
         finally:
+            if late is not None:
+                late.cancel()
             await link.say_goodbye()
             link.lose("It was stopped.")
             await link.end_errands(limit=0.2)

@@ -181,10 +181,10 @@ class Server:
                         kicked = True
                         self._kick()
                     if self._state not in {ServerState.CONNECTING, ServerState.READY}:
-                        raise self._away()
+                        raise self.away()
                     await self._changed.wait()
         except TimeoutError:
-            raise self._away() from None
+            raise self.away() from None
 
     def _kick(self) -> None:
         now = time.monotonic()
@@ -193,7 +193,8 @@ class Server:
             self._enter(ServerState.CONNECTING)
             self._wake.set()
 
-    def _away(self) -> ServerAway:
+    def away(self) -> ServerAway:
+        """Why a call cannot be made now."""
         words = {
             ServerState.CONNECTING: "is still connecting",
             ServerState.STOPPED: "is stopped",

@@ -28,6 +28,10 @@ class StderrLog:
         self._lines = Lines(limit=64 * 1024, on_overlong=lambda: self._keep(["(a very long line was left out)"]))
         self._writable = file is not None
 
+    def begin(self) -> None:
+        """A new process speaks; what the last one said explains nothing about this one."""
+        self._kept.clear()
+
     def feed(self, chunk: bytes) -> None:
         lines = [self._text(line) for line in self._lines.feed(chunk)]
         if lines:

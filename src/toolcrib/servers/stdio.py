@@ -176,6 +176,7 @@ async def _tell_end(child: Child, link: PipeLink) -> None:
 @contextlib.asynccontextmanager
 async def _running(config: ServerConfig, root: Path | None, reaper: Reaper, stderr: StderrLog) -> AsyncIterator[Child]:
     marker = reaper.new_marker()
+    stderr.begin()
     child = await _start(config, root, marker, stderr)
     group = child.pid
     try:
