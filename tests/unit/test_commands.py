@@ -174,6 +174,7 @@ class Shelf:
     def __init__(self, server: CommandServer) -> None:
         self._server = server
         self.catalog = Catalog.build({"crib": server.tools}, version=1)
+        self.find = self.catalog.find
 
     def target(self, server: str, caller: Caller) -> Any:
         assert server == "crib"
