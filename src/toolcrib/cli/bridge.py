@@ -51,6 +51,8 @@ class Link:
         self.gone = threading.Event()
         self.waiting: dict[str, str] = {}
         """The client's requests without an answer: id → method."""
+        self.passing = 0
+        """Lines of the daemon's on their way to the client."""
         self.asked: set[str] = set()
         """The daemon's requests without an answer."""
 
@@ -76,13 +78,18 @@ class Link:
             return None not in taken
 
     def note(self, found: Sequence[Message]) -> None:
-        """Notes what the daemon sent."""
+        """Notes what the daemon sent and is about to be passed on."""
         with self.lock:
+            self.passing += 1
             for message in found:
                 if message.kind is Kind.ANSWER:
                     self.waiting.pop(message.id, None)
                 elif message.kind is Kind.REQUEST:
                     self.asked.add(message.id)
+
+    def passed_on(self) -> None:
+        with self.lock:
+            self.passing -= 1
 
     def end(self) -> dict[str, str]:
         """Marks the link as gone; returns the requests that nobody will answer now."""
@@ -93,7 +100,7 @@ class Link:
 
     def pending(self) -> bool:
         with self.lock:
-            return any(method not in ENDLESS for method in self.waiting.values())
+            return self.passing > 0 or any(method not in ENDLESS for method in self.waiting.values())
 
 
 class Bridge:
@@ -260,10 +267,12 @@ class Bridge:
         found = messages(line) or []
         if any(message.kind is Kind.ANSWER and message.id == self._initialize_id for message in found):
             self._initialize_answered = True
-        link.note([message for message in found if message.kind is Kind.REQUEST])
-        self._to_client(line)
-        # Answered only once it is out: the end of the bridge waits for this.
-        link.note([message for message in found if message.kind is Kind.ANSWER])
+        # Answered before it is out, so that a link that breaks now is no reason to answer it again.
+        link.note(found)
+        try:
+            self._to_client(line)
+        finally:
+            link.passed_on()
 
     def _lost(self, link: Link) -> None:
         left = link.end()
