@@ -16,6 +16,8 @@ only rooms that turn an error into bytes, a status or an exit code; they read th
     │   ├── ServerAway         not connected now
     │   ├── CallTimeout        no answer in time (it may have run)
     │   └── ProtocolViolation  it answered with something that is not MCP
+    ├── ToolError              the server answered a call with a JSON-RPC error
+    ├── TooManySessions        no room for one more legacy client
     ├── DaemonNotRunning
     ├── AlreadyRunning
     ├── PortTaken
@@ -123,6 +125,14 @@ class CallTimeout(ServerFailure):
 
 class ProtocolViolation(ServerFailure):
     http_status = 502
+
+
+class ToolError(ToolcribError):
+    exit_code = 6
+
+
+class TooManySessions(ToolcribError):
+    http_status = 503
 
 
 class DaemonNotRunning(ToolcribError):

@@ -58,25 +58,26 @@ class Bus:
     """Hands each event to every subscriber, in the order they came."""
 
     def __init__(self) -> None:
-        self._subscribers: list[Callable[[Event], None]] = []
+        self._subscribers: dict[type[Event], list[Callable[[Event], None]]] = {}
 
-    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
+    def subscribe(self, subscriber: Callable[[Event], None], *kinds: type[Event]) -> Callable[[], None]:
         """Returns the call that ends the subscription."""
-        self._subscribers.append(subscriber)
+        for kind in kinds:
+            self._subscribers.setdefault(kind, []).append(subscriber)
 
         def unsubscribe() -> None:
-            if subscriber in self._subscribers:
-                self._subscribers.remove(subscriber)
+            for kind in kinds:
+                if subscriber in self._subscribers[kind]:
+                    self._subscribers[kind].remove(subscriber)
 
         return unsubscribe
 
-    @property
-    def heard(self) -> bool:
-        """Whether anybody listens; where nobody does, an event need not even be made."""
-        return bool(self._subscribers)
+    def hears(self, kind: type[Event]) -> bool:
+        """Whether anybody listens to this kind; where nobody does, an event need not even be made."""
+        return bool(self._subscribers.get(kind))
 
     def publish(self, event: Event) -> None:
-        for subscriber in tuple(self._subscribers):
+        for subscriber in tuple(self._subscribers.get(type(event), ())):
             try:
                 subscriber(event)
             except Exception:

@@ -217,12 +217,69 @@ def test_an_added_server_answers_and_a_removed_one_takes_its_tools_along(
 @pytest.mark.req("BNS-10")
 def test_a_server_that_cannot_be_reached_is_added_and_its_error_shown(run: Cli) -> None:
     added = run("add", "broken", "--", "/nonexistent/program")
-    assert added.exit_code == 0, added
+    assert added.exit_code == 6, added
+    assert "Added broken" in added.err
     assert "/nonexistent/program" in added.err
+    assert "toolcrib logs" not in added.err, "nothing was started that could have written"
     row = next(row for row in run("servers", "--json").ok().json["servers"] if row["name"] == "broken")
     assert row["state"] != "ready"
     assert "/nonexistent/program" in row["last_error"]
     run("remove", "broken").ok()
+
+
+@pytest.mark.req("BNS-10")
+def test_a_server_that_ends_at_once_is_added_and_its_words_can_be_read(run: Cli) -> None:
+    ends = ["/bin/sh", "-c", "echo out of paper >&2; exit 3"]
+    added = run("add", "short", "--json", "--", *ends)
+    assert (added.exit_code, added.json["server"]) == (6, "short")
+    again = run("add", "short", "--replace", "--", *ends)
+    assert again.exit_code == 6
+    assert "`toolcrib logs short`" in again.err
+    assert "out of paper" in run("logs", "short").ok().out
+    run("remove", "short").ok()
+
+
+@pytest.mark.req("BNS-3")
+def test_a_variable_that_the_daemon_lacks_is_told_with_the_daemons_pid(run: Cli, running: Daemon) -> None:
+    words = ["add", "keyed", "--url", "http://127.0.0.1:1/mcp", "--header", "K: ${ONLY_IN_THIS_SHELL}"]
+    here = run(*words, env={"ONLY_IN_THIS_SHELL": "sec-ret"})
+    assert here.exit_code == 3
+    assert f"The daemon (pid {running.process.pid}) was started without it" in here.err
+    assert "sec-ret" not in here.err
+    nowhere = run(*words)
+    assert nowhere.exit_code == 3
+    assert "was started without it" not in nowhere.err
+
+
+@pytest.mark.req("BNS-10")
+def test_trust_is_given_and_taken_back_once(run: Cli, running: Daemon) -> None:
+    folder = running.home.path / "repository"
+    (folder / ".toolcrib").mkdir(parents=True)
+    file = folder / ".toolcrib" / "config.yml"
+    file.write_text("log_level: info\n")
+    assert run("untrust", cwd=folder).exit_code == 4
+    assert "Trusted:" in run("trust", "--yes", cwd=folder).ok().out
+    assert "Already trusted" in run("trust", cwd=folder).ok().out
+    assert "No longer trusted" in run("untrust", cwd=folder).ok().out
+    assert run("untrust", cwd=folder).exit_code == 4
+    assert run("logs", "-n", "0").ok().err == ""
+
+
+@pytest.mark.req("BNS-3")
+def test_a_broken_entry_is_told_wherever_servers_are_shown(toolcrib_home: Home, daemon: StartDaemon, cli: Cli) -> None:
+    started = daemon({"servers": {"typo": {"comand": "cat"}}})
+    shown = cli("servers").ok()
+    assert "No server is in use" in shown.out
+    assert "comand" in shown.err
+    assert "comand" in cli("status").ok().err
+    assert "comand" in started.output.read_text(), "`up` itself warned"
+    started.stop()
+    detached = cli("up", "--detach", "--port", "0").ok()
+    try:
+        assert "comand" in detached.err
+    finally:
+        cli("down").ok()
+    assert "comand" in cli("servers").ok().err
 
 
 @pytest.mark.req("BNS-1")

@@ -209,8 +209,10 @@ async def test_a_projects_file_does_nothing_until_it_is_trusted_and_nothing_agai
     proof = daemon_of_all.home.path / f"{project.name}.proof"
     project_file(project, proof)
 
-    async def run(*words: str) -> Any:
-        return await asyncio.to_thread(lambda: shared_cli(*words, cwd=project).ok())
+    async def run(*words: str, exit_code: int = 0) -> Any:
+        done = await asyncio.to_thread(lambda: shared_cli(*words, cwd=project))
+        assert done.exit_code == exit_code, done.err
+        return done
 
     async with bridge_in(daemon_of_all, project) as bridge:
         assert "here_ok" in await bridge.names()
@@ -233,7 +235,7 @@ async def test_a_projects_file_does_nothing_until_it_is_trusted_and_nothing_agai
         project_file(project, proof, tools=2)
         proof.unlink()
         # Whatever reads the configuration again.
-        await run("add", "other", "--url", "http://127.0.0.1:1/mcp")
+        await run("add", "other", "--url", "http://127.0.0.1:1/mcp", exit_code=6)
         await run("remove", "other")
         assert not [name for name in await bridge.names() if name.startswith("repo_")]
         assert not proof.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
+from aiohttp import web
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -28,11 +31,12 @@ from parts.own import RunningServer, StartServer
 from servers_own.odd_web import EXACT, TOOL, OddWeb, running
 from toolcrib.config.model import Layer, Retry, ServerConfig, Source, Transport
 from toolcrib.errors import CallTimeout, ProtocolViolation, ServerAway, ServerFailure
-from toolcrib.events import Bus, Event
+from toolcrib.events import Bus, Event, ServerStateChanged
 from toolcrib.servers.model import Answer, Era, ServerState, ToolCall
 from toolcrib.servers.pool import Pool
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
+from toolcrib.servers.web import _leases as shared_leases
 
 OWN = Path(__file__).parent.parent / "servers_own"
 ODD_STDIO = str(OWN / "odd_stdio.py")
@@ -123,7 +127,7 @@ def web_config(url: str, transport: Transport = Transport.HTTP, **settings: Any)
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     bench = Bench(root=tmp_path)
-    bench.bus.subscribe(bench.events.append)
+    bench.bus.subscribe(bench.events.append, ServerStateChanged)
     yield bench
     await bench.end()
 
@@ -577,6 +581,45 @@ async def test_a_forgotten_session_is_renewed_and_the_call_that_did_not_run_goes
         assert odd.ended == 1
 
 
+class SessionTalk(OddWeb):
+    """Fails a call with words that sound like a lost session, and never ends its answer to a cancellation."""
+
+    async def call(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        if message["params"]["name"] == "shop":
+            return self.error(message, -32000, "Your session at the shop is over", 400)
+        return await super().call(request, message)
+
+    async def post(self, request: web.Request) -> web.StreamResponse:
+        if b"notifications/cancelled" in await request.read():
+            await (response := web.StreamResponse()).prepare(request)
+            await asyncio.sleep(600)
+            return response
+        return await super().post(request)
+
+
+async def test_an_error_that_speaks_of_a_session_is_the_answer_and_the_call_runs_once(bench: Bench) -> None:
+    async with running(SessionTalk("legacy")) as odd:
+        server = await bench.started(web_config(odd.url))
+        answer = await server.call(ToolCall(name="shop"))
+        assert json.loads(answer.error or b"")["message"] == "Your session at the shop is over"
+        assert (len(odd.calls()), odd.session) == (1, 1)
+        await server.stop()
+
+
+async def test_calls_that_ran_out_of_time_leave_no_connection_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolcrib.servers.http._CANCEL", 0.1)
+    async with running(SessionTalk("legacy")) as odd:
+        server = await bench.started(web_config(odd.url))
+        (lease,) = shared_leases[asyncio.get_running_loop()].values()
+        for _ in range(3):
+            with pytest.raises(CallTimeout):
+                await server.call(call("hang"), timeout=0.05)
+        await until(lambda: not lease.poster._all, "the connections to be closed", limit=3)
+        await server.stop()
+
+
 async def test_a_server_without_a_standing_stream_stays_connected_whatever_it_says_to_the_get(bench: Bench) -> None:
     async with running(OddWeb("legacy")) as odd:
         odd.status_for_get = 404
@@ -793,6 +836,76 @@ async def test_after_kill_9_of_the_parent_no_process_remains(tmp_path: Path) -> 
     await until(lambda: not [pid for pid in pids if alive(pid)], "all of them to be ended")
 
 
+ABANDONED = """
+import sys, time
+from pathlib import Path
+from toolcrib.servers.reaper import Reaper
+
+reaper = Reaper()
+reaper.unlink(Path(sys.argv[1]))
+print("told", flush=True)
+time.sleep(600)
+"""
+
+
+async def test_after_kill_9_of_the_parent_its_files_are_gone_within_a_second(tmp_path: Path) -> None:
+    file = tmp_path / "daemon.sock"
+    file.write_text("")
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ABANDONED, str(file), stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    assert await asyncio.wait_for(parent.stdout.readline(), LIMIT) == b"told\n"
+    assert file.exists()
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not file.exists(), "the file to be removed", limit=1)
+
+
+DEAF = """
+import json, os, sys, time
+print(sorted(os.listdir("/proc/self/fd")), file=sys.stderr, flush=True)
+while True:
+    message = json.loads(sys.stdin.readline())
+    answer = {"jsonrpc": "2.0", "id": message.get("id")}
+    if message["method"] == "initialize":
+        answer["result"] = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}},
+                            "serverInfo": {"name": "deaf", "version": "1"}}
+    elif message["method"] == "tools/list":
+        answer["result"] = {"tools": []}
+    else:
+        answer["error"] = {"code": -32601, "message": "no"}
+    if "id" in message:
+        print(json.dumps(answer), flush=True)
+    if "result" in answer and "tools" in answer["result"]:
+        os.close(0)
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_child_inherits_no_file_of_ours_and_is_noticed_when_it_stops_reading(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
+) -> None:
+    async def try_it() -> None:
+        bench = Bench(root=tmp_path)
+        config = odd_config(retry=Retry(backoff=60))
+        ours = os.dup(0)
+        os.set_inheritable(ours, True)
+        try:
+            server = await bench.started(dataclasses.replace(config, args=("-I", "-S", "-c", DEAF)))
+            await until(lambda: server.status.state is ServerState.AWAY, "the loss to be noticed", limit=3)
+            assert server.status.last_error == "Its process has closed its input."
+            # 3 is what the listing itself had open.
+            assert server.stderr_tail(1) == ["['0', '1', '2', '3']"]
+        finally:
+            os.close(ours)
+            await bench.end()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(try_it())
+
+
 async def test_a_reaper_that_was_killed_is_replaced_and_knows_all_groups(bench: Bench) -> None:
     before = set(leftovers.look())
     await bench.odd("stubborn")
@@ -811,7 +924,7 @@ async def test_a_reaper_that_was_killed_is_replaced_and_knows_all_groups(bench: 
 
 @pytest.mark.req("BNS-9")
 async def test_one_instance_serves_a_project_and_ends_with_its_last_user(tmp_path: Path) -> None:
-    pool = Pool(bus=Bus(), on_tools=lambda server: None, log_file=lambda name: tmp_path / "logs" / f"{name}.log")
+    pool = Pool(bus=Bus(), on_tools=lambda server: None, log_file=lambda name, root: tmp_path / "logs" / f"{name}.log")
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
@@ -832,6 +945,43 @@ async def test_one_instance_serves_a_project_and_ends_with_its_last_user(tmp_pat
     finally:
         await pool.close()
     assert {server.status.state for server in (other, changed)} == {ServerState.STOPPED}
+
+
+def children() -> list[int]:
+    return [process.pid for process in leftovers.look().values() if ODD_STDIO in process.words]
+
+
+@pytest.mark.req("BNS-9")
+async def test_a_server_released_while_it_restarts_stays_stopped(tmp_path: Path) -> None:
+    pool = Pool(bus=Bus(), on_tools=lambda server: None)
+    try:
+        server = pool.acquire(odd_config(), tmp_path)
+        await server.settled()
+        await asyncio.gather(server.restart(), pool.release(server))
+        assert server.status.state is ServerState.STOPPED
+        await server.restart()
+        assert server.status.state is ServerState.STOPPED
+        assert children() == []
+    finally:
+        await pool.close()
+
+
+@pytest.mark.req("BNS-9")
+async def test_two_restarts_at_once_leave_one_process(bench: Bench) -> None:
+    server = await bench.odd()
+    await asyncio.gather(server.restart(), server.restart())
+    assert server.status.state is ServerState.READY
+    assert children() == [server.status.pid]
+
+
+async def test_a_server_that_is_about_to_try_again_can_be_stopped(bench: Bench) -> None:
+    server = await bench.started(
+        dataclasses.replace(odd_config(retry=Retry(backoff=60)), command="/nowhere/to/be/found")
+    )
+    server._wake.set()
+    async with asyncio.timeout(1):
+        await server.stop()
+    assert server.status.state is ServerState.STOPPED
 
 
 async def test_state_changes_are_events(bench: Bench) -> None:

@@ -247,6 +247,14 @@ def test_add_sends_the_entry_as_it_was_typed(daemon: Daemon) -> None:
         (["tools", "--nonsense"], "No such option"),
         (["connect", "claude", "--write", "--remove"], "opposites"),
         (["connect", "claude", "--scope", "galaxy"], "user or project"),
+        (["tools", "--nonsense"], "No such option: --nonsense. `toolcrib tools --help`"),
+        (["up", "--mcp-server", "sec-ret"], "NAME=URL or NAME=COMMAND"),
+        (["up", "--mcp-server", "x="], "NAME=URL or NAME=COMMAND"),
+        (["up", "--mcp-server", "x= "], "NAME=URL or NAME=COMMAND"),
+        (["up", "--mcp-server", "=sec-ret"], "NAME=URL or NAME=COMMAND"),
+        (["up", "-d", "--mcp-server", "x=cat 'sec-ret"], "no closing quotation"),
+        (["servers", "--mcp-server", "x=''"], "is empty"),
+        (["call", "x:y", "--mcp-server", "x"], "NAME=URL or NAME=COMMAND"),
     ],
 )
 def test_wrong_words_are_told_with_a_remedy(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,16 +283,34 @@ def test_trust_shows_what_would_run_and_needs_a_yes(
     file.parent.mkdir()
     file.write_text("servers:\n  evil:\n    command: curl\n    args: [evil.example]\n")
     monkeypatch.setattr("sys.stdin", io.StringIO())
+    daemon.answers["config:check"] = result({"untrusted": [str(file)]})
     assert run(["trust"]) == 2
     said = capsys.readouterr().err
     assert "starts curl evil.example" in said
     assert "--yes" in said
-    assert daemon.asked == []
+    assert [request["method"] for request in daemon.asked] == ["config:check"]
+    daemon.asked.clear()
     daemon.answers["trust:add"] = result({"file": str(file), "sha256": trust_digest(file)})
     assert run(["trust", "--yes"]) == 0
     assert [(request["method"], request["params"]) for request in daemon.asked] == [
-        ("trust:add", {"file": str(file), "digest": trust_digest(file)})
+        ("config:check", {}),
+        ("trust:add", {"file": str(file), "digest": trust_digest(file)}),
     ], "what was shown is what is trusted: the daemon is told the digest of just that"
+    capsys.readouterr()
+    daemon.asked.clear()
+    daemon.answers["config:check"] = result({"untrusted": []})
+    assert run(["trust"]) == 0, "nothing is asked where nothing waits"
+    assert capsys.readouterr().out == f"Already trusted, as it stands: {file}.\n"
+    assert [request["method"] for request in daemon.asked] == ["config:check"]
+
+
+@pytest.mark.req("BNS-10")
+def test_untrust_of_what_was_never_trusted_says_so(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answers["trust:remove"] = result({"file": "/p/.mcp.json", "was_trusted": False})
+    assert run(["untrust", "/p/.mcp.json"]) == 4
+    assert "Never trusted: /p/.mcp.json." in capsys.readouterr().err
+    daemon.answers["trust:remove"] = result({"file": "/p/.mcp.json", "was_trusted": True})
+    assert run(["untrust", "/p/.mcp.json"]) == 0
 
 
 @pytest.mark.req("BNS-9")
@@ -324,20 +350,17 @@ def test_on_a_terminal_trust_asks_and_only_yes_is_yes(
     file.parent.mkdir()
     file.write_text("servers:\n  x:\n    command: x\n")
     daemon.answers["trust:add"] = result({"file": str(file), "sha256": trust_digest(file)})
+    daemon.answers["config:check"] = result({"untrusted": [str(file)]})
     monkeypatch.setattr("sys.stdin", Terminal(typed))
     assert run(["trust"]) == code
-    assert len(daemon.asked) == (1 if code == 0 else 0)
+    assert ["trust:add" in request["method"] for request in daemon.asked] == ([False, True] if code == 0 else [False])
 
 
 @pytest.mark.req("BNS-3")
 def test_config_check_fails_where_something_is_wrong(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     problem = {
         "severity": "error",
-        "file": "/c.yml",
-        "key": "servers.x.comand",
-        "found": "'comand'",
-        "expected": "a known key",
-        "suggestion": "Did you mean command?",
+        "text": "/c.yml: servers.x.comand: found 'comand', expected a known key. Did you mean command?",
     }
     daemon.answers["config:check"] = result({"ok": False, "servers": [], "problems": [problem], "untrusted": []})
     assert run(["config", "check"]) == 3
@@ -366,8 +389,8 @@ def test_with_servers_of_its_own_a_command_does_not_ask_the_daemon(
         yield ask
 
     monkeypatch.setattr(toolcrib.commands.local, "opened", opened)
-    assert run(["tools", "--mcp-server", "files=cat", "--mcp-server", "b=http://x"]) == 0
-    assert asked == [("tool:list", {}, ("files=cat", "b=http://x"), Path.cwd())]
+    assert run(["tools", "--mcp-server", "files=cat", "--mcp-server", "b=http://x/it's"]) == 0
+    assert asked == [("tool:list", {}, ("files=cat", "b=http://x/it's"), Path.cwd())]
     assert daemon.asked == []
     assert "files:read_file  files_read_file  Read a file." in capsys.readouterr().out
 
@@ -377,3 +400,175 @@ def test_a_working_folder_that_is_gone_is_told(home: Path, capsys: pytest.Captur
     (home / "project").rmdir()
     assert run(["servers"]) == 2
     assert "no longer exists" in capsys.readouterr().err
+
+
+@pytest.mark.req("BNS-3")
+def test_a_broken_configuration_is_told_beside_the_servers(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    faults = {"problems": ["/c.yml:3: x: found 1, expected text."], "untrusted": ["/p/.mcp.json"]}
+    told = [
+        "Problem: /c.yml:3: x: found 1, expected text.",
+        "Not trusted yet, so not in use: /p/.mcp.json. `toolcrib trust` shows what it would do.",
+    ]
+    daemon.answers["server:list"] = result({"servers": [SERVER], **faults})
+    assert run(["servers"]) == 0
+    assert capsys.readouterr().err.splitlines() == told
+    daemon.answers["system:status"] = result({"root": str(Path.cwd()), "servers": [SERVER], **faults})
+    assert run(["status"]) == 0
+    assert capsys.readouterr().err.splitlines() == told
+    daemon.answers["server:list"] = result({"servers": [], **faults})
+    assert run(["servers"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "No server is in use, and the configuration has 1 problem: `toolcrib config check`.\n"
+    assert said.err.splitlines() == told
+    daemon.answers["server:list"] = result({"servers": [], "problems": ["x"] * 12, "untrusted": []})
+    assert run(["servers"]) == 0
+    assert capsys.readouterr().err.splitlines() == ["Problem: x"] * 10 + ["`toolcrib config check` shows 2 more."]
+    daemon.answers["server:list"] = result({"servers": [], "problems": [], "untrusted": []})
+    assert run(["servers"]) == 0
+    assert capsys.readouterr().out == "No servers yet.\n"
+
+
+@pytest.mark.req("KSI-6")
+@pytest.mark.parametrize("how", [[], ["--detach"]])
+def test_up_warns_of_a_broken_configuration(
+    how: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import toolcrib.daemon.detach
+    import toolcrib.daemon.process
+
+    ready = {"endpoint": "http://127.0.0.1:1/mcp", "pid": 7, "token_file": "/t", "problems": ["p"], "untrusted": ["u"]}
+
+    def foreground(root: Path, flags: Any, *, ready: Callable[[dict[str, Any]], None]) -> int:
+        ready(described)
+        return 0
+
+    described = ready
+    monkeypatch.setattr(toolcrib.daemon.process, "run_foreground", foreground)
+    monkeypatch.setattr(toolcrib.daemon.detach, "start_detached", lambda root, flags: described)
+    assert run(["up", *how]) == 0
+    told = capsys.readouterr().err
+    assert "Problem: p\n" in told
+    assert "Not trusted yet, so not in use: u." in told
+    assert "Stopped." not in told, "for a person at a terminal alone"
+    described = {key: value for key, value in ready.items() if key not in ("problems", "untrusted")}
+    assert run(["up", *how]) == 0
+    assert "Problem" not in capsys.readouterr().err
+
+
+@pytest.mark.req("KSI-6")
+def test_status_names_the_project_that_its_table_is_for(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    here = str(Path.cwd())
+    daemon.answers["system:status"] = result({"root": here, "project": here, "servers": [SERVER]})
+    assert run(["status"]) == 0
+    said = capsys.readouterr().out
+    assert f"home:       {here}" in said
+    assert "servers for" not in said
+    daemon.answers["system:status"] = result({"root": "/elsewhere", "project": here, "servers": [SERVER]})
+    assert run(["status"]) == 0
+    assert f"servers for the project {here}:" in capsys.readouterr().out
+
+
+@pytest.mark.req("BNS-10")
+@pytest.mark.parametrize(
+    ("row", "hints"),
+    [
+        ({"transport": "stdio", "stderr": ["boom"]}, ["`toolcrib logs 'odd name'` shows what it wrote."]),
+        ({"transport": "stdio", "stderr": []}, []),
+        ({"transport": "http", "stderr": []}, []),
+    ],
+    ids=["spoke", "silent", "remote"],
+)
+def test_a_server_that_does_not_answer_is_added_and_has_an_exit_code(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str], row: dict[str, Any], hints: list[str]
+) -> None:
+    added = {"server": "odd name", "file": "/c.yml", "state": "away", "last_error": "It ended.", **row}
+    daemon.answers["server:add"] = result(added)
+    assert run(["add", "odd name", "--", "cat"]) == 6
+    said = capsys.readouterr()
+    assert said.err.splitlines() == ["Added odd name to /c.yml, but it does not answer: It ended.", *hints]
+    assert run(["add", "odd name", "--json", "--", "cat"]) == 6
+    assert json.loads(capsys.readouterr().out) == added
+
+
+@pytest.mark.req("BNS-3")
+def test_a_file_of_this_folder_in_a_server_of_every_folder_is_warned_of(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warning = "server.py is relative to each project's folder; give the whole path if you mean this file.\n"
+    Path("server.py").touch()
+    daemon.answers["server:add"] = result({"server": "x", "file": "f", "state": "ready", "tools": 1})
+    for words, said in [
+        (["--", "python3", "server.py"], warning),
+        (["--", "./server.py"], "./" + warning),
+        (["--", "server.py"], ""),
+        (["--", "python3", "other.py", "."], ""),
+        (["--", "python3", str(Path("server.py").absolute())], ""),
+        (["--project", "--", "python3", "server.py"], ""),
+        (["--cwd", "/src", "--", "python3", "server.py"], ""),
+    ]:
+        assert run(["add", "x", *words]) == 0
+        assert capsys.readouterr().err == said, words
+
+
+@pytest.mark.req("BNS-3")
+def test_a_variable_that_only_this_shell_has_is_told_apart(
+    home: Path, daemon: Daemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "run" / "daemon.json").write_text('{"pid": 4711}')
+    message = "the entry: x.headers.K: found ${SOME_KEY}, which is not set, expected the environment variable SOME_KEY."
+    error = {"code": -31400, "message": message, "data": {"remedy": "Correct the entry.", "exit_code": 3}}
+    daemon.answers["server:add"] = {"id": 1, "error": error}
+    words = ["add", "x", "--url", "https://x/mcp", "--header", "K: ${SOME_KEY}"]
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    assert run(words) == 3
+    assert "Correct the entry." in capsys.readouterr().err
+    monkeypatch.setenv("SOME_KEY", "sec-ret")
+    assert run(words) == 3
+    told = capsys.readouterr().err
+    assert told.endswith("The daemon (pid 4711) was started without it: `toolcrib down`, then `toolcrib up` here.\n")
+    assert "sec-ret" not in told
+
+
+def test_a_log_with_nothing_in_it_says_so(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answers["log:tail"] = result({"file": "/f", "lines": []})
+    assert run(["logs"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "Nothing was written yet.\n")
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("no_color", ["1", ""])
+def test_on_a_terminal_an_error_takes_one_line_and_colours_can_be_had_without(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_color: str
+) -> None:
+    screen = Screen()
+    monkeypatch.setattr("sys.stdout", screen)
+    for name, value in {"COLUMNS": "100", "TERM": "xterm-256color", "NO_COLOR": no_color}.items():
+        monkeypatch.setenv(name, value)
+    away = {**SERVER, "name": "docs", "state": "away", "last_error": "It is so long. " * 30, "stderr": ["x"]}
+    daemon.answers["server:list"] = result({"servers": [away, SERVER]})
+    assert run(["servers"]) == 0
+    lines = screen.getvalue().splitlines()
+    assert len(lines) == 3
+    assert "…" in lines[1]
+    assert ("\x1b[" in screen.getvalue()) == (not no_color), "neither colour nor bold"
+    if no_color:
+        assert all(len(line) <= 100 for line in lines)
+    assert capsys.readouterr().err.splitlines() == [
+        "`toolcrib servers --json` shows the errors whole.",
+        "`toolcrib logs docs` shows what it wrote.",
+    ]
+
+
+def test_up_says_on_a_terminal_that_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    import toolcrib.daemon.process
+
+    screen = Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr(toolcrib.daemon.process, "run_foreground", lambda *_, **__: 0)
+    assert run(["up"]) == 0
+    assert screen.getvalue() == "Stopped.\n"

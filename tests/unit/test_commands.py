@@ -15,13 +15,13 @@ from toolcrib.calls import Door, Request
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
-from toolcrib.commands.registry import Command, Context, Effect, Parameters, Reach, Registry
+from toolcrib.commands.registry import Command, Context, Effect, Parameters, Reach, Registry, Via
 from toolcrib.config.model import NameStyle
 from toolcrib.crib import Crib, Project
 from toolcrib.errors import Denied, UnknownCommand, UsageError
 from toolcrib.events import Bus
 from toolcrib.listing import Listings
-from toolcrib.policy import OWNER, Caller
+from toolcrib.policy import CLIENT, OWNER, Caller, Verdict, decide
 from toolcrib.servers.model import ToolCall
 
 pytestmark = pytest.mark.req("KSI-6")
@@ -43,7 +43,9 @@ async def nowhere(event: dict[str, Any]) -> None:
 
 def context(caller: Caller = OWNER) -> Context:
     """For commands that use nothing but their parameters."""
-    return Context(crib=cast(Crib, None), project=cast(Project, None), caller=caller, host=NoHost(), emit=nowhere)
+    return Context(
+        crib=cast(Crib, None), project=cast(Project, None), caller=caller, host=NoHost(), via=Via.SOCKET, emit=nowhere
+    )
 
 
 class Paint(Parameters):
@@ -249,3 +251,19 @@ def test_a_command_knows_to_whom_it_is_open() -> None:
     assert made(Effect.CHANGES).open_to(OWNER)
     assert not made(Effect.CHANGES).open_to(STRANGER)
     assert made(Effect.READS).open_to(STRANGER)
+
+
+@pytest.mark.req("KSI-6")
+def test_a_client_at_the_bridge_sees_and_uses_only_commands_that_change_nothing() -> None:
+    catalog = Catalog.build({"crib": CommandServer(registry, NoHost()).tools}, version=1)
+    shown = {tool["name"] for tool in json.loads(Listings(NameStyle.SERVER).tools(catalog, CLIENT))}
+    assert shown == {"crib_system_health", "crib_system_stats", "crib_server_list"}
+    assert decide(CLIENT, catalog.find("crib_server_add")).verdict is Verdict.DENY
+    assert decide(CLIENT, catalog.find("crib_system_health")).verdict is Verdict.ALLOW
+
+
+@pytest.mark.req("KSI-6")
+def test_another_server_s_tools_are_the_client_s_whatever_they_claim() -> None:
+    definition = b'{"name":"delete","annotations":{"readOnlyHint":false}}'
+    catalog = Catalog.build({"files": (definition,)}, version=1)
+    assert decide(CLIENT, catalog.find("files:delete")).verdict is Verdict.ALLOW

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from toolcrib.config import Flags, IfExists, Paths, add_server, load, mask, remove_server
+from toolcrib.config import Flags, IfExists, InProject, Paths, add_server, load, mask, remove_server, trust_digest
 from toolcrib.errors import ConfigError, UnknownServer
 
 ENTRY: dict[str, Any] = {
@@ -249,18 +249,36 @@ def test_a_project_s_link_never_leads_a_change_elsewhere(tmp_path: Path, linked:
     else:
         path.parent.symlink_to(outside)
     with pytest.raises(ConfigError, match="link"):
-        add_server(path, ENTRY, project=root)
+        add_server(path, ENTRY, project=InProject(root=root, trusted=()))
     with pytest.raises(ConfigError, match="link"):
-        remove_server(path, "new", project=root)
+        remove_server(path, "new", project=InProject(root=root, trusted=()))
     assert (outside / "config.yml").read_text() == "port: 1\n"
 
 
 def test_a_project_s_own_file_may_be_changed_and_have_relative_folders(tmp_path: Path) -> None:
     path = tmp_path / ".toolcrib" / "config.yml"
-    add_server(path, {"name": "a", "command": "x", "cwd": "sub"}, project=tmp_path)
+    new = InProject(root=tmp_path, trusted=())
+    digest = add_server(path, {"name": "a", "command": "x", "cwd": "sub"}, project=new)
+    assert digest == trust_digest(path)
     assert read(path) == {"servers": {"a": {"command": "x", "cwd": "sub"}}}
-    remove_server(path, "a", project=tmp_path)
+    digest = remove_server(path, "a", project=InProject(root=tmp_path, trusted={digest}))
+    assert digest == trust_digest(path)
     assert read(path) == {"servers": {}}
+
+
+@pytest.mark.req("BNS-10")
+def test_a_project_s_file_that_says_what_nobody_trusted_is_not_changed(tmp_path: Path) -> None:
+    path = tmp_path / ".toolcrib" / "config.yml"
+    trusted = add_server(path, ENTRY, project=InProject(root=tmp_path, trusted=()))
+    path.write_text(path.read_text() + "  evil: {command: touch, args: [x]}\n")
+    before = path.read_text()
+    for change in (
+        lambda terms: add_server(path, {"name": "b", "command": "y"}, project=terms),
+        lambda terms: remove_server(path, "new", project=terms),
+    ):
+        with pytest.raises(ConfigError, match="not trusted"):
+            change(InProject(root=tmp_path, trusted={trusted}))
+    assert path.read_text() == before
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(

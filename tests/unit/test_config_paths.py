@@ -16,7 +16,7 @@ def test_one_variable_moves_everything(tmp_path: Path) -> None:
         paths.database,
         paths.owner_token,
         paths.log,
-        paths.server_log("files"),
+        paths.server_log("files", None),
         paths.cache_dir,
         paths.lock,
         paths.socket,
@@ -67,7 +67,7 @@ def test_a_relative_home_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", "..", "x" * 500, "\ud800", "a\nb", ""])
 def test_a_server_s_log_never_leaves_its_folder(tmp_path: Path, name: str) -> None:
     paths = Paths.of_user({"TOOLCRIB_HOME": str(tmp_path)})
-    log = paths.server_log(name)
+    log = paths.server_log(name, None)
     assert log.parent == tmp_path / "state" / "servers"
     assert len(log.name) < 100
     assert log.name.isprintable()
@@ -75,4 +75,11 @@ def test_a_server_s_log_never_leaves_its_folder(tmp_path: Path, name: str) -> No
 
 def test_names_that_look_alike_as_files_have_logs_of_their_own(tmp_path: Path) -> None:
     paths = Paths.of_user({"TOOLCRIB_HOME": str(tmp_path)})
-    assert len({paths.server_log(name) for name in ("a/b", "a.b", "a_b")}) == 3
+    assert len({paths.server_log(name, None) for name in ("a/b", "a.b", "a_b")}) == 3
+
+
+def test_each_project_s_instance_of_a_server_has_a_log_of_its_own() -> None:
+    paths = Paths.of_user({"TOOLCRIB_HOME": "/t", "HOME": "/h"})
+    logs = {paths.server_log("a", root) for root in (None, Path("/one"), Path("/two"))}
+    assert len(logs) == 3
+    assert paths.server_log("a", None).name == "a.log"

@@ -322,12 +322,18 @@ def test_the_command_writes_and_removes(
     assert run(["connect", "claude", "--write", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["outcome"], told["file"]) == ("written", str(tmp_path / ".claude.json"))
+    assert told["backup"] is None, "there was no file to keep"
     entry = json.loads((tmp_path / ".claude.json").read_text())["mcpServers"]["toolcrib"]
     assert Path(entry["command"]).is_absolute()
     assert entry["args"][-1] == "stdio"
     assert entry["env"] == {"TOOLCRIB_HOME": str(tmp_path / "crib")}, "a client may start the bridge without it"
     assert run(["connect", "claude", "--remove"]) == 0
     assert not (tmp_path / ".claude.json").exists()
+    (tmp_path / ".claude.json").write_text('{"theme": "dark"}')
+    capsys.readouterr()
+    assert run(["connect", "claude", "--write"]) == 0
+    assert f"The file as it was: {tmp_path / '.claude.json.before-toolcrib'}.\n" in capsys.readouterr().err
+    assert (tmp_path / ".claude.json.before-toolcrib").read_text() == '{"theme": "dark"}'
     assert run(["connect", "gemini", "--scope", "project", "--write"]) == 0
     shared = json.loads((tmp_path / "project" / ".gemini" / "settings.json").read_text())
     assert shared["mcpServers"]["toolcrib"] == {"command": "toolcrib", "args": ["stdio"]}

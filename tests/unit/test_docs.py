@@ -1,16 +1,21 @@
 """What the documentation says is so."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from toolcrib.cli.app import app
 from toolcrib.config.keys import AUTH_KEYS, RETRY_KEYS, SERVER_KEYS, TOP_KEYS
 from toolcrib.config.layers import load
 from toolcrib.config.model import Severity
 from toolcrib.config.paths import Paths
+from toolcrib.servers import environment
 
 ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 
 
@@ -56,3 +61,25 @@ def test_every_dependency_has_its_reason():
     names = [re.match(r"[a-zA-Z0-9-]+", line)[0] for line in project["dependencies"]]
     architecture = (ROOT / "ARCHITECTURE.md").read_text()
     assert [name for name in names if f"`{name}`" not in architecture] == []
+
+
+COMMANDS = re.findall(r"^\$ toolcrib (.*)$", README, re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_of_the_readme_is_one(line):
+    word, *rest = shlex.split(line, comments=True)
+    # Reads the words and runs nothing.
+    get_command(app).commands[word].make_context(word, rest)
+
+
+def test_every_command_is_named_in_the_readme():
+    assert [word for word in get_command(app).commands if word not in README] == []
+    assert len(COMMANDS) > 8
+
+
+def test_what_a_servers_process_sees_is_documented():
+    told = CONFIGURATION.split("## What a server's process sees")[1].split("\n## ")[0]
+    names = set(re.findall(r"`([A-Z_]+)`", told))
+    inherited = environment._ALLOWED | environment._PROXIES | set(environment._ALLOWED_PREFIXES)
+    assert names - {"GITHUB_TOKEN"} == {*inherited, environment.MARKER}

@@ -61,7 +61,7 @@ class Book:
         self.steps: list[str] = []
         self.events: list[Event] = []
         bus = Bus()
-        bus.subscribe(self._note)
+        bus.subscribe(self._note, CallIntended, CallFinished)
         self.door = Door(bus)
         self.shelf = Shelf(self.steps, answer)
 
@@ -221,7 +221,7 @@ async def test_a_subscriber_that_fails_does_not_cost_the_call(caplog: pytest.Log
     def fail(event: Event) -> None:
         raise RuntimeError("the book is full")
 
-    bus.subscribe(fail)
+    bus.subscribe(fail, CallIntended, CallFinished)
     steps: list[str] = []
     shelf = Shelf(steps, lambda call: Answer(result=b"{}"))
     params = {"arguments": msgspec.Raw(b'{"path":"x"}')}

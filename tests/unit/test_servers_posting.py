@@ -7,7 +7,8 @@ import ssl
 
 import pytest
 
-from toolcrib.servers.posting import Address, Broken, ConnectFailed, Poster
+from toolcrib.servers.http import _forgot_session
+from toolcrib.servers.posting import Address, Broken, ConnectFailed, Poster, _Connection
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -135,10 +136,11 @@ async def test_an_interim_answer_is_passed_over(poster, far):
         None,
         [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"],
         [b"SSH-2.0-OpenSSH\r\n\r\n"],
+        [b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"],
         [b"HTTP/1.1 200 OK\r\n" + b"".join(b"A%d: x\r\n" % n for n in range(1000)) + b"\r\n"],
     ],
 )
-async def test_an_answer_that_is_none_is_said_so(poster, far, script):
+async def test_an_answer_that_is_none_is_said_so(poster, far, script, caplog):
     far = await far(script, None, [OK], [OK])
     far.scripts = [script, None, [OK]] if script else [None, [OK]]
     request = asyncio.create_task(post(poster, far))
@@ -147,6 +149,7 @@ async def test_an_answer_that_is_none_is_said_so(poster, far, script):
         asyncio.get_running_loop().call_later(0.05, lambda: [c._transport.abort() for c in tuple(poster._all)])
     with pytest.raises(Broken):
         await asyncio.wait_for(request, 5)
+    assert not caplog.records
     far.scripts = [[OK]]
     assert await post(poster, far) == (200, b"{}")
 
@@ -197,3 +200,99 @@ async def test_a_tunnelling_proxy_that_refuses_is_named(poster, far):
     with pytest.raises(ConnectFailed, match=r"proxy 127\.0\.0\.1"):
         await poster.request(b"POST", Address.of("https://far.example/mcp", far.url), b"", b"")
     assert far.requests[0].startswith(b"CONNECT far.example:443 HTTP/1.1\r\n")
+
+
+async def test_a_proxys_tunnel_to_an_ipv6_address_is_asked_for_in_brackets(poster, far):
+    far = await far([b"HTTP/1.1 403 Forbidden\r\n\r\n"])
+    with pytest.raises(ConnectFailed):
+        await poster.request(b"POST", Address.of("https://[2001:db8::1]/mcp", far.url), b"", b"")
+    assert far.requests[0].startswith(b"CONNECT [2001:db8::1]:443 HTTP/1.1\r\nHost: [2001:db8::1]:443\r\n")
+
+
+async def test_a_failure_of_tls_inside_a_tunnel_is_told_at_once(poster):
+    async def proxy(reader, writer):
+        with contextlib.closing(writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            await reader.read(10)
+            writer.write(b"this is no TLS\r\n")
+            await writer.drain()
+
+    server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+    async with server:
+        proxy_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(ssl.SSLError):
+            async with asyncio.timeout(3):
+                await poster.request(b"POST", Address.of("https://far.example/mcp", proxy_url), b"", b"")
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+async def test_a_second_answer_is_nobodys(poster, far, pieces):
+    other = OK.replace(b"{}", b"[]")
+    far = await far([OK + other] if pieces == 1 else [OK, other], [OK], [OK])
+    assert await post(poster, far) == (200, b"{}")
+    async with asyncio.timeout(5):
+        while poster._all:  # noqa: ASYNC110 - the poster tells nobody of it
+            await asyncio.sleep(0)
+    assert await post(poster, far) == (200, b"{}")
+    assert far.connections == 2
+
+
+async def test_an_answer_that_is_not_read_to_its_end_leaves_no_connection(poster, far):
+    far = await far([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"])
+    with await poster.request(b"POST", far.address, b"", b""):
+        assert len(poster._all) == 1
+    await asyncio.sleep(0)
+    assert not poster._all
+
+
+async def test_letting_go_twice_takes_no_connection_from_the_next_request(poster, far):
+    far = await far([OK], [OK])
+    first = await poster.request(b"POST", far.address, b"", b"")
+    await first.read()
+    first.release()
+    with await poster.request(b"POST", far.address, b"", b"") as second:
+        first.close()
+        assert await second.read() == b"{}"
+    assert far.connections == 1
+
+
+async def test_a_connection_lost_while_it_was_made_has_sent_nothing_and_is_forgotten(poster):
+    connection = _Connection(poster, Address.of("http://far.example/", None))
+    connection.connection_made(asyncio.Transport())
+    connection.connection_lost(None)
+    assert not poster._all
+    with pytest.raises(ConnectFailed):
+        await connection.ask(b"")
+
+
+def test_an_address_becomes_ascii_without_blanks():
+    address = Address.of("http://h\u00e9.example:81/a b/\u00e9%20?q=\u00fc x&r=[1]#f", None)
+    assert address.target == b"/a%20b/%C3%A9%20?q=%C3%BC%20x&r=%5B1%5D"
+    assert address.authority == b"xn--h-bga.example:81"
+    assert Address.of("http://h/a:b@c;d=1,2/%41?x=%5B&y=/?", None).target == b"/a:b@c;d=1,2/%41?x=%5B&y=/?"
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "forgot"),
+    [
+        (404, None, True),
+        (400, None, False),
+        (404, b'{"code":-32001,"message":"Session not found"}', True),
+        (404, b'{"code":-32601,"message":"Method not found"}', False),
+        (404, b'{"code":-32002,"message":"Resource not found"}', False),
+        (400, b'{"code":-32000,"message":"Bad Request: No valid session ID provided"}', True),
+        (400, b'{"code":-32000,"message":"Bad Request: Server not initialized"}', True),
+        (400, b'{"code":-32000,"message":"Bad Request: Mcp-Session-Id header is required"}', True),
+        (400, b'{"code":-32600,"message":"Bad Request: Missing session ID"}', True),
+        (400, b'{"code":-32600,"message":"INVALID SESSION ID."}', True),
+        (400, b'{"code":-32602,"message":"Session not found"}', False),
+        (400, b'{"code":-32000,"message":"the login session not found in the shop"}', False),
+        (400, b'{"code":-32000,"message":"Failed","data":"session not found"}', False),
+        (400, b'{"code":"x","message":["session not found"]}', False),
+        (500, b'{"code":-32000,"message":"Session not found"}', False),
+    ],
+)
+@pytest.mark.req("BNS-4")
+def test_only_the_sdks_own_words_mean_that_the_session_is_gone(status, error, forgot):
+    assert _forgot_session(status, error) is forgot

@@ -17,6 +17,7 @@ from toolcrib.errors import ServerAway
 from toolcrib.servers import web
 from toolcrib.servers.environment import Mask, child_environment
 from toolcrib.servers.explain import explain, explain_network, explain_status, root_cause
+from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.stderr_log import LONGEST_KEPT, StderrLog
 
 pytestmark = pytest.mark.req("BNS-10")
@@ -64,6 +65,24 @@ def test_configured_secrets_are_masked_and_short_words_are_not() -> None:
     assert mask(text) == "*** prod *** *** *** *** ***"
 
 
+def test_secrets_among_the_arguments_are_masked_as_well() -> None:
+    mask = Mask(
+        config(
+            args=(
+                "--api-key",
+                "plain-words",
+                "postgresql://u:s%40cret@h/db",
+                "--token=abc-def",
+                "sk-12345678",
+                "--mode",
+            ),
+            env={"DATABASE_URL": "mysql://root:other@word@h/db"},
+        )
+    )
+    said = "plain-words s%40cret s@cret u:s%40cret@h abc-def sk-12345678 other@word --mode postgresql"
+    assert mask(said) == "*** *** *** ***@h *** *** *** --mode postgresql"
+
+
 def test_stderr_is_bounded_in_memory_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolcrib.servers.stderr_log.LARGEST_FILE", 1000)
     file = tmp_path / "deep" / "s.log"
@@ -80,6 +99,37 @@ def test_stderr_is_bounded_in_memory_and_on_disk(tmp_path: Path, monkeypatch: py
     sizes = {path.name: path.stat().st_size for path in file.parent.iterdir()}
     assert set(sizes) == {"s.log", "s.log.1"}
     assert max(sizes.values()) < 1100
+    log.end()
+
+
+def test_a_servers_log_is_opened_once_for_many_chunks_and_two_writers_keep_it_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    open_really = StderrLog._open
+    monkeypatch.setattr(StderrLog, "_open", lambda log, file: opened.append(file) or open_really(log, file))
+    file = tmp_path / "s.log"
+    one, two = (StderrLog(file, str) for _ in range(2))
+    for number in range(20):
+        one.feed(f"one {number}\n".encode())
+        two.feed(f"two {number}\n".encode())
+    assert len(opened) == 2
+    assert len(file.read_text().splitlines()) == 40
+    monkeypatch.setattr("toolcrib.servers.stderr_log.LARGEST_FILE", 1000)
+    for number in range(500):
+        one.feed(f"one {number}\n".encode())
+        two.feed(f"two {number}\n".encode())
+    assert {path.name for path in tmp_path.iterdir()} == {"s.log", "s.log.1"}
+    assert max(path.stat().st_size for path in tmp_path.iterdir()) < 1100
+    one.end()
+    two.end()
+
+
+def test_what_a_server_says_cannot_forge_lines_or_move_a_cursor() -> None:
+    log = StderrLog(None, Mask(config()))
+    log.feed(b"fine\r\n\tindented\n\x1b[2Jgone\x0bnext\n")
+    assert log.tail(3) == ["fine", "        indented", "\\x1b[2Jgone\\x0bnext"]
+    assert Mask(config())("one\ntwo") == "one\\ntwo"
 
 
 def test_a_log_that_cannot_be_written_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -152,6 +202,36 @@ def test_the_telling_error_is_found_inside_groups() -> None:
     assert root_cause(group) is away
     assert explain(group, 1) == "told. Do this."
     assert "1.5 s" in explain(TimeoutError(), 1.5)
+
+
+def test_the_reaper_removes_the_files_it_was_told_of_and_no_others(tmp_path: Path) -> None:
+    reaper = Reaper()
+    gone, socket_file, replaced, mine = (tmp_path / name for name in ("a\n\u00e9 b", "s.sock", "replaced", "mine"))
+    for path in (gone, replaced, mine):
+        path.write_text("")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(socket_file))
+    reaper.start()
+    for path in (gone, socket_file, replaced, mine):
+        reaper.unlink(path)
+    mine.unlink()
+    (tmp_path / "new").write_text("a successor's")
+    (tmp_path / "new").replace(replaced)
+    reaper.close()
+    assert list(tmp_path.iterdir()) == [replaced]
+
+
+def test_a_new_reaper_knows_the_files_of_the_old(tmp_path: Path) -> None:
+    reaper = Reaper()
+    file = tmp_path / "file"
+    file.write_text("")
+    reaper.unlink(file)
+    assert reaper._helper is not None
+    reaper._helper.kill()
+    reaper._helper.wait()
+    reaper.start()
+    reaper.close()
+    assert not file.exists()
 
 
 @pytest.mark.req("BNS-9")

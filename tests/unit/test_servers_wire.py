@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from typing import Any
 
 import pytest
@@ -95,3 +96,24 @@ def test_only_modern_requests_say_who_and_what_they_are() -> None:
         wire.CLIENT_INFO_KEY: info,
         wire.CLIENT_CAPABILITIES_KEY: {},
     }
+
+
+@pytest.mark.req("BNS-10")
+@pytest.mark.parametrize(
+    ("unit", "opens"),
+    [
+        (rb"\"", b'"'),
+        (b"\\", b'"'),
+        (b'"', b""),
+        (b'"[', b""),
+        (b"[]", b""),
+        (b"a", b'"'),
+        (rb"a\"", b'"'),
+        (rb"\"", b""),
+    ],
+)
+def test_the_depth_of_a_hostile_text_is_known_in_linear_time(unit: bytes, opens: bytes) -> None:
+    text = b"[" * 130 + opens + unit * (40_000 // len(unit))
+    began = time.process_time()
+    assert wire.deeper_than(128, text)
+    assert time.process_time() - began < 1

@@ -88,6 +88,7 @@ class Door:
         except ToolcribError:
             line.finish("invalid")
             raise
+        line.intend()
         call = ToolCall(name=tool.name, params=request.params, meta=request.meta, headers=tool.param_headers(checked))
         self.in_flight += 1
         try:
@@ -105,28 +106,36 @@ class Door:
 
 
 class _Line:
-    """A call's line in the book: begun when it is decided, ended once."""
+    """A call's line in the book: the intent once it passed all checks, the outcome in any case."""
 
     def __init__(self, bus: Bus, call_id: str, caller: Caller, tool: Tool, decision: Decision) -> None:
         self._bus = bus
         self._call_id = call_id
         self._caller = caller.agent
         self._tool = tool
+        self._decision = decision
         self._began = time.monotonic()
-        if bus.heard:
-            bus.publish(
+        self._intended = False
+
+    def intend(self) -> None:
+        self._intended = True
+        if self._bus.hears(CallIntended):
+            self._bus.publish(
                 CallIntended(
-                    call_id=call_id,
-                    caller=caller.agent,
-                    tool=tool.display,
-                    server=tool.server,
-                    decision=decision.verdict,
-                    rule=decision.rule,
+                    call_id=self._call_id,
+                    caller=self._caller,
+                    tool=self._tool.display,
+                    server=self._tool.server,
+                    decision=self._decision.verdict,
+                    rule=self._decision.rule,
                 )
             )
 
     def finish(self, outcome: str, size: int = 0) -> None:
-        if self._bus.heard:
+        """The outcome; of a call that was stopped at the door, what was intended comes before it."""
+        if not self._intended:
+            self.intend()
+        if self._bus.hears(CallFinished):
             self._bus.publish(
                 CallFinished(
                     call_id=self._call_id,
@@ -168,5 +177,5 @@ def _success(answer: Answer) -> str:
         return "ok"
     try:
         return "tool_error" if _flagged(answer.result).failed is True else "ok"
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return "ok"

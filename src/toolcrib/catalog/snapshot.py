@@ -93,6 +93,10 @@ class Catalog:
                 )
         return cls(version=version, tools=tuple(tools), _listings=dict(listings))
 
+    def __contains__(self, name: str) -> bool:
+        """Whether `find` would find it, without the search for what else may be meant."""
+        return fold(name) in self._by_folded or len(self._by_display.get(name, ())) == 1
+
     def find(self, name: str, *, style: NameStyle | None = None) -> Tool:
         """The tool of this name, in any style or as `server:tool`. `style` only says how to spell suggestions."""
         if tool := self._by_folded.get(fold(name)):

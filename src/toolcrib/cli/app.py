@@ -119,7 +119,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def _usage(error: typer.TyperException, *, as_json: bool) -> int:
-    message = error.format_message()
+    message = error.format_message().strip()
+    if not message.endswith((".", "?", "!")):
+        message += "."
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else PROGRAM
     remedy = f"`{where} --help` shows what it takes."

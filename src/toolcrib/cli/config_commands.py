@@ -42,14 +42,8 @@ def check(*, as_json: AsJson = False) -> int:
     return 0 if found.get("ok", not found["problems"]) else ConfigError.exit_code
 
 
-def _problem(problem: Any) -> str:
-    if not isinstance(problem, Mapping):
-        return str(problem)
-    tail = f" {problem['suggestion']}" if problem.get("suggestion") else ""
-    place = f"{problem.get('file')}: {problem.get('key')}"
-    return (
-        f"{problem.get('severity')}: {place}: found {problem.get('found')}, expected {problem.get('expected')}.{tail}"
-    )
+def _problem(problem: Mapping[str, Any]) -> str:
+    return f"{problem['severity']}: {problem['text']}"
 
 
 @config.command()
@@ -95,7 +89,17 @@ def trust(
     as_json: AsJson = False,
 ) -> int:
     """Show what a project's file would do, and let it, as it stands now."""
-    waiting = _waiting(file)
+    named = _waiting(file)
+    untrusted = perform("config:check")["untrusted"]
+    waiting = [one for one in named if str(one.file) in untrusted]
+    already = [str(one.file) for one in named if one not in waiting]
+    if not as_json:
+        for place in already:
+            say(f"Already trusted, as it stands: {place}.")
+    if not waiting:
+        if as_json:
+            say_json({"trusted": [], "already": already})
+        return 0
     for one in waiting:
         hint(f"{one.file} would:")
         for effect in one.effects or ("change settings only",):
@@ -105,7 +109,7 @@ def trust(
         return 1
     trusted = [_trust(one) for one in waiting]
     if as_json:
-        say_json({"trusted": trusted})
+        say_json({"trusted": trusted, "already": already})
     else:
         for done in trusted:
             say(f"Trusted: {done['file']}. Any change to it asks again.")
@@ -156,9 +160,13 @@ def untrust(
     if not files:
         raise NotFound(f"The project {root()} has no configuration file.", remedy="Name the file to untrust.")
     done = [perform("trust:remove", {"file": str(one)}) for one in files]
+    ended = [one for one in done if one.get("was_trusted", True)]
+    if not ended:
+        names = ", ".join(one["file"] for one in done)
+        raise NotFound(f"Never trusted: {names}.", remedy="Nothing had to be taken back.")
     if as_json:
-        say_json({"untrusted": done})
+        say_json({"untrusted": ended})
     else:
-        for one in done:
+        for one in ended:
             say(f"No longer trusted: {one['file']}.")
     return 0

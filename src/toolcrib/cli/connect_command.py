@@ -50,6 +50,7 @@ def connect(
     notes = (*described.http_notes, _token_note()) if http else described.stdio_notes
     if where is Scope.PROJECT:
         notes = (*notes, *described.project_notes)
+    backup = connection.backup if outcome is Outcome.WRITTEN else None
     if as_json:
         file = connection.file
         say_json(
@@ -60,11 +61,14 @@ def connect(
                 "entry": entry,
                 "text": connection.text,
                 "outcome": outcome.value,
+                "backup": None if backup is None else str(backup),
                 "notes": list(notes),
             }
         )
         return 0
     _tell(connection.file, connection.text, outcome.value)
+    if backup is not None:
+        hint(f"The file as it was: {backup}.")
     if outcome in (Outcome.SHOWN, Outcome.WRITTEN):
         for note in notes:
             hint(note)

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import typer
 
-from toolcrib.cli.options import AsJson
+from toolcrib.cli.options import AsJson, well_formed
 from toolcrib.cli.output import duration, hint, say, say_json, working
-from toolcrib.cli.reach import daemon_runs, from_daemon, paths, perform, root
-from toolcrib.cli.server_commands import server_table
+from toolcrib.cli.reach import daemon_pid, daemon_runs, from_daemon, perform, root
+from toolcrib.cli.server_commands import server_table, tell_faults
 from toolcrib.errors import CallTimeout, DaemonNotRunning
 
 STOP_WITHIN = 10.0
@@ -33,7 +33,10 @@ def up(
     mcp_server: Annotated[
         list[str] | None,
         typer.Option(
-            "--mcp-server", metavar="NAME=URL|COMMAND", help="A server beside those of the files; may be repeated."
+            "--mcp-server",
+            metavar="NAME=URL|COMMAND",
+            callback=well_formed,
+            help="A server beside those of the files; may be repeated.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -47,6 +50,7 @@ def up(
         else:
             say(f"Toolcrib runs: {daemon['endpoint']} (pid {daemon['pid']})")
             hint(f"Its token is in {daemon['token_file']}.")
+            tell_faults(daemon)
             hint("Next: `toolcrib add NAME -- COMMAND`, `toolcrib servers`, `toolcrib connect claude`.")
         sys.stdout.flush()
 
@@ -54,7 +58,10 @@ def up(
     if not detach:
         from toolcrib.daemon.process import run_foreground  # noqa: PLC0415
 
-        return run_foreground(root(), flags, ready=tell)
+        code = run_foreground(root(), flags, ready=tell)
+        if sys.stderr.isatty():
+            hint("Stopped.")
+        return code
     from toolcrib.daemon.detach import start_detached  # noqa: PLC0415
 
     with working("starting the daemon …"):
@@ -71,7 +78,7 @@ def down(*, as_json: AsJson = False) -> int:
         else:
             say("No daemon runs.")
         return 0
-    pid = _daemon_pid()
+    pid = daemon_pid()
     # It may be gone before its answer is out: that is what was asked for.
     with contextlib.suppress(DaemonNotRunning):
         from_daemon("system:stop", timeout=STOP_WITHIN)
@@ -89,14 +96,6 @@ def down(*, as_json: AsJson = False) -> int:
     else:
         say("The daemon has stopped.")
     return 0
-
-
-def _daemon_pid() -> int | None:
-    try:
-        pid = json.loads(paths().daemon_info.read_text())["pid"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return pid if isinstance(pid, int) and pid > 1 else None
 
 
 def _is_alive(pid: int) -> bool:
@@ -126,19 +125,18 @@ def status(*, as_json: AsJson = False) -> int:
         ("pid", found.get("pid")),
         ("version", found.get("version")),
         ("uptime", duration(found.get("uptime"))),
-        ("project", found.get("root")),
+        ("home", found.get("root")),
         ("socket", found.get("socket")),
         ("log", found.get("log")),
     )
     for name, value in rows:
         say(f"{name + ':':<12}{value}")
     if found.get("servers"):
-        say("")
+        # A project that nobody works in yet is not opened for a look: the table is then the home's.
+        project = found.get("project", found.get("root"))
+        say("" if str(root()) == found.get("root") else f"\nservers for the project {project}:")
         server_table(found["servers"])
-    for problem in found.get("problems", []):
-        hint(f"Problem: {problem}")
-    for file in found.get("untrusted", []):
-        hint(f"Not trusted yet, so not in use: {file}. `toolcrib trust` shows what it would do.")
+    tell_faults(found)
     return 0
 
 
@@ -175,4 +173,6 @@ def logs(
     else:
         for line in found.get("lines", []):
             say(line)
+        if not found.get("lines") and lines:
+            hint("Nothing was written yet.")
     return 0

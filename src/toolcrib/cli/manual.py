@@ -21,8 +21,9 @@ INTRODUCTION = """\
 
 Made from the help pages by `python -m toolcrib.cli.manual > docs/cli.md`; a test keeps it so.
 
-Every command takes `--json`: the result goes to stdout as JSON. An error is a text on stderr that says what to do; with
-`--json` there is also `{"error": {"code", "message", "remedy", "exit_code"}}` on stdout.
+Every command takes `--json`, but for `stdio`, whose output is the client's: the result goes to stdout as JSON. An error
+is a text on stderr that says what to do; with `--json` there is also
+`{"error": {"code", "message", "remedy", "exit_code"}}` on stdout.
 
 | exit code | meaning |
 |---|---|
@@ -30,9 +31,9 @@ Every command takes `--json`: the result goes to stdout as JSON. An error is a t
 | 1 | another error |
 | 2 | wrong words, or arguments that do not fit |
 | 3 | the configuration |
-| 4 | an unknown server, tool or client |
+| 4 | an unknown server, tool, client or file |
 | 5 | denied |
-| 6 | a server failed, or did not answer in time |
+| 6 | a server failed, or did not answer in time; from `add`: it was added, but does not answer |
 | 7 | no daemon runs |
 | 8 | a daemon runs already, or the port is taken |
 | 9 | the database |
@@ -40,7 +41,8 @@ Every command takes `--json`: the result goes to stdout as JSON. An error is a t
 | 130 | Ctrl-C |
 
 Where a daemon runs, commands go to it over its socket. Where none runs, `servers`, `tools`, `call`, `add`, `remove`,
-`config`, `trust` and `logs` work for themselves; with `--mcp-server` they always do.
+`config`, `trust`, `untrust` and `logs` work for themselves; `servers`, `tools` and `call` do so always with
+`--mcp-server`.
 
 The project is `CLAUDE_PROJECT_DIR` where it is set, else the nearest folder upwards with `.toolcrib` or `.git`, else
 the working folder. `TOOLCRIB_HOME` moves all of a user's files into one folder. A daemon that `toolcrib stdio` starts

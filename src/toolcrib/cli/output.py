@@ -7,6 +7,7 @@ drawn. Text that came from servers is shown on a terminal with its control chara
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import os
 import re
@@ -26,7 +27,16 @@ TOOL_ERROR = 10
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SLOW = 1.0
+_NARROWEST = 20
+"""Characters that a column on one line keeps, however little room there is."""
 _STATE_COLOURS = {"ready": "green", "connecting": "yellow", "away": "yellow", "failed": "red"}
+
+
+class Cut(enum.Enum):
+    """Whether a table shows all of its text."""
+
+    NOTHING = enum.auto()
+    SOME = enum.auto()
 
 
 def say(text: str) -> None:
@@ -65,31 +75,47 @@ def report(error: ToolcribError, *, as_json: bool) -> int:
     return exit_code
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, state_column: str = "state") -> None:
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, state_column: str = "state", one_line: str = ""
+) -> Cut:
+    """Draws the rows. On a terminal the column `one_line` gets what room the others leave, and no second line."""
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
+    texts = [[visible("-" if value in (None, "") else str(value)).replace("\n", " ") for value in row] for row in rows]
     terminal = sys.stdout.isatty()
     # A pipe has no width: nothing is cut or wrapped there.
-    console = Console(file=sys.stdout, width=None if terminal else 100_000, no_color=no_colour())
+    console = Console(file=sys.stdout, width=None if terminal else 100_000, **_styles())
     drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for column in columns:
-        drawn.add_column(column, overflow="fold")
-    for row in rows:
-        cells = []
-        for column, value in zip(columns, row, strict=True):
-            text = visible("-" if value is None or value == "" else str(value)).replace("\n", " ")
-            cells.append(Text(text, style=_STATE_COLOURS.get(text, "") if column == state_column else ""))
-        drawn.add_row(*cells)
+    widths = [
+        max(len(text) for text in (column, *(row[place] for row in texts))) for place, column in enumerate(columns)
+    ]
+    room = 0
+    for column, width in zip(columns, widths, strict=True):
+        if column == one_line:
+            room = max(_NARROWEST, console.width - (sum(widths) - width + 2 * (len(columns) - 1)))
+            drawn.add_column(column, overflow="ellipsis", no_wrap=True, max_width=room)
+        else:
+            drawn.add_column(column, overflow="fold")
+    for row in texts:
+        drawn.add_row(
+            *(
+                Text(text, style=_STATE_COLOURS.get(text, "") if column == state_column else "")
+                for column, text in zip(columns, row, strict=True)
+            )
+        )
     with console.capture() as captured:
         console.print(drawn)
     # Cells are padded to their column's width; the spaces after the last one say nothing.
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    return Cut.SOME if room and widths[columns.index(one_line)] > room else Cut.NOTHING
 
 
-def no_colour() -> bool:
-    return bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
+def _styles() -> dict[str, Any]:
+    """For a console: NO_COLOR means no bold either."""
+    plain = bool(os.environ.get("NO_COLOR"))
+    return {"color_system": None, "highlight": False} if plain else {}
 
 
 @contextlib.contextmanager
@@ -107,7 +133,7 @@ def working(text: str) -> Iterator[None]:
 
         with lock:
             if not over.is_set():
-                status = Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR"))).status(text)
+                status = Console(stderr=True, **_styles()).status(text)
                 status.start()
                 shown.append(status)
 

@@ -7,6 +7,7 @@ command always works for itself, since the daemon knows nothing of those servers
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,15 @@ def root() -> Path:
 
 def daemon_runs() -> bool:
     return is_running(paths().socket)
+
+
+def daemon_pid() -> int | None:
+    """As the running daemon wrote it down."""
+    try:
+        pid = json.loads(paths().daemon_info.read_text())["pid"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return pid if isinstance(pid, int) and pid > 1 else None
 
 
 def from_daemon(

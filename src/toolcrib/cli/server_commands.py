@@ -5,17 +5,26 @@ In: words of the command line. Out: an exit code. Every one of them is a command
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from toolcrib.cli.client import RemoteError
 from toolcrib.cli.options import AsJson, McpServers
-from toolcrib.cli.output import duration, hint, say, say_json, table
-from toolcrib.cli.reach import from_daemon, perform
-from toolcrib.errors import UsageError
+from toolcrib.cli.output import Cut, duration, hint, say, say_json, table
+from toolcrib.cli.reach import daemon_pid, from_daemon, perform
+from toolcrib.errors import ServerAway, UsageError
 
 COLUMNS = ("name", "state", "era", "transport", "tools", "pid", "uptime", "last error")
+MOST_FAULTS = 10
+"""Problems that are told beside something else; `config check` has them all."""
+
+_UNSET = re.compile(r"\$\{(\w+)\}, which is not set")
 
 
 def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
@@ -32,7 +41,32 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
         )
         for row in servers
     ]
-    table(COLUMNS, rows)
+    cut = table(COLUMNS, rows, one_line="last error")
+    if cut is Cut.SOME:
+        hint("`toolcrib servers --json` shows the errors whole.")
+    for row in servers:
+        if row.get("last_error") and _spoke(row):
+            hint(_logs(row["name"]))
+
+
+def _spoke(row: Mapping[str, Any]) -> bool:
+    """Whether a server's program was started and left something to read."""
+    return row.get("transport") == "stdio" and bool(row.get("stderr"))
+
+
+def _logs(name: str) -> str:
+    return f"`toolcrib logs {shlex.quote(name)}` shows what it wrote."
+
+
+def tell_faults(found: Mapping[str, Any]) -> None:
+    """What the configuration has wrong and what waits for trust, where a result says so."""
+    problems = found.get("problems", [])
+    for problem in problems[:MOST_FAULTS]:
+        hint(f"Problem: {problem}")
+    if len(problems) > MOST_FAULTS:
+        hint(f"`toolcrib config check` shows {len(problems) - MOST_FAULTS} more.")
+    for file in found.get("untrusted", []):
+        hint(f"Not trusted yet, so not in use: {file}. `toolcrib trust` shows what it would do.")
 
 
 def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
@@ -40,11 +74,18 @@ def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
     found = perform("server:list", servers=mcp_server or ())
     if as_json:
         say_json(found)
-    elif found["servers"]:
+        return 0
+    if found["servers"]:
         server_table(found["servers"])
+    elif problems := found.get("problems"):
+        count = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
+        say(f"No server is in use, and the configuration has {count}: `toolcrib config check`.")
+    elif found.get("untrusted"):
+        say("No server is in use.")
     else:
         say("No servers yet.")
         hint("Next: `toolcrib add NAME -- COMMAND ARGS...` or `toolcrib add NAME --url URL`.")
+    tell_faults(found)
     return 0
 
 
@@ -69,24 +110,59 @@ def add(
     replace: Annotated[bool, typer.Option("--replace", help="Replace a server of the same name.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Add a server and connect to it."""
+    """Add a server and connect to it. Exit code 6: it was added, but does not answer."""
     entry = entry_from(
         command=command or [], url=url, transport=transport, headers=header or [], env=env or [], cwd=cwd
     )
     params: dict[str, Any] = {"name": name, "entry": entry, "scope": "project" if project else "user"}
     if replace:
         params["replace"] = True
-    found = perform("server:add", params)
+    if not project and not cwd:
+        _warn_of_relative(command or [])
+    try:
+        found = perform("server:add", params)
+    except RemoteError as error:
+        _say_where_variables_are(error)
+        raise
+    answers = found.get("state") in ("ready", "disabled")
     if as_json:
         say_json(found)
-        return 0
-    say(f"Added {name} to {found['file']}.")
-    if found.get("state") == "ready":
-        count = found.get("tools", 0)
-        say(f"It is ready: {count} {'tool' if count == 1 else 'tools'}. `toolcrib tools {name}` lists them.")
-    elif found.get("last_error"):
-        hint(f"It does not answer yet: {found['last_error']} `toolcrib logs {name}` shows what it wrote.")
-    return 0
+    else:
+        _tell_added(name, found)
+    return 0 if answers else ServerAway.exit_code
+
+
+def _warn_of_relative(command: Sequence[str]) -> None:
+    """A server of the user's file runs in every project's folder, where a file of this one is not."""
+    for place, word in enumerate(command):
+        named = place > 0 or os.sep in word
+        if named and not Path(word).is_absolute() and Path(word).is_file():
+            hint(f"{word} is relative to each project's folder; give the whole path if you mean this file.")
+
+
+def _say_where_variables_are(error: RemoteError) -> None:
+    """A variable that is set here, but not where the daemon runs, wants another remedy than one that is nowhere."""
+    unset = _UNSET.findall(error.message)
+    if unset and all(name in os.environ for name in unset):
+        pid = daemon_pid()
+        which = "The daemon" if pid is None else f"The daemon (pid {pid})"
+        error.remedy = f"{which} was started without it: `toolcrib down`, then `toolcrib up` here."
+
+
+def _tell_added(name: str, found: Mapping[str, Any]) -> None:
+    match found.get("state"):
+        case "ready":
+            count = found.get("tools", 0)
+            say(f"Added {name} to {found['file']}.")
+            tools = f"{count} {'tool' if count == 1 else 'tools'}"
+            say(f"It is ready: {tools}. `toolcrib tools {shlex.quote(name)}` lists them.")
+        case "disabled":
+            say(f"Added {name} to {found['file']}. It is switched off.")
+        case _:
+            why = found.get("last_error") or "it is still connecting."
+            hint(f"Added {name} to {found['file']}, but it does not answer: {why}")
+            if _spoke(found):
+                hint(_logs(name))
 
 
 def entry_from(

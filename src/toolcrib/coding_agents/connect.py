@@ -54,6 +54,12 @@ class Connection:
         return place.under(Path(home) if Path(home).is_absolute() else Path.home(), self.environ).resolve()
 
     @property
+    def backup(self) -> Path | None:
+        """Where the file's content from before the entry is kept, if it had any."""
+        file = self.file
+        return None if file is None or not _backup(file).exists() else _backup(file)
+
+    @property
     def text(self) -> str:
         """The entry as it stands in a file that holds nothing else: what to paste."""
         return self._put("").rstrip("\n")

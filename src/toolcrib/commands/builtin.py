@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from toolcrib.commands.registry import Command, Context, Effect, Host, Reach, Registry
+from toolcrib.commands.registry import Command, Context, Effect, Host, Reach, Registry, Via
 from toolcrib.crib import Crib, Project
 from toolcrib.errors import ToolcribError
 from toolcrib.policy import Caller
@@ -34,7 +34,7 @@ class CommandServer:
     async def answer(self, call: ToolCall, project: Project, caller: Caller) -> Answer:
         if self.crib is None:
             raise RuntimeError("the commands were asked before they were wired")
-        context = Context(crib=self.crib, project=project, caller=caller, host=self._host, emit=_nowhere)
+        context = Context(crib=self.crib, project=project, caller=caller, host=self._host, via=Via.MCP, emit=_nowhere)
         arguments = msgspec.json.decode(call.params.get("arguments", b"{}")) or {}
         try:
             found = await self._registry.run(self._commands[call.name].name, arguments, context)

@@ -19,7 +19,7 @@ async def check(context: Context, _: Parameters) -> dict[str, Any]:
     return {
         "ok": not any(problem.severity is Severity.ERROR for problem in config.problems),
         "servers": sorted(config.servers),
-        "problems": [asdict(problem) for problem in config.problems],
+        "problems": [{**asdict(problem), "text": str(problem)} for problem in config.problems],
         "untrusted": [str(file) for file in config.untrusted],
         "waiting": [
             {"file": str(waiting.file), "digest": waiting.digest, "effects": list(waiting.effects)}
@@ -56,6 +56,6 @@ async def trust(context: Context, params: Trusted) -> dict[str, Any]:
 @registry.command("trust:remove", parameters=Trusted, effect=Effect.CHANGES, reach=Reach.SOCKET)
 async def untrust(context: Context, params: Trusted) -> dict[str, Any]:
     """Take the trust in a project's file back; what it started ends."""
-    await context.crib.untrust(params.file)
+    was_trusted = await context.crib.untrust(params.file)
     await context.crib.reload()
-    return {"file": str(params.file)}
+    return {"file": str(params.file), "was_trusted": was_trusted}

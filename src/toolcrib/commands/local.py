@@ -15,7 +15,7 @@ from typing import Any
 from toolcrib import __version__
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
-from toolcrib.commands.registry import Context
+from toolcrib.commands.registry import Context, Via
 from toolcrib.config import Flags, Paths
 from toolcrib.crib import Crib
 from toolcrib.errors import DaemonNotRunning
@@ -62,7 +62,7 @@ async def opened(
     async with crib:
         if name in _WAITS_FOR_ALL or _is_a_command(name, params):
             await crib.home.settled()
-        context = Context(crib=crib, project=crib.home, caller=OWNER, host=host, emit=emit)
+        context = Context(crib=crib, project=crib.home, caller=OWNER, host=host, via=Via.SOCKET, emit=emit)
         yield lambda name, params: registry.run(name, params, context)
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
 from toolcrib.errors import UnknownServer
+from toolcrib.servers.pool import key_of
 
 _LOOK_AGAIN = 0.25
 _READ_AT_MOST = 1 << 20
@@ -27,7 +28,11 @@ async def tail(context: Context, params: Tail) -> dict[str, Any]:
     paths = context.crib.paths
     if params.server is not None and params.server not in context.project.config.servers:
         raise UnknownServer(f"There is no server {params.server!r}.", remedy="`toolcrib servers` lists them.")
-    file = paths.log if params.server is None else paths.server_log(params.server)
+    if params.server is None:
+        file = paths.log
+    else:
+        _, root = key_of(context.project.config.servers[params.server], context.project.root)
+        file = paths.server_log(params.server, root)
     lines, place = await asyncio.to_thread(_last_lines, file, params.lines)
     if not params.follow:
         return {"file": str(file), "lines": lines}

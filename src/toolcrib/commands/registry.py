@@ -32,6 +32,14 @@ class Reach(enum.StrEnum):
     """Over the socket only: MCP has a way of its own for it, or it is for a person at the machine."""
 
 
+class Via(enum.StrEnum):
+    """How a command was asked for."""
+
+    SOCKET = "socket"
+    """By a person at the machine, or a program of theirs."""
+    MCP = "mcp"
+
+
 class Parameters(BaseModel):
     """The base of every command's parameters: unknown words are mistakes."""
 
@@ -56,6 +64,7 @@ class Context:
     project: Project
     caller: Caller
     host: Host
+    via: Via
     emit: Callable[[dict[str, Any]], Awaitable[None]]
     """Sends an event before the result, for commands that stream."""
 

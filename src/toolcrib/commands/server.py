@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
-from toolcrib.config import IfExists, add_server, remove_server, trust_digest
+from toolcrib.commands.registry import Context, Effect, Parameters, Reach, Via, registry
+from toolcrib.config import IfExists, InProject, add_server, remove_server
 from toolcrib.config.model import Layer
-from toolcrib.config.paths import project_config
-from toolcrib.errors import ConfigError, UnknownServer
+from toolcrib.config.one import server_config
+from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, project_config
+from toolcrib.errors import ConfigError, Denied, UnknownServer
 from toolcrib.servers.model import ServerState
 
 
@@ -45,13 +46,26 @@ def describe_server(context: Context, name: str) -> dict[str, Any]:
         "attempts": status.attempts,
         "root": status.root,
         "server_info": dict(status.server_info),
+        "stderr": server.stderr_tail(5),
     }
 
 
 @registry.command("server:list", effect=Effect.READS, reach=Reach.EVERYWHERE)
 async def list_servers(context: Context, _: Parameters) -> dict[str, Any]:
     """List the MCP servers behind Toolcrib with their state, protocol era, number of tools and last error."""
-    return {"servers": [describe_server(context, name) for name in sorted(context.project.config.servers)]}
+    return {
+        "servers": [describe_server(context, name) for name in sorted(context.project.config.servers)],
+        **describe_faults(context),
+    }
+
+
+def describe_faults(context: Context) -> dict[str, Any]:
+    """What the configuration has wrong, and what waits for trust: nobody should wonder where a server went."""
+    config = context.project.config
+    return {
+        "problems": [str(problem) for problem in config.problems],
+        "untrusted": [str(file) for file in config.untrusted],
+    }
 
 
 class Entry(Parameters):
@@ -77,30 +91,42 @@ class Add(Parameters):
 async def add(context: Context, params: Add) -> dict[str, Any]:
     """Add an MCP server to the configuration and connect to it."""
     project = context.project
-    before = await context.crib.read_config(project.root)
-    file = context.crib.paths.user_config if params.scope == "user" else project_config(project.root)
-    within = None if params.scope == "user" else project.root
-    if any(waiting.file == file for waiting in before.waiting):
-        raise ConfigError(
-            f"{file} holds entries that you have not trusted.",
-            remedy="Look at them with `toolcrib trust`, then add yours.",
-        )
     entry = params.entry.model_dump(exclude_none=True, exclude_defaults=True)
+    # Checked as it will be read, variables and all, before a byte is written.
+    server_config(params.name, entry, environ=context.crib.environ)
+    file = context.crib.paths.user_config if params.scope == "user" else project_config(project.root)
     if_exists = IfExists.REPLACE if params.replace else IfExists.REFUSE
-    add_server(file, {"name": params.name, **entry}, if_exists=if_exists, project=within)
-    if within is not None:
-        # All that stood there was trusted, and the owner wrote the rest here and now.
-        await context.crib.trust(file, trust_digest(file))
-    await context.crib.reload()
-    problems = [str(p) for p in project.config.problems if params.name in p.key]
+    within = await _in_project(context, file)
+    await _written(context, file, add_server(file, {"name": params.name, **entry}, if_exists=if_exists, project=within))
     if params.name not in project.config.servers:
-        await _take_out(context, file, params.name)
+        problems = [str(problem) for problem in project.config.problems if params.name in problem.key]
         raise ConfigError(
-            f"{params.name} was not added: {'; '.join(problems) or 'its entry cannot be used'}",
-            remedy="Nothing was changed.",
+            f"{params.name} stands in {file}, but is not in use: "
+            f"{' '.join(problems) or 'another entry takes its place.'}",
+            remedy="`toolcrib config check` says more.",
         )
     await project.settled([params.name])
     return {"server": params.name, "file": str(file), **describe_server(context, params.name)}
+
+
+async def _in_project(context: Context, file: Path) -> InProject | None:
+    """The terms on which the file may be changed; None for the user's own."""
+    root = context.project.root
+    if not file.is_relative_to(root / PROJECT_FOLDER) and file != root / SHARED_PROJECT_FILE:
+        return None
+    if context.via is Via.MCP:
+        raise Denied(
+            "A project's file is not changed over MCP: that would be trust that nobody gave.",
+            remedy="Use `toolcrib add --project` or `toolcrib remove` at the command line.",
+        )
+    return InProject(root=root, trusted=await context.crib.trusted())
+
+
+async def _written(context: Context, file: Path, digest: str) -> None:
+    """The file was changed on its terms: what stood there was trusted, and the owner wrote the rest here and now."""
+    if file != context.crib.paths.user_config:
+        await context.crib.trust(file, digest)
+    await context.crib.reload()
 
 
 class Named(Parameters):
@@ -117,17 +143,9 @@ async def remove(context: Context, params: Named) -> dict[str, Any]:
     if config.source.file is None:
         where = "a variable" if config.source.layer is Layer.ENVIRONMENT else "a flag"
         raise ConfigError(f"{params.name} comes from {where}.", remedy="Start again without it.")
-    await _take_out(context, config.source.file, params.name)
+    file = config.source.file
+    await _written(context, file, remove_server(file, params.name, project=await _in_project(context, file)))
     return {"server": params.name, "file": str(config.source.file)}
-
-
-async def _take_out(context: Context, file: Path, name: str) -> None:
-    """Removes the entry; the trust in what else the file says goes on."""
-    within = context.project.root if file.is_relative_to(context.project.root) else None
-    remove_server(file, name, project=within)
-    if within is not None:
-        await context.crib.trust(file, trust_digest(file))
-    await context.crib.reload()
 
 
 @registry.command("server:restart", parameters=Named, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)

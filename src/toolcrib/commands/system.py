@@ -8,7 +8,8 @@ import time
 from typing import Any
 
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
-from toolcrib.commands.server import describe_server
+from toolcrib.commands.server import describe_faults, describe_server
+from toolcrib.config.model import Severity
 from toolcrib.servers.model import ServerState
 
 
@@ -21,10 +22,12 @@ async def health(context: Context, _: Parameters) -> dict[str, Any]:
         for status in states
         if status.state is not ServerState.READY
     ]
+    wrong = [str(p) for p in context.project.config.problems if p.severity is Severity.ERROR]
     return {
-        "healthy": not away,
+        "healthy": not away and not wrong,
         "servers": {"ready": len(states) - len(away), "all": len(states)},
         "away": away,
+        "problems": wrong,
     }
 
 
@@ -37,7 +40,9 @@ async def stats(context: Context, _: Parameters) -> dict[str, Any]:
     return {
         "calls": {"finished": context.crib.door.finished, "in_flight": context.crib.door.in_flight},
         "catalog": {"version": catalog.version, "tools": len(catalog.tools)},
+        "servers": len(context.project.servers),
         "projects": len(context.crib.projects),
+        "uptime": context.host.describe().get("uptime"),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale,
         "cpu_seconds": time.process_time(),
     }
@@ -49,9 +54,9 @@ async def status(context: Context, _: Parameters) -> dict[str, Any]:
     config = context.project.config
     return {
         **context.host.describe(),
+        "project": str(context.project.root),
         "servers": [describe_server(context, name) for name in sorted(config.servers)],
-        "problems": [str(problem) for problem in config.problems],
-        "untrusted": [str(file) for file in config.untrusted],
+        **describe_faults(context),
     }
 
 

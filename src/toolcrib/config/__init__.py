@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolcrib.config.edit import IfExists, add_server, remove_server
+    from toolcrib.config.edit import IfExists, InProject, add_server, remove_server
     from toolcrib.config.layers import load, trust_nothing
     from toolcrib.config.model import (
         Config,
@@ -35,6 +35,7 @@ __all__ = [
     "Config",
     "Flags",
     "IfExists",
+    "InProject",
     "Layer",
     "NameStyle",
     "Paths",
@@ -56,6 +57,7 @@ __all__ = [
 
 _HOMES = {
     "IfExists": "edit",
+    "InProject": "edit",
     "Paths": "paths",
     "add_server": "edit",
     "remove_server": "edit",

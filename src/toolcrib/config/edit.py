@@ -15,7 +15,8 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from toolcrib.config.problems import Report
 from toolcrib.config.read import SIZE_LIMIT, Format, parse_text, read_bytes
 from toolcrib.config.shapes import Contribution, Entry, take_entry
 from toolcrib.config.slug import same_name
-from toolcrib.config.trust import is_real
+from toolcrib.config.trust import digest_of, is_real
 from toolcrib.config.values import Surroundings
 from toolcrib.errors import ConfigError, UnknownServer
 
@@ -40,14 +41,25 @@ class IfExists(enum.Enum):
     REPLACE = enum.auto()
 
 
+@dataclass(frozen=True, kw_only=True)
+class InProject:
+    """The terms for changing a project's file."""
+
+    root: Path
+    """A repository must not lead the change elsewhere by a link."""
+    trusted: Collection[str]
+    """Digests that the person trusts: a file that says anything else is not changed, for the rest of it would come
+    to be trusted unseen."""
+
+
 def add_server(
-    path: Path, entry: Mapping[str, Any], *, if_exists: IfExists = IfExists.REFUSE, project: Path | None = None
-) -> None:
+    path: Path, entry: Mapping[str, Any], *, if_exists: IfExists = IfExists.REFUSE, project: InProject | None = None
+) -> str:
     """Raises `ConfigError` for an entry that `load` would refuse; variables need not be set yet.
 
-    `project` is the root for a project's file: a repository must not lead the change elsewhere by a link.
+    Returns the digest of the file as it is then.
     """
-    name, body = _checked(entry, project)
+    name, body = _checked(entry, project.root if project else None)
 
     def change(text: str, data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if held := _find(data, name):
@@ -59,10 +71,12 @@ def add_server(
             text, data = _without(path, text, data, held)
         return _with(path, text, data, name, body)
 
-    _change(path, change, project)
+    return _change(path, change, project)
 
 
-def remove_server(path: Path, name: str, *, project: Path | None = None) -> None:
+def remove_server(path: Path, name: str, *, project: InProject | None = None) -> str:
+    """Returns the digest of the file as it is then."""
+
     def change(text: str, data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         held = _find(data, name)
         if held != name:
@@ -70,7 +84,7 @@ def remove_server(path: Path, name: str, *, project: Path | None = None) -> None
             raise UnknownServer(f"{path} has no server {name!r}.", remedy=near)
         return _without(path, text, data, name)
 
-    _change(path, change, project)
+    return _change(path, change, project)
 
 
 def _checked(entry: Mapping[str, Any], project: Path | None) -> tuple[str, dict[str, Any]]:
@@ -161,22 +175,29 @@ def _indent(text: str) -> int | str | None:
 
 
 def _change(
-    path: Path, change: Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]], project: Path | None
-) -> None:
+    path: Path, change: Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]], project: InProject | None
+) -> str:
     # A person's link, as dotfile tools make them, stays a link: its target is what changes.
     target = Path(os.path.realpath(path))
-    if project is not None and not is_real(Path(os.path.realpath(project)) / path.relative_to(project)):
+    if project is not None and not is_real(Path(os.path.realpath(project.root)) / path.relative_to(project.root)):
         raise ConfigError(f"{path} is reached by a link.", remedy="Make it a file of the project itself.")
     form = Format.of(path.name)
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(target.parent):
-            text, data = _current(target, form)
+            content = _content(target)
+            if project is not None and content is not None and digest_of(target, content) not in project.trusted:
+                raise ConfigError(
+                    f"{path} holds what you have not trusted.",
+                    remedy="Look at it with `toolcrib trust`, then change it.",
+                )
+            text, data = _parsed(content, form)
             changed, wanted = change(text, data)
             content = changed.encode()
             if len(content) > SIZE_LIMIT or parse_text(content, form).data != wanted:
                 raise ConfigError(f"{path} cannot hold this entry.", remedy="Change it by hand.")
             _replace(target, content)
+            return digest_of(target, content)
     except Unreadable as error:
         line = f":{error.line}" if error.line else ""
         raise ConfigError(f"{path}{line}: found {error.found}, expected {error.expected}.") from None
@@ -185,10 +206,15 @@ def _change(
         raise ConfigError(f"{path} cannot be written ({reason}).") from None
 
 
-def _current(target: Path, form: Format) -> tuple[str, dict[str, Any]]:
+def _content(target: Path) -> bytes | None:
     try:
-        content = read_bytes(target)
+        return read_bytes(target)
     except FileNotFoundError:
+        return None
+
+
+def _parsed(content: bytes | None, form: Format) -> tuple[str, dict[str, Any]]:
+    if content is None:
         return "", {}
     parsed = parse_text(content, form)
     data = {} if parsed.data is None else parsed.data

@@ -85,12 +85,17 @@ class Paths:
     def daemon_info(self) -> Path:
         return self.run_dir / "daemon.json"
 
-    def server_log(self, name: str) -> Path:
-        """A name that is no safe file name gets a digest, so that two servers never share a log."""
+    def server_log(self, name: str, root: Path | None) -> Path:
+        """One for each instance; a digest stands for the root, and for a name that is no safe file name."""
         safe = slug(name)[:64]
         if safe != name:
-            safe = f"{safe}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
-        return self.state_dir / "servers" / f"{safe}.log"
+            safe += f"-{_short(name)}"
+        where = f"@{_short(str(root))}" if root is not None else ""
+        return self.state_dir / "servers" / f"{safe}{where}.log"
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
 
 
 def configs_in(folder: Path) -> tuple[Path, ...]:
@@ -101,5 +106,4 @@ def configs_in(folder: Path) -> tuple[Path, ...]:
 def project_config(root: Path) -> Path:
     """The file of a project's own that exists, or the one to make."""
     folder = root / PROJECT_FOLDER
-    present = [path for name in CONFIG_NAMES if (path := folder / name).is_file()]
-    return present[0] if present else folder / CONFIG_NAMES[0]
+    return (*configs_in(folder), folder / CONFIG_NAMES[0])[0]

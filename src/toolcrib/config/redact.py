@@ -1,13 +1,14 @@
 """Text without its secrets, for people's eyes.
 
 In: a text, an argument list, or a value as it was written. Out: the same with `****` where a secret
-stood, and with nothing that could move a terminal's cursor. `problems`, `trust` and `mask` stand on it.
+stood, and with nothing that could move a terminal's cursor; or the secrets themselves, to be hidden elsewhere.
+`problems`, `trust`, `show` and a server's mask stand on it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 HIDDEN = "****"
 
@@ -17,16 +18,16 @@ _TELLING_NAME = (  # Repetitions are bounded: the texts are hostile, and the tim
 )
 
 _PATTERNS = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"(?<=://)[^/\s@]+@", f"{HIDDEN}@"),
-        (rf"(?i)([?&;]{_TELLING_NAME}=)[^&#\s]+", rf"\1{HIDDEN}"),
-        (r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}", rf"\1 {HIDDEN}"),
-        (r"\b(?:sk|pk|rk)-[\w-]{8,}", HIDDEN),
-        (r"\b(?:gh[pousr]_|github_pat_|glpat-|npm_|hf_|xox[abeprs]-|pypi-)[\w-]{8,}", HIDDEN),
-        (r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}", HIDDEN),
-        (r"\bAIza[\w-]{20,}", HIDDEN),
-        (r"\beyJ[\w-]{8,}(?:\.[\w-]+)*", HIDDEN),
+    re.compile(rf"{before}(?P<secret>{secret})")
+    for before, secret in (
+        (r"(?<=://)", r"[^/?#\s]+(?=@)"),
+        (rf"(?i)[?&;]{_TELLING_NAME}=", r"[^&#\s]+"),
+        (r"(?i)\b(?:bearer|basic)\s+", r"[\w.~+/=-]{6,}"),
+        (r"\b", r"(?:sk|pk|rk)-[\w-]{8,}"),
+        (r"\b", r"(?:gh[pousr]_|github_pat_|glpat-|npm_|hf_|xox[abeprs]-|pypi-)[\w-]{8,}"),
+        (r"\b", r"(?:AKIA|ASIA)[A-Z0-9]{12,}"),
+        (r"\b", r"AIza[\w-]{20,}"),
+        (r"\b", r"eyJ[\w-]{8,}(?:\.[\w-]+)*"),
     )
 )
 _NAMED_SECRET = re.compile(rf"(?is)(-{{0,2}}{_TELLING_NAME}\s{{0,9}}[=:]\s{{0,9}}).+")
@@ -37,28 +38,54 @@ _SCHEME = re.compile(r"(?i)\s*(?:bearer|basic|token)\s+")
 
 def printable(text: str) -> str:
     """Control and direction characters spelled out, so that a text shows as what it is."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def mask_text(text: str) -> str:
     """Known shapes of secrets hidden, the rest kept."""
-    for pattern, replacement in _PATTERNS:
-        text = pattern.sub(replacement, text)
+    for pattern in _PATTERNS:
+        text = pattern.sub(lambda found: found[0].removesuffix(found["secret"]) + HIDDEN, text)
     return printable(text)
+
+
+def secrets_in(text: str) -> Iterator[str]:
+    """What `mask_text` would hide."""
+    for pattern in _PATTERNS:
+        yield from (found["secret"] for found in pattern.finditer(text))
 
 
 def mask_args(args: Sequence[str]) -> tuple[str, ...]:
     """Also hides `--token=…`, `API_KEY=…`, `Authorization: …`, and the word after a bare `--token`."""
     masked: list[str] = []
-    for position, arg in enumerate(args):
-        follows_option = position > 0 and _SECRET_OPTION.fullmatch(args[position - 1]) is not None
-        if follows_option and not arg.startswith("-"):
-            masked.append(mask_spelling(arg))
-        elif named := _NAMED_SECRET.fullmatch(arg):
-            masked.append(printable(named[1]) + mask_spelling(arg[named.end(1) :]))
-        else:
+    for arg, start in zip(args, _secret_starts(args), strict=True):
+        if start is None:
             masked.append(mask_text(_without_defaults(arg)))
+        else:
+            masked.append(printable(arg[:start]) + mask_spelling(arg[start:]))
     return tuple(masked)
+
+
+def secrets_in_args(args: Sequence[str]) -> Iterator[str]:
+    """What `mask_args` would hide of arguments without references."""
+    for arg, start in zip(args, _secret_starts(args), strict=True):
+        if start is not None:
+            scheme = _SCHEME.match(arg, start)
+            yield arg[scheme.end() if scheme else start :]
+        yield from secrets_in(arg)
+
+
+def _secret_starts(args: Sequence[str]) -> Iterator[int | None]:
+    """Where in each argument a secret starts that its name tells; None: no name tells of one."""
+    before = ""
+    for arg in args:
+        if _SECRET_OPTION.fullmatch(before) and not arg.startswith("-"):
+            yield 0
+        else:
+            named = _NAMED_SECRET.fullmatch(arg)
+            yield named.end(1) if named else None
+        before = arg
 
 
 def mask_spelling(written: str) -> str:

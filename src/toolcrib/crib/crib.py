@@ -7,12 +7,14 @@ called. `Crib` only wires; the rooms below do the work. It starts no process of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -29,10 +31,13 @@ from toolcrib.events import Bus, CatalogChanged
 from toolcrib.listing import Listings
 from toolcrib.policy import OWNER
 from toolcrib.servers.pool import Pool
+from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 from toolcrib.store import Store
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LINGER = 300.0
 """Seconds that a project's servers stay after its last user left."""
@@ -42,19 +47,19 @@ class Crib:
     def __init__(
         self,
         *,
-        paths: Paths,
-        root: Path,
-        environ: Mapping[str, str],
+        paths: Paths | None = None,
+        root: Path | None = None,
+        environ: Mapping[str, str] | None = None,
         flags: Flags = Flags(),  # noqa: B008 - frozen
         builtins: Mapping[str, Builtin] | None = None,
         only: frozenset[str] | None = None,
     ) -> None:
-        """`only` names the servers to connect to; unless said, all that are configured."""
-        self.paths = paths
-        self.root = root
+        """Unless said: this user's files, the folder we are in, our own environment; all servers, not `only` some."""
+        self.environ = os.environ if environ is None else environ
+        self.paths = paths or Paths.of_user(self.environ)
+        self.root = root or Path.cwd()
         self.bus = Bus()
         self.door = Door(self.bus)
-        self._environ = environ
         self._flags = flags
         self._builtins = dict(builtins or {})
         self._only = only
@@ -63,11 +68,12 @@ class Crib:
         self._registered: set[str] = set()
         """Servers that the program added to the home project; reading the configuration again leaves them alone."""
         self._farewells: dict[Path, asyncio.TimerHandle] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._closed = False
         self._wiring = asyncio.Lock()
         """Held while projects get and lose servers, so that two who come at once get one project, not two."""
         self._store: Store | None = None
-        self._pool = Pool(bus=self.bus, on_tools=self._tools_changed, log_file=paths.server_log)
+        self._pool = Pool(bus=self.bus, on_tools=self._tools_changed, log_file=self.paths.server_log)
         self._listings: Listings | None = None
 
     async def __aenter__(self) -> Self:
@@ -78,6 +84,7 @@ class Crib:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
         for timer in self._farewells.values():
             timer.cancel()
         await self._pool.close()
@@ -93,6 +100,11 @@ class Crib:
         return self._store
 
     @property
+    def reaper(self) -> Reaper:
+        """Who cleans up after us if we are killed."""
+        return self._pool.reaper
+
+    @property
     def home(self) -> Project:
         """The project that callers without a root of their own work in."""
         return self._projects[self.root]
@@ -103,51 +115,79 @@ class Crib:
 
     @property
     def listings(self) -> Listings:
-        if self._listings is None:
-            self._listings = Listings(self.home.config.settings.names)
+        style = self.home.config.settings.names
+        if self._listings is None or self._listings.style is not style:
+            self._listings = Listings(style)
         return self._listings
 
     async def read_config(self, root: Path) -> Config:
-        # The digest covers the file's place as well as its bytes, so it alone is enough to know it by.
-        trusted = {file.sha256 for file in await self.store.trusted_files()}
+        trusted = await self.trusted()
         return load(
             paths=self.paths,
             root=root,
-            environ=self._environ,
+            environ=self.environ,
             flags=self._flags,
             is_trusted=lambda _, digest: digest in trusted,
         )
+
+    async def trusted(self) -> frozenset[str]:
+        """The digests of all that was trusted: each covers a file's place as well as its bytes."""
+        return frozenset(file.sha256 for file in await self.store.trusted_files())
 
     async def trust(self, file: Path, digest: str) -> None:
         """Trusts the file with the content that the digest stands for, and no other."""
         await self.store.trust(_place(file), digest)
 
-    async def untrust(self, file: Path) -> None:
-        await self.store.untrust(_place(file))
+    async def untrust(self, file: Path) -> bool:
+        """Whether it had been trusted."""
+        return await self.store.untrust(_place(file))
 
     async def project(self, root: Path) -> Project:
         """The project at this root: read and connected when first asked for."""
-        async with self._wiring:
-            return self._projects.get(root) or await self._open(root)
+        found = self._projects.get(root)
+        return found if found is not None else await self._to_its_end(self._opened(root))
 
-    async def _open(self, root: Path) -> Project:
-        project = Project(
-            root,
-            await self.read_config(root),
-            builtins=self._builtins,
-            next_version=lambda: next(self._versions),
-        )
-        self._projects[root] = project
-        project.subscribe(lambda: self._announce(project))
-        await self._connect(project)
-        return project
+    @contextlib.asynccontextmanager
+    async def working_in(self, root: Path) -> AsyncIterator[Project]:
+        """The project, for as long as somebody works in it; its servers go some time after the last one left."""
+        project = await self.project(root)
+        project.users += 1
+        timer = self._farewells.pop(project.root, None)
+        if timer is not None:
+            timer.cancel()
+        try:
+            yield project
+        finally:
+            project.users -= 1
+            self._plan_farewell(project)
+
+    async def _opened(self, root: Path) -> Project:
+        async with self._wiring:
+            found = self._projects.get(root)
+            if found is not None:
+                return found
+            config = await self.read_config(root)
+            project = Project(root, config, builtins=self._builtins, next_version=lambda: next(self._versions))
+            self._projects[root] = project
+            project.subscribe(lambda: self._announce(project))
+            # Whoever asked may be gone by now; then nobody would come to leave.
+            self._plan_farewell(project)
+            await self._connect(project)
+            return project
 
     async def reload(self) -> None:
         """Reads the configuration of every project again and starts, stops or exchanges what changed, nothing else."""
+        await self._to_its_end(self._reloaded())
+
+    async def _reloaded(self) -> None:
         async with self._wiring:
             for project in self.projects:
                 project.config = await self.read_config(project.root)
                 await self._connect(project)
+
+    async def _to_its_end(self, work: Coroutine[None, None, T]) -> T:
+        """Does the work whole, also if whoever waits for it goes away: half a project would serve nobody."""
+        return await asyncio.shield(self._spawn(work))
 
     async def _connect(self, project: Project) -> None:
         wanted = {
@@ -161,6 +201,9 @@ class Crib:
             if name not in wanted or wanted[name].identity != server.config.identity:
                 del project.servers[name]
                 await self._pool.release(server)
+            else:
+                # Time limits may have changed; they need no new connection.
+                server.config = wanted[name]
         for name, config in wanted.items():
             if name not in project.servers:
                 known = await self._known_tools(config.identity, project.root)
@@ -238,35 +281,29 @@ class Crib:
         outcome = await self.door.call(self.home, OWNER, Request(tool=name, params=params, timeout=timeout))
         return read_answer(outcome.answer)
 
-    def enter(self, project: Project) -> None:
-        """A connection begins to work in the project."""
-        project.users += 1
-        timer = self._farewells.pop(project.root, None)
-        if timer is not None:
-            timer.cancel()
-
-    def leave(self, project: Project) -> None:
-        """A connection ended; the project's servers go some time after its last one."""
-        project.users -= 1
-        if project.users <= 0 and project.root != self.root:
-            later = asyncio.get_running_loop().call_later(LINGER, self._spawn_farewell, project)
+    def _plan_farewell(self, project: Project) -> None:
+        if project.users <= 0 and project.root != self.root and not self._closed:
+            later = asyncio.get_running_loop().call_later(LINGER, self._begin_farewell, project)
             self._farewells[project.root] = later
 
-    def _spawn_farewell(self, project: Project) -> None:
+    def _begin_farewell(self, project: Project) -> None:
         self._farewells.pop(project.root, None)
         self._spawn(self._farewell(project))
 
     async def _farewell(self, project: Project) -> None:
-        if project.users > 0:
-            return
-        self._projects.pop(project.root, None)
-        for server in project.servers.values():
-            await self._pool.release(server)
+        async with self._wiring:
+            if project.users > 0:
+                return
+            self._projects.pop(project.root, None)
+            servers, project.servers = list(project.servers.values()), {}
+            for server in servers:
+                await self._pool.release(server)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
 
 def _place(file: Path) -> Path:

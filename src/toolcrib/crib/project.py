@@ -85,21 +85,28 @@ class Project:
         return tuple(raw for raw in definitions if msgspec.json.decode(raw)["name"] in chosen)
 
     def knows(self, name: str) -> bool:
-        try:
-            self.catalog.find(name)
-        except UnknownTool:
-            return False
-        return True
+        return name in self.catalog
 
     def find(self, name: str) -> Tool:
         """The tool of this name; of a server that was never listed, the reason why its tools are not known."""
         try:
             return self.catalog.find(name)
-        except UnknownTool:
+        except UnknownTool as unknown:
+            self._explain(name, unknown)
             for server in self.servers.values():
                 if server.tools is None and name.startswith((f"{server.name}:", f"{slug(server.name)}_")):
                     raise server.away() from None
             raise
+
+    def _explain(self, name: str, unknown: UnknownTool) -> None:
+        """Adds what the configuration says of the server that the name seems to mean."""
+        meant = name.partition(":")[0]
+        config = self.config.servers.get(meant)
+        if config is not None and not config.enabled:
+            unknown.remedy = f"{meant} is switched off in {config.source}."
+        for problem in self.config.problems:
+            if problem.key.split(".")[1:2] == [meant]:
+                unknown.remedy = str(problem)
 
     def target(self, server: str, caller: Caller) -> Target:
         builtin = self._builtins.get(server)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from toolcrib.errors import ToolcribError
+from toolcrib.errors import ToolError
 from toolcrib.servers.model import Answer
 
 
@@ -75,12 +75,6 @@ class Result:
     def text(self) -> str:
         """The text blocks, joined: what most callers want."""
         return "\n".join(block.text for block in self.blocks if isinstance(block, TextBlock))
-
-
-class ToolError(ToolcribError):
-    """The server answered with a JSON-RPC error instead of a result."""
-
-    exit_code = 6
 
 
 def read_answer(answer: Answer) -> Result:

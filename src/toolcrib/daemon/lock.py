@@ -38,8 +38,11 @@ def held(paths: Paths) -> Iterator[None]:
 
 
 def private_folder(folder: Path) -> None:
+    """A folder of ours that nobody else may enter, also if it was made with other rights."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
     except OSError as error:
         raise unusable(error, folder) from error
 

@@ -1,4 +1,8 @@
-"""Where the daemon's own words go: a file that is turned over before it grows large."""
+"""Where the daemon's own words go: a file that is turned over before it grows large.
+
+In: the level, and events from the bus. Out: lines. Servers that come and go and calls that failed are told; calls that
+went well are not, they are too many.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,10 @@ import logging
 import logging.handlers
 import os
 from pathlib import Path
+
+from toolcrib.events import CallFinished, Event, ServerStateChanged
+
+log = logging.getLogger(__name__)
 
 _BYTES = 5 * 1024 * 1024
 _KEPT = 3
@@ -21,3 +29,24 @@ def log_to(file: Path, level: str) -> logging.Handler:
     root.setLevel(logging.WARNING)
     logging.getLogger("toolcrib").setLevel(level.upper())
     return handler
+
+
+LOGGED = (ServerStateChanged, CallFinished)
+_TROUBLE = frozenset({"away", "failed"})
+
+
+def write_to_log(event: Event) -> None:
+    match event:
+        case ServerStateChanged(server=server, state=state, reason=reason) if state in _TROUBLE:
+            log.warning("%s is %s: %s", _plain(server), state, _plain(reason))
+        case ServerStateChanged(server=server, state=state):
+            log.info("%s is %s", _plain(server), state)
+        case CallFinished(outcome="ok"):
+            pass
+        case CallFinished(tool=tool, caller=caller, outcome=outcome, duration=duration):
+            log.info("%s by %s: %s after %.2f s", _plain(tool), caller, outcome, duration)
+
+
+def _plain(text: str) -> str:
+    """A server's words must not pass for lines of ours."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -26,7 +26,7 @@ from toolcrib.commands.builtin import CommandServer
 from toolcrib.config import Flags, Paths
 from toolcrib.crib import Crib
 from toolcrib.daemon.lock import held, unusable, write_info
-from toolcrib.daemon.log import log_to
+from toolcrib.daemon.log import LOGGED, log_to, write_to_log
 from toolcrib.daemon.socket import CommandSocket
 from toolcrib.daemon.token import owner_token
 from toolcrib.errors import PortTaken
@@ -67,6 +67,16 @@ class Daemon:
     def stop(self) -> None:
         self._stopping.set()
 
+    def _faults(self, crib: Crib) -> dict[str, Any]:
+        """What is wrong with the configuration, for whoever starts the daemon and for its log."""
+        config = crib.home.config
+        for problem in config.problems:
+            log.warning("configuration: %s", problem)
+        return {
+            "problems": [str(problem) for problem in config.problems],
+            "untrusted": [str(file) for file in config.untrusted],
+        }
+
     async def run(self, ready: Ready) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -82,7 +92,10 @@ class Daemon:
         )
         commands.crib = crib
         async with crib:
-            listener = bind(crib.home.config.settings.port)
+            settings = crib.home.config.settings
+            logging.getLogger("toolcrib").setLevel(settings.log_level.upper())
+            crib.bus.subscribe(write_to_log, *LOGGED)
+            listener = bind(settings.port)
             self._port = listener.getsockname()[1]
             gateway = HttpGateway(crib, token=token, port=self._port)
             server = HttpServer(gateway)
@@ -91,9 +104,11 @@ class Daemon:
                 await control.start(self._paths.socket)
                 await server.start(listener)
                 write_info(self._paths, self.describe())
+                for file in (self._paths.socket, self._paths.daemon_info):
+                    crib.reaper.unlink(file)
                 _settle_memory()
                 log.info("serving %s, root %s", self.describe()["endpoint"], self._root)
-                ready(self.describe())
+                ready({**self.describe(), **self._faults(crib)})
                 await self._stopping.wait()
             finally:
                 log.info("stopping")
@@ -111,6 +126,14 @@ def _settle_memory() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
+def _keep_files_from_children() -> None:
+    """What the shell left open is no business of the servers; the loop would pass it on to them."""
+    for entry in os.listdir("/dev/fd"):  # noqa: PTH208 - names, not paths
+        with contextlib.suppress(OSError):
+            if int(entry) > 2:
+                os.set_inheritable(int(entry), False)
+
+
 def bind(port: int) -> socket.socket:
     """A listening socket on loopback, or an error that says what to do."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -121,7 +144,7 @@ def bind(port: int) -> socket.socket:
         listener.close()
         raise PortTaken(
             f"Port {port} cannot be used: {os.strerror(error.errno or 0)}.",
-            remedy="Another program has it: end that one, or choose with --port (0 takes any free port).",
+            remedy="Choose another with --port (0 takes any free one), or end the program that has it.",
             data={"port": port},
         ) from error
     return listener
@@ -130,6 +153,7 @@ def bind(port: int) -> socket.socket:
 def run_foreground(root: Path, flags: Flags, *, ready: Ready) -> int:
     """Runs until a signal or `toolcrib down`."""
     paths = Paths.of_user(os.environ)
+    _keep_files_from_children()
     try:
         return _run_locked(paths, root, flags, ready)
     except OSError as error:

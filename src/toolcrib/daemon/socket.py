@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -22,12 +23,12 @@ from typing import Any
 import msgspec
 
 from toolcrib.commands.all import registry
-from toolcrib.commands.registry import Context, Host
+from toolcrib.commands.registry import Context, Host, Via
 from toolcrib.crib import Crib, Project
 from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ConfigError, ToolcribError, UsageError
 from toolcrib.gateway.envelope import MAX_BODY
 from toolcrib.gateway.pipe import PipeClient
-from toolcrib.policy import OWNER, Caller
+from toolcrib.policy import CLIENT, OWNER
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +54,14 @@ class CommandSocket:
                 remedy="Choose a shorter TOOLCRIB_HOME.",
             )
         path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # The whole process has one umask: it is put back before anything else can run.
         before = os.umask(0o177)
         try:
-            self._server = await asyncio.start_unix_server(self._connected, path=path, limit=MAX_BODY)
+            listener.bind(str(path))
         finally:
             os.umask(before)
+        self._server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MAX_BODY)
 
     async def stop(self) -> None:
         if self._server is None:
@@ -114,17 +118,16 @@ class CommandSocket:
                 await asyncio.gather(work, following, return_exceptions=True)
 
     async def _bridge(self, params: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        caller = Caller(
-            agent=OWNER.agent, profile=OWNER.profile, conversation=str(params.get("conversation") or "default")
-        )
-        try:
-            root = Path(str(params.get("root") or self._crib.root)).resolve()
-            project = await self._crib.project(root)
-        except (ToolcribError, OSError, ValueError) as error:
-            told = error.text() if isinstance(error, ToolcribError) else f"The root cannot be used: {error}."
-            await _say(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": told}})
-            return
-        await PipeClient(self._crib, project, caller, reader, writer).serve()
+        caller = dataclasses.replace(CLIENT, conversation=str(params.get("conversation") or "default"))
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                root = Path(str(params.get("root") or self._crib.root)).resolve()
+                project = await stack.enter_async_context(self._crib.working_in(root))
+            except (ToolcribError, OSError, ValueError) as error:
+                told = error.text() if isinstance(error, ToolcribError) else f"The root cannot be used: {error}."
+                await _say(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": told}})
+                return
+            await PipeClient(self._crib, project, caller, reader, writer).serve()
 
     async def _command(
         self, request_id: Any, name: str, params: dict[str, Any], root: Path | None, writer: asyncio.StreamWriter
@@ -134,7 +137,9 @@ class CommandSocket:
 
         try:
             async with self._working_in(name, root) as project:
-                context = Context(crib=self._crib, project=project, caller=OWNER, host=self._host, emit=emit)
+                context = Context(
+                    crib=self._crib, project=project, caller=OWNER, host=self._host, via=Via.SOCKET, emit=emit
+                )
                 answer = {"id": request_id, "result": await registry.run(name, params, context)}
         except ToolcribError as error:
             data = {**error.data, "remedy": error.remedy, "exit_code": error.exit_code, "kind": type(error).__name__}
@@ -151,18 +156,14 @@ class CommandSocket:
     @contextlib.asynccontextmanager
     async def _working_in(self, command: str, root: Path | None) -> AsyncIterator[Project]:
         """The project that a command is for; only one that uses servers is a reason to start them."""
-        known = {project.root: project for project in self._crib.projects}
-        project = known.get(root or self._crib.root)
-        if project is None and command.startswith("system:"):
-            project = self._crib.home
-        if project is None:
-            project = await self._crib.project(root or self._crib.root)
-            await project.introduced(_NEW_PROJECT_WAITS)
-        self._crib.enter(project)
-        try:
+        root = root or self._crib.root
+        known = any(project.root == root for project in self._crib.projects)
+        if not known and command.startswith("system:"):
+            root = self._crib.root
+        async with self._crib.working_in(root) as project:
+            if not known:
+                await project.introduced(_NEW_PROJECT_WAITS)
             yield project
-        finally:
-            self._crib.leave(project)
 
 
 def _read_command(line: bytes) -> tuple[Any, str, dict[str, Any], Path | None]:

@@ -50,6 +50,8 @@ LIST_CHANGED = notification("notifications/tools/list_changed")
 class Reply:
     body: bytes
     status: int = 200
+    accepted: bool = True
+    """Whether it carries a result; an error otherwise."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -60,6 +62,17 @@ class Client:
     project: Project
     under_way: dict[str | int, Callable[[], None]] = field(default_factory=dict)
     """By request id: the call that takes the request back."""
+
+    def begin(self, key: str | int, take_back: Callable[[], None]) -> Callable[[], None]:
+        """Notes a request as under way; returns the call that notes its end."""
+        self.under_way[key] = take_back
+
+        def end() -> None:
+            # A client that used the id again meanwhile means the newer one when it cancels.
+            if self.under_way.get(key) is take_back:
+                del self.under_way[key]
+
+        return end
 
     def cancel(self, message: Message) -> None:
         """Takes back what a `notifications/cancelled` names, if it is still under way."""
@@ -97,7 +110,7 @@ class Desk:
     def refuse(self, rejected: Rejected, era: Era, request_id: bytes | None = None) -> Reply:
         status = eras.HTTP_STATUS.get(rejected.code, 200) if era is Era.MODERN else 200
         body = error_message(request_id or rejected.id, rejected.code, rejected.message, rejected.data)
-        return Reply(body, status)
+        return Reply(body, status, accepted=False)
 
     def taken_back(self, request_id: bytes) -> Reply:
         """The answer to a request that its caller took back."""

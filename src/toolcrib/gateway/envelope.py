@@ -9,6 +9,7 @@ duplicate keys, with bytes that are not UTF-8, or nested deeper than anything ho
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from toolcrib.servers.wire import deeper_than
 
 MAX_BODY = 16 * 1024 * 1024
 MAX_DEPTH = 128
+_LARGE = 256 * 1024
 
 
 class Rejected(Exception):
@@ -91,6 +93,11 @@ def read_message(body: bytes) -> Message:
     return Message(method=envelope.method, id=request_id, params=params, meta=meta)
 
 
+async def read_aside(body: bytes) -> Message:
+    """The same; a large body is read in a thread, so that others need not wait for it."""
+    return read_message(body) if len(body) < _LARGE else await asyncio.to_thread(read_message, body)
+
+
 def _request_id(envelope: _Envelope) -> bytes | None:
     raw = bytes(envelope.id)
     if not raw:
@@ -122,8 +129,8 @@ def _no_constant(name: str) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise Rejected(PARSE_ERROR, f"Parse error: the key {twice[:80]!r} stands twice in one object.")
     return found
 

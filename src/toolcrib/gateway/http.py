@@ -16,7 +16,7 @@ from toolcrib.crib import Crib
 from toolcrib.errors import HEADER_MISMATCH, INVALID_REQUEST, PARSE_ERROR, ToolcribError
 from toolcrib.gateway import eras
 from toolcrib.gateway.desk import LIST_CHANGED, Client, Desk, Reply
-from toolcrib.gateway.envelope import MAX_BODY, Message, Rejected, error_message, read_message
+from toolcrib.gateway.envelope import MAX_BODY, Message, Rejected, error_message, read_aside
 from toolcrib.gateway.sessions import LegacySession, LegacySessions
 from toolcrib.gateway.streams import EventStream, Exchange, Headers, Receive, Send, send_json, until_gone
 from toolcrib.gateway.subscriptions import acknowledged, ended, listen_notice, wants_tools
@@ -26,7 +26,6 @@ from toolcrib.servers.model import MODERN_VERSION, Era
 log = logging.getLogger(__name__)
 
 _ROUTING = (b"mcp-protocol-version", b"mcp-method", b"mcp-name")
-_LARGE = 256 * 1024
 _SINGLE = frozenset({"host", "origin", "authorization", "mcp-session-id", "content-type", "content-length"})
 
 
@@ -111,9 +110,7 @@ class HttpGateway:
             raise Refused(415, "The Content-Type must be application/json.")
         if not _accepts(headers, "application/json", "text/event-stream"):
             raise Refused(406, "Accept must name application/json and text/event-stream.")
-        body = await _body(headers, receive)
-        # A large body is read in a thread, so that others need not wait for it.
-        message = read_message(body) if len(body) < _LARGE else await asyncio.to_thread(read_message, body)
+        message = await read_aside(await _body(headers, receive))
         era = eras.era_of(message, headers.get("mcp-protocol-version"))
         if era is Era.MODERN:
             await self._modern(message, headers, raw_headers, caller, receive, send)
@@ -150,9 +147,12 @@ class HttpGateway:
         self, message: Message, headers: Mapping[str, str], caller: Caller, receive: Receive, send: Send
     ) -> None:
         if message.method == "initialize" and message.id is not None:
-            session = self._sessions.begin(caller, self._crib.home)
-            reply = await self._desk.answer(message, Era.LEGACY, session, _no_notices)
-            await send_json(send, reply.status, reply.body, [(b"mcp-session-id", session.id.encode())])
+            newcomer = Client(caller=caller, project=self._crib.home)
+            reply = await self._desk.answer(message, Era.LEGACY, newcomer, _no_notices)
+            extra: Headers = []
+            if reply.accepted:
+                extra.append((b"mcp-session-id", self._sessions.begin(caller, self._crib.home).id.encode()))
+            await send_json(send, reply.status, reply.body, extra)
             return
         session = self._session(headers, caller)
         if message.id is None:
@@ -168,8 +168,7 @@ class HttpGateway:
             raise ValueError("only requests are answered")
         # A modern client cancels by going away; of a legacy one that means nothing, it says so in words.
         exchange.watch(gone_means_cancel=era is Era.MODERN)
-        take_back = exchange.take_back
-        client.under_way[key] = take_back
+        end = client.begin(key, exchange.take_back)
         reply: Reply | None = None
         try:
             reply = await self._desk.answer(message, era, client, exchange.notify)
@@ -184,9 +183,7 @@ class HttpGateway:
             log.exception("%s failed", message.method)
             reply = self._desk.failed(message.id)
         finally:
-            # A client that used the id again meanwhile means the newer one when it cancels.
-            if client.under_way.get(key) is take_back:
-                del client.under_way[key]
+            end()
         await exchange.finish(reply)
 
     def _session(self, headers: Mapping[str, str], caller: Caller) -> LegacySession:
@@ -208,7 +205,11 @@ class HttpGateway:
             raise Refused(406, "Accept must name text/event-stream.")
         session = self._session(headers, caller)
         stream = EventStream(send, [(b"mcp-session-id", session.id.encode())])
-        await self._carry(stream, session, LIST_CHANGED, None, receive)
+        session.streams.add(stream)
+        try:
+            await self._carry(stream, session, LIST_CHANGED, None, receive)
+        finally:
+            session.streams.discard(stream)
 
     async def _delete(self, headers: Mapping[str, str], caller: Caller, send: Send) -> None:
         if headers.get("mcp-protocol-version", eras.ASSUMED_LEGACY_VERSION) not in eras.LEGACY_VERSIONS:
@@ -217,6 +218,8 @@ class HttpGateway:
         self._sessions.end(session)
         for take_back in tuple(session.under_way.values()):
             take_back()
+        for stream in tuple(session.streams):
+            stream.close()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
@@ -231,7 +234,7 @@ class HttpGateway:
         self, stream: EventStream, client: Client, notice: bytes | None, last_word: bytes | None, receive: Receive
     ) -> None:
         """Sends the notice on the stream whenever the client's tools changed, until either side ends it."""
-        unsubscribe = client.project.subscribe(lambda: stream.put(notice)) if notice is not None else lambda: None
+        unsubscribe = client.project.subscribe(lambda: stream.offer(notice)) if notice is not None else lambda: None
         self._streams[stream] = last_word
         writer = asyncio.create_task(stream.run())
         watcher = asyncio.create_task(until_gone(receive))

@@ -14,7 +14,7 @@ from toolcrib.crib import Crib, Project
 from toolcrib.errors import INVALID_REQUEST, PARSE_ERROR
 from toolcrib.gateway import eras
 from toolcrib.gateway.desk import LIST_CHANGED, Client, Desk
-from toolcrib.gateway.envelope import Message, Rejected, error_message, read_message
+from toolcrib.gateway.envelope import Message, Rejected, error_message, read_aside
 from toolcrib.gateway.subscriptions import acknowledged, ended, listen_notice, wants_tools
 from toolcrib.policy import Caller
 from toolcrib.servers.model import Era
@@ -22,6 +22,7 @@ from toolcrib.servers.wire import on_one_line
 
 log = logging.getLogger(__name__)
 
+_UNREAD = 1024 * 1024
 _LAST_ANSWERS = 5.0
 """Seconds that calls may still take after their client closed its end."""
 
@@ -45,12 +46,11 @@ class PipeClient:
         """Modern subscriptions by the id of their request: the notice that each gets."""
 
     async def serve(self) -> None:
-        self._crib.enter(self._client.project)
         unsubscribe = self._client.project.subscribe(self._tell_of_change)
         try:
             while line := await self._line():
                 if line.strip():
-                    self._take(line)
+                    await self._take(line)
                 await self._writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             log.info("the bridge of %s went away", self._client.caller.conversation)
@@ -61,7 +61,6 @@ class PipeClient:
         finally:
             unsubscribe()
             await self._end()
-            self._crib.leave(self._client.project)
 
     async def _line(self) -> bytes:
         try:
@@ -72,9 +71,9 @@ class PipeClient:
             self._say(error_message(b"null", PARSE_ERROR, "Parse error: the message is too large."))
             raise ConnectionError("a message over the limit") from None
 
-    def _take(self, line: bytes) -> None:
+    async def _take(self, line: bytes) -> None:
         try:
-            message = read_message(line)
+            message = await read_aside(line)
             self._settle_era(message)
             if self._era is Era.MODERN and message.id is not None:
                 eras.check_modern(message, None)
@@ -110,12 +109,12 @@ class PipeClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if key is not None:
-            self._client.under_way[key] = lambda: _cancel(task)
-            task.add_done_callback(lambda _: self._client.under_way.pop(key, None))
+            end = self._client.begin(key, lambda: _cancel(task))
+            task.add_done_callback(lambda _: end())
 
     async def _answer(self, message: Message, request_id: bytes) -> None:
         try:
-            reply = await self._desk.answer(message, self._era or Era.LEGACY, self._client, self._say)
+            reply = await self._desk.answer(message, self._era or Era.LEGACY, self._client, self._report)
         except Exception:
             log.exception("%s failed", message.method)
             reply = self._desk.failed(request_id)
@@ -131,18 +130,24 @@ class PipeClient:
             return
         if honoured:
             self._listening[key] = listen_notice(request_id)
-        self._client.under_way[key] = lambda: self._unlisten(key, request_id)
 
-    def _unlisten(self, key: str | int, request_id: bytes) -> None:
-        self._listening.pop(key, None)
-        self._client.under_way.pop(key, None)
-        self._say(ended(request_id))
+        def unlisten() -> None:
+            self._listening.pop(key, None)
+            end()
+            self._say(ended(request_id))
+
+        end = self._client.begin(key, unlisten)
 
     def _tell_of_change(self) -> None:
         if self._initialized:
             self._say(LIST_CHANGED)
         for notice in self._listening.values():
             self._say(notice)
+
+    def _report(self, message: bytes) -> None:
+        """Progress. What a client does not read in time is not kept for it."""
+        if self._writer.transport.get_write_buffer_size() < _UNREAD:
+            self._say(message)
 
     def _say(self, message: bytes) -> None:
         if not self._writer.is_closing():

@@ -9,25 +9,24 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from toolcrib.crib import Project
-from toolcrib.errors import ToolcribError
+from toolcrib.errors import TooManySessions
 from toolcrib.gateway.desk import Client
+from toolcrib.gateway.streams import EventStream
 from toolcrib.policy import Caller
 
 IDLE_LIMIT = 24 * 3600.0
 MOST = 10_000
 
 
-class TooManySessions(ToolcribError):
-    http_status = 503
-
-
 @dataclass(kw_only=True, eq=False)
 class LegacySession(Client):
     id: str
     last_used: float
+    streams: set[EventStream] = field(default_factory=set)
+    """Open GET streams; they end with the session."""
 
 
 class LegacySessions:

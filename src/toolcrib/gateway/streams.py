@@ -28,6 +28,7 @@ _EVENT_STREAM: Headers = [
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
+_UNREAD = 256
 _PING = b": still here\n\n"
 
 
@@ -60,6 +61,13 @@ class EventStream:
     def put(self, message: bytes) -> None:
         self._waiting.append(event(message))
         self._wake.set()
+
+    def offer(self, message: bytes) -> None:
+        """A notice. What a client does not read in time is not kept for it, and nothing is said twice in a row."""
+        ready = event(message)
+        if len(self._waiting) < _UNREAD and self._waiting[-1:] != [ready]:
+            self._waiting.append(ready)
+            self._wake.set()
 
     def close(self) -> None:
         self._closed = True
@@ -117,7 +125,7 @@ class Exchange:
 
     def notify(self, message: bytes) -> None:
         if not self._over:
-            self._begin_stream().put(message)
+            self._begin_stream().offer(message)
 
     def take_back(self) -> None:
         """The client cancelled the request it is waiting for."""

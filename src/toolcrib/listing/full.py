@@ -17,7 +17,7 @@ _KEPT = 32
 
 class Listings:
     def __init__(self, style: NameStyle) -> None:
-        self._style = style
+        self.style = style
         self._kept: OrderedDict[tuple[int, str], bytes] = OrderedDict()
 
     def tools(self, catalog: Catalog, caller: Caller) -> bytes:
@@ -26,7 +26,7 @@ class Listings:
         if found is not None:
             self._kept.move_to_end(key)
             return found
-        public = catalog.by_public(self._style)
+        public = catalog.by_public(self.style)
         shown = [tool.render(name) for name, tool in public.items() if decide(caller, tool).verdict is Verdict.ALLOW]
         array = b"[" + b",".join(shown) + b"]"
         self._kept[key] = array

@@ -4,6 +4,6 @@ In: a `Caller` and a `Tool` of the catalog. Out: a `Decision`. The same function
 calling, so that what is shown and what may be called never differ.
 """
 
-from toolcrib.policy.decision import OWNER, Caller, Decision, Verdict, decide
+from toolcrib.policy.decision import CLIENT, OWNER, Caller, Decision, Verdict, decide
 
-__all__ = ["OWNER", "Caller", "Decision", "Verdict", "decide"]
+__all__ = ["CLIENT", "OWNER", "Caller", "Decision", "Verdict", "decide"]

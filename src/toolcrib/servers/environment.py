@@ -11,9 +11,10 @@ who and where the user is, locale, temporary and XDG folders, and what a machine
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from toolcrib.config.model import ServerConfig
+from toolcrib.config.redact import printable, secrets_in, secrets_in_args
 
 MARKER = "TOOLCRIB_CHILD"
 """Set in every child, so that whatever it starts can be found again."""
@@ -79,16 +80,36 @@ def _holds_password(address: str) -> bool:
 
 
 class Mask:
-    """Replaces the configured values of environment and headers in a text by stars."""
+    """Replaces configured secrets in a text by stars, and makes it one printable line: it may be a server's own."""
 
     def __init__(self, config: ServerConfig) -> None:
-        values = {*config.env.values(), *_header_secrets(config.headers.values()), *_url_secrets(config.url)}
+        values = {
+            *_variable_secrets(config.env.values()),
+            *_header_secrets(config.headers.values()),
+            *_url_secrets(config.url),
+            *_with_passwords(secrets_in_args(config.args)),
+        }
         self._secrets = sorted((value for value in values if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        return text
+        return printable(text)
+
+
+def _variable_secrets(values: Iterable[str]) -> Iterable[str]:
+    for value in values:
+        yield value
+        yield from _with_passwords(secrets_in(value))
+
+
+def _with_passwords(secrets: Iterable[str]) -> Iterable[str]:
+    """Also the password of `user:password`, for programs name it alone, and decoded."""
+    for secret in secrets:
+        yield secret
+        _, _, password = secret.partition(":")
+        yield password
+        yield unquote(password)
 
 
 def _header_secrets(values: Iterable[str]) -> Iterable[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -36,6 +37,13 @@ _RESUME_AFTER = 1.0
 _DRAIN = 1.0
 _GOODBYE = 1.0
 _CANCEL = 10.0
+_FORGOTTEN_CODES = frozenset({-32000, -32001, -32600})
+_FORGOTTEN = re.compile(
+    r"(?i)(?:bad request: ?)?(?:no valid session id(?: provided)?|(?:missing|invalid|unknown) session(?: id)?"
+    r"|invalid or (?:missing|expired) session(?: id)?|session not found|server not initialized"
+    r"|mcp-session-id header is required)\.?"
+)
+"""How the SDKs refuse a request before anything has read it. The whole text: a tool may speak of sessions, too."""
 _EARS_OPEN = 2.0
 """Seconds after which the tools are listed once more, for what changed before we could hear of it."""
 
@@ -81,8 +89,8 @@ class HttpLink(Link):
             return
         with contextlib.suppress(OSError):
             async with asyncio.timeout(_GOODBYE):
-                response = await self._poster.request(b"DELETE", self._address, self._head + _JSON_AND_EVENTS)
-                response.close()
+                with await self._poster.request(b"DELETE", self._address, self._head + _JSON_AND_EVENTS):
+                    pass
 
     async def _exchange(
         self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
@@ -192,13 +200,10 @@ class HttpLink(Link):
     @contextlib.asynccontextmanager
     async def _resumed(self, last_id: str) -> AsyncIterator[posting.Response]:
         resume = b"Accept: text/event-stream\r\nLast-Event-ID: %b\r\n" % last_id.encode()
-        response = await self._poster.request(b"GET", self._address, self._head + resume)
-        try:
+        with await self._poster.request(b"GET", self._address, self._head + resume) as response:
             if response.status != 200 or response.content_type != "text/event-stream":
                 raise self.away("It ended its stream without an answer. The call may have run.")
             yield response
-        finally:
-            response.close()
 
     def _heard(self, request_id: str, message: bytes) -> Answer | None:
         """One message of a request's stream: the answer, or something on the way to it."""
@@ -242,9 +247,8 @@ class HttpLink(Link):
     async def _tell_cancelled(self, request_id: str, reason: str) -> None:
         try:
             async with asyncio.timeout(_CANCEL):
-                response = await self._post(wire.cancelled(request_id, reason), self._head + _JSON_AND_EVENTS)
-                await response.read()
-                response.release()
+                with await self._post(wire.cancelled(request_id, reason), self._head + _JSON_AND_EVENTS) as response:
+                    await response.read()
         except (OSError, ServerAway) as error:
             log.debug("%s: the cancellation did not get through: %s", self.name, type(error).__name__)
 
@@ -269,12 +273,9 @@ class _Position:
 
 
 async def _drain(response: posting.Response) -> None:
-    try:
+    with response, contextlib.suppress(OSError):
         async with asyncio.timeout(_DRAIN):
             await response.read()
-        response.release()
-    except OSError:
-        response.close()
 
 
 def _protocol_error(body: bytes) -> bytes | None:
@@ -286,8 +287,16 @@ def _protocol_error(body: bytes) -> bytes | None:
 
 
 def _forgot_session(status: int, error: bytes | None) -> bool:
-    """404 by the specification; many servers made after the TypeScript SDK's example say 400 and name the session."""
-    return status == 404 or (status == 400 and error is not None and b"session" in error.lower())
+    """404 by the specification; many servers made after the TypeScript SDK's example say 400 and these very words.
+
+    The call is made again after this, so whatever else stands in an error is an answer: the call may have run.
+    """
+    if error is None:
+        return status == 404
+    fault = wire.fault_in(error)
+    if fault.code not in _FORGOTTEN_CODES:
+        return False
+    return status == 404 or (status == 400 and _FORGOTTEN.fullmatch(fault.message) is not None)
 
 
 @contextlib.asynccontextmanager

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from msgspec import UNSET
 
+from toolcrib.config.redact import printable
 from toolcrib.errors import ProtocolViolation, ServerAway
 from toolcrib.servers import wire
 from toolcrib.servers.link import PROGRESS, TOOLS_CHANGED, Link, Peer
@@ -109,7 +110,7 @@ class PipeLink(Link):
         """Not a message: skipped, and said so. If it was meant as an answer to a call, that call is told."""
         self._garbage += 1
         if self._garbage <= _SHOWN_GARBAGE:
-            log.warning("%s: skipped %d bytes that are no message: %s", self.name, len(message), why)
+            log.warning("%s: skipped %d bytes that are no message: %s", self.name, len(message), printable(why))
         broken_id = wire.own_id_in(message)
         future = self._pending.get(broken_id) if broken_id else None
         if future is not None and not future.done():

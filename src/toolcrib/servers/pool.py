@@ -31,7 +31,7 @@ class Pool:
         *,
         bus: Bus,
         on_tools: Callable[[Server], None],
-        log_file: Callable[[str], Path] | None = None,
+        log_file: Callable[[str, Path | None], Path] | None = None,
         reaper: Reaper | None = None,
     ) -> None:
         self._bus = bus
@@ -40,6 +40,10 @@ class Pool:
         self._reaper = reaper or Reaper()
         self._servers: dict[Key, Server] = {}
         self._holders: dict[Key, int] = {}
+
+    @property
+    def reaper(self) -> Reaper:
+        return self._reaper
 
     @property
     def servers(self) -> Iterable[Server]:
@@ -61,7 +65,7 @@ class Pool:
                 on_tools=self._on_tools,
                 bus=self._bus,
                 reaper=self._reaper,
-                log_file=self._log_file(config.name) if self._log_file else None,
+                log_file=self._log_file(config.name, key[1]) if self._log_file else None,
                 known_tools=known_tools,
             )
             self._servers[key] = server

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from typing import Any, Self
+from urllib.parse import quote, unquote, urlsplit
 
 import httptools
 
@@ -24,6 +23,8 @@ closing could not be told from one that ran."""
 _CONNECT = 10.0
 _MOST_HEADERS = 256
 _LONGEST_HEAD = 64 * 1024
+_IN_PATH = "/%:@!$&'()*+,;=~-._"
+_IN_QUERY = _IN_PATH + "?"
 
 
 class ConnectFailed(OSError):
@@ -56,10 +57,14 @@ class Address:
         parts = urlsplit(url)
         tls = parts.scheme == "https"
         host = parts.hostname or ""
+        if not host.isascii():
+            host = host.encode("idna").decode("ascii")
         port = parts.port or (443 if tls else 80)
-        shown = f"[{host}]" if ":" in host else host
+        shown = _bracketed(host)
         authority = shown if parts.port is None else f"{shown}:{parts.port}"
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        path = quote(parts.path or "/", safe=_IN_PATH)
+        if parts.query:
+            path += f"?{quote(parts.query, safe=_IN_QUERY)}"
         # A proxy that only forwards wants to be told the whole address; through a tunnel it is as if there were none.
         forwarded = proxy is not None and not tls
         target = f"http://{authority}{path}" if forwarded else path
@@ -68,7 +73,7 @@ class Address:
             host=host,
             port=port,
             target=target.encode("ascii"),
-            authority=authority.encode("ascii" if host.isascii() else "idna"),
+            authority=authority.encode("ascii"),
             proxy=proxy,
             head=proxy_authorization(proxy) if proxy and forwarded else b"",
         )
@@ -77,9 +82,18 @@ class Address:
     def key(self) -> tuple[bool, str, int, str | None]:
         return self.tls, self.host, self.port, self.proxy
 
+    @property
+    def tunnel(self) -> bytes:
+        """What a proxy is asked to connect us to."""
+        return f"{_bracketed(self.host)}:{self.port}".encode("ascii")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
 
 class Response:
-    """An answer, from the end of its head on. Its connection is free again when it is complete and released."""
+    """An answer, from the end of its head on, and the hold on its connection: `with` lets go of it."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
@@ -110,12 +124,18 @@ class Response:
             for chunk in ready:
                 yield chunk
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     def release(self) -> None:
         """Keeps the connection for the next request if the answer was read to its end, else ends it."""
-        self._connection.let_go(reusable=self.complete)
+        self._connection.let_go_of(self, reusable=self.complete)
 
     def close(self) -> None:
-        self._connection.let_go(reusable=False)
+        self._connection.let_go_of(self, reusable=False)
 
     async def _more(self) -> None:
         if self._failed is not None:
@@ -154,19 +174,21 @@ class _Connection(asyncio.Protocol):
         self._may_stay = False
         self._lost = False
         self.idle_since = 0.0
+        self.tunnel: asyncio.StreamWriter | None = None
+        """The way through a proxy. Held, for a writer that is collected closes its transport."""
 
     @property
     def usable(self) -> bool:
         return not self._lost and self._transport is not None and not self._transport.is_closing()
 
     async def ask(self, request: bytes) -> Response:
-        """Raises `Broken`. Cancelled or failed, the connection is gone."""
+        """Raises `ConnectFailed`, `Broken`. Cancelled or failed, the connection is gone."""
+        if self._transport is None or self._lost:
+            raise ConnectFailed("The connection was closed.") from ConnectionResetError()
         self._parser = httptools.HttpResponseParser(self)
         self._response = Response(self)
         self._head_done = self._may_stay = False
         self._head_waiter = self.loop.create_future()
-        if self._transport is None or self._lost:
-            raise Broken("The connection was closed.")
         try:
             self._transport.write(request)
             return await self._head_waiter
@@ -175,6 +197,11 @@ class _Connection(asyncio.Protocol):
             raise
         finally:
             self._head_waiter = None
+
+    def let_go_of(self, response: Response, *, reusable: bool) -> None:
+        """Does nothing for an answer that was let go before: the connection may serve another by now."""
+        if response is self._response:
+            self.let_go(reusable=reusable)
 
     def let_go(self, *, reusable: bool) -> None:
         keep = reusable and self.usable and self._may_stay
@@ -189,6 +216,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        self._poster.hold(self)
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None:
@@ -199,9 +227,12 @@ class _Connection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._end(Broken(f"It answered with something that is not HTTP ({type(error).__name__})."))
-            return
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._may_stay = False
+            # What follows a whole answer does not undo it.
+            if self._response is None or not self._response.complete:
+                self._end(Broken(f"It answered with something that is not HTTP ({type(error).__name__})."))
+                return
         response, waiter = self._response, self._head_waiter
         if response is None or not self._head_done:
             return
@@ -240,6 +271,10 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     # What the parser tells.
+
+    def on_message_begin(self) -> None:
+        if self._response is not None and self._response.complete:
+            raise httptools.HttpParserError("a second answer to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         response = self._response
@@ -309,6 +344,9 @@ class Poster:
         if self._sweep is None:
             self._sweep = self.loop.call_later(IDLE, self._sweep_idle)
 
+    def hold(self, connection: _Connection) -> None:
+        self._all.add(connection)
+
     def forget(self, connection: _Connection) -> None:
         self._all.discard(connection)
         idle = self._idle.get(connection.address.key)
@@ -350,7 +388,6 @@ class Poster:
             raise
         except OSError as error:
             raise ConnectFailed(*error.args) from error
-        self._all.add(connection)
         return connection
 
     async def _connect_by_proxy(self, connection: _Connection, address: Address, proxy: str) -> None:
@@ -362,24 +399,22 @@ class Poster:
             return
         reader, writer = await asyncio.open_connection(host, port, limit=_LONGEST_HEAD)
         try:
-            where = b"%b:%d" % (address.authority.partition(b":")[0], address.port)
+            where = address.tunnel
             writer.write(b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (where, where, proxy_authorization(proxy)))
             head = await reader.readuntil(b"\r\n\r\n")
             status = head.split(b" ", 2)[1:2]
             if status != [b"200"]:
                 raise ProxyRefused(f"The proxy {host}:{port} refused the connection.")
-            transport = writer.transport
-            transport.set_protocol(connection)
-            secured = await loop.start_tls(transport, connection, self._tls, server_hostname=address.host)
+            secured = await loop.start_tls(writer.transport, connection, self._tls, server_hostname=address.host)
         except BaseException as error:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            # Not waited for: once TLS has begun, the stream is never told of the end.
+            writer.transport.abort()
             if isinstance(error, asyncio.IncompleteReadError | asyncio.LimitOverrunError | IndexError):
                 raise ProxyRefused(f"The proxy {host}:{port} gave no sensible answer.") from None
             raise
         if secured is None:
             raise ProxyRefused(f"The proxy {host}:{port} closed the connection.")
+        connection.tunnel = writer
         connection.connection_made(secured)
 
 

@@ -1,8 +1,9 @@
-"""The one who makes sure that no server's process outlives us, not even after `kill -9`.
+"""The one who makes sure that no server's process and no file of ours outlives us, not even after `kill -9`.
 
-In: process groups of stdio children as they come and go. Out: a small helper process that holds the other end of a
-pipe; when our end closes, for whatever reason, it ends the groups that are left and whatever carries our marker.
-Where there is no /proc only groups are ended. `stdio` is the only user; one reaper serves a whole `Pool`.
+In: process groups of stdio children as they come and go; files that are to go with us. Out: a small helper process that
+holds the other end of a pipe; when our end closes, for whatever reason, it removes the files, and ends the groups that
+are left and whatever carries our marker. Where there is no /proc only groups are ended. `stdio` names the groups, the
+daemon its files; one reaper serves a whole `Pool`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -31,20 +34,40 @@ class Reaper:
         self.instance = secrets.token_hex(12)
         self._numbers = itertools.count(1)
         self._groups: set[int] = set()
+        self._files: dict[Path, str] = {}
         self._helper: subprocess.Popen[bytes] | None = None
+        self._telling = threading.Lock()
+        """What is known and the helper change together; children are ended in threads."""
+
+    def start(self) -> None:
+        """Starts the helper now rather than with the first that it is told."""
+        with self._telling:
+            self._tell("")
 
     def new_marker(self) -> str:
         """The value of the marker variable for one new child."""
         return f"{self.instance}.{next(self._numbers)}."
 
     def watch(self, group: int) -> None:
-        self._groups.add(group)
-        self._tell(f"+ {group}\n")
+        with self._telling:
+            self._groups.add(group)
+            self._tell(f"+ {group}\n")
 
     def forget(self, group: int) -> None:
-        self._groups.discard(group)
-        if self._helper is not None:
-            self._tell(f"- {group}\n")
+        with self._telling:
+            self._groups.discard(group)
+            if self._helper is not None:
+                self._tell(f"- {group}\n")
+
+    def unlink(self, path: Path) -> None:
+        """Has the file removed when we end without having done it. A later file at the same path stays.
+
+        It must exist, and not be written to afterwards; a file that is replaced is named again. Raises OSError.
+        """
+        line = f"f {reaper_child.file_mark(str(path))} {os.fsencode(path.absolute()).hex()}\n"
+        with self._telling:
+            self._files[path] = line
+            self._tell(line)
 
     def end(self, group: int, marker: str) -> None:
         """Ends what is left of one child: the rest of its group, and those that left the group. Blocks up to ~0.5 s."""
@@ -58,7 +81,10 @@ class Reaper:
 
     def close(self) -> None:
         """Ends everything that was not ended before, and the helper."""
-        helper, self._helper = self._helper, None
+        with self._telling:
+            helper, self._helper = self._helper, None
+            self._groups.clear()
+            self._files.clear()
         if helper is None:
             return
         self._close_pipe(helper)
@@ -68,7 +94,6 @@ class Reaper:
             log.warning("the reaper did not end in time and was killed")
             helper.kill()
             helper.wait()
-        self._groups.clear()
 
     @staticmethod
     def _close_pipe(helper: subprocess.Popen[bytes]) -> None:
@@ -82,8 +107,8 @@ class Reaper:
             self._close_pipe(self._helper)
             self._helper = None
         if self._helper is None:
-            self._helper = self._start()
-            line = "".join(f"+ {group}\n" for group in self._groups)
+            self._helper = self._new_helper()
+            line = "".join([*(f"+ {group}\n" for group in self._groups), *self._files.values()])
         stdin = self._helper.stdin
         if stdin is None:
             return
@@ -93,7 +118,7 @@ class Reaper:
         except OSError as error:
             log.warning("the reaper is gone (%s); it is started anew with the next server", error)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _new_helper(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(reaper_child.__file__)), f"{MARKER}={self.instance}."],
             stdin=subprocess.PIPE,

@@ -1,7 +1,8 @@
 """The reaper's own process: waits until its parent is gone, then ends what the parent left behind.
 
-In: on stdin, lines `+ <group>` and `- <group>`; as argument, the marker that the parent's children carry.
-Out: nothing. When stdin ends, the groups that are still listed and every process with the marker are ended.
+In: on stdin, lines `+ <group>`, `- <group>` and `f <mark> <path in hex>`; as argument, the marker that the parent's
+children carry. Out: nothing. When stdin ends, the files that are still the same, the groups that are still listed and
+every process with the marker are ended.
 Runs as a plain script without site-packages, so it imports nothing of ours; `reaper` imports its functions.
 """
 
@@ -62,6 +63,20 @@ def kill_marked(marker: bytes) -> int:
     return total
 
 
+def file_mark(path: str) -> str:
+    """What tells a file from a later one at the same path. Raises OSError."""
+    # The time as well: file systems give the number of a removed file to the next one.
+    state = os.lstat(path)
+    return f"{state.st_dev}:{state.st_ino}:{state.st_mtime_ns}"
+
+
+def remove_files(marks: dict[str, str]) -> None:
+    for path, mark in marks.items():
+        with contextlib.suppress(OSError):
+            if file_mark(path) == mark:
+                os.unlink(path)  # noqa: PTH108
+
+
 def end_groups(groups: set[int]) -> None:
     left = {group for group in groups if signal_group(group, signal.SIGTERM)}
     deadline = time.monotonic() + GRACE
@@ -78,10 +93,16 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     marker = sys.argv[1].encode()
     groups: set[int] = set()
+    files: dict[str, str] = {}
     for line in sys.stdin:
-        sign, _, group = line.strip().partition(" ")
-        if group.isdigit() and int(group) > 1:
-            (groups.add if sign == "+" else groups.discard)(int(group))
+        sign, _, rest = line.strip().partition(" ")
+        if sign == "f":
+            mark, _, path = rest.partition(" ")
+            files[os.fsdecode(bytes.fromhex(path))] = mark
+        elif rest.isdigit() and int(rest) > 1:
+            (groups.add if sign == "+" else groups.discard)(int(rest))
+    # Files first: they take no time, and a successor may be about to make its own.
+    remove_files(files)
     end_groups(groups)
     kill_marked(marker)
 

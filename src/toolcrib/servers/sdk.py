@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from toolcrib.config.redact import printable
 from toolcrib.errors import ServerAway
 from toolcrib.servers.link import CLIENT_INFO, EndedEarly, Peer
 from toolcrib.servers.model import Era
@@ -199,11 +200,11 @@ class Conversation:
                         pass
             except self._sdk.MCPError as error:
                 if error.code in {_METHOD_NOT_FOUND, self._sdk.CONNECTION_CLOSED}:
-                    log.debug("no subscription: %s", error.message)
+                    log.debug("no subscription: %s", printable(error.message))
                     return
-                log.debug("the subscription failed: %s", error.message)
+                log.debug("the subscription failed: %s", printable(error.message))
             except self._sdk.SubscriptionLost as error:
-                log.debug("the subscription was lost: %s", error)
+                log.debug("the subscription was lost: %s", printable(str(error)))
             finally:
                 acknowledged.set()
             delay = min(delay * 2, _LISTEN_AGAIN_AT_MOST) if loop.time() - began < _LASTED else _LISTEN_AGAIN

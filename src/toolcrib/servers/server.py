@@ -41,7 +41,8 @@ _KICK = 1.0
 """A call to a server that is away may hasten the next attempt, at most this often (seconds)."""
 _LIVED = 5.0
 """Seconds after which a connection counts as one that worked: its end is no failed attempt."""
-_STOP = 3.0
+_STOP = (3.0, 0.5, 0.5)
+"""Seconds that a connection has to end; after each it is told again, for a cancellation can get lost on its way."""
 _QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED})
 
 
@@ -79,6 +80,9 @@ class Server:
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         """Links with calls that may still run, the present one among them."""
         self._task: asyncio.Task[None] | None = None
+        self._turning = asyncio.Lock()
+        """Held while the supervisor is ended or replaced, so that there is one at a time."""
+        self._released = False
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
         self._wake = asyncio.Event()
@@ -115,8 +119,8 @@ class Server:
         return self._stderr.tail(count)
 
     def start(self) -> None:
-        """Begins to connect, and returns at once."""
-        if self._task is not None and not self._task.done():
+        """Begins to connect, and returns at once. Does nothing once the server was stopped."""
+        if self._released or (self._task is not None and not self._task.done()):
             return
         self._settled = asyncio.Event()
         self._wake = asyncio.Event()
@@ -129,18 +133,22 @@ class Server:
         if self._task is None:
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._settled.wait(), self.config.connect_timeout + 1)
+            async with asyncio.timeout(self.config.connect_timeout + 1):
+                await self._settled.wait()
 
     async def stop(self) -> None:
-        """Ends the connection, its process and all that it started."""
-        await self._end("It was stopped.")
-        self._enter(ServerState.STOPPED)
+        """Ends the connection, its process and all that it started, for good."""
+        self._released = True
+        async with self._turning:
+            await self._end("It was stopped.")
+            self._enter(ServerState.STOPPED)
 
     async def restart(self) -> None:
         """Ends the connection and opens it anew, also where nothing was tried any more."""
-        await self._end("It was restarted.")
-        self._known_era = None
-        self.start()
+        async with self._turning:
+            await self._end("It was restarted.")
+            self._known_era = None
+            self.start()
         await self.settled()
 
     async def refresh(self) -> None:
@@ -224,7 +232,8 @@ class Server:
             if not self._wake.is_set():
                 self._enter(ServerState.AWAY)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._pause())
+                async with asyncio.timeout(self._pause()):
+                    await self._wake.wait()
             self._enter(ServerState.CONNECTING)
 
     def _lived(self) -> bool:
@@ -320,13 +329,17 @@ class Server:
         """Ends the supervisor and with it all that it opened. Calls in flight learn why."""
         for link in tuple(self._links):
             link.end_calls(reason)
-        task, self._task = self._task, None
+        task = self._task
         if task is None:
             return
-        task.cancel()
-        await asyncio.wait({task}, timeout=_STOP)
+        for patience in _STOP:
+            task.cancel()
+            await asyncio.wait({task}, timeout=patience)
+            if task.done():
+                break
+        self._task = None
         if not task.done():
-            log.error("%s: did not end within %g s and was left to the reaper", self.name, _STOP)
+            log.error("%s: did not end within %g s and was left to the reaper", self.name, sum(_STOP))
         elif not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: failed while ending", self.name, exc_info=error)
         self._settled.set()

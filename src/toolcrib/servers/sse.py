@@ -78,11 +78,9 @@ class _Stream:
     async def send(self, message: bytes) -> None:
         endpoint = await self.endpoint
         try:
-            response = await self._poster.request(
-                b"POST", Address.of(endpoint, self._proxy), self._head + b"Content-Type: application/json\r\n", message
-            )
-            await response.read()
-            response.release()
+            head = self._head + b"Content-Type: application/json\r\n"
+            with await self._poster.request(b"POST", Address.of(endpoint, self._proxy), head, message) as response:
+                await response.read()
         except OSError as error:
             reason = explain_network(error, endpoint)
             ran = "did not run" if isinstance(error, ConnectFailed | ssl.SSLError) else "may have run"
@@ -100,16 +98,16 @@ class _Stream:
 async def open_sse(config: ServerConfig, on_tools_changed: Callable[[], None]) -> AsyncIterator[PipeLink]:
     async with web.shared_poster(verify=config.verify_tls) as lease:
         stream = _Stream(config, lease.poster)
-        response = await stream.open()
         link = PipeLink(config.name, send=stream.send, on_tools_changed=on_tools_changed)
         stream.on_forgotten = link.forget
-        reading = asyncio.create_task(stream.read(response, link))
-        try:
-            await stream.endpoint
-            yield link
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            response.close()
-            link.lose("It was stopped.")
-            await link.end_errands(limit=0.2)
+        with await stream.open() as response:
+            reading = asyncio.create_task(stream.read(response, link))
+            try:
+                await stream.endpoint
+                yield link
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+                response.close()
+                link.lose("It was stopped.")
+                await link.end_errands(limit=0.2)

@@ -1,11 +1,15 @@
 """What a server's process says on stderr: the last lines in memory, all of it in a bounded file.
 
 In: chunks of a child's stderr. Out: the last lines for `server:list` and error texts; a log file that turns over.
+The file stays open as long as the process speaks, for this happens on the event loop: a chunk costs one write.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +31,7 @@ class StderrLog:
         self._kept: deque[str] = deque(maxlen=KEPT_LINES)
         self._lines = Lines(limit=64 * 1024, on_overlong=lambda: self._keep(["(a very long line was left out)"]))
         self._writable = file is not None
+        self._out: io.FileIO | None = None
 
     def begin(self) -> None:
         """A new process speaks; what the last one said explains nothing about this one."""
@@ -41,12 +46,13 @@ class StderrLog:
         """The process has closed stderr: what stands without a line end counts as a line."""
         if rest := self._lines.rest():
             self._keep([self._text(rest)])
+        self._close()
 
     def tail(self, count: int) -> list[str]:
         return list(self._kept)[-count:] if count > 0 else []
 
     def _text(self, line: bytes) -> str:
-        text = self._mask(line.decode(errors="replace").rstrip())
+        text = self._mask(line.decode(errors="replace").rstrip().expandtabs())
         return text if len(text) <= LONGEST_KEPT else f"{text[:LONGEST_KEPT]} …"
 
     def _keep(self, lines: list[str]) -> None:
@@ -54,19 +60,31 @@ class StderrLog:
         if self._file is None or not self._writable:
             return
         try:
-            self._turn_over(self._file)
-            with self._file.open("a", encoding="utf-8", errors="replace") as out:
-                out.write("\n".join(lines) + "\n")
+            self._opened(self._file).write("".join(f"{line}\n" for line in lines).encode(errors="replace"))
         except OSError as error:
             self._writable = False
+            self._close()
             log.warning(
                 "cannot write %s: %s. What this server says on stderr is kept in memory only.", self._file, error
             )
 
-    @staticmethod
-    def _turn_over(file: Path) -> None:
-        try:
-            if file.stat().st_size >= LARGEST_FILE:
-                file.replace(file.with_name(f"{file.name}.1"))
-        except FileNotFoundError:
-            file.parent.mkdir(parents=True, exist_ok=True)
+    def _opened(self, file: Path) -> io.FileIO:
+        out = self._out or self._open(file)
+        if out.tell() >= LARGEST_FILE:
+            # Another instance of the server may write to the same file, and have turned it over already.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(file.stat(), os.fstat(out.fileno())):
+                    file.replace(file.with_name(f"{file.name}.1"))
+            self._close()
+            out = self._open(file)
+        return out
+
+    def _open(self, file: Path) -> io.FileIO:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._out = io.FileIO(file, "a")
+        return self._out
+
+    def _close(self) -> None:
+        if self._out is not None:
+            self._out.close()
+            self._out = None

@@ -14,7 +14,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerAway
@@ -35,6 +35,7 @@ _LAST_WORDS = 0.5
 _FULL = 1024 * 1024
 """Bytes that may wait for a child that does not read; beyond this callers wait."""
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
+_OPEN_FILES = "/dev/fd"
 
 
 class Child(asyncio.SubprocessProtocol):
@@ -48,6 +49,8 @@ class Child(asyncio.SubprocessProtocol):
         self.exited: asyncio.Future[int] = loop.create_future()
         self.silent: asyncio.Future[int] = loop.create_future()
         """Done when both output pipes have ended."""
+        self.deaf: asyncio.Future[int] = loop.create_future()
+        """Done when it does not read any more."""
         self.on_line: Callable[[bytes], None] = lambda line: None
         self._open_pipes = {_STDOUT, _STDERR}
         self._stderr = stderr
@@ -86,6 +89,8 @@ class Child(asyncio.SubprocessProtocol):
             self._stderr.end()
         elif fd == _STDIN:
             self._writable.set()
+            if not self.deaf.done():
+                self.deaf.set_result(0)
         self._open_pipes.discard(fd)
         if not self._open_pipes and not self.silent.done():
             self.silent.set_result(0)
@@ -117,11 +122,11 @@ class Child(asyncio.SubprocessProtocol):
             self.stdin.writelines(outgoing)
 
     async def ended(self) -> str:
-        """Waits until the process has ended or fallen silent, and says how."""
-        await asyncio.wait({self.exited, self.silent}, return_when=asyncio.FIRST_COMPLETED)
+        """Waits until the process has ended, fallen silent or gone deaf, and says how."""
+        await asyncio.wait({self.exited, self.silent, self.deaf}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({self.exited, self.silent}, timeout=_LAST_WORDS)
         if not self.exited.done():
-            return "Its process has closed its output."
+            return f"Its process has closed its {'output' if self.silent.done() else 'input'}."
         return _how_it_ended(self.exited.result(), self._stderr.tail(3))
 
     async def leave(self) -> None:
@@ -189,6 +194,7 @@ async def _running(config: ServerConfig, root: Path | None, reaper: Reaper, stde
             # Also when this task is cancelled once more: what follows does not wait for the loop.
             reaper_child.signal_group(group, signal.SIGTERM if child.exited.done() else signal.SIGKILL)
             child.transport.close()
+            stderr.end()
             await asyncio.shield(asyncio.to_thread(reaper.end, group, marker))
 
 
@@ -207,6 +213,7 @@ async def _start(config: ServerConfig, root: Path | None, marker: str, stderr: S
             env=environment,
             cwd=cwd,
             start_new_session=True,
+            **_sealed(loop),
         )
     except OSError as error:
         raise ServerAway(f"'{config.command}' cannot be started: {error.strerror or error}.") from None
@@ -214,6 +221,22 @@ async def _start(config: ServerConfig, root: Path | None, marker: str, stderr: S
     if not child.stdin.is_closing():
         child.stdin.set_write_buffer_limits(high=_FULL)
     return child
+
+
+def _sealed(loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
+    """Options that keep our open files from a child. uvloop takes no `close_fds`, and leaves a child a second copy of
+    each of its own pipes: then not even its closing of them would be noticed."""
+    if isinstance(loop, asyncio.BaseEventLoop) or not Path(_OPEN_FILES).is_dir():
+        return {}
+    return {"preexec_fn": _keep_to_ourselves}
+
+
+def _keep_to_ourselves() -> None:
+    """Runs in the child before its pipes are put in place. What cannot be marked is not open."""
+    for name in os.listdir(_OPEN_FILES):  # noqa: PTH208 - as little as there can be between fork and exec
+        if int(name) > _STDERR:
+            with contextlib.suppress(OSError):
+                os.set_inheritable(int(name), False)
 
 
 def _find(command: str, environment: dict[str, str], cwd: Path | None) -> str:

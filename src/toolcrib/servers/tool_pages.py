@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from toolcrib.config.redact import printable
 from toolcrib.errors import METHOD_NOT_FOUND, ProtocolViolation, ServerAway
-from toolcrib.servers import sdk
+from toolcrib.servers import sdk, wire
 from toolcrib.servers.link import Link
 from toolcrib.servers.model import Era
 
@@ -32,18 +33,12 @@ class _Tool(msgspec.Struct):
     inputSchema: Any = None
 
 
-class _Error(msgspec.Struct):
-    code: int = 0
-    message: str = ""
-
-
 class _Name(msgspec.Struct):
     name: str
 
 
 _pages = msgspec.json.Decoder(_Page)
 _names = msgspec.json.Decoder(_Name)
-_errors = msgspec.json.Decoder(_Error)
 _tools = msgspec.json.Decoder(_Tool)
 
 
@@ -71,7 +66,7 @@ async def list_tools(link: Link, limit: float) -> tuple[bytes, ...]:
 async def _page(link: Link, params: dict[str, Any], limit: float) -> _Page:
     answer = await link.request("tools/list", params, meta={}, limit=limit)
     if answer.result is None:
-        error = _error(answer.error or b"{}")
+        error = wire.fault_in(answer.error or b"{}")
         if error.code == METHOD_NOT_FOUND:
             return _Page(tools=[])
         raise ServerAway(f"Server '{link.name}' refuses to list its tools: {error.message} (code {error.code}).")
@@ -81,24 +76,17 @@ async def _page(link: Link, params: dict[str, Any], limit: float) -> _Page:
         raise ProtocolViolation(f"Server '{link.name}' gave a list of tools that is not MCP: {error}.") from None
 
 
-def _error(raw: bytes) -> _Error:
-    try:
-        return _errors.decode(raw)
-    except (msgspec.MsgspecError, RecursionError):
-        return _Error(message="it gave an error that is not MCP")
-
-
 def _take(link: Link, raw: bytes, tools: dict[str, bytes]) -> None:
     try:
         name = _names.decode(raw).name
     except (msgspec.MsgspecError, RecursionError) as error:
-        log.warning("%s: one of its tools was left out: %s", link.name, error)
+        log.warning("%s: one of its tools was left out: %s", link.name, printable(str(error)))
         return
     if not name or name in tools:
-        log.warning("%s: a tool was left out: its name '%s' is empty or taken", link.name, name[:80])
+        log.warning("%s: a tool was left out: its name '%s' is empty or taken", link.name, printable(name[:80]))
         return
     if link.peer.era is Era.MODERN and b"x-mcp-header" in raw and (fault := _header_fault(raw)) is not None:
-        log.warning("%s: the tool '%s' was left out: %s", link.name, name[:80], fault)
+        log.warning("%s: the tool '%s' was left out: %s", link.name, printable(name[:80]), printable(fault[:200]))
         return
     tools[name] = raw
 

@@ -115,7 +115,8 @@ async def _subscribed(link: Link, talk: sdk.Conversation, on_gap: Callable[[], N
     holding = asyncio.create_task(talk.hold_subscription(acknowledged=acknowledged, on_gap=on_gap))
     try:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(acknowledged.wait(), _SUBSCRIBE_LIMIT)
+            async with asyncio.timeout(_SUBSCRIBE_LIMIT):
+                await acknowledged.wait()
         yield
     finally:
         holding.cancel()

@@ -59,7 +59,15 @@ def _is_object(raw: Raw) -> bool:
     return bytes(memoryview(raw)[:1]) == b"{"
 
 
+class Fault(msgspec.Struct):
+    """What an error says, as far as we read it."""
+
+    code: int = 0
+    message: str = ""
+
+
 _envelope = msgspec.json.Decoder(Envelope)
+_fault = msgspec.json.Decoder(Fault)
 _batch = msgspec.json.Decoder(list[Raw])
 encode = msgspec.json.encode
 
@@ -89,6 +97,13 @@ def _decode_whole(message: bytes) -> Envelope:
         if b"\\ud" not in message.lower():
             raise
     return _envelope.decode(_ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], message))
+
+
+def fault_in(error: bytes) -> Fault:
+    try:
+        return _fault.decode(error)
+    except (msgspec.MsgspecError, RecursionError):
+        return Fault(message="it gave an error that is not MCP")
 
 
 def split_batch(message: bytes) -> list[bytes]:
@@ -128,7 +143,8 @@ def cancelled(request_id: str, reason: str) -> bytes:
     return encode({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
 
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?', re.DOTALL)
+"""Takes an unterminated string too, and never goes back over what it took: the time is linear in any text."""
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 """One up for what opens, one down (as a signed byte) for what closes."""
 _NO_STEP = bytes(set(range(256)) - set(b"[{]}"))

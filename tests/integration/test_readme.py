@@ -1,0 +1,139 @@
+"""What the README tells a first user to type, typed: on a machine without `python`, in a copy of the checkout."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from parts.daemon import Home, StartDaemon
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+SHELL = "/bin/sh"
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", README, re.DOTALL | re.MULTILINE)
+    assert found, f"the README has no section {title!r}"
+    return found[1]
+
+
+def first_block(language: str, text: str) -> str:
+    found = re.search(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def commands(text: str) -> list[str]:
+    return [line.removeprefix("$ ") for line in first_block("console", text).splitlines() if line.startswith("$ ")]
+
+
+@pytest.fixture
+def checkout(toolcrib_home: Home) -> Path:
+    """The project's files as `make up` leaves them; the environment is the one that the tests run in."""
+    folder = toolcrib_home.path / "checkout"
+    folder.mkdir()
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    shutil.copy(ROOT / "README.md", folder)
+    (folder / ".venv").symlink_to(sys.prefix, target_is_directory=True)
+    return folder
+
+
+@pytest.fixture
+def bare(toolcrib_home: Home) -> Mapping[str, str]:
+    """The PATH of a machine that has `python3`, and no `python`."""
+    folder = toolcrib_home.path / "bin"
+    folder.mkdir()
+    for name in ("sh", "env", "uname"):
+        found = shutil.which(name)
+        if found:
+            (folder / name).symlink_to(found)
+    (folder / "python3").symlink_to(sys.executable)
+    assert shutil.which("python", path=str(folder)) is None
+    return {"PATH": str(folder)}
+
+
+def typed(lines: list[str], home: Home, folder: Path, env: Mapping[str, str]) -> str:
+    """What the lines print, one after the other in one shell; every one of them must end well."""
+    done = subprocess.run(
+        [SHELL, "-e"],
+        input="\n".join(lines) + "\n",
+        env=home.environ(env),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def is_now(text: str) -> bool:
+    return abs(datetime.fromisoformat(text.strip()) - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+@pytest.mark.req("BNS-1")
+def test_the_first_call_works_as_written_and_then_in_every_folder(
+    toolcrib_home: Home, daemon: StartDaemon, checkout: Path, bare: Mapping[str, str]
+) -> None:
+    daemon(env=bare)
+    lines = commands(section("A first call in a minute"))
+    assert lines[0] == ". .venv/bin/activate"
+    printed = typed(lines, toolcrib_home, checkout, bare).splitlines()
+    assert any("It is ready: 1 tool." in line for line in printed)
+    assert any(line.startswith("time:now") for line in printed)
+    assert is_now(printed[-1])
+    elsewhere = [f'. "{checkout}/.venv/bin/activate"', lines[-1]]
+    assert is_now(typed(elsewhere, toolcrib_home, toolcrib_home.project, bare))
+
+
+@pytest.mark.req("BNS-1")
+def test_the_server_from_npm_reads_the_projects_files_as_written(
+    toolcrib_home: Home,
+    daemon: StartDaemon,
+    checkout: Path,
+    bare: Mapping[str, str],
+    parts: Callable[[str], list[str]],
+) -> None:
+    lines = commands(section("More servers"))
+    # Stands in for the download alone: the package is the same, from the tests' cache.
+    npx = Path(bare["PATH"]) / "npx"
+    npx.write_text(
+        f'#!{SHELL}\n[ "$1 $2" = "-y @modelcontextprotocol/server-filesystem" ] || exit 1\nshift 2\n'
+        f'exec {shlex.join(parts("filesystem"))} "$@"\n'
+    )
+    npx.chmod(0o755)
+    daemon(env=bare)
+    printed = typed([". .venv/bin/activate", *lines], toolcrib_home, checkout, bare)
+    assert "# Toolcrib\n" in printed
+
+
+@pytest.mark.req("BNS-1", "ENG-2")
+def test_the_program_runs_as_written(toolcrib_home: Home, checkout: Path, bare: Mapping[str, str]) -> None:
+    typed(commands(section("A first call in a minute")), toolcrib_home, checkout, bare)
+    program = first_block("python", section("In a program of your own"))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env=toolcrib_home.environ(bare),
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    names, lisbon, every, utc = done.stdout.splitlines()
+    assert (names, every) == ("['now']", "['time:now']")
+    assert is_now(lisbon)
+    assert is_now(utc)
