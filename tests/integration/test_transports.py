@@ -34,9 +34,11 @@ from toolcrib.errors import CallTimeout, ProtocolViolation, ServerAway, ServerFa
 from toolcrib.events import Bus, Event, ServerStateChanged
 from toolcrib.servers.model import Answer, Era, ServerState, ToolCall
 from toolcrib.servers.pool import Pool
+from toolcrib.servers.posting import Address
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 from toolcrib.servers.web import _leases as shared_leases
+from toolcrib.servers.web import shared_poster
 
 OWN = Path(__file__).parent.parent / "servers_own"
 ODD_STDIO = str(OWN / "odd_stdio.py")
@@ -697,6 +699,41 @@ async def test_a_certificate_is_verified_unless_the_configuration_says_otherwise
         await asyncio.gather(strict.stop(), lax.stop())
 
 
+async def test_calls_pass_through_a_proxys_tunnel_over_one_connection(tmp_path: Path) -> None:
+    async with running(OddWeb("modern"), self_signed(tmp_path)) as odd, asyncio.TaskGroup() as group:
+        tunnels = 0
+
+        async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+                while chunk := await reader.read(65536):
+                    writer.write(chunk)
+
+        async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal tunnels
+            tunnels += 1
+            await reader.readuntil(b"\r\n\r\n")
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", odd.port)
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            group.create_task(pump(reader, far_writer))
+            await pump(far_reader, writer)
+
+        async with (
+            await asyncio.start_server(proxy, "127.0.0.1", 0) as server,
+            shared_poster(verify=False) as lax,
+            shared_poster(verify=True) as strict,
+        ):
+            by = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            address = Address.of(odd.url.replace("http", "https", 1), by)
+            body = b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
+            for _ in range(2):
+                with await lax.poster.request(b"POST", address, b"", body) as response:
+                    assert TOOL in await response.read()
+            assert tunnels == 1
+            with pytest.raises(ssl.SSLCertVerificationError):
+                async with asyncio.timeout(3):
+                    await strict.poster.request(b"POST", address, b"", body)
+
+
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 async def test_http_requests_carry_the_headers_of_their_era(era: str, bench: Bench) -> None:
     async with running(OddWeb(era)) as odd:
@@ -948,7 +985,8 @@ async def test_one_instance_serves_a_project_and_ends_with_its_last_user(tmp_pat
 
 
 def children() -> list[int]:
-    return [process.pid for process in leftovers.look().values() if ODD_STDIO in process.words]
+    ours = (process for process in leftovers.look().values() if process.parent == os.getpid())
+    return [process.pid for process in ours if ODD_STDIO in process.words]
 
 
 @pytest.mark.req("BNS-9")

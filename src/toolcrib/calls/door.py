@@ -11,7 +11,6 @@ import itertools
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -43,21 +42,19 @@ class Shelf(Protocol):
     def target(self, server: str, caller: Caller) -> Target: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A call as its caller made it."""
 
     tool: str
     """A name in any style."""
-    params: Mapping[str, Raw] = field(default_factory=dict)
+    params: Mapping[str, Raw] = msgspec.field(default_factory=dict)
     """`arguments` and whatever else the params held, without `name` and `_meta`."""
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
     timeout: float | None = None
     on_progress: OnProgress | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """A call that reached its server: what the server said, and the tool that the name stood for."""
 
     answer: Answer

@@ -46,8 +46,7 @@ _CALL_WAITS = 10.0
 LIST_CHANGED = notification("notifications/tools/list_changed")
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     body: bytes
     status: int = 200
     accepted: bool = True

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -37,8 +36,7 @@ class Rejected(Exception):
         self.data = data
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     id: bytes | None
     """The id as it stood there, to be sent back byte for byte; None for a notification."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolcrib.crib import Crib
-from toolcrib.errors import HEADER_MISMATCH, INVALID_REQUEST, PARSE_ERROR, ToolcribError
+from toolcrib.errors import INVALID_REQUEST, PARSE_ERROR, ToolcribError
 from toolcrib.gateway import eras
 from toolcrib.gateway.desk import LIST_CHANGED, Client, Desk, Reply
 from toolcrib.gateway.envelope import MAX_BODY, Message, Rejected, error_message, read_aside
@@ -25,7 +25,6 @@ from toolcrib.servers.model import MODERN_VERSION, Era
 
 log = logging.getLogger(__name__)
 
-_ROUTING = (b"mcp-protocol-version", b"mcp-method", b"mcp-name")
 _SINGLE = frozenset({"host", "origin", "authorization", "mcp-session-id", "content-type", "content-length"})
 
 
@@ -69,7 +68,7 @@ class HttpGateway:
             caller = self._admit(scope, headers)
             match scope["method"]:
                 case "POST":
-                    await self._post(headers, scope["headers"], caller, receive, send)
+                    await self._post(headers, caller, receive, send)
                 case "GET":
                     await self._get(headers, caller, receive, send)
                 case "DELETE":
@@ -103,9 +102,7 @@ class HttpGateway:
         label = headers.get("x-toolcrib-conversation")
         return OWNER if label is None else Caller(agent=OWNER.agent, profile=OWNER.profile, conversation=label)
 
-    async def _post(
-        self, headers: Mapping[str, str], raw_headers: Headers, caller: Caller, receive: Receive, send: Send
-    ) -> None:
+    async def _post(self, headers: Mapping[str, str], caller: Caller, receive: Receive, send: Send) -> None:
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise Refused(415, "The Content-Type must be application/json.")
         if not _accepts(headers, "application/json", "text/event-stream"):
@@ -113,18 +110,12 @@ class HttpGateway:
         message = await read_aside(await _body(headers, receive))
         era = eras.era_of(message, headers.get("mcp-protocol-version"))
         if era is Era.MODERN:
-            await self._modern(message, headers, raw_headers, caller, receive, send)
+            await self._modern(message, headers, caller, receive, send)
         else:
             await self._legacy(message, headers, caller, receive, send)
 
     async def _modern(
-        self,
-        message: Message,
-        headers: Mapping[str, str],
-        raw_headers: Headers,
-        caller: Caller,
-        receive: Receive,
-        send: Send,
+        self, message: Message, headers: Mapping[str, str], caller: Caller, receive: Receive, send: Send
     ) -> None:
         if message.id is None:
             version = headers.get("mcp-protocol-version", "")
@@ -132,10 +123,6 @@ class HttpGateway:
                 raise eras.unsupported(version)
             await _accepted(send)
             return
-        names = [name for name, _ in raw_headers]
-        for header in _ROUTING:
-            if names.count(header) > 1:
-                raise Rejected(HEADER_MISMATCH, f"{header.decode()} header appears more than once", id=message.id)
         eras.check_modern(message, headers)
         client = Client(caller=caller, project=self._crib.home)
         if message.method == "subscriptions/listen":
@@ -249,7 +236,10 @@ class HttpGateway:
 
 
 def _headers(raw: Headers) -> dict[str, str]:
-    """By lower-case name. Lists may come in parts; one that must be single is an attempt to be read in two ways."""
+    """By lower-case name. Lists may come in parts; one that must be single is an attempt to be read in two ways.
+
+    Two `Mcp-…` headers of one name are joined too, and so never match what the body says.
+    """
     headers: dict[str, str] = {}
     for raw_name, value in raw:
         name = raw_name.decode("latin-1")
@@ -270,9 +260,8 @@ def _accepts(headers: Mapping[str, str], *kinds: str) -> bool:
 
 async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:
     length = headers.get("content-length", "0")
-    too_large = Refused(413, f"The body is larger than {MAX_BODY} bytes.")
     if not length.isdigit() or int(length) > MAX_BODY:
-        raise too_large
+        raise _too_large()
     parts: list[bytes] = []
     size = 0
     while True:
@@ -282,9 +271,13 @@ async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:
         parts.append(event.get("body", b""))
         size += len(parts[-1])
         if size > MAX_BODY:
-            raise too_large
+            raise _too_large()
         if not event.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large() -> Refused:
+    return Refused(413, f"The body is larger than {MAX_BODY} bytes.")
 
 
 async def _accepted(send: Send) -> None:

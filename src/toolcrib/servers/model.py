@@ -1,6 +1,7 @@
 """The words that `servers` and its neighbours above share.
 
-In: nothing. Out: the shapes of a call to a server, its answer, and a server's state.
+In: nothing. Out: the shapes of a call to a server, its answer, and a server's state. What is made for every call is a
+msgspec struct: as frozen as a dataclass, and made in a tenth of the time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 
 MODERN_VERSION = "2026-07-28"
@@ -36,22 +38,20 @@ OnProgress = Callable[[dict[str, Any]], None]
 """Gets a progress notification's params without the token, which differs on each side."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """One tools/call as the server shall get it. What is raw stays raw."""
 
     name: str
     """The server's own name of the tool."""
-    params: Mapping[str, Raw] = field(default_factory=dict)
+    params: Mapping[str, Raw] = msgspec.field(default_factory=dict)
     """The caller's params as they came (`arguments` and whatever else), without `name` and `_meta`."""
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The caller's `_meta` without the keys that belong to the connection it came over."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """`Mcp-Param-*` headers made from the tool's schema; only modern HTTP servers get them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What the server said: exactly one of the two, as raw JSON."""
 
     result: bytes | None = None
