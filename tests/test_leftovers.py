@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -56,9 +58,19 @@ def test_an_orphan_that_inherited_the_home_is_found_and_ended(toolcrib_home: Hom
 @pytest.mark.usefixtures("impatient")
 def test_an_orphan_of_a_daemon_without_a_home_of_its_own_is_found_by_its_mark() -> None:
     before = leftovers.look()
-    environ = {"TOOLCRIB_CHILD": "x"}
+    environ = {"TOOLCRIB_CHILD": "x", leftovers.RUN_NAME: str(os.getpid())}
     done = subprocess.run([sys.executable, "-c", ORPHAN], env=environ, capture_output=True, check=True, timeout=20)
     assert int(done.stdout) in pids(leftovers.left_behind(before, None))
+
+
+def test_an_orphan_of_another_run_is_left_alone() -> None:
+    before = leftovers.look()
+    environ = {"TOOLCRIB_CHILD": "x", leftovers.RUN_NAME: "1"}
+    done = subprocess.run([sys.executable, "-c", ORPHAN], env=environ, capture_output=True, check=True, timeout=20)
+    try:
+        assert int(done.stdout) not in pids(leftovers.left_behind(before, None))
+    finally:
+        os.kill(int(done.stdout), signal.SIGKILL)
 
 
 def test_what_was_there_before_is_nobodys_leftover() -> None:
