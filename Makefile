@@ -12,8 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
-# Two tests at a time: they start real servers and would wait for each other beyond that on a small machine.
-WORKERS ?= 2
+# A little more than a small machine has cores: the tests wait for processes as much as they work.
+WORKERS ?= 3
 ROOT_TESTS := $(wildcard tests/test_*.py)
 
 .NOTPARALLEL:

@@ -175,7 +175,12 @@ CLIENTS: dict[str, Callable[[Daemon], Any]] = {
 }
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+FULL = os.environ.get("TOOLCRIB_TEST_SIZES") == "full"
+HARD = ("half a body", "a call in flight", "a bridge that does not read")
+"""One by one in a usual run; the others then only all at once, below."""
+
+
+@pytest.mark.parametrize("client", CLIENTS if FULL else HARD)
 def test_it_ends_in_time_whatever_a_client_does(daemon: StartDaemon, toolcrib_home: Home, client: str) -> None:
     started = daemon(CONFIG)
     started.wait_until_ready()
@@ -289,7 +294,7 @@ def test_a_killed_bridge_ends_its_call_and_nothing_else(daemon: StartDaemon) -> 
 
 
 def test_starting_and_stopping_again_and_again_leaks_nothing(daemon: StartDaemon, toolcrib_home: Home) -> None:
-    rounds = 30 if os.environ.get("TOOLCRIB_TEST_SIZES") == "full" else 5
+    rounds = 30 if FULL else 5
     toolcrib_home.write_config(CONFIG)
     files: list[set[str]] = []
     for _ in range(rounds):

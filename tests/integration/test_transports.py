@@ -814,7 +814,7 @@ async def test_stderr_is_kept_and_written_to_the_log(bench: Bench, tmp_path: Pat
 
 
 def alive(pid: int) -> bool:
-    return pid in leftovers.look()
+    return leftovers.read(pid) is not None
 
 
 async def test_stopping_ends_stubborn_processes_and_those_that_left_the_group_within_three_seconds(
@@ -946,7 +946,7 @@ def test_a_child_inherits_no_file_of_ours_and_is_noticed_when_it_stops_reading(
 async def test_a_reaper_that_was_killed_is_replaced_and_knows_all_groups(bench: Bench) -> None:
     before = set(leftovers.look())
     await bench.odd("stubborn")
-    (helper,) = [p for p in leftovers.look().values() if p.pid not in before and "reaper_child" in p.words]
+    (helper,) = [p for p in leftovers.living() if p.pid not in before and "reaper_child" in p.words]
     os.kill(helper.pid, signal.SIGKILL)
     await until(lambda: not alive(helper.pid), "the reaper to be gone")
     other = await bench.odd()
@@ -985,7 +985,7 @@ async def test_one_instance_serves_a_project_and_ends_with_its_last_user(tmp_pat
 
 
 def children() -> list[int]:
-    ours = (process for process in leftovers.look().values() if process.parent == os.getpid())
+    ours = (process for process in leftovers.living() if process.parent == os.getpid())
     return [process.pid for process in ours if ODD_STDIO in process.words]
 
 

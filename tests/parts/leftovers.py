@@ -37,13 +37,20 @@ class Process:
         return f"={home}".encode() in self.environ
 
 
-def look() -> dict[int, Process]:
+def look() -> frozenset[int]:
+    """The processes that there are: what a test finds is not what it leaves."""
+    try:
+        return frozenset(int(name) for name in os.listdir(PROC) if name.isdigit())  # noqa: PTH208 - after every test
+    except OSError:
+        return frozenset()
+
+
+def living() -> list[Process]:
     """Every living process that we may look at."""
-    found = (_read(int(folder.name)) for folder in PROC.glob("[0-9]*"))
-    return {process.pid: process for process in found if process}
+    return [process for process in map(read, look()) if process is not None]
 
 
-def left_behind(before: dict[int, Process], home: Path | None) -> list[Process]:
+def left_behind(before: frozenset[int], home: Path | None) -> list[Process]:
     """Waits a moment for what is ending, then gives what stayed, and ends it."""
     with contextlib.suppress(TimeoutError):
         wait_for(lambda: not _of_this_test(before, home), "leftover processes to end", GRACE, pause=0.05)
@@ -54,35 +61,36 @@ def left_behind(before: dict[int, Process], home: Path | None) -> list[Process]:
     return stayed
 
 
-def _of_this_test(before: dict[int, Process], home: Path | None) -> list[Process]:
-    now = look()
+def _of_this_test(before: frozenset[int], home: Path | None) -> list[Process]:
     ours = os.getpid()
 
     def belongs(process: Process) -> bool:
-        if process.pid in before or process.pid == ours or "multiprocessing.resource_tracker" in process.words:
+        if "multiprocessing.resource_tracker" in process.words:
             return False
         if home is not None and process.names(home):
             return True
-        above = _ancestors(process, now)
+        above = _ancestors(process)
         # A worker of something that was there before (a database's) is that one's business.
         if ours in above:
             return not any(pid in before and pid != ours for pid in above[: above.index(ours)])
-        return RUN in process.environ and MARK in process.environ and not any(pid in now for pid in above if pid > 1)
+        orphaned = not any((PROC / str(pid)).exists() for pid in above if pid > 1)
+        return orphaned and RUN in process.environ and MARK in process.environ
 
-    return [process for process in now.values() if belongs(process)]
+    fresh = (read(pid) for pid in look() - before)
+    return [process for process in fresh if process is not None and belongs(process)]
 
 
-def _ancestors(process: Process, processes: dict[int, Process]) -> list[int]:
+def _ancestors(process: Process) -> list[int]:
     above: list[int] = []
-    while process.parent > 0 and process.parent not in above:
-        above.append(process.parent)
-        if process.parent not in processes:
-            break
-        process = processes[process.parent]
+    parent: Process | None = process
+    while parent is not None and parent.parent > 0 and parent.parent not in above:
+        above.append(parent.parent)
+        parent = read(parent.parent)
     return above
 
 
-def _read(pid: int) -> Process | None:
+def read(pid: int) -> Process | None:
+    """The process, unless it has ended (and only waits to be told apart) or is not ours to look at."""
     folder = PROC / str(pid)
     try:
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
