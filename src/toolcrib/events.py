@@ -54,6 +54,11 @@ class CallFinished(Event):
     result_size: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class CallFailed(CallFinished):
+    """A call that did not end well; who listens to these alone is not asked about the many others."""
+
+
 class Bus:
     """Hands each event to every subscriber, in the order they came."""
 

@@ -13,7 +13,7 @@ from toolcrib.calls import Door, Request
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ProtocolViolation, ServerAway, UnknownTool
-from toolcrib.events import Bus, CallFinished, CallIntended, Event
+from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, Event
 from toolcrib.policy import OWNER, Caller
 from toolcrib.servers.model import Answer, ToolCall
 
@@ -61,7 +61,7 @@ class Book:
         self.steps: list[str] = []
         self.events: list[Event] = []
         bus = Bus()
-        bus.subscribe(self._note, CallIntended, CallFinished)
+        bus.subscribe(self._note, CallIntended, CallFinished, CallFailed)
         self.door = Door(bus)
         self.shelf = Shelf(self.steps, answer)
 
@@ -221,7 +221,7 @@ async def test_a_subscriber_that_fails_does_not_cost_the_call(caplog: pytest.Log
     def fail(event: Event) -> None:
         raise RuntimeError("the book is full")
 
-    bus.subscribe(fail, CallIntended, CallFinished)
+    bus.subscribe(fail, CallIntended, CallFinished, CallFailed)
     steps: list[str] = []
     shelf = Shelf(steps, lambda call: Answer(result=b"{}"))
     params = {"arguments": msgspec.Raw(b'{"path":"x"}')}

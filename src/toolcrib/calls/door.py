@@ -19,7 +19,7 @@ from msgspec import Raw
 from toolcrib.catalog.schema_check import Checker
 from toolcrib.catalog.tool import Tool
 from toolcrib.errors import CallTimeout, Denied, ServerFailure, ToolcribError
-from toolcrib.events import Bus, CallFinished, CallIntended
+from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended
 from toolcrib.policy import Caller, Decision, Verdict, decide
 from toolcrib.servers.model import Answer, OnProgress, ToolCall
 
@@ -132,9 +132,10 @@ class _Line:
         """The outcome; of a call that was stopped at the door, what was intended comes before it."""
         if not self._intended:
             self.intend()
-        if self._bus.hears(CallFinished):
+        kind = CallFinished if outcome == "ok" else CallFailed
+        if self._bus.hears(kind):
             self._bus.publish(
-                CallFinished(
+                kind(
                     call_id=self._call_id,
                     caller=self._caller,
                     tool=self._tool.display,

@@ -57,7 +57,7 @@ class Crib:
         """Unless said: this user's files, the folder we are in, our own environment; all servers, not `only` some."""
         self.environ = os.environ if environ is None else environ
         self.paths = paths or Paths.of_user(self.environ)
-        self.root = root or Path.cwd()
+        self.root = (root or Path.cwd()).resolve()
         self.bus = Bus()
         self.door = Door(self.bus)
         self._flags = flags
@@ -78,12 +78,19 @@ class Crib:
 
     async def __aenter__(self) -> Self:
         self._store = await Store.open(self.paths.database)
-        await self.project(self.root)
+        try:
+            await self.project(self.root)
+        except BaseException:
+            await self._close()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
         self._closed = True
         for timer in self._farewells.values():
             timer.cancel()
@@ -201,6 +208,7 @@ class Crib:
             if name not in wanted or wanted[name].identity != server.config.identity:
                 del project.servers[name]
                 await self._pool.release(server)
+                await self._forget(server)
             else:
                 # Time limits may have changed; they need no new connection.
                 server.config = wanted[name]
@@ -231,6 +239,16 @@ class Crib:
             await self.store.remember_tools(server.config.identity, str(root), server.tools)
         except StoreError as error:
             log.warning("the tools of %s could not be kept: %s", server.name, error.text())
+
+    async def _forget(self, server: Server) -> None:
+        """A server that was removed takes its tools along, also those that were kept for a cold start."""
+        identity = server.config.identity
+        if any(config.identity == identity for project in self.projects for config in project.config.servers.values()):
+            return
+        try:
+            await self.store.forget_tools(identity)
+        except StoreError as error:
+            log.warning("the tools of %s could not be forgotten: %s", server.name, error.text())
 
     def _announce(self, project: Project) -> None:
         self.bus.publish(CatalogChanged(root=str(project.root), version=project.catalog.version))

@@ -11,7 +11,7 @@ import logging.handlers
 import os
 from pathlib import Path
 
-from toolcrib.events import CallFinished, Event, ServerStateChanged
+from toolcrib.events import CallFailed, Event, ServerStateChanged
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def log_to(file: Path, level: str) -> logging.Handler:
     return handler
 
 
-LOGGED = (ServerStateChanged, CallFinished)
+LOGGED = (ServerStateChanged, CallFailed)
 _TROUBLE = frozenset({"away", "failed"})
 
 
@@ -41,9 +41,7 @@ def write_to_log(event: Event) -> None:
             log.warning("%s is %s: %s", _plain(server), state, _plain(reason))
         case ServerStateChanged(server=server, state=state):
             log.info("%s is %s", _plain(server), state)
-        case CallFinished(outcome="ok"):
-            pass
-        case CallFinished(tool=tool, caller=caller, outcome=outcome, duration=duration):
+        case CallFailed(tool=tool, caller=caller, outcome=outcome, duration=duration):
             log.info("%s by %s: %s after %.2f s", _plain(tool), caller, outcome, duration)
 
 

@@ -45,6 +45,7 @@ class Child(asyncio.SubprocessProtocol):
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._outgoing: list[bytes] = []
+        self._in_turn = False
         self.name = name
         self.exited: asyncio.Future[int] = loop.create_future()
         self.silent: asyncio.Future[int] = loop.create_future()
@@ -111,14 +112,18 @@ class Child(asyncio.SubprocessProtocol):
             await self._writable.wait()
         if self.exited.done() or self.stdin.is_closing():
             raise ServerAway(f"Server '{self.name}': its process has ended. The call did not run.")
-        # Calls that come in one turn of the loop go out in one system call.
-        if not self._outgoing:
-            self._loop.call_soon(self._flush)
-        self._outgoing += (wire.on_one_line(message), b"\n")
+        # The first call of a turn of the loop goes out at once, the others of that turn together after it.
+        if self._in_turn:
+            self._outgoing += (wire.on_one_line(message), b"\n")
+            return
+        self._in_turn = True
+        self._loop.call_soon(self._flush)
+        self.stdin.writelines((wire.on_one_line(message), b"\n"))
 
     def _flush(self) -> None:
+        self._in_turn = False
         outgoing, self._outgoing = self._outgoing, []
-        if not self.stdin.is_closing():
+        if outgoing and not self.stdin.is_closing():
             self.stdin.writelines(outgoing)
 
     async def ended(self) -> str:
