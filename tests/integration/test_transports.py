@@ -32,9 +32,9 @@ from servers_own.odd_web import EXACT, TOOL, OddWeb, running
 from toolcrib.config.model import Layer, Retry, ServerConfig, Source, Transport
 from toolcrib.errors import CallTimeout, ProtocolViolation, ServerAway, ServerFailure
 from toolcrib.events import Bus, Event, ServerStateChanged
+from toolcrib.servers.address import Address
 from toolcrib.servers.model import Answer, Era, ServerState, ToolCall
 from toolcrib.servers.pool import Pool
-from toolcrib.servers.posting import Address
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 from toolcrib.servers.web import _leases as shared_leases

@@ -7,8 +7,9 @@ import ssl
 
 import pytest
 
+from toolcrib.servers.address import Address
 from toolcrib.servers.http import _forgot_session
-from toolcrib.servers.posting import Address, Broken, ConnectFailed, Poster, _Connection
+from toolcrib.servers.posting import Broken, ConnectFailed, Poster, _Connection
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 

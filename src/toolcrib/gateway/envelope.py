@@ -127,10 +127,17 @@ def _no_constant(name: str) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise Rejected(PARSE_ERROR, f"Parse error: the key {twice[:80]!r} stands twice in one object.")
+        raise Rejected(PARSE_ERROR, f"Parse error: the key {_twice(pairs)[:80]!r} stands twice in one object.")
     return found
+
+
+def _twice(pairs: list[tuple[str, Any]]) -> str:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            return name
+        seen.add(name)
+    raise ValueError("no key stands twice")
 
 
 _strict = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)

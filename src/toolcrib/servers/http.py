@@ -22,6 +22,7 @@ from msgspec import UNSET
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ProtocolViolation, ServerAway
 from toolcrib.servers import posting, sdk, web, wire
+from toolcrib.servers.address import Address
 from toolcrib.servers.explain import explain_network, explain_status
 from toolcrib.servers.framing import EventStream, ServerEvent
 from toolcrib.servers.link import Link, Peer, SessionGone
@@ -62,7 +63,7 @@ class HttpLink(Link):
         self._lease = lease
         self._poster = lease.poster
         self._proxy = proxy
-        self._address = posting.Address.of(config.url, proxy)
+        self._address = Address.of(config.url, proxy)
         self._own_headers = {name: value for name, value in config.headers.items() if name.lower() not in _OURS}
         self._head = b""
         self._session_id: str | None = None
@@ -142,7 +143,7 @@ class HttpLink(Link):
             if target is None:
                 break
             self._url = target
-            self._address = posting.Address.of(target, self._proxy)
+            self._address = Address.of(target, self._proxy)
         raise self.away(f"{web.shown(self._url)} sends us elsewhere. The call did not run.")
 
     async def _read(self, request_id: str, response: posting.Response) -> Answer:

@@ -15,11 +15,12 @@ from urllib.parse import urljoin
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerAway
 from toolcrib.servers import web
+from toolcrib.servers.address import Address
 from toolcrib.servers.explain import explain_network, explain_status
 from toolcrib.servers.framing import EventStream
 from toolcrib.servers.link import SessionGone
 from toolcrib.servers.pipe import PipeLink
-from toolcrib.servers.posting import Address, ConnectFailed, Poster, Response
+from toolcrib.servers.posting import ConnectFailed, Poster, Response
 
 
 class _Stream:
