@@ -86,6 +86,21 @@ async def test_a_client_can_be_connected_again(clock):
             assert (await client.call_tool("clock:now", {"zone": "UTC"})).text
 
 
+@pytest.mark.req("BNS-4")
+async def test_a_client_asks_again_for_tools_that_came_without_a_word(tmp_path):
+    # The clock, but with a second tool from the moment that a file appears; it tells nobody of it.
+    grown = '[NOW, {**NOW, "name": "later"}] if __import__("os").path.exists(sys.argv[1]) else [NOW]'
+    script = tmp_path / "silent.py"
+    script.write_text(CLOCK.read_text().replace('{"tools": [NOW]}', f'{{"tools": {grown}}}'))
+    mark = tmp_path / "grown"
+    async with Client(server_config("clock", {"command": sys.executable, "args": [str(script), str(mark)]})) as client:
+        assert [tool.name for tool in client.list_tools()] == ["now"]
+        mark.touch()
+        assert [tool.name for tool in client.list_tools()] == ["now"]
+        await client.refresh()
+        assert [tool.name for tool in client.list_tools()] == ["now", "later"]
+
+
 @pytest.mark.req("BNS-1", "BNS-5")
 async def test_a_server_that_is_not_there_is_said_so(tmp_path):
     missing = server_config("gone", {"command": str(tmp_path / "no-such-program")})

@@ -70,6 +70,10 @@ class Client:
         """Who the server says it is, which era it speaks, how it does."""
         return self._live().status
 
+    async def refresh(self) -> None:
+        """Asks the server for its tools again. Servers that tell of changes need no asking."""
+        await self._live().refresh()
+
     def list_tools(self) -> tuple[Tool, ...]:
         return self.catalog.tools
 
