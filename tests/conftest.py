@@ -96,6 +96,33 @@ def postgres() -> Iterator[databases.Postgres]:
         not_run("PostgreSQL", str(reason))
 
 
+@pytest.fixture(scope="session", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def engine(request: pytest.FixtureRequest) -> str:
+    """A test that asks for it, or for `store_url`, runs on every engine."""
+    if request.param == "postgresql":
+        # Here and not in mid-test: what a test starts must end with it.
+        request.getfixturevalue("postgres")
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def store_url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database: a SQLite file or a URL."""
+    if engine == "sqlite":
+        yield str(tmp_path / "state" / "crib.db")
+        return
+    server: databases.Postgres = request.getfixturevalue("postgres")
+    with server.database() as url:
+        yield url
+
+
+@pytest.fixture
+def store_env(store_url: str) -> dict[str, str]:
+    """What puts the daemon and the commands on that database: `daemon({…}, env=store_env)`."""
+    return {"TOOLCRIB_STORE": store_url}
+
+
 @pytest.fixture(scope="session")
 def sized() -> Callable[[int, int], int]:
     """`sized(500, 5000)` is the first number in a usual run and the second in `make soak`."""

@@ -11,23 +11,30 @@ only rooms that turn an error into bytes, a status or an exit code; they read th
     │   ├── UnknownTool
     │   └── UnknownCommand
     ├── InvalidArguments       arguments that do not fit the tool's schema
-    ├── Denied                 the policy said no
+    ├── Denied                 the policy, or a person who was asked, said no
     ├── ServerFailure          the far side could not answer
     │   ├── ServerAway         not connected now
     │   ├── CallTimeout        no answer in time (it may have run)
     │   └── ProtocolViolation  it answered with something that is not MCP
+    ├── BookUnwritable         what may change something is not done unrecorded
     ├── ToolError              the server answered a call with a JSON-RPC error
-    ├── TooManySessions        no room for one more legacy client
+    ├── TooManySessions        no room for one more conversation
+    ├── FolderGone             the folder that an agent works in is not there
     ├── DaemonNotRunning
     ├── AlreadyRunning
     ├── PortTaken
     └── StoreError             the database cannot be read or written
 
-Codes of our own lie outside -32768..-32000, which JSON-RPC and MCP keep for themselves.
+Codes of our own lie outside -32768..-32000, which JSON-RPC and MCP keep for themselves. What a client is told in each
+case, in either era, stands in `ANSWERS` at the end.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 PARSE_ERROR = -32700
@@ -39,12 +46,14 @@ HEADER_MISMATCH = -32020
 MISSING_CAPABILITY = -32021
 UNSUPPORTED_VERSION = -32022
 
+NOT_AUTHENTICATED = -31401
 NOT_PERMITTED = -31403
 NOT_KNOWN = -31404
 TIMED_OUT = -31504
 SERVER_AWAY = -31503
 BAD_CONFIG = -31400
 STORE_FAILED = -31507
+TAKEN_BACK = -31499
 
 
 class ToolcribError(Exception):
@@ -127,11 +136,23 @@ class ProtocolViolation(ServerFailure):
     http_status = 502
 
 
+class BookUnwritable(ToolcribError):
+    code = STORE_FAILED
+    http_status = 503
+    exit_code = 9
+
+
 class ToolError(ToolcribError):
     exit_code = 6
 
 
 class TooManySessions(ToolcribError):
+    code = SERVER_AWAY
+    http_status = 503
+
+
+class FolderGone(ToolcribError):
+    code = SERVER_AWAY
     http_status = 503
 
 
@@ -153,3 +174,154 @@ class PortTaken(ToolcribError):
 class StoreError(ToolcribError):
     code = STORE_FAILED
     exit_code = 9
+
+
+class Case(enum.StrEnum):
+    """Why a request at the gateway does not get what it asked for."""
+
+    HOST = "the Host header names another endpoint"
+    ORIGIN = "a web page of another origin asks"
+    PATH = "a path that is not /mcp"
+    NO_TOKEN = "no token"  # noqa: S105
+    BAD_TOKEN = "a token that is unknown, expired or revoked"  # noqa: S105
+    STOPPING = "Toolcrib is stopping"
+    LABEL = "X-Toolcrib-Agent contradicts the token"
+    CONVERSATION = "X-Toolcrib-Conversation is not printable or too long"
+    VERB = "an HTTP method that is not served"
+    HEADER_TWICE = "a header that must be single stands twice"
+    CONTENT_TYPE = "a body that is not said to be JSON"
+    ACCEPT = "a client that does not accept both kinds of answer"
+    TOO_LARGE = "a body that is too large"
+    HALF = "a body that does not arrive whole"
+    MALFORMED = "a body that is not JSON, or ambiguous"
+    ENVELOPE = "JSON that is no single JSON-RPC request or notification"
+    PARAMS = "params that are no object"
+    META = "_meta lacks the version or the client's capabilities"
+    MISMATCH = "a header is missing or says something else than the body"
+    VERSION = "a protocol version that is not spoken"
+    SESSION_MISSING = "no session id"
+    SESSION_UNKNOWN = "a session id that is unknown, ended or another agent's"
+    TOO_MANY_SESSIONS = "no room for one more conversation"
+    FOLDER_GONE = "the agent's folder is gone"
+    METHOD = "a JSON-RPC method that is not known"
+    ARGUMENT = "a method's params do not fit it"
+    UNKNOWN_TOOL = "a tool that does not exist"
+    DENIED = "a tool that the agent may not use"
+    NOT_APPROVED = "a call that no person approved in time"
+    INVALID_ARGUMENTS = "arguments that do not fit the tool's schema"
+    SERVER_DOWN = "the tool's server is down"
+    TIMED_OUT = "the tool's server does not answer in time"
+    BOOK_UNWRITABLE = "the book cannot be written, and the tool may change something"
+    TAKEN_BACK = "the client cancelled the request"
+    ENDED = "the session was ended while the request was under way"
+    FAILED = "Toolcrib itself failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a client is told in one case."""
+
+    code: int | None
+    """The JSON-RPC error's; None: not an error but a result with `isError`, which clients hand to the model."""
+    modern: int | None
+    """The HTTP status; None: the case cannot come about in this era."""
+    legacy: int | None
+    text: str
+    """What stands in braces is filled in."""
+
+
+def _before(status: int, text: str, code: int = INVALID_REQUEST) -> Told:
+    """Told before a call is understood, so in either era alike."""
+    return Told(code=code, modern=status, legacy=status, text=text)
+
+
+def _modern(status: int, text: str, code: int) -> Told:
+    return Told(code=code, modern=status, legacy=None, text=text)
+
+
+def _legacy(status: int, text: str) -> Told:
+    return Told(code=INVALID_REQUEST, modern=None, legacy=status, text=text)
+
+
+def _within(code: int, text: str, *, modern: int = 200) -> Told:
+    """An error of JSON-RPC. Legacy clients take any other status for a failure of the connection."""
+    return Told(code=code, modern=modern, legacy=200, text=text)
+
+
+def _to_the_model(text: str) -> Told:
+    return Told(code=None, modern=200, legacy=200, text=text)
+
+
+_NOT_FOR_YOU = "{agent} may not use {tool}: {rule}. Ask the owner of this machine to allow it."
+
+ANSWERS: Mapping[Case, Told] = MappingProxyType(
+    {
+        Case.HOST: _before(421, "The Host header does not name this endpoint."),
+        Case.ORIGIN: _before(403, "Requests from this origin are not served.", NOT_PERMITTED),
+        Case.PATH: _before(404, "There is nothing here; the endpoint is /mcp."),
+        Case.NO_TOKEN: _before(
+            401,
+            "A token is needed: Authorization: Bearer <token>. `toolcrib agent add` makes one; the file of the owner's "
+            "own is named by `toolcrib status`.",
+            NOT_AUTHENTICATED,
+        ),
+        Case.BAD_TOKEN: _before(
+            401,
+            "This token is not known here, or no longer: it was replaced, revoked or has expired. `toolcrib agent "
+            "list` shows the agents, `toolcrib agent rotate` makes a new token.",
+            NOT_AUTHENTICATED,
+        ),
+        Case.STOPPING: _before(503, "Toolcrib is stopping.", SERVER_AWAY),
+        Case.LABEL: _before(
+            403, "The token is {agent}'s, but X-Toolcrib-Agent names another. Leave the header out.", NOT_PERMITTED
+        ),
+        Case.CONVERSATION: _before(400, "X-Toolcrib-Conversation must be printable and of 128 characters at most."),
+        Case.VERB: _before(405, "Use {verbs}."),
+        Case.HEADER_TWICE: _before(400, "The header {name} stands twice."),
+        Case.CONTENT_TYPE: _before(415, "The Content-Type must be application/json."),
+        Case.ACCEPT: _before(406, "Accept must name {kinds}."),
+        Case.TOO_LARGE: _before(413, "The body is larger than {most} bytes."),
+        Case.HALF: _before(400, "The request did not arrive whole.", PARSE_ERROR),
+        Case.MALFORMED: _before(400, "Parse error: {why}.", PARSE_ERROR),
+        Case.ENVELOPE: _before(400, "{why}."),
+        Case.PARAMS: _before(400, "params: {why}.", INVALID_PARAMS),
+        Case.META: _modern(400, "params._meta must hold {what}.", INVALID_PARAMS),
+        Case.MISMATCH: _modern(400, "The header {header} does not match {what}.", HEADER_MISMATCH),
+        Case.VERSION: _modern(400, "Unsupported protocol version", UNSUPPORTED_VERSION),
+        Case.SESSION_MISSING: _legacy(400, "Bad Request: Missing session ID. Begin with initialize."),
+        Case.SESSION_UNKNOWN: _legacy(404, "Session not found. Begin again with initialize."),
+        Case.TOO_MANY_SESSIONS: _before(
+            TooManySessions.http_status,
+            "{what} sessions at work. Wait for some to end, or end some: `toolcrib sessions`.",
+            TooManySessions.code,
+        ),
+        Case.FOLDER_GONE: _before(
+            FolderGone.http_status,
+            "The folder {folder}, which {agent} works in, is not there. Make it again, or add the agent anew.",
+            FolderGone.code,
+        ),
+        Case.METHOD: _within(METHOD_NOT_FOUND, "Method not found: {method}", modern=404),
+        Case.ARGUMENT: _within(INVALID_PARAMS, "{why}.", modern=400),
+        Case.UNKNOWN_TOOL: _within(UnknownTool.code, 'There is no tool "{name}". {suggestion}', modern=400),
+        Case.DENIED: _to_the_model(_NOT_FOR_YOU),
+        Case.NOT_APPROVED: _to_the_model(_NOT_FOR_YOU),
+        Case.INVALID_ARGUMENTS: _to_the_model(
+            "The arguments do not fit {tool}: {why}. Correct these and call again.\nThe tool's schema: {schema}"
+        ),
+        Case.SERVER_DOWN: _to_the_model("Server '{server}' {why}"),
+        Case.TIMED_OUT: _to_the_model(
+            "Server '{server}' gave no answer within {limit} s. The call was cancelled; it may have run. Raise the "
+            "server's call_timeout if it needs longer."
+        ),
+        Case.BOOK_UNWRITABLE: _to_the_model(
+            "{tool} did not run: it may change something, and the book cannot be written. {why}"
+        ),
+        # A modern client cancels by going away.
+        Case.TAKEN_BACK: Told(
+            code=TAKEN_BACK, modern=None, legacy=200, text="The request was cancelled by its caller."
+        ),
+        Case.ENDED: _within(NOT_PERMITTED, "The session was ended while the request was under way."),
+        Case.FAILED: _within(INTERNAL_ERROR, "Toolcrib failed; `toolcrib logs` says why."),
+    }
+)
+"""Every case of the gateway. `docs/errors.md` is made of it, and a test walks it against a running daemon."""

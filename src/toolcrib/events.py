@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,39 @@ class CallFinished(Event):
 @dataclass(frozen=True, kw_only=True)
 class CallFailed(CallFinished):
     """A call that did not end well; who listens to these alone is not asked about the many others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PermissionChanged(Event):
+    """What the agent may use is not what it was."""
+
+    agent: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentEnded(Event):
+    """What the agent has open ends: its token no longer works."""
+
+    agent: str
+    returns: bool = False
+    """It has a new token: its sessions stay. Otherwise it is gone, and they end with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenReplaced(Event):
+    """The agent's new token is in its file: whatever else holds the old one can be made anew."""
+
+    agent: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change(Event):
+    """The owner changed who may do what: a line for the book."""
+
+    what: str
+    """In words: "agent added", "rule added", "token rotated" …"""
+    agent: str = ""
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Bus:

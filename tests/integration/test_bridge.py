@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -68,7 +69,7 @@ subprocess.Popen([sys.executable, *sys.argv[2:]], stdin=subprocess.DEVNULL, stdo
                  stderr=subprocess.DEVNULL, start_new_session=True)
 """
 
-BRIDGE = "import sys; from toolcrib.cli.bridge import run_bridge; sys.exit(run_bridge(start=sys.argv[1:]))"
+BRIDGE = "import sys; from toolcrib.cli.bridge import run_bridge; sys.exit(run_bridge(sys.argv[1], sys.argv[2:]))"
 
 
 class Home:
@@ -88,10 +89,15 @@ class Home:
     def start_command(self, *, takes: float = 0.0) -> list[str]:
         return [sys.executable, str(self.start_file), str(takes), str(self.daemon_file), str(self.folder)]
 
-    def bridge(self, *, start: list[str] | None = None, **environ: str) -> Client:
-        client = Client(self, start or self.start_command(), environ)
+    def bridge(self, *, start: list[str] | None = None, agent: str = "", **environ: str) -> Client:
+        client = Client(self, start or self.start_command(), agent, environ)
         self.bridges.append(client)
         return client
+
+    def give_token(self, agent: str, token: str) -> None:
+        folder = self.folder / "state" / "agents" / agent
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "token").write_text(f"{token}\n")
 
     def daemons(self) -> list[int]:
         try:
@@ -110,9 +116,9 @@ class Home:
 class Client:
     """What stands above a bridge."""
 
-    def __init__(self, home: Home, start: list[str], environ: dict[str, str]) -> None:
+    def __init__(self, home: Home, start: list[str], agent: str, environ: dict[str, str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", BRIDGE, *start],
+            [sys.executable, "-c", BRIDGE, agent, *start],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -339,6 +345,8 @@ def test_an_answer_to_the_old_daemon_is_not_given_to_the_new_one(home: Home) -> 
 def test_a_daemon_that_cannot_be_started_is_an_error_with_its_reason(home: Home) -> None:
     fails = [sys.executable, "-c", "import sys; sys.exit('port 8765 is taken')"]
     client = home.bridge(start=fails)
+    client.send("initialize", 1)
+    assert "port 8765 is taken" in client.message()["error"]["message"]
     assert client.process.wait(LIMIT) == 7
     assert "port 8765 is taken" in client.stderr()
 
@@ -362,11 +370,81 @@ def test_a_daemon_that_cannot_be_restarted_is_told_to_the_client_which_may_try_a
     assert client.message()["id"] == 3
 
 
+@pytest.mark.req("KSI-2")
+def test_the_bridge_of_an_agent_proves_who_it_is_also_to_the_next_daemon(home: Home) -> None:
+    home.give_token("reviewer", "tcb_one")
+    client = home.bridge(agent="reviewer")
+    client.send("initialize", 1, protocolVersion="2025-06-18")
+    assert client.message()["result"]["hello"]["token"] == "tcb_one"
+    client.send("notifications/initialized")
+    home.give_token("reviewer", "tcb_two")
+    kill_daemon(home)
+    client.send("tools/list", 2)
+    result = client.message()["result"]
+    assert result["hello"]["token"] == "tcb_two", "the token was rotated meanwhile"
+    assert result["seen"] == ["toolcrib/bridge", "initialize", "notifications/initialized", "tools/list"]
+
+
+@pytest.mark.req("KSI-2", "KSI-7")
+@pytest.mark.parametrize("agent", ["nobody", "..", "../agents/reviewer", "reviewer/.."])
+def test_an_agent_that_is_not_there_is_an_error_to_the_client_and_an_exit_code(home: Home, agent: str) -> None:
+    home.give_token("reviewer", "tcb_one")
+    (home.folder / "state" / "token").write_text("not an agent's")
+    client = home.bridge(agent=agent)
+    client.send_raw(b'{"jsonrpc":"2.0","method":"notifications/early"}\n')
+    client.send("initialize", "first")
+    refused = client.message()
+    assert refused["id"] == "first"
+    assert "There is no agent" in refused["error"]["message"]
+    assert "toolcrib agent list" in refused["error"]["message"]
+    assert client.process.wait(LIMIT) == 4
+    assert "There is no agent" in client.stderr()
+    assert home.daemons() == [], "nothing was started for nobody"
+
+
+@pytest.mark.req("KSI-2")
+def test_an_agent_that_went_meanwhile_is_told_to_the_client(home: Home) -> None:
+    home.give_token("reviewer", "tcb_one")
+    client = home.bridge(agent="reviewer")
+    client.send("tools/list", 1)
+    client.message()
+    shutil.rmtree(home.folder / "state" / "agents" / "reviewer")
+    kill_daemon(home)
+    client.send("tools/list", 2)
+    assert "There is no agent 'reviewer'" in client.message()["error"]["message"]
+
+
+@pytest.mark.req("KSI-2", "KSI-7")
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_daemon_that_does_not_know_the_token_says_so_in_the_answers(home: Home, legacy: bool) -> None:
+    home.give_token("reviewer", "tcb_old")
+    client = home.bridge(agent="reviewer")
+    client.send("initialize" if legacy else "tools/list", 1)
+    client.message()
+    kill_daemon(home)
+    socket_file = home.folder / "run" / "daemon.sock"
+    socket_file.unlink()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.settimeout(LIMIT)
+        server.bind(str(socket_file))
+        server.listen()
+        client.send("tools/list", 2)
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as stream:
+            stream.readline()
+            connection.sendall(b'{"jsonrpc":"2.0","id":0,"result":{}}\n')
+            assert json.loads(stream.readline())["params"]["token"] == "tcb_old"
+            stream.readline()
+            connection.sendall(b'{"jsonrpc":"2.0","id":null,"error":{"code":-31401,"message":"It ended."}}\n')
+        answers = [client.message() for _ in range(1 if legacy else 2)]
+    assert (answers[-1]["id"], answers[-1]["error"]["message"]) == (2, "It ended.")
+
+
 @pytest.mark.req("KSI-1")
 def test_a_client_that_no_longer_listens_ends_the_bridge(home: Home) -> None:
     read_end, write_end = os.pipe()
     bridge = subprocess.Popen(
-        [sys.executable, "-c", BRIDGE, *home.start_command()],
+        [sys.executable, "-c", BRIDGE, "", *home.start_command()],
         stdin=subprocess.PIPE,
         stdout=write_end,
         cwd=home.project,
@@ -389,6 +467,7 @@ def test_a_client_that_no_longer_listens_ends_the_bridge(home: Home) -> None:
 def test_the_bridge_imports_nothing_heavy(home: Home) -> None:
     for command in (
         ["-m", "toolcrib", "stdio"],
+        ["-m", "toolcrib", "stdio", "--agent", "reviewer"],
         ["-c", "import sys; from toolcrib.cli.main import main; sys.exit(main())", "stdio"],
     ):
         done = subprocess.run(
@@ -400,7 +479,7 @@ def test_the_bridge_imports_nothing_heavy(home: Home) -> None:
             cwd=home.project,
             env={"PATH": "/nonexistent", "HOME": "/nonexistent/home", "TOOLCRIB_HOME": "/dev/null/nowhere"},
         )
-        assert done.returncode == 7, done.stderr
+        assert done.returncode == (4 if "--agent" in command else 7), done.stderr
         imported = {line.rpartition(b"|")[2].strip().decode() for line in done.stderr.splitlines()}
         assert "toolcrib.cli.bridge" in imported
         heavy = {
@@ -437,9 +516,9 @@ class RealHome(Home):
         }
         (folder / "config.json").write_text(json.dumps(config))
 
-    def bridge(self, *, start: list[str] | None = None, **environ: str) -> Client:
+    def bridge(self, *, start: list[str] | None = None, agent: str = "", **environ: str) -> Client:
         real = [sys.executable, "-P", "-m", "toolcrib", "up", "--detach", "--json"]
-        return super().bridge(start=start or real, TOOLCRIB_PORT="0", **environ)
+        return super().bridge(start=start or real, agent=agent, TOOLCRIB_PORT="0", **environ)
 
     def daemon_pid(self) -> int:
         pid = json.loads((self.folder / "run" / "daemon.json").read_text())["pid"]

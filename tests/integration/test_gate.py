@@ -83,7 +83,7 @@ def test_without_the_token_nothing_is_answered_but_how_to_get_it(door: Endpoint,
     answer = door.ask(replaced(door.usual(LIST, *LIST_HEADERS), "Authorization", *values), LIST)
     assert answer.status == 401
     assert answer.headers["www-authenticate"].startswith("Bearer")
-    assert "toolcrib status" in answer.error["message"]
+    assert "toolcrib agent" in answer.error["message"]
     assert door.token not in answer.body.decode()
 
 

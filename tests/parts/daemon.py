@@ -124,7 +124,7 @@ class Daemon:
     token: str = field(default="", repr=False)
     pid: int = 0
 
-    def command(self, name: str, **params: Any) -> dict[str, Any]:
+    def command(self, name: str, /, **params: Any) -> dict[str, Any]:
         """Asks the daemon over its socket, as the command line does, but without starting a process."""
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(COMMAND_LIMIT)

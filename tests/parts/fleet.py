@@ -1,4 +1,4 @@
-"""The real servers that tests run against, installed once for all checkouts.
+"""The real servers and coding agents that tests run, installed once for all checkouts.
 
 In: `pins.json`, which says what each part is and its exact version. Out: the command that starts a part.
 Parts live in `$TOOLCRIB_TEST_CACHE` (default `~/.cache/toolcrib-tests`), one folder per part and pin, made whole
@@ -165,7 +165,7 @@ def ensure_all(names: list[str]) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Installs the real servers that the tests use.")
+    parser = argparse.ArgumentParser(description="Installs the real servers and coding agents that the tests use.")
     parser.add_argument("names", nargs="*", help="which parts (default: all)")
     names = parser.parse_args().names or list(pins())
     failures = ensure_all(names)

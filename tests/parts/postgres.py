@@ -1,52 +1,114 @@
 """A PostgreSQL of our own, in a temporary folder, for as long as the tests run.
 
-In: the binaries of the machine (installed with apt when we are root and they are missing). Out: a URL.
-initdb refuses to run as root, so root lends it the user `postgres`.
+In: the binaries of the machine (installed with apt when we are root and they are missing). Out: a server, and from it
+a URL for each test that wants a database of its own. initdb refuses to run as root, so root lends it the user
+`postgres`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import psycopg
 
 from parts.fleet import NotRun
 from parts.waiting import wait_for
 
 APT_LIMIT = 300.0
 START_LIMIT = 30.0
+END_LIMIT = 10.0
+PORTS_TO_TRY = 3
+"""Between the choice of a port and its use another process may take it."""
+PASSWORD = "pg-test-hush"
+
+_SETTINGS = ("listen_addresses=127.0.0.1", "shared_buffers=16MB", "fsync=off", "full_page_writes=off", "autovacuum=off")
+_QUICK = [word for setting in _SETTINGS for word in ("-c", setting)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Postgres:
-    url: str
-    """Over loopback, with a password."""
-    folder: Path
-    """Where its unix socket lies."""
-    port: int
-    binaries: Path
+    """Made by `running`. `crash` and `start` are for tests that have one to themselves."""
 
-    def sql(self, statement: str) -> str:
-        words = [
-            str(self.binaries / "psql"),
-            "-X",
-            "-q",
-            "-A",
-            "-t",
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-c",
-            statement,
-            self.url,
-        ]
-        return subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    def __init__(self, *, folder: Path, binaries: Path, as_postgres: list[str]) -> None:
+        self.folder = folder
+        """Where its unix socket lies."""
+        self.binaries = binaries
+        self.port = 0
+        self._as_postgres = as_postgres
+        self._process: subprocess.Popen[bytes] | None = None
+        self._numbers = itertools.count(1)
+
+    @property
+    def url(self) -> str:
+        return self.url_of("postgres")
+
+    def url_of(self, database: str) -> str:
+        """Over loopback, with a password."""
+        return f"postgresql://test:{PASSWORD}@127.0.0.1:{self.port}/{database}"
+
+    def sql(self, statement: str, database: str = "postgres") -> str:
+        """What psql would print of it, without its frame."""
+        with psycopg.connect(self.url_of(database), autocommit=True, connect_timeout=10) as connection:
+            done = connection.execute(statement.encode())
+            rows = done.fetchall() if done.description else []
+        return "\n".join("|".join(str(value) for value in row) for row in rows)
+
+    @contextlib.contextmanager
+    def database(self) -> Iterator[str]:
+        """The URL of an empty database, which goes with the block."""
+        name = f"crib_{next(self._numbers)}"
+        self.sql(f"create database {name} template template0")
+        try:
+            yield self.url_of(name)
+        finally:
+            self.sql(f"drop database {name} with (force)")
+
+    def start(self) -> None:
+        """On the port it had before, if it had one."""
+        for _ in range(PORTS_TO_TRY):
+            self.port = self.port or _free_port()
+            words = [str(self.binaries / "postgres"), "-D", str(self.folder / "data"), "-k", str(self.folder)]
+            with (self.folder / "log").open("wb") as log:
+                self._process = subprocess.Popen(
+                    [*self._as_postgres, *words, "-p", str(self.port), *_QUICK], stdout=log, stderr=log, cwd=self.folder
+                )
+            if wait_for(self._settled, "PostgreSQL to answer or to end", START_LIMIT, pause=0.05) == "answers":
+                return
+            self.port = 0
+        raise NotRun(f"PostgreSQL ended at once: {(self.folder / 'log').read_text()[-300:]}")
+
+    def _settled(self) -> str | None:
+        if self._process is None or self._process.poll() is not None:
+            return "ended"
+        words = [str(self.binaries / "pg_isready"), "-h", "127.0.0.1", "-p", str(self.port), "-q"]
+        return "answers" if subprocess.run(words, check=False, timeout=10).returncode == 0 else None
+
+    def crash(self) -> None:
+        """Ends at once, with every connection, and has its log to replay at the next start."""
+        self._end(signal.SIGQUIT)
+
+    def stop(self) -> None:
+        self._end(signal.SIGINT)
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(how)
+        try:
+            process.wait(END_LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(END_LIMIT)
 
 
 def find_binaries() -> Path:
@@ -99,15 +161,14 @@ def running() -> Iterator[Postgres]:
     with tempfile.TemporaryDirectory(prefix="tc-pg-", ignore_cleanup_errors=True) as made:
         folder = Path(made)
         password = folder / "password"
-        password.write_text("test\n")
+        password.write_text(f"{PASSWORD}\n")
         if before:
             account = pwd.getpwnam("postgres")
             for path in (folder, password):
                 os.chown(path, account.pw_uid, account.pw_gid)
-        data = folder / "data"
-        initdb = [str(binaries / "initdb"), "-D", str(data), "-U", "test", "-A", "scram-sha-256", "--no-sync"]
+        initdb = [str(binaries / "initdb"), "-D", str(folder / "data"), "-U", "test", "-A", "scram-sha-256"]
         done = subprocess.run(
-            [*before, *initdb, f"--pwfile={password}", "-E", "UTF8", "--locale=C"],
+            [*before, *initdb, f"--pwfile={password}", "-E", "UTF8", "--locale=C", "--no-sync"],
             capture_output=True,
             text=True,
             timeout=60,
@@ -116,28 +177,9 @@ def running() -> Iterator[Postgres]:
         )
         if done.returncode:
             raise NotRun(f"initdb failed: {done.stderr.strip()[-300:]}")
-        port = _free_port()
-        words = [*before, str(binaries / "postgres"), "-D", str(data), "-k", str(folder), "-p", str(port)]
-        quick = ["-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-c", "full_page_writes=off"]
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen([*words, *quick], stdout=log, stderr=log, cwd=folder)
-        server = Postgres(
-            url=f"postgresql://test:test@127.0.0.1:{port}/postgres", folder=folder, port=port, binaries=binaries
-        )
+        server = Postgres(folder=folder, binaries=binaries, as_postgres=before)
         try:
-            wait_for(lambda: _answers(server, process, folder / "log"), "PostgreSQL to answer", START_LIMIT, pause=0.05)
+            server.start()
             yield server
         finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(10)
-
-
-def _answers(server: Postgres, process: subprocess.Popen[bytes], log: Path) -> bool:
-    if process.poll() is not None:
-        raise NotRun(f"PostgreSQL ended at once: {log.read_text()[-300:]}")
-    words = [str(server.binaries / "pg_isready"), "-h", "127.0.0.1", "-p", str(server.port), "-q"]
-    return subprocess.run(words, check=False, timeout=10).returncode == 0
+            server.stop()

@@ -284,3 +284,28 @@ def test_a_tool_can_be_made_by_hand() -> None:
     tool = Tool(server="s", name="t", fields={"name": msgspec.Raw(b'"t"')}, names=known.names)
     assert tool.raw() == b'{"name":"t"}'
     assert tool != known
+
+
+@pytest.mark.req("KSI-5")
+def test_a_server_that_is_believed_or_no_longer_gets_new_tools_and_no_other_does() -> None:
+    listings = {name: (definition("read", annotations={"readOnlyHint": True}),) for name in ("files", "git", "crib")}
+    silent = Catalog.build(listings, version=1)
+    assert [(tool.server, tool.reads_only) for tool in silent.tools] == [
+        ("crib", True),
+        ("files", False),
+        ("git", False),
+    ]
+    believing = Catalog.build(listings, version=2, previous=silent, believed=frozenset({"git"}))
+    assert [tool.reads_only for tool in believing.tools] == [True, False, True]
+    assert [new is old for new, old in zip(believing.tools, silent.tools, strict=True)] == [True, True, False]
+    again = Catalog.build(listings, version=3, previous=believing)
+    assert [tool.reads_only for tool in again.tools] == [True, False, False]
+    assert again.tools[:2] == silent.tools[:2]
+
+
+@pytest.mark.req("KSI-5")
+@pytest.mark.parametrize("hint", [b"false", b'"true"', b"1", b"null", b"[true]"])
+def test_only_a_plain_true_says_that_a_tool_only_reads(hint: bytes) -> None:
+    raw = b'{"name":"a","annotations":{"readOnlyHint":' + hint + b"}}"
+    (tool,) = Catalog.build({"files": (raw,)}, version=1, believed=frozenset({"files"})).tools
+    assert not tool.reads_only

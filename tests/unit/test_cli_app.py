@@ -115,12 +115,13 @@ def test_servers_are_a_table_for_people_and_json_for_programs(
         "era",
         "transport",
         "tools",
+        "believed",
         "pid",
         "uptime",
         "last",
         "error",
     ]
-    assert shown.splitlines()[1].split() == ["files", "ready", "modern", "stdio", "3", "77", "1h", "2m", "-"]
+    assert shown.splitlines()[1].split() == ["files", "ready", "modern", "stdio", "3", "no", "77", "1h", "2m", "-"]
     assert "\\x1b[2J[red]refused[/red]" in shown, "what a server says is text, never a command to the terminal"
     assert run(["servers", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"servers": [SERVER, hostile]}

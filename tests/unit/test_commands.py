@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
@@ -13,6 +15,7 @@ from pydantic import Field
 
 from toolcrib.calls import Door, Request
 from toolcrib.catalog.snapshot import Catalog
+from toolcrib.catalog.tool import Tool
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
 from toolcrib.commands.registry import Command, Context, Effect, Parameters, Reach, Registry, Via
@@ -21,12 +24,12 @@ from toolcrib.crib import Crib, Project
 from toolcrib.errors import Denied, UnknownCommand, UsageError
 from toolcrib.events import Bus
 from toolcrib.listing import Listings
-from toolcrib.policy import CLIENT, OWNER, Caller, Verdict, decide
+from toolcrib.policy import BUILTIN, CLIENT, OWNER, Caller, Verdict, decide, permission
 from toolcrib.servers.model import ToolCall
 
 pytestmark = pytest.mark.req("KSI-6")
 
-STRANGER = Caller(agent="stranger", profile="none")
+STRANGER = Caller(agent="stranger", permission=permission(BUILTIN["nothing"]))
 
 
 class NoHost:
@@ -165,7 +168,12 @@ def test_a_definition_says_what_the_command_takes_and_whether_it_changes_anythin
             "properties": {"colour": {"type": "string"}, "coats": {"default": 1, "minimum": 1, "type": "integer"}},
             "required": ["colour"],
         },
-        "annotations": {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": False},
+        "annotations": {
+            "readOnlyHint": False,
+            "destructiveHint": True,
+            "openWorldHint": False,
+            "toolcrib/owner": True,
+        },
     }
     assert look["annotations"]["readOnlyHint"] is True
 
@@ -176,7 +184,9 @@ class Shelf:
     def __init__(self, server: CommandServer) -> None:
         self._server = server
         self.catalog = Catalog.build({"crib": server.tools}, version=1)
-        self.find = self.catalog.find
+
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
+        return self.catalog.find(name, shown=shown)
 
     def target(self, server: str, caller: Caller) -> Any:
         assert server == "crib"
@@ -250,7 +260,9 @@ def test_a_command_knows_to_whom_it_is_open() -> None:
 
     assert made(Effect.CHANGES).open_to(OWNER)
     assert not made(Effect.CHANGES).open_to(STRANGER)
+    assert not made(Effect.REVEALS).open_to(STRANGER)
     assert made(Effect.READS).open_to(STRANGER)
+    assert made(Effect.CARRIES).open_to(STRANGER), "what it carries is judged by itself"
 
 
 @pytest.mark.req("KSI-6")
@@ -267,3 +279,30 @@ def test_another_server_s_tools_are_the_client_s_whatever_they_claim() -> None:
     definition = b'{"name":"delete","annotations":{"readOnlyHint":false}}'
     catalog = Catalog.build({"files": (definition,)}, version=1)
     assert decide(CLIENT, catalog.find("files:delete")).verdict is Verdict.ALLOW
+
+
+TRUSTED = Caller(agent="t", permission=permission(BUILTIN["trusted"]))
+
+
+@pytest.mark.parametrize(("caller", "may"), [(OWNER, True), (TRUSTED, True), (CLIENT, False), (STRANGER, False)])
+def test_raw_commands_are_shown_to_the_trusted_and_the_owner_alone(caller: Caller, may: bool) -> None:
+    catalog = Catalog.build({"crib": CommandServer(registry, NoHost()).tools}, version=1, believed=frozenset({"crib"}))
+    shown = {tool["name"] for tool in json.loads(Listings(NameStyle.SERVER).tools(catalog, caller))}
+    assert ("crib_raw_command" in shown) is may
+
+
+@pytest.mark.parametrize("command", ["agent:add", "audit:query", "permission:allow", "server:add", "session:end"])
+async def test_a_raw_command_reaches_only_what_its_caller_may_use(command: str) -> None:
+    with pytest.raises(Denied, match=f"t may not use {command}"):
+        await registry.run("raw:command", {"command": command}, context(TRUSTED))
+
+
+async def test_a_raw_command_over_mcp_reaches_no_command_of_the_command_line() -> None:
+    over_mcp = replace(context(OWNER), via=Via.MCP)
+    with pytest.raises(UsageError, match="system:stop is for the command line"):
+        await registry.run("raw:command", {"command": "system:stop"}, over_mcp)
+
+
+async def test_a_raw_command_does_not_run_itself() -> None:
+    with pytest.raises(UsageError, match="does not run itself"):
+        await registry.run("raw:command", {"command": "raw:command"}, context(OWNER))

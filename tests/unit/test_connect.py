@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolcrib.agents.folder import AgentFolders
 from toolcrib.cli.app import run
 from toolcrib.coding_agents import json_entry, toml_entry
-from toolcrib.coding_agents.clients import CLIENTS, Scope, client_named
+from toolcrib.coding_agents.clients import CLIENTS, Client, Scope, client_named, labels
 from toolcrib.coding_agents.connect import BACKUP_SUFFIX, Connection, Outcome
+from toolcrib.coding_agents.generated import generate, renew
 from toolcrib.errors import ConfigError, NotFound, UsageError
 
 CLAUDE_BEFORE = """{
@@ -294,11 +296,13 @@ def test_any_table_reads_back_as_it_was_written(value: Mapping[str, Any]) -> Non
     assert tomllib.loads(text) == {"a": {"b": value}}
 
 
-def test_no_entry_holds_a_token(tmp_path: Path) -> None:
-    for client in CLIENTS:
-        entry = json.dumps(client.http(url="http://127.0.0.1:8765/mcp"))
-        assert "TOOLCRIB_TOKEN" in entry
-        assert "http://127.0.0.1:8765/mcp" in entry
+@pytest.mark.req("KSI-2")
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_an_http_entry_in_the_persons_own_file_names_a_variable_instead_of_the_token(client: Client) -> None:
+    entry = json.dumps(client.http(url="http://127.0.0.1:8765/mcp", labels=labels("reviewer", "nightly")))
+    for said in ("TOOLCRIB_TOKEN", "http://127.0.0.1:8765/mcp", '"X-Toolcrib-Agent": "reviewer"', '"nightly"'):
+        assert said in entry
+    assert "X-Toolcrib" not in json.dumps(client.http(url="http://127.0.0.1:8765/mcp", labels=labels("")))
 
 
 def test_a_client_whose_file_is_unknown_is_only_shown(tmp_path: Path) -> None:
@@ -310,30 +314,197 @@ def test_a_client_whose_file_is_unknown_is_only_shown(tmp_path: Path) -> None:
         client_named("claud")
 
 
-def test_the_command_writes_and_removes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with a project in it, where the command line is used without a daemon."""
     (tmp_path / "project" / ".git").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "project")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TOOLCRIB_HOME", str(tmp_path / "crib"))
     for name in ("CODEX_HOME", "CLAUDE_CONFIG_DIR", "CLAUDE_PROJECT_DIR"):
         monkeypatch.delenv(name, raising=False)
-    assert run(["connect", "claude", "--write", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["outcome"], told["file"]) == ("written", str(tmp_path / ".claude.json"))
+    return tmp_path
+
+
+Say = Callable[..., Any]
+
+
+@pytest.fixture
+def say(person: Path, capsys: pytest.CaptureFixture[str]) -> Say:
+    """Runs a command with --json: `say("agent", "list")["agents"]`."""
+
+    def run_it(*words: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert run([*words, "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return run_it
+
+
+def agents(say: Say) -> dict[str, str]:
+    return {agent["name"]: agent["profile"] for agent in say("agent", "list")["agents"]}
+
+
+def test_the_command_writes_and_removes(person: Path, say: Say, capsys: pytest.CaptureFixture[str]) -> None:
+    told = say("connect", "claude", "--write")
+    assert (told["outcome"], told["file"]) == ("written", str(person / ".claude.json"))
     assert told["backup"] is None, "there was no file to keep"
-    entry = json.loads((tmp_path / ".claude.json").read_text())["mcpServers"]["toolcrib"]
+    entry = json.loads((person / ".claude.json").read_text())["mcpServers"]["toolcrib"]
     assert Path(entry["command"]).is_absolute()
-    assert entry["args"][-1] == "stdio"
-    assert entry["env"] == {"TOOLCRIB_HOME": str(tmp_path / "crib")}, "a client may start the bridge without it"
+    assert entry["args"][-3:] == ["stdio", "--agent", "claude"]
+    assert entry["env"] == {"TOOLCRIB_HOME": str(person / "crib")}, "a client may start the bridge without it"
     assert run(["connect", "claude", "--remove"]) == 0
-    assert not (tmp_path / ".claude.json").exists()
-    (tmp_path / ".claude.json").write_text('{"theme": "dark"}')
+    assert not (person / ".claude.json").exists()
+    (person / ".claude.json").write_text('{"theme": "dark"}')
     capsys.readouterr()
     assert run(["connect", "claude", "--write"]) == 0
-    assert f"The file as it was: {tmp_path / '.claude.json.before-toolcrib'}.\n" in capsys.readouterr().err
-    assert (tmp_path / ".claude.json.before-toolcrib").read_text() == '{"theme": "dark"}'
-    assert run(["connect", "gemini", "--scope", "project", "--write"]) == 0
-    shared = json.loads((tmp_path / "project" / ".gemini" / "settings.json").read_text())
-    assert shared["mcpServers"]["toolcrib"] == {"command": "toolcrib", "args": ["stdio"]}
+    assert f"The file as it was: {person / '.claude.json.before-toolcrib'}.\n" in capsys.readouterr().err
+    assert (person / ".claude.json.before-toolcrib").read_text() == '{"theme": "dark"}'
+
+
+@pytest.mark.req("KSI-2")
+def test_writing_makes_an_agent_for_the_client_and_removing_ends_it(person: Path, say: Say) -> None:
+    told = say("connect", "claude", "--write")
+    assert (told["agent"], told["made"]) == ("claude", True)
+    assert agents(say) == {"claude": "developer"}
+    again = say("connect", "claude", "--write")
+    assert (again["outcome"], again["made"]) == ("unchanged", False)
+    token = (person / "crib" / "state" / "agents" / "claude" / "token").read_text().strip()
+    assert token not in (person / ".claude.json").read_text()
+    gone = say("connect", "claude", "--remove")
+    assert (gone["outcome"], gone["ended"]) == ("removed", ["claude"])
+    assert agents(say) == {}
+    assert not (person / "crib" / "state" / "agents" / "claude").exists()
+
+
+@pytest.mark.req("KSI-2")
+def test_an_agent_that_the_person_made_outlives_every_entry(person: Path, say: Say) -> None:
+    say("agent", "add", "claude", "--profile", "read-only")
+    say("agent", "add", "reviewer", "--profile", "read-only")
+    assert say("connect", "claude", "--write")["made"] is False
+    assert say("connect", "claude", "--write", "--agent", "reviewer")["ended"] == []
+    assert say("connect", "claude", "--remove")["ended"] == []
+    assert agents(say) == {"claude": "read-only", "reviewer": "read-only"}
+
+
+@pytest.mark.req("KSI-2")
+def test_an_agent_made_for_an_entry_ends_when_the_entry_names_another(person: Path, say: Say) -> None:
+    say("connect", "codex", "--write")
+    say("agent", "add", "reviewer", "--profile", "read-only")
+    told = say("connect", "codex", "--write", "--agent", "reviewer")
+    assert told["ended"] == ["codex"]
+    entry = tomllib.loads((person / ".codex" / "config.toml").read_text())["mcp_servers"]["toolcrib"]
+    assert entry["args"][-2:] == ["--agent", "reviewer"]
+    assert agents(say) == {"reviewer": "read-only"}
+
+
+@pytest.mark.req("KSI-2")
+def test_an_agent_that_two_files_use_ends_with_the_last(person: Path, say: Say, monkeypatch: Any) -> None:
+    say("connect", "codex", "--write")
+    monkeypatch.setenv("CODEX_HOME", str(person / "other"))
+    assert say("connect", "codex", "--write")["made"] is False
+    assert say("connect", "codex", "--remove")["ended"] == []
+    monkeypatch.delenv("CODEX_HOME")
+    assert say("connect", "codex", "--remove")["ended"] == ["codex"]
+
+
+@pytest.mark.req("KSI-2")
+def test_nothing_is_made_for_a_file_that_cannot_be_written(person: Path, say: Say) -> None:
+    (person / ".claude.json").write_text("{ // mine\n}")
+    say("connect", "claude", "--write", code=3)
+    assert agents(say) == {}
+    say("connect", "claude", "--write", "--agent", "nobody", code=4)
+    say("connect", "generic", "--write", code=2)
+    assert agents(say) == {}
+
+
+@pytest.mark.req("KSI-2")
+def test_showing_an_entry_makes_no_agent(person: Path, say: Say) -> None:
+    assert say("connect", "claude")["outcome"] == "shown"
+    assert say("connect", "generic")["entry"]["args"][-1] == "stdio", "no agent is made for it, so none is named"
+    assert agents(say) == {}
+
+
+@pytest.mark.req("KSI-2")
+def test_a_projects_file_names_no_agent_of_this_machine_unless_told_to(person: Path, say: Say) -> None:
+    file = person / "project" / ".gemini" / "settings.json"
+    assert say("connect", "gemini", "--scope", "project", "--write")["agent"] is None
+    assert json.loads(file.read_text())["mcpServers"]["toolcrib"] == {"command": "toolcrib", "args": ["stdio"]}
+    assert agents(say) == {}
+    told = say("connect", "gemini", "--scope", "project", "--write", "--http")
+    assert (told["agent"], told["made"]) == ("gemini", True)
+    entry = json.loads(file.read_text())["mcpServers"]["toolcrib"]
+    assert entry["headers"] == {"Authorization": "Bearer ${TOOLCRIB_TOKEN}"}
+    say("agent", "add", "reviewer", "--profile", "read-only")
+    told = say("connect", "gemini", "--scope", "project", "--write", "--agent", "reviewer")
+    assert told["ended"] == ["gemini"]
+    assert any("needs an agent reviewer" in note for note in told["notes"])
+    assert json.loads(file.read_text())["mcpServers"]["toolcrib"]["args"] == ["stdio", "--agent", "reviewer"]
+
+
+@pytest.mark.req("KSI-2")
+def test_no_entry_and_no_note_ever_holds_a_token(person: Path, say: Say) -> None:
+    token = say("agent", "add", "reviewer", "--profile", "read-only")["token"]
+    for client in CLIENTS:
+        for http in ([], ["--http"]):
+            told = say("connect", client.name, "--agent", "reviewer", "--conversation", "nightly", *http)
+            assert token not in json.dumps(told)
+            assert "nightly" in json.dumps(told["entry"])
+            assert "owner.token" not in json.dumps(told)
+            if http:
+                assert f"{person / 'crib' / 'state' / 'agents' / 'reviewer' / 'token'}" in told["notes"][-1]
+
+
+HEADERS = {"Authorization": "Bearer @TOKEN@", "X-Toolcrib-Agent": "reviewer", "X-Toolcrib-Conversation": "nightly"}
+GENERATED: dict[str, Any] = {
+    "claude": {"type": "http", "url": "http://127.0.0.1:8665/mcp", "headers": HEADERS},
+    "codex": {
+        "url": "http://127.0.0.1:8665/mcp",
+        "http_headers": HEADERS,
+        "default_tools_approval_mode": "approve",
+        "required": True,
+        "startup_timeout_sec": 20,
+    },
+    "gemini": {"httpUrl": "http://127.0.0.1:8665/mcp", "headers": HEADERS, "trust": True},
+    "generic": {
+        "type": "streamable-http",
+        "url": "http://127.0.0.1:8665/mcp",
+        "headers": HEADERS,
+        "verifySsl": True,
+        "retry": {"maxAttempts": 3, "backoffMs": 1000},
+    },
+}
+
+
+@pytest.mark.req("KSI-2")
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_a_private_file_is_generated_for_an_agent_and_goes_with_it(person: Path, say: Say, client: Client) -> None:
+    token = say("agent", "add", "reviewer", "--profile", "read-only")["token"]
+    told = say("connect", client.name, "--agent", "reviewer", "--conversation", "nightly")
+    file = Path(told["generated"])
+    assert file == person / "crib" / "state" / "agents" / "reviewer" / client.private_file
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    text = file.read_text()
+    holding = tomllib.loads(text)["mcp_servers"] if file.suffix == ".toml" else json.loads(text)["mcpServers"]
+    assert holding == {"toolcrib": json.loads(json.dumps(GENERATED[client.name]).replace("@TOKEN@", token))}
+    assert not (person / ".claude.json").exists(), "the person's own files are changed by --write alone"
+    say("agent", "remove", "reviewer")
+    assert not file.parent.exists()
+
+
+@pytest.mark.req("KSI-2")
+def test_generated_files_follow_the_endpoint_and_the_token_and_keep_their_label(tmp_path: Path) -> None:
+    folders = AgentFolders(tmp_path)
+    folders.make("reviewer", "tcb_one")
+    for client in CLIENTS[:2]:
+        generate(folders, "reviewer", client, url="http://127.0.0.1:1/mcp", conversation="nightly")
+    folders.stage("reviewer", "tcb_two")
+    folders.settle("reviewer", lambda token: token == "tcb_two")
+    renew(folders, ["nobody", "reviewer"], url="http://127.0.0.1:2/mcp")
+    made = {file.name: file.read_text() for file in folders.of("reviewer").iterdir()}
+    assert made.keys() == {"store", "token", "claude.json", "codex.toml"}, "what was not there is not made"
+    for text in (made["claude.json"], made["codex.toml"]):
+        for said in ("http://127.0.0.1:2/mcp", "Bearer tcb_two", "nightly"):
+            assert said in text
+        assert "tcb_one" not in text

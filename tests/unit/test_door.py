@@ -14,12 +14,12 @@ from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ProtocolViolation, ServerAway, UnknownTool
 from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, Event
-from toolcrib.policy import OWNER, Caller
+from toolcrib.policy import BUILTIN, OWNER, Caller, permission
 from toolcrib.servers.model import Answer, ToolCall
 
 pytestmark = pytest.mark.req("BNS-5", "ENG-3")
 
-STRANGER = Caller(agent="stranger", profile="none")
+STRANGER = Caller(agent="stranger", permission=permission(BUILTIN["nothing"]))
 READ = b'{"name":"read","inputSchema":{"type":"object","properties":{"path":{"type":"string"}},"required":["path"]}}'
 
 
@@ -33,9 +33,9 @@ class Shelf:
         self.limits: list[float | None] = []
         self._catalog = Catalog.build({"files": (READ,)}, version=1)
 
-    def find(self, name: str) -> Tool:
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
         self._steps.append("resolve")
-        return self._catalog.find(name)
+        return self._catalog.find(name, shown=shown)
 
     def target(self, server: str, caller: Caller) -> Shelf:
         self._steps.append(f"target {server} for {caller.agent}")
@@ -81,6 +81,12 @@ class Book:
         assert intended.call_id == finished.call_id
         return intended, finished
 
+    @property
+    def outcome(self) -> str:
+        finished = self.events[-1]
+        assert isinstance(finished, CallFinished)
+        return finished.outcome
+
 
 async def test_the_steps_come_in_their_order() -> None:
     book = Book()
@@ -95,7 +101,7 @@ async def test_the_book_says_who_what_and_why() -> None:
     await book.call()
     intended, finished = book.line
     assert (intended.caller, intended.tool, intended.server) == ("owner", "files:read", "files")
-    assert (intended.decision, intended.rule) == ("allow", "profile owner: everything")
+    assert (intended.decision, intended.rule) == ("allow", "profile owner: allow *:*")
     assert (finished.caller, finished.tool, finished.server) == ("owner", "files:read", "files")
     assert (finished.outcome, finished.result_size) == ("ok", len(b'{"content":[]}'))
     assert finished.duration >= 0
@@ -134,9 +140,8 @@ async def test_a_denied_call_goes_no_further_and_is_written_down() -> None:
     book = Book()
     with pytest.raises(Denied) as caught:
         await book.call(caller=STRANGER)
-    assert book.steps == ["resolve", "intent", "outcome"]
-    assert book.line[0].decision == "deny"
-    assert book.line[1].outcome == "denied"
+    assert book.steps == ["resolve", "outcome"], "what never leaves is no intent"
+    assert book.outcome == "denied"
     assert caught.value.data == {"rule": "no rule allows it", "tool": "files:read"}
 
 
@@ -151,7 +156,7 @@ async def test_arguments_that_do_not_fit_go_no_further(arguments: str | None) ->
     with pytest.raises(InvalidArguments) as caught:
         await book.call(arguments)
     assert "forward" not in book.steps
-    assert book.line[1].outcome == "invalid"
+    assert book.outcome == "invalid"
     assert "files:read" in caught.value.message
     assert "arguments" in caught.value.message
 

@@ -8,13 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
-from toolcrib.gateway.envelope import (
-    MAX_DEPTH,
-    Rejected,
-    error_message,
-    read_message,
-    result_message,
-)
+from toolcrib.gateway.answers import Rejected, error_message, result_message
+from toolcrib.gateway.envelope import MAX_DEPTH, read_message
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -6,7 +6,8 @@ import pytest
 
 from toolcrib.errors import HEADER_MISMATCH, INVALID_PARAMS, UNSUPPORTED_VERSION
 from toolcrib.gateway import eras
-from toolcrib.gateway.envelope import Rejected, read_message
+from toolcrib.gateway.answers import Rejected
+from toolcrib.gateway.envelope import read_message
 from toolcrib.servers.model import MODERN_VERSION, Era
 
 META = {eras.VERSION_KEY: MODERN_VERSION, eras.CAPABILITIES_KEY: {}}

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from toolcrib.errors import Case
 from toolcrib.gateway import streams
-from toolcrib.gateway.desk import Reply
+from toolcrib.gateway.answers import Reply
 from toolcrib.gateway.streams import EventStream, Exchange, event, send_json
 
 pytestmark = pytest.mark.req("KSI-1")
@@ -71,7 +72,7 @@ def test_an_event_is_one_line_of_data_whatever_the_message() -> None:
 
 async def test_a_json_answer_says_its_length() -> None:
     wire = Wire()
-    await send_json(wire.send, 404, b'{"a":1}', [(b"x-more", b"1")])
+    await send_json(wire.send, Reply(b'{"a":1}', 404, extra=((b"x-more", b"1"),)))
     assert wire.sent[0]["status"] == 404
     assert wire.headers == {b"content-type": b"application/json", b"content-length": b"7", b"x-more": b"1"}
     assert wire.body == b'{"a":1}'
@@ -135,7 +136,7 @@ async def exchanged(
         try:
             reply = await work(exchange)
         except asyncio.CancelledError:
-            if not (exchange.taken_back or exchange.gone):
+            if exchange.stopped is None and not exchange.gone:
                 raise
             reply = Reply(b"taken back")
         await exchange.finish(reply)
@@ -183,7 +184,7 @@ class TestExchange:
         exchange.take_back()
         await asyncio.sleep(0)
         assert wire.body == b"{}"
-        assert exchange.taken_back is False
+        assert exchange.stopped is None
 
     @pytest.mark.usefixtures("hasty")
     async def test_a_long_silence_makes_it_a_stream_that_shows_life(self) -> None:
@@ -205,8 +206,20 @@ class TestExchange:
             raise AssertionError
 
         exchange = await exchanged(wire, work)
-        assert exchange.taken_back
+        assert exchange.stopped is Case.TAKEN_BACK
         assert wire.body == b"taken back"
+
+    async def test_a_call_whose_session_ends_is_stopped_and_what_stopped_it_first_counts(self) -> None:
+        wire = Wire()
+
+        async def work(exchange: Exchange) -> Reply:
+            asyncio.get_running_loop().call_soon(exchange.interrupt)
+            asyncio.get_running_loop().call_soon(exchange.take_back)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        exchange = await exchanged(wire, work)
+        assert exchange.stopped is Case.ENDED
 
     @pytest.mark.usefixtures("hasty")
     async def test_a_client_that_goes_away_ends_the_work(self) -> None:
@@ -236,4 +249,4 @@ class TestExchange:
         exchange = await exchanged(wire, work, gone_means_cancel=False)
         assert done.is_set()
         assert exchange.gone
-        assert not exchange.taken_back
+        assert exchange.stopped is None

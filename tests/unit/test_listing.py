@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import NameStyle
 from toolcrib.listing import Listings, full
-from toolcrib.policy import OWNER, Caller
+from toolcrib.policy import BUILTIN, OWNER, Caller, permission, profile_from
 
 pytestmark = pytest.mark.req("ENG-3", "ENG-10")
 
@@ -42,15 +44,15 @@ def test_two_catalogs_with_the_same_tools_list_the_same_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("style", "names"),
+    ("style", "spelled"),
     [
         (NameStyle.SERVER, ["files_a", "files_b"]),
         (NameStyle.MCP, ["mcp_files_a", "mcp_files_b"]),
         (NameStyle.PLAIN, ["a", "b"]),
     ],
 )
-def test_names_are_in_the_style_that_was_chosen(style: NameStyle, names: list[str]) -> None:
-    assert [tool["name"] for tool in json.loads(Listings(style).tools(catalog(1, A, B), OWNER))] == names
+def test_names_are_in_the_style_that_was_chosen(style: NameStyle, spelled: list[str]) -> None:
+    assert names(Listings(style).tools(catalog(1, A, B), OWNER)) == spelled
 
 
 def test_all_but_the_name_is_the_servers_own() -> None:
@@ -58,10 +60,55 @@ def test_all_but_the_name_is_the_servers_own() -> None:
     assert tool == {"name": "files_a", "inputSchema": {"type": "object"}, "x-own": ["1.0", None]}
 
 
+def may(*rules: dict[str, Any]) -> Caller:
+    profile = profile_from("mine", {"rules": list(rules)})
+    return Caller(agent="x", permission=permission(profile, agent="x", workdir=Path("/nowhere")))
+
+
+def names(listing: bytes) -> list[str]:
+    return [tool["name"] for tool in json.loads(listing)]
+
+
+@pytest.mark.req("KSI-5")
+@pytest.mark.parametrize(
+    ("rules", "shown"),
+    [
+        ([], []),
+        ([{"allow": "files:a"}], ["files_a"]),
+        ([{"ask": "files:a"}], ["files_a"]),
+        ([{"allow": "files:*", "when": {"path": {"under": "src"}}}], ["files_a", "files_b"]),
+        ([{"allow": "*"}, {"deny": "files:b"}], ["files_a"]),
+        ([{"allow": "*"}, {"deny": "files:b", "when": {"path": {"under": "src"}}}], ["files_a", "files_b"]),
+        ([{"allow": "*", "annotations": {"read_only": True}}], []),
+    ],
+)
+def test_what_may_be_called_is_listed_also_if_a_person_is_asked_or_arguments_decide(
+    rules: list[dict[str, Any]], shown: list[str]
+) -> None:
+    assert names(Listings(NameStyle.SERVER).tools(catalog(1, A, B), may(*rules))) == shown
+
+
+@pytest.mark.req("KSI-5")
+def test_a_server_that_is_believed_anew_is_listed_anew() -> None:
+    reads = b'{"name":"r","annotations":{"readOnlyHint":true}}'
+    caller = Caller(agent="x", permission=permission(BUILTIN["read-only"], agent="x"))
+    listings = Listings(NameStyle.SERVER)
+    before = Catalog.build({"files": (reads,)}, version=1)
+    after = Catalog.build({"files": (reads,)}, version=2, previous=before, believed=frozenset({"files"}))
+    assert names(listings.tools(before, caller)) == []
+    assert names(listings.tools(after, caller)) == ["files_r"]
+
+
+def test_agents_that_may_do_the_same_share_a_listing() -> None:
+    listings, known = Listings(NameStyle.SERVER), catalog(1, A, B)
+    assert listings.tools(known, may({"allow": "files:a"})) is listings.tools(known, may({"allow": "files:a"}))
+    assert listings.tools(known, may({"allow": "files:a"})) != listings.tools(known, may({"allow": "files:b"}))
+
+
 def test_one_profile_never_sees_what_was_made_for_another() -> None:
     listings = Listings(NameStyle.SERVER)
     known = catalog(1, A, B)
-    stranger = Caller(agent="x", profile="none")
+    stranger = Caller(agent="x", permission=permission(BUILTIN["nothing"]))
     assert json.loads(listings.tools(known, OWNER)) != []
     assert listings.tools(known, stranger) == b"[]"
     assert json.loads(listings.tools(known, OWNER)) != []
@@ -70,7 +117,7 @@ def test_one_profile_never_sees_what_was_made_for_another() -> None:
 def test_callers_of_one_profile_share_a_listing_whatever_their_conversation() -> None:
     listings = Listings(NameStyle.SERVER)
     known = catalog(1, A)
-    other = Caller(agent="owner", profile="owner", conversation="another")
+    other = Caller(agent="owner", permission=OWNER.permission, conversation="another")
     assert listings.tools(known, OWNER) is listings.tools(known, other)
 
 
@@ -86,3 +133,17 @@ def test_only_so_many_listings_are_kept_and_the_one_used_last_stays() -> None:
         listings.tools(catalog(version, A), OWNER)
         assert listings.tools(first, OWNER) is made
     assert len(listings._kept) == full._KEPT
+
+
+def test_only_so_many_bytes_are_kept_but_always_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    listings = Listings(NameStyle.SERVER)
+    size = len(listings.tools(catalog(0, A), OWNER))
+    monkeypatch.setattr(full, "_KEPT_BYTES", 3 * size)
+    for version in range(1, 10):
+        listings.tools(catalog(version, A), OWNER)
+    assert [version for version, _ in listings._kept] == [7, 8, 9]
+    large = catalog(10, A, B, *(f'{{"name":"t{number}"}}'.encode() for number in range(100)))
+    assert listings.tools(large, OWNER) is listings.tools(large, OWNER)
+    assert [version for version, _ in listings._kept] == [10]
+    listings.tools(catalog(11, A), OWNER)
+    assert listings._size == size

@@ -1,7 +1,11 @@
-"""A call's way: resolve the name → decide → check the arguments → write the intent → forward raw → write the outcome.
+"""A call's way: resolve the name → decide → check the arguments → ask a person, where the rule says so → write the
+intent → forward raw → write the outcome.
 
 In: a `Request` of a `Caller` and the `Shelf` (catalog and servers) it is made at. Out: the server's raw `Answer`,
 or an error of ours. Nothing else in Toolcrib may reach a server's tools.
+
+A call that may change something leaves only once its intent is durable, and its answer only once its outcome is. A
+call under way whose caller loses the permission is stopped, wherever it waits.
 """
 
 from __future__ import annotations
@@ -10,20 +14,39 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import Raw
 
+from toolcrib.book.entry import Entry, Kind
+from toolcrib.calls.line import Line
 from toolcrib.catalog.schema_check import Checker
 from toolcrib.catalog.tool import Tool
-from toolcrib.errors import CallTimeout, Denied, ServerFailure, ToolcribError
-from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended
+from toolcrib.errors import (
+    BookUnwritable,
+    CallTimeout,
+    Denied,
+    NotFound,
+    ServerFailure,
+    StoreError,
+    ToolcribError,
+    UnknownTool,
+)
+from toolcrib.events import AgentEnded, Bus, Event, PermissionChanged
 from toolcrib.policy import Caller, Decision, Verdict, decide
 from toolcrib.servers.model import Answer, OnProgress, ToolCall
 
+if TYPE_CHECKING:
+    from toolcrib.agents.approvals import Approvals
+    from toolcrib.agents.roster import Roster
+    from toolcrib.agents.sessions import Sessions
+    from toolcrib.book import Book
+
 _PROCESS = f"{os.getpid():x}-{time.time_ns():x}"
+_LONGEST_UNKNOWN = 120
+"""Characters of a name that no tool has, in the book."""
 
 
 class Target(Protocol):
@@ -37,7 +60,9 @@ class Target(Protocol):
 class Shelf(Protocol):
     """Where names are resolved: one project's catalog and the servers behind it."""
 
-    def find(self, name: str) -> Tool: ...
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
+        """Raises `UnknownTool`, which suggests only tools that are `shown`."""
+        ...
 
     def target(self, server: str, caller: Caller) -> Target: ...
 
@@ -62,89 +87,215 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Door:
-    def __init__(self, bus: Bus) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        book: Book | None = None,
+        roster: Roster | None = None,
+        approvals: Approvals | None = None,
+        sessions: Sessions | None = None,
+    ) -> None:
+        """Without them: nothing is recorded, nobody is known whose permission could change, nobody can be asked."""
         self._bus = bus
+        self._book = book
+        self._roster = roster
+        self._approvals = approvals
+        self._sessions = sessions
         self._checker = Checker()
         self._numbers = itertools.count(1)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._under_way: dict[str, set[Line]] = {}
+        """By agent: what is to be judged again when its permission changes."""
+        bus.subscribe(self._judge_again, PermissionChanged, AgentEnded)
         self.in_flight = 0
         self.finished = 0
 
     async def call(self, shelf: Shelf, caller: Caller, request: Request) -> Outcome:
-        tool = shelf.find(request.tool)
-        decision = decide(caller, tool)
-        line = _Line(self._bus, f"{_PROCESS}-{next(self._numbers)}", caller, tool, decision)
-        if decision.verdict is not Verdict.ALLOW:
-            line.finish("denied")
-            raise Denied(
-                f"{caller.agent} may not use {tool.display}: {decision.rule}.",
-                remedy="Ask the owner of this machine to allow it.",
-                data={"rule": decision.rule, "tool": tool.display},
-            )
+        tool = self._found(shelf, caller, request)
+        arguments = request.params.get("arguments")
+        line = Line(
+            f"{_PROCESS}-{next(self._numbers)}",
+            caller,
+            tool,
+            decide(caller, tool),
+            arguments=None if arguments is None else bytes(arguments),
+            bus=self._bus,
+            book=self._book,
+            sessions=self._sessions,
+        )
+        checked = self._checked(line, arguments)
+        self._begin(line)
         try:
-            checked = self._checker.check(tool, request.params.get("arguments"))
+            if line.decision.verdict is Verdict.ASK:
+                await self._ask(line)
+            answer = await self._forward(shelf, line, request, checked)
+        except asyncio.CancelledError:
+            if line.stopped is None:
+                raise
+            if line.task is not None:
+                line.task.uncancel()
+            stopped = _denied(line.caller, tool, line.stopped)
+            if line.left:
+                stopped.remedy = "It was stopped while under way and may have run."
+            raise stopped from None
+        finally:
+            self._end(line)
+        return Outcome(answer, tool)
+
+    def _found(self, shelf: Shelf, caller: Caller, request: Request) -> Tool:
+        try:
+            return shelf.find(request.tool, lambda tool: decide(caller, tool).verdict is not Verdict.DENY)
+        except (UnknownTool, ServerFailure) as error:
+            if self._book is not None:
+                self._book.note(
+                    Entry(
+                        kind=Kind.OUTCOME,
+                        at=time.time(),
+                        agent=caller.agent,
+                        session="" if caller.session is None else caller.session.id,
+                        conversation=caller.conversation,
+                        tool=request.tool[:_LONGEST_UNKNOWN],
+                        outcome="unknown" if isinstance(error, UnknownTool) else "away",
+                    )
+                )
+            raise
+
+    def _checked(self, line: Line, arguments: Raw | None) -> dict[str, Any]:
+        """The arguments, if the caller may use the tool and may do so with them."""
+        # Who may not use a tool at all does not learn its schema from what is said of the arguments.
+        self._refuse_denied(line)
+        try:
+            checked = self._checker.check(line.tool, arguments)
         except ToolcribError:
             line.finish("invalid")
             raise
-        line.intend()
-        call = ToolCall(name=tool.name, params=request.params, meta=request.meta, headers=tool.param_headers(checked))
-        self.in_flight += 1
+        line.decision = decide(line.caller, line.tool, checked)
+        self._refuse_denied(line)
+        return checked
+
+    @staticmethod
+    def _refuse_denied(line: Line) -> None:
+        if line.decision.verdict is Verdict.DENY:
+            line.finish("denied")
+            raise _denied(line.caller, line.tool, line.decision)
+
+    async def _ask(self, line: Line) -> None:
+        if self._approvals is None:
+            line.finish("denied")
+            raise Denied(f"{line.tool.display} needs a person's word, and nobody can be asked here.")
         try:
-            answer = await shelf.target(tool.server, caller).call(
+            answer = await self._approvals.ask(
+                agent=line.caller.agent,
+                conversation=line.caller.conversation,
+                tool=line.tool.display,
+                rule=line.decision.rule,
+                arguments=line.arguments or b"{}",
+            )
+        except BaseException:
+            line.finish("denied" if line.stopped else "cancelled")
+            raise
+        line.decision = Decision(Verdict.ASK, f"{line.decision.rule}; {answer.why}")
+        if not answer.approved:
+            line.finish("denied")
+            raise _denied(line.caller, line.tool, line.decision)
+
+    async def _forward(self, shelf: Shelf, line: Line, request: Request, checked: dict[str, Any]) -> Answer:
+        tool = line.tool
+        may_change = not tool.reads_only
+        call = ToolCall(name=tool.name, params=request.params, meta=request.meta, headers=tool.param_headers(checked))
+        line.intend()
+        if may_change and self._book is not None:
+            await self._written_down(line, self._book)
+        self.in_flight += 1
+        line.left = True
+        try:
+            answer = await shelf.target(tool.server, line.caller).call(
                 call, timeout=request.timeout, on_progress=request.on_progress
             )
         except BaseException as error:
-            line.finish(_failure(error))
+            line.finish("denied" if line.stopped else _failure(error))
             raise
         finally:
             self.in_flight -= 1
             self.finished += 1
-        line.finish(_success(answer), len(answer.result or answer.error or b""))
-        return Outcome(answer, tool)
+        line.finish(_success(answer), answer.result or answer.error or b"")
+        if may_change and self._book is not None:
+            await self._outcome_kept(self._book)
+        return answer
+
+    @staticmethod
+    async def _written_down(line: Line, book: Book) -> None:
+        try:
+            await book.kept()
+        except StoreError as error:
+            line.finish("refused")
+            raise BookUnwritable(
+                f"{line.tool.display} did not run: it may change something, and the book cannot be written. "
+                f"{error.message}",
+                remedy=error.remedy,
+            ) from error
+        except BaseException:
+            # Taken back, or no longer permitted, before it left.
+            line.finish("denied" if line.stopped else "cancelled")
+            raise
+
+    @staticmethod
+    async def _outcome_kept(book: Book) -> None:
+        """The call has run: its answer is given also if its outcome can only be written later."""
+        try:
+            await book.kept()
+        except StoreError:
+            return
+
+    def _begin(self, line: Line) -> None:
+        if self._roster is None:
+            return
+        if self._loop is None:
+            # Kept, because asking for it costs a system call in some versions of Python.
+            self._loop = asyncio.get_running_loop()
+        line.task = asyncio.current_task(self._loop)
+        at_work = self._under_way.get(line.caller.agent)
+        if at_work is None:
+            at_work = self._under_way[line.caller.agent] = set()
+        at_work.add(line)
+
+    def _end(self, line: Line) -> None:
+        at_work = self._under_way.get(line.caller.agent)
+        if at_work is not None:
+            at_work.discard(line)
+            if not at_work:
+                del self._under_way[line.caller.agent]
+
+    def _judge_again(self, event: Event) -> None:
+        """Stops what is under way and no longer permitted, before whoever changed the permission hears of it."""
+        if self._roster is None or not isinstance(event, PermissionChanged | AgentEnded):
+            return
+        for line in tuple(self._under_way.get(event.agent, ())):
+            decision = self._today(line) if isinstance(event, PermissionChanged) else _ENDED
+            if decision.verdict is Verdict.DENY and line.task is not None:
+                line.stopped = decision
+                line.task.cancel("no longer permitted")
+
+    def _today(self, line: Line) -> Decision:
+        if self._roster is None:
+            return line.decision
+        try:
+            agent = self._roster.find(line.caller.agent)
+        except NotFound:
+            return _ENDED
+        return agent.permission.decide(line.tool, msgspec.json.decode(line.arguments or b"{}"))
 
 
-class _Line:
-    """A call's line in the book: the intent once it passed all checks, the outcome in any case."""
+_ENDED = Decision(Verdict.DENY, "the agent has ended or its token was replaced")
 
-    def __init__(self, bus: Bus, call_id: str, caller: Caller, tool: Tool, decision: Decision) -> None:
-        self._bus = bus
-        self._call_id = call_id
-        self._caller = caller.agent
-        self._tool = tool
-        self._decision = decision
-        self._began = time.monotonic()
-        self._intended = False
 
-    def intend(self) -> None:
-        self._intended = True
-        if self._bus.hears(CallIntended):
-            self._bus.publish(
-                CallIntended(
-                    call_id=self._call_id,
-                    caller=self._caller,
-                    tool=self._tool.display,
-                    server=self._tool.server,
-                    decision=self._decision.verdict,
-                    rule=self._decision.rule,
-                )
-            )
-
-    def finish(self, outcome: str, size: int = 0) -> None:
-        """The outcome; of a call that was stopped at the door, what was intended comes before it."""
-        if not self._intended:
-            self.intend()
-        kind = CallFinished if outcome == "ok" else CallFailed
-        if self._bus.hears(kind):
-            self._bus.publish(
-                kind(
-                    call_id=self._call_id,
-                    caller=self._caller,
-                    tool=self._tool.display,
-                    server=self._tool.server,
-                    outcome=outcome,
-                    duration=time.monotonic() - self._began,
-                    result_size=size,
-                )
-            )
+def _denied(caller: Caller, tool: Tool, decision: Decision) -> Denied:
+    return Denied(
+        f"{caller.agent} may not use {tool.display}: {decision.rule}.",
+        remedy="Ask the owner of this machine to allow it.",
+        data={"rule": decision.rule, "tool": tool.display},
+    )
 
 
 def _failure(error: BaseException) -> str:

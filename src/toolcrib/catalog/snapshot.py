@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import heapq
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Self
@@ -18,7 +18,7 @@ from msgspec import Raw
 
 from toolcrib.catalog.names import Names, fold, name_tools
 from toolcrib.catalog.tool import BadDefinition, Tool, decode_definition
-from toolcrib.config.model import NameStyle
+from toolcrib.config.model import RESERVED_SERVER_NAMES, NameStyle
 from toolcrib.errors import UnknownTool
 
 log = logging.getLogger(__name__)
@@ -64,9 +64,16 @@ class Catalog:
 
     @classmethod
     def build(
-        cls, listings: Listings, *, version: int, limit: int | None = None, previous: Catalog | None = None
+        cls,
+        listings: Listings,
+        *,
+        version: int,
+        limit: int | None = None,
+        previous: Catalog | None = None,
+        believed: frozenset[str] = frozenset(),
     ) -> Self:
-        """The catalog of these listings. `limit` lowers the length of every style's names (the gateway's is 48).
+        """The catalog of these listings. `limit` lowers the length of every style's names (the gateway's is 48);
+        `believed` are the servers, besides our own, whose annotations count.
 
         What did not change since `previous` is taken over from it, object for object. A definition that cannot
         be read is left out and logged; it takes no other along.
@@ -84,11 +91,12 @@ class Catalog:
         names = name_tools(pairs, limit=limit)
         tools: list[Tool] = []
         for server in sorted(listings):
+            counts = server in believed or server in RESERVED_SERVER_NAMES
             if server in kept:
-                tools += (_renamed(tool, names[server, tool.name]) for tool in kept[server])
+                tools += (_adapted(tool, names[server, tool.name], believed=counts) for tool in kept[server])
             else:
                 tools += (
-                    Tool(server=server, name=name, fields=fields, names=names[server, name])
+                    Tool(server=server, name=name, fields=fields, names=names[server, name], believed=counts)
                     for name, fields in read[server].items()
                 )
         return cls(version=version, tools=tuple(tools), _listings=dict(listings))
@@ -97,18 +105,23 @@ class Catalog:
         """Whether `find` would find it, without the search for what else may be meant."""
         return fold(name) in self._by_folded or len(self._by_display.get(name, ())) == 1
 
-    def find(self, name: str, *, style: NameStyle | None = None) -> Tool:
-        """The tool of this name, in any style or as `server:tool`. `style` only says how to spell suggestions."""
+    def find(self, name: str, *, style: NameStyle | None = None, shown: Callable[[Tool], bool] | None = None) -> Tool:
+        """The tool of this name, in any style or as `server:tool`.
+
+        `style` only says how to spell suggestions, and `shown` which tools may be suggested (all, unless said).
+        """
         if tool := self._by_folded.get(fold(name)):
             return tool
-        shown = self._by_display.get(name, ())
-        if len(shown) == 1:
-            return shown[0]
-        if shown:
-            nearest = [tool.names.of(style or NameStyle.SERVER) for tool in shown[:_NEAREST]]
+        displayed = self._by_display.get(name, ())
+        if len(displayed) == 1:
+            return displayed[0]
+        if shown is not None:
+            displayed = tuple(filter(shown, displayed))
+        if displayed:
+            nearest = [tool.names.of(style or NameStyle.SERVER) for tool in displayed[:_NEAREST]]
             message = f'"{_cut(name)}" may mean several tools.'
         else:
-            nearest = self._nearest(name, style)
+            nearest = self._nearest(name, style, self.tools if shown is None else filter(shown, self.tools))
             message = f'There is no tool "{_cut(name)}".'
         remedy = f"Did you mean {', '.join(nearest)}?" if nearest else "List the tools to see which there are."
         raise UnknownTool(message, remedy=remedy, data={"name": _cut(name), "nearest": nearest})
@@ -119,13 +132,13 @@ class Catalog:
     def by_public(self, style: NameStyle) -> Mapping[str, Tool]:
         return self._by_style[style]
 
-    def _nearest(self, name: str, style: NameStyle | None) -> list[str]:
+    def _nearest(self, name: str, style: NameStyle | None, tools: Iterable[Tool]) -> list[str]:
         """Names like this one, best first: a cheap look at all of them, an exact one at the best of these."""
         wanted = fold(name[:_COMPARED])
         matcher = difflib.SequenceMatcher(autojunk=False)
         matcher.set_seq2(wanted)
         scored = []
-        for tool in self.tools:
+        for tool in tools:
             spelling = tool.display if style is None else tool.names.of(style)
             # A model often forgets or invents the server's part, so the tool's own name counts as well.
             for candidate in {spelling, tool.name}:
@@ -154,8 +167,10 @@ def _read(server: str, definitions: tuple[bytes, ...]) -> dict[str, dict[str, Ra
     return tools
 
 
-def _renamed(tool: Tool, names: Names) -> Tool:
-    return tool if tool.names == names else replace(tool, names=names)
+def _adapted(tool: Tool, names: Names, *, believed: bool) -> Tool:
+    if tool.names == names and tool.believed is believed:
+        return tool
+    return replace(tool, names=names, believed=believed)
 
 
 def _cut(name: str) -> str:

@@ -45,6 +45,8 @@ class Tool:
     fields: Mapping[str, Raw] = field(repr=False)
     """The definition, decoded one level only."""
     names: Names
+    believed: bool = False
+    """Whether what its server says of it in `annotations` counts."""
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     """What was worked out once: decoded fields by their names, and where header marks are."""
 
@@ -66,6 +68,11 @@ class Tool:
     def annotations(self) -> dict[str, Any]:
         annotations = self._field("annotations")
         return annotations if isinstance(annotations, dict) else {}
+
+    @property
+    def reads_only(self) -> bool:
+        """It changes nothing, by the word of a server that is believed."""
+        return self.believed and self.annotations.get("readOnlyHint") is True
 
     @property
     def description(self) -> str:

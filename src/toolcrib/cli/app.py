@@ -17,10 +17,15 @@ import typer
 
 from toolcrib import __version__
 from toolcrib.cli import (
+    agent_commands,
+    approval_commands,
+    audit_commands,
     config_commands,
     connect_command,
     daemon_commands,
+    permission_commands,
     server_commands,
+    session_commands,
     tool_commands,
 )
 from toolcrib.cli.output import report, say
@@ -58,7 +63,10 @@ def _root(
 ) -> None: ...
 
 
-def stdio() -> int:
+def stdio(
+    *,
+    agent: Annotated[str, typer.Option(metavar="NAME", help="Serve as this agent, with what it may do.")] = "",
+) -> int:
     """Be the MCP server that a client starts in its project: a bridge to the daemon, which is started if none runs.
 
     The project is CLAUDE_PROJECT_DIR where the client sets it, else the nearest folder upwards with .toolcrib or .git,
@@ -66,7 +74,7 @@ def stdio() -> int:
     """
     from toolcrib.cli.bridge import run_bridge  # noqa: PLC0415
 
-    return run_bridge()
+    return run_bridge(agent)
 
 
 for function in (
@@ -83,16 +91,26 @@ for function in (
     connect_command.connect,
     config_commands.trust,
     config_commands.untrust,
+    permission_commands.allow,
+    permission_commands.deny,
+    permission_commands.why,
+    approval_commands.approvals,
+    approval_commands.approve,
+    approval_commands.refuse,
     stdio,
 ):
     app.command()(function)
 app.add_typer(config_commands.config, name="config")
+app.add_typer(agent_commands.agent, name="agent")
+app.add_typer(permission_commands.profile, name="profile")
+app.add_typer(audit_commands.audit, name="audit")
+app.add_typer(session_commands.sessions, name="sessions")
 
 
 def run(words: Sequence[str]) -> int:
     """Runs one command line; every error ends here."""
     as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
-    if list(words) in ([], ["config"]):
+    if list(words) in ([], ["config"], ["agent"], ["profile"]):
         words = [*words, "--help"]
     try:
         code = app(args=list(words), prog_name=PROGRAM, standalone_mode=False)

@@ -2,7 +2,8 @@
 
 In: MCP messages of either era, one per line, on stdin. Out: the daemon's on stdout, byte for byte. Above it is a client
 (Claude Code, Codex, Gemini CLI …); below it the daemon's socket, which `bridge_daemon` reaches or brings up. It tells
-the daemon the project root and the conversation, and otherwise only passes lines on. Nothing heavy is imported here.
+the daemon the project root, the conversation and, for an agent, the token from the agent's private folder; otherwise it
+only passes lines on. Nothing heavy is imported here.
 
 A line is passed on when it is whole, so a daemon that dies in the middle of one never spoils the client's stream. When
 the daemon goes away, requests in flight are answered with an error, and the next request connects again (and starts a
@@ -24,16 +25,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from toolcrib.cli.bridge_daemon import START, connect_or_start
-from toolcrib.cli.bridge_lines import Kind, Lines, Message, messages
+from toolcrib.cli.bridge_lines import Kind, Lines, Message, complaint, messages
 from toolcrib.cli.project import project_root, working_folder
 from toolcrib.config.paths import Paths
-from toolcrib.errors import SERVER_AWAY, ToolcribError
+from toolcrib.errors import SERVER_AWAY, NotFound, ToolcribError
 
 CHUNK = 1 << 18
 FAREWELL = 5.0
 """Seconds that answers may still take after the client closed its side."""
 HANDSHAKE = 10.0
 """Seconds that a new daemon may take to answer a repeated `initialize`."""
+FIRST_WORD = 2.0
+"""Seconds in which a client that cannot be served may ask its first question, to be told why."""
 
 ENDLESS = frozenset({"subscriptions/listen"})
 """Requests that end only with the connection: nobody waits for their answer at the end."""
@@ -55,6 +58,8 @@ class Link:
         """Lines of the daemon's on their way to the client."""
         self.asked: set[str] = set()
         """The daemon's requests without an answer."""
+        self.reason = ""
+        """Why the daemon is about to hang up, if that was the last thing it said."""
 
     def expect(self, found: Sequence[Message]) -> bool:
         """Notes what the client is about to send. False: the link is gone, nothing was noted."""
@@ -111,23 +116,19 @@ class Bridge:
         stdout: int,
         environ: Mapping[str, str],
         cwd: Path,
+        agent: str = "",
         start: Sequence[str] = START,
     ) -> None:
         self._stdin = stdin
         self._stdout = stdout
         self._environ = environ
         self._start = start
-        self._socket_path = Paths.of_user(environ).socket
-        self._hello = _line(
-            {
-                "jsonrpc": "2.0",
-                "method": "toolcrib/bridge",
-                "params": {
-                    "root": str(project_root(environ, cwd)),
-                    "conversation": environ.get("TOOLCRIB_CONVERSATION") or os.urandom(16).hex(),
-                },
-            }
-        )
+        self._paths = Paths.of_user(environ)
+        self._agent = agent
+        self._introduction = {
+            "root": str(project_root(environ, cwd)),
+            "conversation": environ.get("TOOLCRIB_CONVERSATION") or os.urandom(16).hex(),
+        }
         self._link: Link | None = None
         self._reader: threading.Thread | None = None
         self._out = threading.Lock()
@@ -140,7 +141,11 @@ class Bridge:
 
     def run(self) -> int:
         """Passes messages until the client closes its side."""
-        self._open(replay=False)
+        try:
+            self._open(replay=False)
+        except ToolcribError as error:
+            self._turn_away(error)
+            raise
         lines = Lines()
         while chunk := self._read_client():
             for line in lines.feed(chunk):
@@ -158,6 +163,18 @@ class Bridge:
         if self._wake_read in ready or self._client_gone.is_set():
             return b""
         return os.read(self._stdin, CHUNK)
+
+    def _turn_away(self, error: ToolcribError) -> None:
+        """Tells a client that cannot be served why, as the answer to what it asks first."""
+        lines = Lines()
+        deadline = time.monotonic() + FIRST_WORD
+        while (left := deadline - time.monotonic()) > 0 and select.select([self._stdin], [], [], left)[0]:
+            chunk = os.read(self._stdin, CHUNK)
+            found = [message for line in lines.feed(chunk) for message in messages(line) or []]
+            asked = [message.id for message in found if message.kind is Kind.REQUEST]
+            self._refuse(asked, error.text())
+            if asked or not chunk:
+                return
 
     def _from_client(self, line: bytes) -> None:
         found = messages(line)
@@ -207,10 +224,12 @@ class Bridge:
     # -- the daemon's side ---------------------------------------------------------------------------------------
 
     def _open(self, *, replay: bool) -> Link:
-        sock = connect_or_start(self._socket_path, environ=self._environ, start=self._start)
+        # Before all else: an agent that is not there is no reason to start a daemon.
+        hello = self._hello()
+        sock = connect_or_start(self._paths.socket, environ=self._environ, start=self._start)
         link = Link(sock)
         try:
-            sock.sendall(self._hello)
+            sock.sendall(hello)
             early = self._repeat_handshake(link) if replay and self._initialize_answered else []
         except OSError as error:
             sock.close()
@@ -225,6 +244,29 @@ class Bridge:
         self._reader.start()
         return link
 
+    def _hello(self) -> bytes:
+        """Says who is there. The token is read each time: it may be a new one by now."""
+        params = dict(self._introduction)
+        if self._agent:
+            params["token"] = self._token()
+        return _line({"jsonrpc": "2.0", "method": "toolcrib/bridge", "params": params})
+
+    def _token(self) -> str:
+        folder = self._paths.agents / self._agent
+        # A name is one folder below ours, never a way to another.
+        if Path(self._agent).name != self._agent or self._agent == ".." or not folder.is_dir():
+            raise NotFound(
+                f"There is no agent {self._agent!r}.",
+                remedy=f"`toolcrib agent list` shows which there are; `toolcrib agent add {self._agent}` makes it.",
+            )
+        try:
+            return (folder / "token").read_text().strip()
+        except (OSError, ValueError) as error:
+            raise ToolcribError(
+                f"The token of the agent {self._agent!r} cannot be read: {error}.",
+                remedy=f"`toolcrib agent rotate {self._agent}` makes a new one.",
+            ) from error
+
     def _repeat_handshake(self, link: Link) -> list[bytes]:
         """Says the client's `initialize` again; its answer is swallowed, other lines that came are returned."""
         link.sock.sendall(self._initialize)
@@ -237,6 +279,8 @@ class Bridge:
             if not chunk:
                 raise ConnectionResetError("it closed the connection during the handshake")
             for line in link.lines.feed(chunk):
+                if reason := complaint(line):
+                    raise ToolcribError(reason)
                 if Message(Kind.ANSWER, self._initialize_id) not in (messages(line) or []):
                     early.append(line)
                 elif "error" in json.loads(line):
@@ -267,6 +311,7 @@ class Bridge:
         found = messages(line) or []
         if any(message.kind is Kind.ANSWER and message.id == self._initialize_id for message in found):
             self._initialize_answered = True
+        link.reason = complaint(line)
         # Answered before it is out, so that a link that breaks now is no reason to answer it again.
         link.note(found)
         try:
@@ -279,7 +324,7 @@ class Bridge:
         with contextlib.suppress(OSError):
             link.sock.shutdown(socket.SHUT_RDWR)
         link.sock.close()
-        self._refuse(list(left), STOPPED)
+        self._refuse(list(left), link.reason or STOPPED)
 
     # -- words of our own ----------------------------------------------------------------------------------------
 
@@ -323,10 +368,10 @@ def _complain(error: ToolcribError) -> None:
     sys.stderr.flush()
 
 
-def run_bridge(start: Sequence[str] = START) -> int:
-    """The bridge on this process's own stdin and stdout; returns the exit code."""
+def run_bridge(agent: str = "", start: Sequence[str] = START) -> int:
+    """The bridge on this process's own stdin and stdout, for an agent or for the person; returns the exit code."""
     try:
-        return Bridge(stdin=0, stdout=1, environ=os.environ, cwd=working_folder(), start=start).run()
+        return Bridge(stdin=0, stdout=1, environ=os.environ, cwd=working_folder(), agent=agent, start=start).run()
     except ToolcribError as error:
         _complain(error)
         return error.exit_code

@@ -70,6 +70,18 @@ def messages(line: bytes) -> list[Message] | None:
     return [message for message in found if message is not None] if all(found) else None
 
 
+def complaint(line: bytes) -> str:
+    """The text of an error that answers no request, which is how the daemon says that it will not serve us; or ""."""
+    if len(line) > SMALL or b"null" not in line:
+        return ""
+    try:
+        whole = json.loads(line)
+    except (ValueError, RecursionError):
+        return ""
+    error = whole.get("error") if isinstance(whole, dict) and whole.get("id", 0) is None else None
+    return str(error.get("message", "")) if isinstance(error, dict) else ""
+
+
 def _message(part: Any) -> Message | None:
     if not isinstance(part, dict):
         return None

@@ -80,15 +80,27 @@ def path(*, as_json: AsJson = False) -> int:
     return 0
 
 
+ServerName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Not a file, but what this server says of its own tools.")
+]
+
+
 def trust(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="One file; all of this project's otherwise.")
     ] = None,
     *,
+    server: ServerName = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show what a project's file would do, and let it, as it stands now."""
+    """Show what a project's file would do, and let it, as it stands now; or believe a server's word on its tools.
+
+    A server that is believed decides by what it calls its tools (read-only, destructive) who may use them. With another
+    command or URL it is another server, and not believed.
+    """
+    if server is not None:
+        return _trust_server("server:trust", server, file, as_json=as_json)
     named = _waiting(file)
     untrusted = perform("config:check")["untrusted"]
     waiting = [one for one in named if str(one.file) in untrusted]
@@ -113,6 +125,21 @@ def trust(
     else:
         for done in trusted:
             say(f"Trusted: {done['file']}. Any change to it asks again.")
+    return 0
+
+
+def _trust_server(command: str, name: str, file: Path | None, *, as_json: bool) -> int:
+    if file is not None:
+        raise UsageError("A file and --server exclude each other.", remedy="Give one of them.")
+    found = perform(command, {"name": name})
+    if as_json:
+        say_json(found)
+    elif not found["believed"]:
+        say(f"{name} is no longer believed." if found["changed"] else f"{name} was not believed.")
+    else:
+        say(f"{name} is believed{'' if found['changed'] else ' already'}.")
+        if found["tools"]:
+            say(f"{found['read_only']} of its {found['tools']} tools say that they only read.")
     return 0
 
 
@@ -153,9 +180,12 @@ def untrust(
         Path | None, typer.Argument(metavar="FILE", help="One file; all of this project's otherwise.")
     ] = None,
     *,
+    server: ServerName = None,
     as_json: AsJson = False,
 ) -> int:
-    """Take the trust in a project's file back; what it started ends."""
+    """Take the trust in a project's file back, and what it started ends; or no longer believe a server's word."""
+    if server is not None:
+        return _trust_server("server:untrust", server, file, as_json=as_json)
     files = [file.resolve()] if file is not None else _project_files()
     if not files:
         raise NotFound(f"The project {root()} has no configuration file.", remedy="Name the file to untrust.")

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toolcrib.cli.options import AsJson, well_formed
+from toolcrib.cli.options import AsJson, well_formed, without_password
 from toolcrib.cli.output import duration, hint, say, say_json, working
 from toolcrib.cli.reach import daemon_pid, daemon_runs, from_daemon, perform, root
 from toolcrib.cli.server_commands import server_table, tell_faults
@@ -39,6 +39,14 @@ def up(
             help="A server beside those of the files; may be repeated.",
         ),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL|FILE",
+            callback=without_password,
+            help="The database, postgresql://user@host/name or a SQLite file, without a password.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Start the daemon, in the foreground or detached."""
@@ -54,7 +62,7 @@ def up(
             hint("Next: `toolcrib add NAME -- COMMAND`, `toolcrib servers`, `toolcrib connect claude`.")
         sys.stdout.flush()
 
-    flags = Flags(mcp_servers=tuple(mcp_server or ()), port=port)
+    flags = Flags(mcp_servers=tuple(mcp_server or ()), port=port, store=store)
     if not detach:
         from toolcrib.daemon.process import run_foreground  # noqa: PLC0415
 
@@ -128,9 +136,12 @@ def status(*, as_json: AsJson = False) -> int:
         ("home", found.get("root")),
         ("socket", found.get("socket")),
         ("log", found.get("log")),
+        ("store", found.get("store", {}).get("place")),
+        ("agents", f"{found.get('agents')} ({found.get('sessions')} sessions)"),
     )
     for name, value in rows:
         say(f"{name + ':':<12}{value}")
+    _tell_of_the_book(found)
     if found.get("servers"):
         # A project that nobody works in yet is not opened for a look: the table is then the home's.
         project = found.get("project", found.get("root"))
@@ -138,6 +149,14 @@ def status(*, as_json: AsJson = False) -> int:
         server_table(found["servers"])
     tell_faults(found)
     return 0
+
+
+def _tell_of_the_book(found: dict[str, Any]) -> None:
+    book = found.get("book", {})
+    if not book.get("writable", True):
+        hint(f"The book cannot be written, so only tools that read are run: {book.get('failure')}")
+    if waiting := found.get("approvals"):
+        hint(f"{waiting} call{'s wait' if waiting > 1 else ' waits'} for your word: `toolcrib approvals`.")
 
 
 def logs(

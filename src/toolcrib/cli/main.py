@@ -10,10 +10,12 @@ import sys
 
 def main() -> int:
     words = sys.argv[1:]
-    if words == ["stdio"]:
-        from toolcrib.cli.bridge import run_bridge  # noqa: PLC0415 - a bridge starts without the command line's imports
+    match words:
+        case ["stdio"] | ["stdio", "--agent", _]:
+            # A bridge starts without the command line's imports.
+            from toolcrib.cli.bridge import run_bridge  # noqa: PLC0415
 
-        return run_bridge()
+            return run_bridge(*words[2:])
     from toolcrib.cli.app import run  # noqa: PLC0415
 
     return run(words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,6 +36,21 @@ def well_formed(given: list[str] | None) -> list[str] | None:
                 f"The command line of --mcp-server {name} is empty.", remedy="Write --mcp-server NAME=COMMAND."
             )
     return given
+
+
+def without_password(store: str | None) -> str | None:
+    """The database of --store; a relative path starts where the person is. What was typed is not repeated."""
+    from toolcrib.config.settings import holds_password  # noqa: PLC0415
+
+    if store is None or "://" not in store:
+        return store and str(Path(store).expanduser().absolute())
+    if holds_password(store):
+        raise UsageError(
+            "A password in --store can be read by every user of this machine.",
+            remedy="Leave it out and keep it in a PGPASSFILE; or set the whole URL as TOOLCRIB_STORE, or in your "
+            "configuration as `store: postgresql://user:${DB_PASSWORD}@host/name`.",
+        )
+    return store
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from toolcrib.config.project import project_of
 from toolcrib.errors import UsageError
-
-MARKS = (".toolcrib", ".git")
 
 
 def project_root(environ: Mapping[str, str], cwd: Path) -> Path:
@@ -19,11 +18,7 @@ def project_root(environ: Mapping[str, str], cwd: Path) -> Path:
     said = environ.get("CLAUDE_PROJECT_DIR", "")
     if said and Path(said).is_dir():
         return Path(said).resolve()
-    here = cwd.resolve()
-    for folder in (here, *here.parents):
-        if any((folder / mark).exists() for mark in MARKS):
-            return folder
-    return here
+    return project_of(cwd)
 
 
 def working_folder() -> Path:

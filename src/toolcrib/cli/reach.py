@@ -17,7 +17,7 @@ from toolcrib.cli.client import ask, is_running
 from toolcrib.cli.output import working
 from toolcrib.cli.project import project_root, working_folder
 from toolcrib.config.paths import Paths
-from toolcrib.errors import DaemonNotRunning
+from toolcrib.errors import AlreadyRunning, DaemonNotRunning
 
 ANSWER_WITHIN = 60.0
 """Seconds for a command that says nothing else: longer than any server may take to connect."""
@@ -80,8 +80,12 @@ def perform(
             # A daemon that died in the middle may have done the work: it is not done again.
             if not isinstance(gone.__cause__, FileNotFoundError | ConnectionRefusedError):
                 raise
-    with working("connecting to the servers …"):
-        return _here(name, params or {}, servers, on_event)
+    try:
+        with working("connecting to the servers …"):
+            return _here(name, params or {}, servers, on_event)
+    except AlreadyRunning:
+        # A daemon started meanwhile: what it holds is changed through it.
+        return from_daemon(name, params, timeout=timeout, on_event=on_event)
 
 
 def _here(name: str, params: dict[str, Any], servers: Sequence[str], on_event: OnEvent | None) -> dict[str, Any]:
@@ -104,15 +108,17 @@ def _opened(name: str, params: dict[str, Any], servers: Sequence[str], on_event:
     # Heavy, and needed only where no daemon runs.
     import asyncio  # noqa: PLC0415
 
-    from toolcrib.commands.local import opened  # noqa: PLC0415
+    from toolcrib.commands.local import opened, stands_alone  # noqa: PLC0415
     from toolcrib.config.model import Flags  # noqa: PLC0415
+    from toolcrib.daemon.lock import held  # noqa: PLC0415
 
     async def emit(event: dict[str, Any]) -> None:
         if on_event is not None:
             on_event(event)
 
     flags = Flags(mcp_servers=tuple(servers))
-    with asyncio.Runner() as runner:
+    alone = held(paths()) if stands_alone(name) else contextlib.nullcontext()
+    with alone, asyncio.Runner() as runner:
         local = opened(name, params, flags=flags, root=root(), emit=emit)
         asked = runner.run(local.__aenter__())
 

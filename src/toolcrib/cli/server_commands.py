@@ -20,7 +20,7 @@ from toolcrib.cli.output import Cut, duration, hint, say, say_json, table
 from toolcrib.cli.reach import daemon_pid, from_daemon, perform
 from toolcrib.errors import ServerAway, UsageError
 
-COLUMNS = ("name", "state", "era", "transport", "tools", "pid", "uptime", "last error")
+COLUMNS = ("name", "state", "era", "transport", "tools", "believed", "pid", "uptime", "last error")
 MOST_FAULTS = 10
 """Problems that are told beside something else; `config check` has them all."""
 
@@ -35,6 +35,7 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
             row.get("era"),
             row.get("transport"),
             row.get("tools"),
+            "yes" if row.get("believed") else "no",
             row.get("pid"),
             duration(row.get("uptime")),
             row.get("last_error"),

@@ -62,7 +62,7 @@ def call(
     if timeout is not None:
         params["timeout"] = timeout
     with asking("tool:call", params, servers) as ask:
-        params["arguments"] = arguments_from(words or [], args, _schema(tool, ask) if words else {})
+        params["arguments"] = arguments_from(words or [], args, schema_of(tool, ask) if words else {})
         # The tool's own limit is the daemon's business; ours only has to be longer.
         result = ask("tool:call", params, timeout=None if timeout is None else timeout + 15.0)["result"]
     if as_json:
@@ -72,7 +72,7 @@ def call(
     return TOOL_ERROR if result.get("isError") is True else 0
 
 
-def _schema(tool: str, ask: Ask) -> Mapping[str, Any]:
+def schema_of(tool: str, ask: Ask) -> Mapping[str, Any]:
     """The input schema of the tool; nothing where the name is not found, which the call itself will report."""
     server, sign, _ = tool.partition(":")
     found = ask("tool:list", {"server": server} if sign else {}, timeout=ANSWER_WITHIN)["tools"]

@@ -65,7 +65,7 @@ class Connection:
         return self._put("").rstrip("\n")
 
     def write(self) -> Outcome:
-        file = self._file()
+        file = self.known_file()
         before = _read(file)
         text = before or ""
         try:
@@ -82,7 +82,7 @@ class Connection:
         return Outcome.WRITTEN
 
     def remove(self) -> Outcome:
-        file = self._file()
+        file = self.known_file()
         now = _read(file)
         backup = _backup(file)
         try:
@@ -113,7 +113,7 @@ class Connection:
             return self._put(before, entry) == now
         return False
 
-    def _file(self) -> Path:
+    def known_file(self) -> Path:
         file = self.file
         if file is None:
             raise UsageError(
@@ -123,27 +123,28 @@ class Connection:
         return file
 
     def _get(self, text: str) -> Any:
-        return self._language.get_entry(text.removeprefix(_BOM), self.client.keys, SERVER_NAME)
+        return language(self.client).get_entry(text.removeprefix(_BOM), self.client.keys, SERVER_NAME)
 
     def _put(self, text: str, entry: Any = None) -> str:
         mark = _BOM if text.startswith(_BOM) else ""
         value = self.entry if entry is None else entry
-        edited: str = self._language.put_entry(text.removeprefix(_BOM), self.client.keys, SERVER_NAME, value)
+        edited: str = language(self.client).put_entry(text.removeprefix(_BOM), self.client.keys, SERVER_NAME, value)
         return mark + edited
 
     def _drop(self, text: str) -> str:
         mark = _BOM if text.startswith(_BOM) else ""
-        edited: str = self._language.drop_entry(text.removeprefix(_BOM), self.client.keys, SERVER_NAME)
+        edited: str = language(self.client).drop_entry(text.removeprefix(_BOM), self.client.keys, SERVER_NAME)
         return mark + edited
-
-    @property
-    def _language(self) -> ModuleType:
-        return json_entry if self.client.format is Format.JSON else toml_entry
 
     def _paste(self, file: Path, error: ConfigError) -> ConfigError:
         return ConfigError(
             f"{file} was left as it is. {error.message}", remedy=f"Put this there yourself:\n{self.text}"
         )
+
+
+def language(client: Client) -> ModuleType:
+    """What reads and edits the client's kind of file."""
+    return json_entry if client.format is Format.JSON else toml_entry
 
 
 def _backup(file: Path) -> Path:

@@ -1,6 +1,33 @@
 """Every command, in one registry: importing this module declares them."""
 
-from toolcrib.commands import config, log, server, system, tool
+from toolcrib.commands import (
+    agent,
+    approval,
+    audit,
+    config,
+    log,
+    permission,
+    profile,
+    raw,
+    server,
+    session,
+    system,
+    tool,
+)
 from toolcrib.commands.registry import registry
 
-__all__ = ["config", "log", "registry", "server", "system", "tool"]
+__all__ = [
+    "agent",
+    "approval",
+    "audit",
+    "config",
+    "log",
+    "permission",
+    "profile",
+    "raw",
+    "registry",
+    "server",
+    "session",
+    "system",
+    "tool",
+]

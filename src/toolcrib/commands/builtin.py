@@ -15,6 +15,7 @@ from toolcrib.commands.registry import Command, Context, Effect, Host, Reach, Re
 from toolcrib.crib import Crib, Project
 from toolcrib.errors import ToolcribError
 from toolcrib.policy import Caller
+from toolcrib.policy.permission import OWNER_MARK
 from toolcrib.servers.model import Answer, OnProgress, ToolCall
 
 
@@ -67,13 +68,16 @@ async def _nowhere(_: dict[str, Any]) -> None:
 
 def _definition(command: Command) -> bytes:
     schema = _lean(command.parameters.model_json_schema())
-    reads = command.effect is Effect.READS
+    reads = command.effect in (Effect.READS, Effect.REVEALS)
+    annotations: dict[str, Any] = {"readOnlyHint": reads, "destructiveHint": not reads, "openWorldHint": False}
+    if command.effect in (Effect.REVEALS, Effect.CHANGES):
+        annotations[OWNER_MARK] = True
     return msgspec.json.encode(
         {
             "name": command.tool,
             "description": command.summary,
             "inputSchema": {"type": "object", **schema},
-            "annotations": {"readOnlyHint": reads, "destructiveHint": not reads, "openWorldHint": False},
+            "annotations": annotations,
         }
     )
 

@@ -15,14 +15,40 @@ from typing import Any
 from toolcrib import __version__
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
-from toolcrib.commands.registry import Context, Via
+from toolcrib.commands.registry import Context, Effect, Via
 from toolcrib.config import Flags, Paths
 from toolcrib.crib import Crib
 from toolcrib.errors import DaemonNotRunning
 from toolcrib.policy import OWNER
 
 _WAITS_FOR_ALL = frozenset({"server:list", "system:health", "system:status"})
-_NEEDS_NONE = frozenset({"config:check", "config:show", "trust:add", "trust:remove", "log:tail", "server:remove"})
+_NEEDS_NONE = frozenset(
+    {
+        "agent:add",
+        "agent:list",
+        "agent:remove",
+        "agent:rotate",
+        "agent:show",
+        "audit:query",
+        "audit:verify",
+        "config:check",
+        "config:show",
+        "log:tail",
+        "permission:allow",
+        "permission:deny",
+        "profile:list",
+        "profile:put",
+        "profile:remove",
+        "profile:show",
+        "server:remove",
+        "server:trust",
+        "server:untrust",
+        "session:end",
+        "session:list",
+        "trust:add",
+        "trust:remove",
+    }
+)
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -66,6 +92,11 @@ async def opened(
         yield lambda name, params: registry.run(name, params, context)
 
 
+def stands_alone(name: str) -> bool:
+    """Whether no daemon may start meanwhile: it would not know what was changed. A tool's call may take its time."""
+    return registry.find(name).effect is Effect.CHANGES and name != "tool:call"
+
+
 def _needed(name: str, params: dict[str, Any]) -> frozenset[str] | None:
     """The servers a command needs, so that one call does not start them all. None: all of them."""
     if name in _NEEDS_NONE:
@@ -74,7 +105,7 @@ def _needed(name: str, params: dict[str, Any]) -> frozenset[str] | None:
         return frozenset({str(params.get("name"))})
     if name == "tool:list" and params.get("server"):
         return frozenset({str(params["server"])})
-    if name == "tool:call" and not _is_a_command(name, params):
+    if name in ("tool:call", "permission:why") and not _is_a_command(name, params):
         server, colon, _ = str(params.get("tool", "")).partition(":")
         return frozenset({server}) if colon else None
     return None

@@ -21,8 +21,12 @@ from toolcrib.policy import OWNER, Caller
 
 class Effect(enum.StrEnum):
     READS = "reads"
+    REVEALS = "reveals"
+    """It reads what is nobody's business but the owner's: what other agents may do, and did."""
+    CARRIES = "carries"
+    """It does what another command does, for whoever may use that one."""
     CHANGES = "changes"
-    """It changes the daemon: the owner's alone."""
+    """It changes the daemon, or who may do what: the owner's alone."""
 
 
 class Reach(enum.StrEnum):
@@ -87,7 +91,8 @@ class Command:
         return self.name.replace(":", "_")
 
     def open_to(self, caller: Caller) -> bool:
-        return self.effect is Effect.READS or caller.profile == OWNER.profile
+        """The floor under every permission; what a profile allows of the rest is the policy's to say."""
+        return self.effect in (Effect.READS, Effect.CARRIES) or caller.profile == OWNER.profile
 
 
 class Registry:
@@ -123,8 +128,8 @@ class Registry:
         command = self.find(name)
         if not command.open_to(context.caller):
             raise Denied(
-                f"{context.caller.agent} may not use {name}: it changes the daemon.",
-                remedy="Only the owner may, from the command line.",
+                f"{context.caller.agent} may not use {name}: it is the owner's alone.",
+                remedy="The owner may, from the command line.",
             )
         try:
             parameters = command.parameters.model_validate(params)

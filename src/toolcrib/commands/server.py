@@ -1,4 +1,4 @@
-"""server:* — the servers behind Toolcrib: list, add, remove, restart."""
+"""server:* — the servers behind Toolcrib: list, add, remove, restart, believe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, Via, registry
 from toolcrib.config import IfExists, InProject, add_server, remove_server
-from toolcrib.config.model import Layer
+from toolcrib.config.model import Layer, ServerConfig
 from toolcrib.config.one import server_config
 from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, project_config
 from toolcrib.errors import ConfigError, Denied, UnknownServer
@@ -25,6 +25,7 @@ def describe_server(context: Context, name: str) -> dict[str, Any]:
         "transport": config.transport,
         "state": "disabled",
         "source": str(config.source),
+        "believed": context.crib.believes(config),
         "tools": 0,
         "last_error": "",
     }
@@ -136,10 +137,7 @@ class Named(Parameters):
 @registry.command("server:remove", parameters=Named, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
 async def remove(context: Context, params: Named) -> dict[str, Any]:
     """Remove an MCP server from the configuration; its tools go with it."""
-    config = context.project.config.servers.get(params.name)
-    if config is None:
-        known = ", ".join(sorted(context.project.config.servers)) or "none"
-        raise UnknownServer(f"There is no server {params.name!r}.", remedy=f"Servers: {known}.")
+    config = _configured(context, params.name)
     if config.source.file is None:
         where = "a variable" if config.source.layer is Layer.ENVIRONMENT else "a flag"
         raise ConfigError(f"{params.name} comes from {where}.", remedy="Start again without it.")
@@ -158,3 +156,34 @@ async def restart(context: Context, params: Named) -> dict[str, Any]:
     await server.restart()
     await server.settled()
     return describe_server(context, params.name)
+
+
+def _configured(context: Context, name: str) -> ServerConfig:
+    config = context.project.config.servers.get(name)
+    if config is None:
+        known = ", ".join(sorted(context.project.config.servers)) or "none"
+        raise UnknownServer(f"There is no server {name!r}.", remedy=f"Servers: {known}.")
+    return config
+
+
+@registry.command("server:trust", parameters=Named, effect=Effect.CHANGES, reach=Reach.SOCKET)
+async def trust(context: Context, params: Named) -> dict[str, Any]:
+    """Believe what an MCP server says of its own tools; a changed command or URL is believed no longer."""
+    config = _configured(context, params.name)
+    was_believed = context.crib.believes(config)
+    await context.crib.believe(config)
+    tools = context.project.catalog.of_server(params.name)
+    return {
+        "server": params.name,
+        "believed": True,
+        "changed": not was_believed,
+        "tools": len(tools),
+        "read_only": sum(tool.reads_only for tool in tools),
+    }
+
+
+@registry.command("server:untrust", parameters=Named, effect=Effect.CHANGES, reach=Reach.SOCKET)
+async def untrust(context: Context, params: Named) -> dict[str, Any]:
+    """Believe an MCP server no longer: every tool of it counts as one that may change things."""
+    config = _configured(context, params.name)
+    return {"server": params.name, "believed": False, "changed": await context.crib.disbelieve(config)}

@@ -23,11 +23,13 @@ async def health(context: Context, _: Parameters) -> dict[str, Any]:
         if status.state is not ServerState.READY
     ]
     wrong = [str(p) for p in context.project.config.problems if p.severity is Severity.ERROR]
+    writable = context.crib.book.failure is None
     return {
-        "healthy": not away and not wrong,
+        "healthy": not away and not wrong and writable,
         "servers": {"ready": len(states) - len(away), "all": len(states)},
         "away": away,
         "problems": wrong,
+        "book": {"writable": writable},
     }
 
 
@@ -55,6 +57,11 @@ async def status(context: Context, _: Parameters) -> dict[str, Any]:
     return {
         **context.host.describe(),
         "project": str(context.project.root),
+        "store": {"engine": context.crib.store.engine, "place": context.crib.store.place},
+        "book": context.crib.book.describe(),
+        "agents": len(context.crib.roster.agents),
+        "sessions": len(context.crib.sessions),
+        "approvals": len(context.crib.approvals.waiting()),
         "servers": [describe_server(context, name) for name in sorted(config.servers)],
         **describe_faults(context),
     }

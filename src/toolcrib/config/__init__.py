@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toolcrib.config.edit import IfExists, InProject, add_server, remove_server
-    from toolcrib.config.layers import load, trust_nothing
+    from toolcrib.config.layers import load, store_place, trust_nothing
     from toolcrib.config.model import (
         Config,
         Flags,
@@ -51,6 +51,7 @@ __all__ = [
     "load",
     "mask",
     "remove_server",
+    "store_place",
     "trust_digest",
     "trust_nothing",
 ]
@@ -62,6 +63,7 @@ _HOMES = {
     "add_server": "edit",
     "remove_server": "edit",
     "load": "layers",
+    "store_place": "layers",
     "trust_nothing": "layers",
     "mask": "show",
     "trust_digest": "trust",

@@ -22,15 +22,21 @@ from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, Paths, co
 from toolcrib.config.problems import Report, describe, sorted_problems
 from toolcrib.config.read import Document, parse_document, read_document
 from toolcrib.config.redact import mask_args
-from toolcrib.config.shapes import Contribution, Entry, contribution_of, setting, take_entry
+from toolcrib.config.shapes import Contribution, Entry, contribution_of, take_entry, take_setting
 from toolcrib.config.trust import digest_of, effects_of, is_real
 from toolcrib.config.values import Surroundings, Values
+from toolcrib.errors import ConfigError
 
 IsTrusted = Callable[[Path, str], bool]
 """(absolute path, digest) → whether a person trusted exactly this."""
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
-_VARIABLES = {"TOOLCRIB_PORT": "port", "TOOLCRIB_NAMES": "names", "TOOLCRIB_LOG_LEVEL": "log_level"}
+_VARIABLES = {
+    "TOOLCRIB_PORT": "port",
+    "TOOLCRIB_NAMES": "names",
+    "TOOLCRIB_LOG_LEVEL": "log_level",
+    "TOOLCRIB_STORE": "store",
+}
 
 
 def trust_nothing(_path: Path, _digest: str) -> bool:
@@ -51,6 +57,14 @@ def load(
     return _merged(
         [*user, *project, _environment(around), _flags(flags or Flags(), around)], waiting=waiting, root=root
     )
+
+
+def store_place(paths: Paths, environ: Mapping[str, str], flags: Flags) -> str | Path:
+    """Where the database is. What is said of it must be right: on another one nothing would be as it was left."""
+    config = load(paths=paths, root=None, environ=environ, flags=flags)
+    if problem := config.unusable.get("store"):
+        raise ConfigError(str(problem), remedy="Nothing is started on another database than the one that is meant.")
+    return config.settings.store or paths.database
 
 
 def _user(paths: Paths, around: Surroundings) -> Iterator[Contribution]:
@@ -137,7 +151,7 @@ def _environment(around: Surroundings) -> Contribution:
     document = parse_document("TOOLCRIB_SERVERS", text.encode(errors="surrogateescape"))
     if document.data.keys() & {"servers", "mcpServers"}:
         result = contribution_of(document, around)
-        result.settings = {}
+        result.settings, result.unusable = {}, {}
     else:
         result = Contribution(report=document.report)
         for name, entry in document.data.items():
@@ -148,9 +162,7 @@ def _environment(around: Surroundings) -> Contribution:
     for variable, name in _VARIABLES.items():
         if given := around.environ.get(variable):
             value = int(given) if name == "port" and given.isascii() and given.isdigit() and len(given) < 9 else given
-            checked = setting(name, Field(value=value, path=(variable,)), values)
-            if checked is not None:
-                result.settings[name] = checked
+            take_setting(name, Field(value=value, path=(variable,)), result, values)
     result.report.problems += settings.problems
     return result
 
@@ -173,12 +185,12 @@ def _flags(flags: Flags, around: Surroundings) -> Contribution:
                 continue
             entry = {"command": command, "args": args}
         take_entry(Entry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS), result, around)
-    if flags.port is not None:
-        report = Report("--port")
-        port = setting("port", Field(value=flags.port, path=()), Values(around, report))
-        result.report.problems += report.problems
-        if port is not None:
-            result.settings["port"] = port
+    chosen: dict[str, object] = {"port": flags.port, "store": flags.store}
+    for key, value in chosen.items():
+        if value is not None:
+            report = Report(f"--{key}")
+            take_setting(key, Field(value=value, path=()), result, Values(around, report))
+            result.report.problems += report.problems
     return result
 
 
@@ -190,6 +202,7 @@ def _merged(contributions: list[Contribution], *, waiting: tuple[Waiting, ...], 
     servers: dict[str, ServerConfig] = {}
     by_key: dict[str, str] = {}
     settings = Settings()
+    unusable: dict[str, Problem] = {}
     problems: list[Problem] = []
     for contribution in contributions:
         for key, name in contribution.claimed.items():
@@ -211,10 +224,13 @@ def _merged(contributions: list[Contribution], *, waiting: tuple[Waiting, ...], 
                 servers[name] = contribution.servers[name]
             by_key[key] = name
         settings = dataclasses.replace(settings, **contribution.settings)
+        unusable = {name: why for name, why in unusable.items() if name not in contribution.settings}
+        unusable |= contribution.unusable
         problems += contribution.report.problems
     return Config(
         servers=MappingProxyType(servers),
         settings=settings,
+        unusable=MappingProxyType(unusable),
         problems=sorted_problems(problems),
         waiting=waiting,
         root=root,

@@ -143,6 +143,13 @@ class Settings:
     names: NameStyle = NameStyle.SERVER
     """How tools are called at the gateway."""
     log_level: str = "info"
+    store: str = ""
+    """A URL of PostgreSQL or an absolute path; nothing: the file in the state folder."""
+    audit_values: bool = False
+    """Whether the book keeps the arguments themselves, and not only their shape."""
+    audit_keep_days: float = 90
+    audit_keep_mb: float = 1024
+    session_idle_hours: float = 168
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +159,7 @@ class Flags:
     mcp_servers: tuple[str, ...] = ()
     """Each `NAME=URL` or `NAME=COMMAND`."""
     port: int | None = None
+    store: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +177,8 @@ class Waiting:
 class Config:
     servers: Mapping[str, ServerConfig] = field(default_factory=lambda: MappingProxyType({}))
     settings: Settings = Settings()
+    unusable: Mapping[str, Problem] = field(default_factory=lambda: MappingProxyType({}))
+    """Settings that somebody gave and that are not in force, and why."""
     problems: tuple[Problem, ...] = ()
     """Errors first."""
     waiting: tuple[Waiting, ...] = ()

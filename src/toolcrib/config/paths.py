@@ -70,6 +70,11 @@ class Paths:
         return self.state_dir / "owner.token"
 
     @property
+    def agents(self) -> Path:
+        """A private folder for each agent: its token, and the configurations made for it."""
+        return self.state_dir / "agents"
+
+    @property
     def log(self) -> Path:
         return self.state_dir / "toolcrib.log"
 

@@ -7,6 +7,7 @@ stood, and with nothing that could move a terminal's cursor; or the secrets them
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -16,6 +17,9 @@ _TELLING_NAME = (  # Repetitions are bounded: the texts are hostile, and the tim
     r"(?:[\w.-]{0,40}(?:token|secret|passw(?:or)?d|passwd|credential|api_?key|bearer|authorization)"
     r"|(?:[\w.-]{0,40}[_.-])?(?:key|auth|pat))s?(?:[_.-][\w.-]{0,40})?"
 )
+
+_OURS = r"tcb_[\w-]{8,}"
+"""Toolcrib's own, of agents and of the owner; hidden also where it is stuck to a word before it."""
 
 _PATTERNS = tuple(
     re.compile(rf"{before}(?P<secret>{secret})")
@@ -28,8 +32,12 @@ _PATTERNS = tuple(
         (r"\b", r"(?:AKIA|ASIA)[A-Z0-9]{12,}"),
         (r"\b", r"AIza[\w-]{20,}"),
         (r"\b", r"eyJ[\w-]{8,}(?:\.[\w-]+)*"),
+        (r"", _OURS),
     )
 )
+_OUR_TOKEN = re.compile(_OURS)
+_LONGEST_TELLING = 128
+"""Characters: no longer name fits the pattern, and what is remembered stays small."""
 _NAMED_SECRET = re.compile(rf"(?is)(-{{0,2}}{_TELLING_NAME}\s{{0,9}}[=:]\s{{0,9}}).+")
 _SECRET_OPTION = re.compile(rf"(?i)--?{_TELLING_NAME}")
 _REFERENCE = re.compile(r"\$\{(?:env:)?[A-Za-z_][A-Za-z0-9_]*(?::-[^{}]*)?\}")
@@ -48,6 +56,11 @@ def mask_text(text: str) -> str:
     for pattern in _PATTERNS:
         text = pattern.sub(lambda found: found[0].removesuffix(found["secret"]) + HIDDEN, text)
     return printable(text)
+
+
+def mask_tokens(text: str) -> str:
+    """Toolcrib's own tokens hidden, and nothing else; cheap enough for everything that a server says."""
+    return _OUR_TOKEN.sub(HIDDEN, text) if "tcb_" in text else text
 
 
 def secrets_in(text: str) -> Iterator[str]:
@@ -74,6 +87,17 @@ def secrets_in_args(args: Sequence[str]) -> Iterator[str]:
             scheme = _SCHEME.match(arg, start)
             yield arg[scheme.end() if scheme else start :]
         yield from secrets_in(arg)
+
+
+def tells_a_secret(name: str) -> bool:
+    """Whether a key's name says that its value is a secret."""
+    return len(name) <= _LONGEST_TELLING and _tells(name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _tells(name: str) -> bool:
+    probe = f"{name}=x"
+    return mask_args((probe,)) != (probe,)
 
 
 def _secret_starts(args: Sequence[str]) -> Iterator[int | None]:

@@ -17,13 +17,13 @@ from typing import Any
 
 from toolcrib.config.entries import SwitchedOff, TimeUnit, check_name, read_server
 from toolcrib.config.keys import TOP_KEYS, Field, plain, report_unknown
-from toolcrib.config.model import KeyPath, NameStyle, ServerConfig
+from toolcrib.config.model import KeyPath, Layer, Problem, ServerConfig
 from toolcrib.config.problems import Report, describe, describe_type
 from toolcrib.config.read import Document
+from toolcrib.config.settings import SETTINGS, USERS_ALONE
 from toolcrib.config.slug import same_name
 from toolcrib.config.values import Surroundings, Values
 
-LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 _SECTIONS = {"servers": TimeUnit.SECONDS, "mcp_servers": TimeUnit.MILLISECONDS}
 
 
@@ -36,6 +36,8 @@ class Contribution:
     """By `same_name`: the name as written. A name with an error is claimed too, so that no weaker layer's
     server of that name runs in its place."""
     settings: dict[str, Any] = field(default_factory=dict)
+    unusable: dict[str, Problem] = field(default_factory=dict)
+    """Settings that were given but cannot be used, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ def contribution_of(document: Document, around: Surroundings) -> Contribution:
     result = Contribution(report=document.report)
     for entry in entries_of(document.data, document.report):
         take_entry(entry, result, around, document.ambiguous)
-    result.settings = _settings(document.data, around, document.report)
+    _take_settings(document.data, result, around)
     return result
 
 
@@ -135,33 +137,22 @@ def _warn_of_other_name(entry: Entry, report: Report) -> None:
             )
 
 
-def _settings(data: Mapping[str, Any], around: Surroundings, report: Report) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
+def _take_settings(data: Mapping[str, Any], result: Contribution, around: Surroundings) -> None:
     if _is_single(data):
-        return settings
-    values = Values(around, report)
+        return
     for key, value in data.items():
         name = plain(key)
-        if name in ("port", "names", "log_level") and value is not None:
-            checked = setting(name, Field(value=value, path=(key,)), values)
-            if checked is not None:
-                settings[name] = checked
-    return settings
+        if name not in SETTINGS or value is None:
+            continue
+        if name in USERS_ALONE and around.layer is Layer.PROJECT:
+            result.report.error((key,), found="a project's word", expected="yours: only your own file may set it")
+        else:
+            take_setting(name, Field(value=value, path=(key,)), result, Values(around, result.report))
 
 
-def setting(name: str, given: Field, values: Values) -> Any:
-    """One of the settings that stand at the top of a file, or None after it was reported."""
-    if name == "port":
-        port = values.number(given, least=0, most=65_535, whole=True)
-        return None if port is None else int(port)
-    allowed = tuple(NameStyle) if name == "names" else LOG_LEVELS
-    if not isinstance(given.value, str):
-        values.report.error(given.path, found=describe(given.value), expected=" or ".join(allowed))
-        return None
-    word = values.text(given, into=(name,))
-    if word is None:
-        return None
-    if word.lower() not in allowed:
-        values.report.error(given.path, found=describe(given.value), expected=" or ".join(allowed))
-        return None
-    return NameStyle(word.lower()) if name == "names" else word.lower()
+def take_setting(name: str, given: Field, result: Contribution, values: Values) -> None:
+    checked = SETTINGS[name](given, values)
+    if checked is None:
+        result.unusable[name] = values.report.problems[-1]
+    else:
+        result.settings[name] = checked

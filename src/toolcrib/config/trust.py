@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.config.json_text import Unreadable
-from toolcrib.config.keys import Field, spread
+from toolcrib.config.keys import Field, plain, spread
 from toolcrib.config.problems import Report, describe, describe_type
 from toolcrib.config.read import Document, read_bytes
 from toolcrib.config.redact import mask_args, mask_text, printable
+from toolcrib.config.settings import SETTINGS, USERS_ALONE
 from toolcrib.config.shapes import Entry, entries_of
 from toolcrib.config.slug import same_name
 from toolcrib.errors import ConfigError
@@ -51,7 +52,7 @@ def effects_of(document: Document, users_names: Mapping[str, str]) -> tuple[str,
         effects.append(f"{name}: {_effect(entry, silent)}")
         if isinstance(entry.name, str) and (held := users_names.get(same_name(entry.name))):
             effects.append(f"{name}: takes the place of your own server {printable(held)}")
-    effects += [f"sets {key}" for key in document.data if key in ("port", "names", "log_level", "logLevel")]
+    effects += [f"sets {key}" for key in document.data if plain(key) in SETTINGS.keys() - USERS_ALONE]
     return tuple(effects)
 
 

@@ -6,7 +6,7 @@ no daemon, no store and no other server. `Crib` is the same for many.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -91,8 +91,8 @@ class Client:
             self._catalog = Catalog.build({self.config.name: self._live().tools or ()}, version=1)
         return self._catalog
 
-    def find(self, name: str) -> Tool:
-        return self.catalog.find(name)
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
+        return self.catalog.find(name, shown=shown)
 
     def target(self, _server: str, _caller: Caller) -> Server:
         return self._live()

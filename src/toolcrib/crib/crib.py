@@ -19,25 +19,33 @@ from typing import Any, Self, TypeVar
 import msgspec
 from msgspec import Raw
 
+from toolcrib.agents.approvals import Approvals
+from toolcrib.agents.roster import Roster
+from toolcrib.agents.sessions import Sessions
+from toolcrib.book import Book
 from toolcrib.calls import Door, Request
 from toolcrib.catalog.tool import Tool
-from toolcrib.config import Flags, Paths, load
+from toolcrib.config import Flags, Paths, load, store_place
 from toolcrib.config.model import Config, ServerConfig
+from toolcrib.crib.attendant import Attendant, attending, note
 from toolcrib.crib.client import Client
 from toolcrib.crib.project import Builtin, Project
 from toolcrib.crib.results import Result, read_answer
+from toolcrib.crib.secrets import KnownSecrets
 from toolcrib.errors import ServerAway, StoreError
-from toolcrib.events import Bus, CatalogChanged
+from toolcrib.events import Bus, CatalogChanged, Change
 from toolcrib.listing import Listings
 from toolcrib.policy import OWNER
 from toolcrib.servers.pool import Pool
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
-from toolcrib.store import Store
+from toolcrib.store import Store, tools, trust
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_NOT_OPEN = "a Crib is used inside its `async with`"
 
 LINGER = 300.0
 """Seconds that a project's servers stay after its last user left."""
@@ -59,7 +67,6 @@ class Crib:
         self.paths = paths or Paths.of_user(self.environ)
         self.root = (root or Path.cwd()).resolve()
         self.bus = Bus()
-        self.door = Door(self.bus)
         self._flags = flags
         self._builtins = dict(builtins or {})
         self._only = only
@@ -73,12 +80,17 @@ class Crib:
         self._wiring = asyncio.Lock()
         """Held while projects get and lose servers, so that two who come at once get one project, not two."""
         self._store: Store | None = None
+        self._attendant: Attendant | None = None
+        self._open = contextlib.AsyncExitStack()
+        """What ends with us, in the order opposite to its beginning."""
+        self._believed: frozenset[str] = frozenset()
+        """Identities of the servers whose word on their own tools the person believes."""
         self._pool = Pool(bus=self.bus, on_tools=self._tools_changed, log_file=self.paths.server_log)
         self._listings: Listings | None = None
 
     async def __aenter__(self) -> Self:
-        self._store = await Store.open(self.paths.database)
         try:
+            await self._open_books()
             await self.project(self.root)
         except BaseException:
             await self._close()
@@ -90,6 +102,16 @@ class Crib:
     ) -> None:
         await self._close()
 
+    async def _open_books(self) -> None:
+        self._store = await Store.open(store_place(self.paths, self.environ, self._flags))
+        self._open.push_async_callback(self._store.close)
+        settings = (await self.read_config(self.root)).settings
+        self._believed = await self._store.read(trust.believed_servers)
+        secrets = KnownSecrets(lambda: (project.config for project in self.projects))
+        self._attendant = await self._open.enter_async_context(
+            attending(self._store, self.bus, self.paths, settings, secrets)
+        )
+
     async def _close(self) -> None:
         self._closed = True
         for timer in self._farewells.values():
@@ -97,14 +119,39 @@ class Crib:
         await self._pool.close()
         if self._background:
             await asyncio.gather(*self._background, return_exceptions=True)
-        if self._store is not None:
-            await self._store.close()
+        await self._open.aclose()
 
     @property
     def store(self) -> Store:
         if self._store is None:
-            raise RuntimeError("a Crib is used inside its `async with`")
+            raise RuntimeError(_NOT_OPEN)
         return self._store
+
+    @property
+    def attendant(self) -> Attendant:
+        if self._attendant is None:
+            raise RuntimeError(_NOT_OPEN)
+        return self._attendant
+
+    @property
+    def door(self) -> Door:
+        return self.attendant.door
+
+    @property
+    def book(self) -> Book:
+        return self.attendant.book
+
+    @property
+    def roster(self) -> Roster:
+        return self.attendant.roster
+
+    @property
+    def sessions(self) -> Sessions:
+        return self.attendant.sessions
+
+    @property
+    def approvals(self) -> Approvals:
+        return self.attendant.approvals
 
     @property
     def reaper(self) -> Reaper:
@@ -139,15 +186,42 @@ class Crib:
 
     async def trusted(self) -> frozenset[str]:
         """The digests of all that was trusted: each covers a file's place as well as its bytes."""
-        return frozenset(file.sha256 for file in await self.store.trusted_files())
+        return frozenset(file.sha256 for file in await self.store.read(trust.files))
 
     async def trust(self, file: Path, digest: str) -> None:
         """Trusts the file with the content that the digest stands for, and no other."""
-        await self.store.trust(_place(file), digest)
+        await self.store.write(trust.trust_file, _place(file), digest)
+        await self._note("file trusted", file=str(file))
 
     async def untrust(self, file: Path) -> bool:
         """Whether it had been trusted."""
-        return await self.store.untrust(_place(file))
+        was_trusted = await self.store.write(trust.untrust_file, _place(file))
+        await self._note("file no longer trusted", file=str(file))
+        return was_trusted
+
+    async def believe(self, config: ServerConfig) -> None:
+        """From now on the server's word counts: what it calls read-only may be used by who may only read."""
+        await self.store.write(trust.believe_server, config.identity, config.name)
+        self._now_believed(self._believed | {config.identity})
+        await self._note("server believed", server=config.name)
+
+    async def disbelieve(self, config: ServerConfig) -> bool:
+        """Whether it had been believed."""
+        self._now_believed(self._believed - {config.identity})
+        was_believed = await self.store.write(trust.disbelieve_server, config.identity)
+        await self._note("server no longer believed", server=config.name)
+        return was_believed
+
+    async def _note(self, what: str, **detail: str) -> None:
+        await note(self.book, Change(what=what, detail=detail))
+
+    def believes(self, config: ServerConfig) -> bool:
+        return config.identity in self._believed
+
+    def _now_believed(self, identities: frozenset[str]) -> None:
+        self._believed = identities
+        for project in self.projects:
+            project.changed()
 
     async def project(self, root: Path) -> Project:
         """The project at this root: read and connected when first asked for."""
@@ -159,9 +233,6 @@ class Crib:
         """The project, for as long as somebody works in it; its servers go some time after the last one left."""
         project = await self.project(root)
         project.users += 1
-        timer = self._farewells.pop(project.root, None)
-        if timer is not None:
-            timer.cancel()
         try:
             yield project
         finally:
@@ -174,7 +245,13 @@ class Crib:
             if found is not None:
                 return found
             config = await self.read_config(root)
-            project = Project(root, config, builtins=self._builtins, next_version=lambda: next(self._versions))
+            project = Project(
+                root,
+                config,
+                builtins=self._builtins,
+                next_version=lambda: next(self._versions),
+                believes=self.believes,
+            )
             self._projects[root] = project
             project.subscribe(lambda: self._announce(project))
             # Whoever asked may be gone by now; then nobody would come to leave.
@@ -221,7 +298,7 @@ class Crib:
     async def _known_tools(self, identity: str, root: Path) -> tuple[bytes, ...] | None:
         """What the server listed when it was last here. Without a readable store we only list later."""
         try:
-            return await self.store.known_tools(identity, str(root))
+            return await self.store.read(tools.known, identity, str(root))
         except StoreError as error:
             log.warning("the last known tools could not be read: %s", error.text())
             return None
@@ -236,7 +313,7 @@ class Crib:
         if server.tools is None:
             return
         try:
-            await self.store.remember_tools(server.config.identity, str(root), server.tools)
+            await self.store.write(tools.remember, server.config.identity, str(root), server.tools)
         except StoreError as error:
             log.warning("the tools of %s could not be kept: %s", server.name, error.text())
 
@@ -246,7 +323,7 @@ class Crib:
         if any(config.identity == identity for project in self.projects for config in project.config.servers.values()):
             return
         try:
-            await self.store.forget_tools(identity)
+            await self.store.write(tools.forget, identity)
         except StoreError as error:
             log.warning("the tools of %s could not be forgotten: %s", server.name, error.text())
 
@@ -299,9 +376,14 @@ class Crib:
         outcome = await self.door.call(self.home, OWNER, Request(tool=name, params=params, timeout=timeout))
         return read_answer(outcome.answer)
 
-    def _plan_farewell(self, project: Project) -> None:
-        if project.users <= 0 and project.root != self.root and not self._closed:
-            later = asyncio.get_running_loop().call_later(LINGER, self._begin_farewell, project)
+    def _plan_farewell(self, project: Project, delay: float | None = None) -> None:
+        """Whoever uses the project then, or did so lately, has it put off."""
+        if project.root != self.root and not self._closed:
+            if (earlier := self._farewells.pop(project.root, None)) is not None:
+                earlier.cancel()
+            later = asyncio.get_running_loop().call_later(
+                LINGER if delay is None else delay, self._begin_farewell, project
+            )
             self._farewells[project.root] = later
 
     def _begin_farewell(self, project: Project) -> None:
@@ -310,7 +392,9 @@ class Crib:
 
     async def _farewell(self, project: Project) -> None:
         async with self._wiring:
-            if project.users > 0:
+            rest = LINGER - (asyncio.get_running_loop().time() - project.touched)
+            if project.users > 0 or rest > 0:
+                self._plan_farewell(project, None if project.users > 0 else rest)
                 return
             self._projects.pop(project.root, None)
             servers, project.servers = list(project.servers.values()), {}

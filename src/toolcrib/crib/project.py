@@ -17,7 +17,7 @@ import msgspec
 from toolcrib.calls.door import Target
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import Config
+from toolcrib.config.model import Config, ServerConfig
 from toolcrib.config.slug import slug
 from toolcrib.errors import ServerAway, UnknownTool
 from toolcrib.policy import Caller
@@ -39,7 +39,13 @@ class Builtin(Protocol):
 
 class Project:
     def __init__(
-        self, root: Path, config: Config, *, builtins: Mapping[str, Builtin], next_version: Callable[[], int]
+        self,
+        root: Path,
+        config: Config,
+        *,
+        builtins: Mapping[str, Builtin],
+        next_version: Callable[[], int],
+        believes: Callable[[ServerConfig], bool],
     ) -> None:
         self.root = root
         self.config = config
@@ -48,8 +54,11 @@ class Project:
         """By server: the only tools of it that are shown here; of a server that is not named, all are."""
         self.users = 0
         """Connections that work in this project now; `Crib` lets it go some time after the last one."""
+        self.touched = 0.0
+        """When it was last used by a request that stands for itself, by the loop's clock."""
         self._builtins = builtins
         self._next_version = next_version
+        self._believes = believes
         self._catalog: Catalog | None = None
         self._last: Catalog | None = None
         self._told_version = 0
@@ -72,7 +81,14 @@ class Project:
     def _built(self, listings: dict[str, tuple[bytes, ...]]) -> Catalog:
         """A new snapshot, or the last one where nothing that a client sees has changed."""
         last = self._last
-        made = Catalog.build(listings, version=self._next_version(), limit=LONGEST_NAME, previous=last)
+        believed = {name for name, server in self.servers.items() if self._believes(server.config)}
+        made = Catalog.build(
+            listings,
+            version=self._next_version(),
+            limit=LONGEST_NAME,
+            previous=last,
+            believed=frozenset(believed | self._builtins.keys()),
+        )
         if last is not None and made.tools == last.tools:
             return last
         self._last = made
@@ -87,20 +103,30 @@ class Project:
     def knows(self, name: str) -> bool:
         return name in self.catalog
 
-    def find(self, name: str) -> Tool:
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
         """The tool of this name; of a server that was never listed, the reason why its tools are not known."""
         try:
-            return self.catalog.find(name)
+            return self.catalog.find(name, shown=shown)
         except UnknownTool as unknown:
-            self._explain(name, unknown)
-            for server in self.servers.values():
-                if server.tools is None and name.startswith((f"{server.name}:", f"{slug(server.name)}_")):
+            meant, tool = self._meant(name)
+            if shown is None or shown(_most_harmless(meant, tool)):
+                self._explain(meant, unknown)
+                server = self.servers.get(meant)
+                if server is not None and server.tools is None:
                     raise server.away() from None
             raise
 
-    def _explain(self, name: str, unknown: UnknownTool) -> None:
-        """Adds what the configuration says of the server that the name seems to mean."""
-        meant = name.partition(":")[0]
+    def _meant(self, name: str) -> tuple[str, str]:
+        """The server that a name begins with, and the rest of it; the server is empty if it begins with none."""
+        server, colon, tool = name.partition(":")
+        if colon:
+            return server, tool
+        begins = [one for one in {**self.config.servers, **self.servers} if name.startswith(f"{slug(one)}_")]
+        longest = max(begins, key=len, default="")
+        return longest, name.removeprefix(f"{slug(longest)}_") if longest else name
+
+    def _explain(self, meant: str, unknown: UnknownTool) -> None:
+        """Adds what the configuration says of the server."""
         config = self.config.servers.get(meant)
         if config is not None and not config.enabled:
             unknown.remedy = f"{meant} is switched off in {config.source}."
@@ -165,3 +191,10 @@ class Project:
         """Waits until the named servers (all of them, unless said) have ended their first attempt to connect."""
         wanted = self.servers.values() if names is None else [self.servers[n] for n in names if n in self.servers]
         await asyncio.gather(*(server.settled() for server in wanted))
+
+
+def _most_harmless(server: str, tool: str) -> Tool:
+    """The tool as its server might have it. Who may not use even this hears nothing of the server."""
+    hints = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
+    definition = msgspec.json.encode({"name": tool, "annotations": hints})
+    return Catalog.build({server: (definition,)}, version=0, believed=frozenset({server})).tools[0]

@@ -27,7 +27,15 @@ def start_detached(root: Path, flags: Flags) -> dict[str, Any]:
     paths = Paths.of_user(os.environ)
     private_folder(paths.state_dir)
     reading, writing = os.pipe()
-    order = json.dumps({"root": str(root), "mcp_servers": flags.mcp_servers, "port": flags.port, "report": writing})
+    order = json.dumps(
+        {
+            "root": str(root),
+            "mcp_servers": flags.mcp_servers,
+            "port": flags.port,
+            "store": flags.store,
+            "report": writing,
+        }
+    )
     # -P: the project's folder is no place to import from, or a file of its own making would run untrusted.
     with (paths.state_dir / "start.log").open("ab") as words:
         child = subprocess.Popen(

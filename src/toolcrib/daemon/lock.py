@@ -1,4 +1,4 @@
-"""One daemon per user: a lock that ends with the process that holds it, however it ends.
+"""One daemon per user, and nobody beside it who changes what it knows: a lock that ends with its holder's process.
 
 In: a user's `Paths`. Out: the lock held, or `AlreadyRunning` with who holds it.
 """
@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,25 +17,39 @@ from typing import Any
 from toolcrib.config import Paths
 from toolcrib.errors import AlreadyRunning, StoreError
 
+_PATIENCE = 5.0
+
 
 @contextlib.contextmanager
 def held(paths: Paths) -> Iterator[None]:
     private_folder(paths.run_dir)
     descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(descriptor, paths):
             known = read_info(paths)
             who = f" (pid {known['pid']}, {known['endpoint']})" if known and {"pid", "endpoint"} <= known.keys() else ""
             raise AlreadyRunning(
                 f"Toolcrib already runs{who}.",
                 remedy="`toolcrib status` shows it, `toolcrib down` ends it.",
                 data=known or {},
-            ) from None
+            )
         yield
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int, paths: Paths) -> bool:
+    """Waits a moment for a holder that is no daemon yet: one that starts, or a command that changes something here."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if paths.daemon_info.exists() or time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
 
 
 def private_folder(folder: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import uvloop
 
 from toolcrib import __version__
+from toolcrib.coding_agents.generated import renew
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
 from toolcrib.config import Flags, Paths
@@ -30,6 +31,7 @@ from toolcrib.daemon.log import LOGGED, log_to, write_to_log
 from toolcrib.daemon.socket import CommandSocket
 from toolcrib.daemon.token import owner_token
 from toolcrib.errors import PortTaken
+from toolcrib.events import Event, TokenReplaced
 from toolcrib.gateway.arrival import HttpServer
 from toolcrib.gateway.http import HttpGateway
 
@@ -77,6 +79,18 @@ class Daemon:
             "untrusted": [str(file) for file in config.untrusted],
         }
 
+    async def _renew_client_files(self, crib: Crib) -> None:
+        """What was generated for agents follows our address, and from now on their tokens."""
+        endpoint = self.describe()["endpoint"]
+        agents = [agent.name for agent in crib.roster.agents]
+        await asyncio.to_thread(renew, crib.roster.folder, agents, url=endpoint)
+
+        def replaced(event: Event) -> None:
+            if isinstance(event, TokenReplaced):
+                renew(crib.roster.folder, [event.agent], url=endpoint)
+
+        crib.bus.subscribe(replaced, TokenReplaced)
+
     async def run(self, ready: Ready) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -101,6 +115,8 @@ class Daemon:
             server = HttpServer(gateway)
             control = CommandSocket(crib, self)
             try:
+                await crib.roster.sweep()
+                await self._renew_client_files(crib)
                 await control.start(self._paths.socket)
                 await server.start(listener)
                 write_info(self._paths, self.describe())

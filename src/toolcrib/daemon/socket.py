@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 import socket
@@ -26,15 +25,28 @@ from toolcrib.commands.all import registry
 from toolcrib.commands.registry import Context, Host, Via
 from toolcrib.crib import Crib, Project
 from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ConfigError, ToolcribError, UsageError
+from toolcrib.gateway.answers import Rejected, failure
 from toolcrib.gateway.envelope import MAX_BODY
 from toolcrib.gateway.pipe import PipeClient
-from toolcrib.policy import CLIENT, OWNER
+from toolcrib.gateway.reception import UNLABELLED, Reception, conversation_of
+from toolcrib.policy import OWNER
 
 log = logging.getLogger(__name__)
 
 _LONGEST_PATH = 103
 """What every system takes: Linux has room for 107, macOS for 103."""
 _BRIDGE = "toolcrib/bridge"
+_OF_NO_PROJECT = (
+    "system:",
+    "agent:",
+    "approval:",
+    "audit:",
+    "permission:allow",
+    "permission:deny",
+    "profile:",
+    "session:",
+)
+"""Commands that are the same wherever they are typed."""
 _NEW_PROJECT_WAITS = 3.0
 """Seconds that a command in a folder new to us lets the servers begin there, so that it does not find them absent."""
 
@@ -43,6 +55,7 @@ class CommandSocket:
     def __init__(self, crib: Crib, host: Host) -> None:
         self._crib = crib
         self._host = host
+        self._reception = Reception(crib)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -118,16 +131,28 @@ class CommandSocket:
                 await asyncio.gather(work, following, return_exceptions=True)
 
     async def _bridge(self, params: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        caller = dataclasses.replace(CLIENT, conversation=str(params.get("conversation") or "default"))
+        """An MCP client from here on: the agent whose `token` its first line holds, or one without a name."""
         async with contextlib.AsyncExitStack() as stack:
             try:
+                token = params.get("token")
+                guest = self._reception.admit(str(token)) if token else self._reception.unnamed()
+                conversation = conversation_of(str(params.get("conversation") or "")) or UNLABELLED
+                # An agent works where its token says, wherever its client was started.
                 root = Path(str(params.get("root") or self._crib.root)).resolve()
+                if guest.workdir is not None:
+                    root = self._reception.root_of(guest, guest.workdir)
                 project = await stack.enter_async_context(self._crib.working_in(root))
-            except (ToolcribError, OSError, ValueError) as error:
-                told = error.text() if isinstance(error, ToolcribError) else f"The root cannot be used: {error}."
+            except Rejected as rejected:
+                writer.write(rejected.reply().body + b"\n")
+                return
+            except ToolcribError as error:
+                writer.write(failure(error).body + b"\n")
+                return
+            except (OSError, ValueError) as error:
+                told = f"The root cannot be used: {error}."
                 await _say(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": told}})
                 return
-            await PipeClient(self._crib, project, caller, reader, writer).serve()
+            await PipeClient(self._crib, project, guest, conversation, reader, writer).serve()
 
     async def _command(
         self, request_id: Any, name: str, params: dict[str, Any], root: Path | None, writer: asyncio.StreamWriter
@@ -158,7 +183,7 @@ class CommandSocket:
         """The project that a command is for; only one that uses servers is a reason to start them."""
         root = root or self._crib.root
         known = any(project.root == root for project in self._crib.projects)
-        if not known and command.startswith("system:"):
+        if not known and command.startswith(_OF_NO_PROJECT):
             root = self._crib.root
         async with self._crib.working_in(root) as project:
             if not known:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from pathlib import Path
 
+from toolcrib.agents.token import mint
 from toolcrib.daemon.lock import private_folder
 from toolcrib.errors import ConfigError
 
@@ -17,7 +17,7 @@ def owner_token(file: Path) -> str:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         return _read(file)
-    token = secrets.token_urlsafe(32)
+    token = mint()
     try:
         with os.fdopen(descriptor, "w") as stream:
             stream.write(token + "\n")

@@ -7,35 +7,28 @@ with them. `http` and `pipe` bring the messages and carry the answers; every too
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from toolcrib.agents.session import Session
 from toolcrib.calls import Outcome, Request
 from toolcrib.crib import Crib, Project
 from toolcrib.errors import (
     INTERNAL_ERROR,
-    INVALID_PARAMS,
-    METHOD_NOT_FOUND,
+    BookUnwritable,
+    Case,
     Denied,
     InvalidArguments,
     ServerFailure,
     ToolcribError,
 )
 from toolcrib.gateway import eras
-from toolcrib.gateway.envelope import (
-    Message,
-    Rejected,
-    error_message,
-    notification,
-    raw_error_message,
-    result_message,
-)
+from toolcrib.gateway.answers import Rejected, Reply, failure, raw_error_message, result_message, told_to_the_model
+from toolcrib.gateway.envelope import Message, notification
+from toolcrib.gateway.reception import Guest
 from toolcrib.policy import Caller
 from toolcrib.servers.model import MODERN_VERSION, Answer, Era
-
-_TAKEN_BACK = -31499
 
 _decode_name = msgspec.json.Decoder(str).decode
 
@@ -46,30 +39,38 @@ _CALL_WAITS = 10.0
 LIST_CHANGED = notification("notifications/tools/list_changed")
 
 
-class Reply(msgspec.Struct, frozen=True):
-    body: bytes
-    status: int = 200
-    accepted: bool = True
-    """Whether it carries a result; an error otherwise."""
+class Client(msgspec.Struct, frozen=True, eq=False):
+    """Whoever a request came from: who it is, which project it works in, what it is counted in."""
 
-
-@dataclass(kw_only=True, eq=False)
-class Client:
-    """Whoever is at the other end: who it is, which project it works in, what it has under way."""
-
-    caller: Caller
+    guest: Guest
     project: Project
-    under_way: dict[str | int, Callable[[], None]] = field(default_factory=dict)
-    """By request id: the call that takes the request back."""
+    session: Session
+    conversation: str
+
+    def caller(self) -> Caller:
+        """With the permission of this moment; `Rejected` if the guest has none any more."""
+        return self.guest.caller(self.conversation, self.session)
+
+
+class UnderWay:
+    """A connection's requests that are not answered yet, so that its client can take one back by its id."""
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self) -> None:
+        self._by_id: dict[str | int, Callable[[], None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_id)
 
     def begin(self, key: str | int, take_back: Callable[[], None]) -> Callable[[], None]:
-        """Notes a request as under way; returns the call that notes its end."""
-        self.under_way[key] = take_back
+        """Notes a request; returns the call that notes its end."""
+        self._by_id[key] = take_back
 
         def end() -> None:
             # A client that used the id again meanwhile means the newer one when it cancels.
-            if self.under_way.get(key) is take_back:
-                del self.under_way[key]
+            if self._by_id.get(key) is take_back:
+                del self._by_id[key]
 
         return end
 
@@ -79,8 +80,12 @@ class Client:
             key = msgspec.json.decode(message.params["requestId"], type=str | int)
         except (KeyError, msgspec.ValidationError):
             return
-        take_back = self.under_way.get(key)
+        take_back = self._by_id.get(key)
         if take_back is not None:
+            take_back()
+
+    def cancel_all(self) -> None:
+        for take_back in tuple(self._by_id.values()):
             take_back()
 
 
@@ -99,25 +104,31 @@ class Desk:
         try:
             result = await self._result(message, message.id, era, client, notify)
         except Rejected as rejected:
-            return self.refuse(rejected, era, message.id)
+            return rejected.reply(era, message.id)
         except ToolcribError as error:
-            return self.refuse(Rejected(error.code, error.text(), data=error.data or None), era, message.id)
+            return failure(error, era, message.id)
         if isinstance(result, Reply):
             return result
         return Reply(result_message(message.id, result))
 
-    def refuse(self, rejected: Rejected, era: Era, request_id: bytes | None = None) -> Reply:
-        status = eras.HTTP_STATUS.get(rejected.code, 200) if era is Era.MODERN else 200
-        body = error_message(request_id or rejected.id, rejected.code, rejected.message, rejected.data)
-        return Reply(body, status, accepted=False)
+    def initialize(self, message: Message) -> Reply:
+        """The answer to `initialize`, which needs no client yet."""
+        request_id = message.id or b"null"
+        try:
+            return Reply(result_message(request_id, _initialize(message)))
+        except Rejected as rejected:
+            return rejected.reply(Era.LEGACY, request_id)
 
-    def taken_back(self, request_id: bytes) -> Reply:
-        """The answer to a request that its caller took back."""
-        return Reply(error_message(request_id, _TAKEN_BACK, "The request was cancelled by its caller."))
-
-    def failed(self, request_id: bytes) -> Reply:
-        """The answer where we failed in a way nobody foresaw; the reason is in the log, not on the wire."""
-        return Reply(error_message(request_id, INTERNAL_ERROR, "Toolcrib failed; `toolcrib logs` says why."))
+    async def welcome(self, guest: Guest, project: Project, conversation: str) -> Client:
+        """The guest as a client in this conversation: its session is found, or begun and durable from here on."""
+        sessions = self._crib.sessions
+        session = sessions.find(guest.name, conversation)
+        if session is None:
+            # Nobody begins a session who lost the token on the way here.
+            guest.permission()
+            session = await sessions.begin(guest.name, conversation)
+        sessions.used(session, catalog_version=project.catalog.version, permission_version=guest.permission().version)
+        return Client(guest, project, session, conversation)
 
     async def _result(
         self, message: Message, request_id: bytes, era: Era, client: Client, notify: Notify
@@ -128,7 +139,8 @@ class Desk:
             case "tools/list":
                 _refuse_cursor(message)
                 await client.project.introduced(_LISTING_WAITS)
-                tools = self._crib.listings.tools(client.project.catalog, client.caller)
+                tools = self._crib.listings.tools(client.project.catalog, client.caller())
+                self._crib.sessions.listed(client.session)
                 return eras.listing(era, "tools", tools)
             case "prompts/list":
                 _refuse_cursor(message)
@@ -140,7 +152,7 @@ class Desk:
                 _refuse_cursor(message)
                 return eras.listing(era, "resourceTemplates", b"[]")
             case "prompts/get" | "resources/read":
-                raise Rejected(INVALID_PARAMS, "There is none: prompts and resources are not passed on yet.")
+                raise Rejected(Case.ARGUMENT, why="There is none: prompts and resources are not passed on yet")
             case "initialize" if era is Era.LEGACY:
                 return _initialize(message)
             case "ping" if era is Era.LEGACY:
@@ -148,7 +160,7 @@ class Desk:
             case "server/discover" if era is Era.MODERN:
                 return _discover()
             case _:
-                raise Rejected(METHOD_NOT_FOUND, f"Method not found: {message.method[:80]}")
+                raise Rejected(Case.METHOD, method=message.method[:80])
 
     async def _call(
         self, message: Message, request_id: bytes, era: Era, client: Client, notify: Notify
@@ -157,7 +169,7 @@ class Desk:
         try:
             name = _decode_name(params.pop("name"))
         except (KeyError, msgspec.ValidationError) as error:
-            raise Rejected(INVALID_PARAMS, "params.name must be the name of a tool.") from error
+            raise Rejected(Case.ARGUMENT, why="params.name must be the name of a tool") from error
         token = message.meta.get("progressToken")
 
         def progress(report: dict[str, Any]) -> None:
@@ -174,8 +186,8 @@ class Desk:
             outcome = await self._through_the_door(client, request)
             answer = outcome.answer
             server_era = client.project.era_of(outcome.tool.server)
-        except (InvalidArguments, ServerFailure, Denied) as error:
-            answer = Answer(result=_told_to_the_model(error))
+        except (InvalidArguments, ServerFailure, Denied, BookUnwritable) as error:
+            answer = Answer(result=told_to_the_model(error))
         if answer.result is None:
             error_bytes = answer.error or b'{"code":-32603,"message":"no error was given"}'
             return Reply(raw_error_message(request_id, error_bytes), _status_of(error_bytes, era))
@@ -184,15 +196,7 @@ class Desk:
     async def _through_the_door(self, client: Client, request: Request) -> Outcome:
         if not client.project.knows(request.tool):
             await client.project.introduced(_CALL_WAITS)
-        return await self._crib.door.call(client.project, client.caller, request)
-
-
-def _told_to_the_model(error: ToolcribError) -> bytes:
-    """A failure that the model can do something about is a result, not a protocol error."""
-    text = error.text()
-    if isinstance(error, InvalidArguments) and "schema" in error.data:
-        text += f"\nThe tool's schema: {msgspec.json.encode(error.data['schema']).decode()}"
-    return msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True})
+        return await self._crib.door.call(client.project, client.caller(), request)
 
 
 class _Coded(msgspec.Struct):
@@ -212,14 +216,14 @@ def _status_of(error: bytes, era: Era) -> int:
 def _refuse_cursor(message: Message) -> None:
     """Lists come whole, so no cursor was ever handed out."""
     if "cursor" in message.params and bytes(message.params["cursor"]) != b"null":
-        raise Rejected(INVALID_PARAMS, "params.cursor is not one that was handed out here.")
+        raise Rejected(Case.ARGUMENT, why="params.cursor is not one that was handed out here")
 
 
 def _initialize(message: Message) -> bytes:
     try:
         wanted = msgspec.json.decode(message.params["protocolVersion"], type=str)
     except (KeyError, msgspec.ValidationError) as error:
-        raise Rejected(INVALID_PARAMS, "params.protocolVersion must be a string.") from error
+        raise Rejected(Case.ARGUMENT, why="params.protocolVersion must be a string") from error
     version = wanted if wanted in eras.LEGACY_VERSIONS else eras.LEGACY_VERSIONS[-1]
     return msgspec.json.encode(
         {

@@ -17,23 +17,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from toolcrib.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
+from toolcrib.errors import Case
+from toolcrib.gateway.answers import Rejected
 from toolcrib.servers.wire import deeper_than
 
 MAX_BODY = 16 * 1024 * 1024
 MAX_DEPTH = 128
 _LARGE = 256 * 1024
-
-
-class Rejected(Exception):
-    """A message that gets a JSON-RPC error before anybody acts on it."""
-
-    def __init__(self, code: int, message: str, *, id: bytes = b"null", data: Any = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.id = id
-        self.data = data
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,25 +59,25 @@ def read_message(body: bytes) -> Message:
         envelope = _decode_envelope(body)
     except msgspec.ValidationError as error:
         raise Rejected(
-            INVALID_REQUEST, f"The body must be a single JSON-RPC request or notification object: {error}."
+            Case.ENVELOPE, why=f"The body must be a single JSON-RPC request or notification object: {error}"
         ) from error
     except msgspec.DecodeError as error:
         # The first reading lets half a surrogate pair pass; no UTF-8 text can hold what it stands for.
-        raise Rejected(PARSE_ERROR, "Parse error: a \\u escape is half of a surrogate pair.") from error
+        raise Rejected(Case.MALFORMED, why="a \\u escape is half of a surrogate pair") from error
     request_id = _request_id(envelope)
     if envelope.jsonrpc != "2.0":
-        raise Rejected(INVALID_REQUEST, 'The member "jsonrpc" must be "2.0".', id=request_id or b"null")
+        raise Rejected(Case.ENVELOPE, why='The member "jsonrpc" must be "2.0"', id=request_id or b"null")
     if envelope.method is None:
         raise Rejected(
-            INVALID_REQUEST,
-            "The body must be a single JSON-RPC request or notification object: it has no method.",
+            Case.ENVELOPE,
+            why="The body must be a single JSON-RPC request or notification object: it has no method",
             id=request_id or b"null",
         )
     try:
         params = _decode_fields(envelope.params) if bytes(envelope.params) else {}
         meta = _decode_meta(params.pop("_meta")) if "_meta" in params else {}
     except msgspec.ValidationError as error:
-        raise Rejected(INVALID_PARAMS, f"params: {error}.", id=request_id or b"null") from error
+        raise Rejected(Case.PARAMS, why=error, id=request_id or b"null") from error
     return Message(method=envelope.method, id=request_id, params=params, meta=meta)
 
 
@@ -102,22 +92,22 @@ def _request_id(envelope: _Envelope) -> bytes | None:
         return None
     if raw[:1] == b'"' or (raw.lstrip(b"-").isdigit()):
         return raw
-    raise Rejected(INVALID_REQUEST, "The id must be a string or an integer.")
+    raise Rejected(Case.ENVELOPE, why="The id must be a string or an integer")
 
 
 def _refuse_ambiguous(body: bytes) -> None:
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
-        raise Rejected(PARSE_ERROR, f"Parse error: byte {error.start} is not UTF-8.") from error
+        raise Rejected(Case.MALFORMED, why=f"byte {error.start} is not UTF-8") from error
     if deeper_than(MAX_DEPTH, body):
-        raise Rejected(PARSE_ERROR, f"Parse error: nested deeper than {MAX_DEPTH} levels.")
+        raise Rejected(Case.MALFORMED, why=f"nested deeper than {MAX_DEPTH} levels")
     try:
         _strict.decode(text)
     except Rejected:
         raise
     except (ValueError, RecursionError) as error:
-        raise Rejected(PARSE_ERROR, f"Parse error: {error}.") from error
+        raise Rejected(Case.MALFORMED, why=error) from error
 
 
 def _no_constant(name: str) -> None:
@@ -127,7 +117,7 @@ def _no_constant(name: str) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise Rejected(PARSE_ERROR, f"Parse error: the key {_twice(pairs)[:80]!r} stands twice in one object.")
+        raise Rejected(Case.MALFORMED, why=f"the key {_twice(pairs)[:80]!r} stands twice in one object")
     return found
 
 
@@ -141,21 +131,6 @@ def _twice(pairs: list[tuple[str, Any]]) -> str:
 
 
 _strict = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
-
-
-def result_message(request_id: bytes, result: bytes) -> bytes:
-    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (request_id, result)
-
-
-def error_message(request_id: bytes, code: int, message: str, data: Any = None) -> bytes:
-    error: dict[str, Any] = {"code": code, "message": message}
-    if data is not None:
-        error["data"] = data
-    return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (request_id, msgspec.json.encode(error))
-
-
-def raw_error_message(request_id: bytes, error: bytes) -> bytes:
-    return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (request_id, error)
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:

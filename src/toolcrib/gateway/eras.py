@@ -21,12 +21,15 @@ from toolcrib import __version__
 from toolcrib.errors import (
     HEADER_MISMATCH,
     INVALID_PARAMS,
+    INVALID_REQUEST,
     METHOD_NOT_FOUND,
     MISSING_CAPABILITY,
     PARSE_ERROR,
     UNSUPPORTED_VERSION,
+    Case,
 )
-from toolcrib.gateway.envelope import Message, Rejected
+from toolcrib.gateway.answers import Rejected
+from toolcrib.gateway.envelope import Message
 from toolcrib.servers.model import MODERN_VERSION, Era
 
 LEGACY_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -51,14 +54,14 @@ _SENTINEL = re.compile(r"=\?base64\?(.*)\?=")
 
 HTTP_STATUS = {
     PARSE_ERROR: 400,
-    -32600: 400,
+    INVALID_REQUEST: 400,
     INVALID_PARAMS: 400,
     HEADER_MISMATCH: 400,
     UNSUPPORTED_VERSION: 400,
     MISSING_CAPABILITY: 400,
     METHOD_NOT_FOUND: 404,
 }
-"""The status that a modern answer with this JSON-RPC error has; others are 200."""
+"""The status of a modern answer that passes on a server's error with this code; others are 200."""
 
 
 def era_of(message: Message, version_header: str | None) -> Era:
@@ -75,28 +78,23 @@ def check_modern(message: Message, headers: Mapping[str, str] | None) -> None:
     request_id = message.id or b"null"
     missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in message.meta]
     if missing:
-        raise Rejected(INVALID_PARAMS, f"params._meta must hold {' and '.join(missing)}.", id=request_id)
+        raise Rejected(Case.META, what=" and ".join(missing), id=request_id)
     version = message.meta[VERSION_KEY]
     if headers is not None:
         _check_headers(message, version, headers, request_id)
     if not isinstance(version, str):
-        raise Rejected(INVALID_PARAMS, f"{VERSION_KEY} must be a string.", id=request_id)
+        raise Rejected(Case.META, what=f"{VERSION_KEY} as a string", id=request_id)
     if version != MODERN_VERSION:
         raise unsupported(version, request_id)
 
 
 def unsupported(version: str, request_id: bytes = b"null") -> Rejected:
-    return Rejected(
-        UNSUPPORTED_VERSION,
-        "Unsupported protocol version",
-        id=request_id,
-        data={"supported": [MODERN_VERSION], "requested": version},
-    )
+    return Rejected(Case.VERSION, id=request_id, data={"supported": [MODERN_VERSION], "requested": version})
 
 
 def _check_headers(message: Message, version: Any, headers: Mapping[str, str], request_id: bytes) -> None:
     def mismatch(header: str, what: str) -> Rejected:
-        return Rejected(HEADER_MISMATCH, f"The header {header} does not match {what}.", id=request_id)
+        return Rejected(Case.MISMATCH, header=header, what=what, id=request_id)
 
     if headers.get("mcp-protocol-version") != version:
         raise mismatch("MCP-Protocol-Version", "the version in params._meta")

@@ -11,12 +11,14 @@ import contextlib
 import logging
 
 from toolcrib.crib import Crib, Project
-from toolcrib.errors import INVALID_REQUEST, PARSE_ERROR
+from toolcrib.errors import Case, ToolcribError
+from toolcrib.events import AgentEnded, Event, PermissionChanged
 from toolcrib.gateway import eras
-from toolcrib.gateway.desk import LIST_CHANGED, Client, Desk
-from toolcrib.gateway.envelope import Message, Rejected, error_message, read_aside
+from toolcrib.gateway.answers import Rejected, Reply, failure
+from toolcrib.gateway.desk import LIST_CHANGED, Desk, UnderWay
+from toolcrib.gateway.envelope import Message, read_aside
+from toolcrib.gateway.reception import Guest, bad_token
 from toolcrib.gateway.subscriptions import acknowledged, ended, listen_notice, wants_tools
-from toolcrib.policy import Caller
 from toolcrib.servers.model import Era
 from toolcrib.servers.wire import on_one_line
 
@@ -28,14 +30,23 @@ _LAST_ANSWERS = 5.0
 
 
 class PipeClient:
-    """One connection, from its first line to its last."""
+    """One connection, from its first line to its last, or to the end of its agent."""
 
     def __init__(
-        self, crib: Crib, project: Project, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        crib: Crib,
+        project: Project,
+        guest: Guest,
+        conversation: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         self._crib = crib
         self._desk = Desk(crib)
-        self._client = Client(caller=caller, project=project)
+        self._project = project
+        self._guest = guest
+        self._conversation = conversation
+        self._under_way = UnderWay()
         self._reader = reader
         self._writer = writer
         self._era: Era | None = None
@@ -44,23 +55,40 @@ class PipeClient:
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: dict[str | int, bytes] = {}
         """Modern subscriptions by the id of their request: the notice that each gets."""
+        self._serving: asyncio.Task[None] | None = None
+        self._dismissed = False
+        """Whether the agent has ended; then nothing more is read."""
 
     async def serve(self) -> None:
-        unsubscribe = self._client.project.subscribe(self._tell_of_change)
+        self._serving = asyncio.current_task()
+        quiet = [
+            self._project.subscribe(self._tell_of_change),
+            self._crib.bus.subscribe(self._agent_changed, PermissionChanged, AgentEnded),
+        ]
         try:
             while line := await self._line():
                 if line.strip():
                     await self._take(line)
                 await self._writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
-            log.info("the bridge of %s went away", self._client.caller.conversation)
+            log.info("the bridge of %s went away", self._conversation)
         except asyncio.CancelledError:
-            # The daemon stops: it waits neither for answers nor for a client that does not read.
-            self._abort()
-            raise
+            if not self._dismissed or self._serving is None:
+                # The daemon stops: it waits neither for answers nor for a client that does not read.
+                self._abort()
+                raise
+            self._serving.uncancel()
         finally:
-            unsubscribe()
+            for unsubscribe in quiet:
+                unsubscribe()
             await self._end()
+
+    def _agent_changed(self, event: Event) -> None:
+        if isinstance(event, PermissionChanged) and event.agent == self._guest.name:
+            self._tell_of_change()
+        elif isinstance(event, AgentEnded) and event.agent == self._guest.name and self._serving is not None:
+            self._dismissed = True
+            self._serving.cancel("the agent has ended")
 
     async def _line(self) -> bytes:
         try:
@@ -68,7 +96,7 @@ class PipeClient:
         except asyncio.IncompleteReadError as rest:
             return rest.partial
         except asyncio.LimitOverrunError:
-            self._say(error_message(b"null", PARSE_ERROR, "Parse error: the message is too large."))
+            self._say(Rejected(Case.MALFORMED, why="the message is too large").reply().body)
             raise ConnectionError("a message over the limit") from None
 
     async def _take(self, line: bytes) -> None:
@@ -84,7 +112,7 @@ class PipeClient:
             else:
                 self._begin(message, message.id)
         except Rejected as rejected:
-            self._say(error_message(rejected.id, rejected.code, rejected.message, rejected.data))
+            self._say(rejected.reply().body)
 
     def _settle_era(self, message: Message) -> None:
         if message.id is None:
@@ -95,11 +123,11 @@ class PipeClient:
         elif self._era is Era.MODERN and message.method == "initialize":
             raise eras.unsupported(eras.LEGACY_VERSIONS[-1], message.id)
         elif self._era is Era.LEGACY and said is Era.MODERN:
-            raise Rejected(INVALID_REQUEST, "This connection began with initialize.", id=message.id)
+            raise Rejected(Case.ENVELOPE, why="This connection began with initialize", id=message.id)
 
     def _hear(self, message: Message) -> None:
         if message.method == "notifications/cancelled":
-            self._client.cancel(message)
+            self._under_way.cancel(message)
         elif message.method == "notifications/initialized":
             self._initialized = True
 
@@ -109,18 +137,38 @@ class PipeClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if key is not None:
-            end = self._client.begin(key, lambda: _cancel(task))
+            end = self._under_way.begin(key, lambda: _cancel(task))
             task.add_done_callback(lambda _: end())
 
     async def _answer(self, message: Message, request_id: bytes) -> None:
+        era = self._era or Era.LEGACY
         try:
-            reply = await self._desk.answer(message, self._era or Era.LEGACY, self._client, self._report)
+            reply = await self._made(message, era)
+        except Rejected as rejected:
+            reply = rejected.reply(era, request_id)
+        except ToolcribError as error:
+            reply = failure(error, era, request_id)
         except Exception:
             log.exception("%s failed", message.method)
-            reply = self._desk.failed(request_id)
+            reply = Rejected(Case.FAILED).reply(era, request_id)
         self._say(reply.body)
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
+
+    async def _made(self, message: Message, era: Era) -> Reply:
+        """The answer. A session that ends meanwhile takes the request along, as its client could."""
+        client = await self._desk.welcome(self._guest, self._project, self._conversation)
+        work = _Work()
+        client.session.begin(work.interrupt)
+        try:
+            return await self._desk.answer(message, era, client, self._report)
+        except asyncio.CancelledError:
+            if not work.interrupted:
+                raise
+            work.go_on()
+            raise Rejected(Case.ENDED) from None
+        finally:
+            client.session.over(work.interrupt)
 
     def _listen(self, message: Message, request_id: bytes) -> None:
         key = message.key
@@ -136,7 +184,7 @@ class PipeClient:
             end()
             self._say(ended(request_id))
 
-        end = self._client.begin(key, unlisten)
+        end = self._under_way.begin(key, unlisten)
 
     def _tell_of_change(self) -> None:
         if self._initialized:
@@ -165,9 +213,28 @@ class PipeClient:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._dismissed:
+            self._say(bad_token().reply().body)
         self._writer.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
+
+
+class _Work:
+    """The task that answers a request, for whoever may cut it short."""
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self.interrupted = False
+
+    def interrupt(self) -> None:
+        if self._task is not None and not self.interrupted:
+            self.interrupted = True
+            self._task.cancel("the session has ended")
+
+    def go_on(self) -> None:
+        if self._task is not None:
+            self._task.uncancel()
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from toolcrib.gateway.desk import Reply
+from toolcrib.errors import Case
+from toolcrib.gateway.answers import Reply
 from toolcrib.servers.wire import on_one_line
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
+Headers = Sequence[tuple[bytes, bytes]]
 
 SIGN_OF_LIFE = 15.0
 """Seconds of silence after which a stream says that it still lives; clients' own limits are longer."""
@@ -36,10 +37,10 @@ def event(message: bytes) -> bytes:
     return b"event: message\ndata: %b\n\n" % on_one_line(message)
 
 
-async def send_json(send: Send, status: int, body: bytes, extra: Headers | None = None) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *(extra or [])]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def send_json(send: Send, reply: Reply) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(reply.body)), *reply.extra]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
 
 
 async def until_gone(receive: Receive) -> None:
@@ -51,9 +52,9 @@ async def until_gone(receive: Receive) -> None:
 class EventStream:
     """Sends events in the order they were put, and a sign of life in between, until it is closed."""
 
-    def __init__(self, send: Send, extra: Headers | None = None) -> None:
+    def __init__(self, send: Send, extra: Headers = ()) -> None:
         self._send = send
-        self._extra = extra or []
+        self._extra = extra
         self._waiting: list[bytes] = []
         self._wake = asyncio.Event()
         self._closed = False
@@ -93,12 +94,9 @@ class EventStream:
 class Exchange:
     """One POST on its way. It costs a timer; tasks are begun only for calls that take their time."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, receive: Receive, send: Send, extra: Headers | None = None
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._extra = extra
         self._loop = loop
         self._stream: EventStream | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -106,7 +104,8 @@ class Exchange:
         self._timer: asyncio.TimerHandle | None = None
         self._worker = asyncio.current_task(loop)
         self._over = False
-        self.taken_back = False
+        self.stopped: Case | None = None
+        """Why the work was cut short, where somebody waits for an answer."""
         self.gone = False
 
     def watch(self, *, gone_means_cancel: bool) -> None:
@@ -129,9 +128,16 @@ class Exchange:
 
     def take_back(self) -> None:
         """The client cancelled the request it is waiting for."""
-        if not self._over:
-            self.taken_back = True
-            self._cancel("taken back by the client")
+        self._stop(Case.TAKEN_BACK)
+
+    def interrupt(self) -> None:
+        """The session that the request belongs to has ended."""
+        self._stop(Case.ENDED)
+
+    def _stop(self, case: Case) -> None:
+        if not self._over and self.stopped is None:
+            self.stopped = case
+            self._cancel(case)
 
     def _cancel(self, reason: str) -> None:
         if self._worker is not None:
@@ -139,7 +145,7 @@ class Exchange:
 
     def _begin_stream(self) -> EventStream:
         if self._stream is None:
-            self._stream = EventStream(self._send, self._extra)
+            self._stream = EventStream(self._send)
             self._writer = self._loop.create_task(self._stream.run())
         return self._stream
 
@@ -152,7 +158,7 @@ class Exchange:
             self._watcher.cancel()
         if self._stream is None or self._writer is None:
             if reply is not None and not self.gone:
-                await send_json(self._send, reply.status, reply.body, self._extra)
+                await send_json(self._send, reply)
             return
         if reply is not None:
             self._stream.put(reply.body)

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from toolcrib.errors import INVALID_PARAMS
+from toolcrib.errors import Case
 from toolcrib.gateway import eras
-from toolcrib.gateway.envelope import Message, Rejected, notification, result_message
+from toolcrib.gateway.answers import Rejected, result_message
+from toolcrib.gateway.envelope import Message, notification
 from toolcrib.servers.model import Era
 
 
@@ -21,8 +22,8 @@ def wants_tools(message: Message) -> bool:
         wanted = msgspec.json.decode(message.params["notifications"], type=dict[str, Any])
     except (KeyError, msgspec.ValidationError) as error:
         raise Rejected(
-            INVALID_PARAMS,
-            "params.notifications must be an object that names what to hear of.",
+            Case.ARGUMENT,
+            why="params.notifications must be an object that names what to hear of",
             id=message.id or b"null",
         ) from error
     return wanted.get("toolsListChanged") is True

@@ -1,9 +1,36 @@
-"""Who may use what: (caller, tool) → a decision that carries the rule that made it.
+"""Who may use what: (caller, tool, arguments) → a decision that carries the rule that made it.
 
-In: a `Caller` and a `Tool` of the catalog. Out: a `Decision`. The same function serves listing and
-calling, so that what is shown and what may be called never differ.
+In: profiles, rules and callers; tools of the catalog. Out: a `Decision`. One function serves listing, searching and
+calling. Above: `agents`, which keeps who has which rules, and all who ask. Below: `catalog`.
 """
 
-from toolcrib.policy.decision import CLIENT, OWNER, Caller, Decision, Verdict, decide
+from toolcrib.policy.condition import Condition, Matches, OneOf, Under, condition_from
+from toolcrib.policy.decision import CLIENT, OWNER, Caller, decide
+from toolcrib.policy.permission import Decision, Permission, Verdict, permission
+from toolcrib.policy.profile import BUILTIN, Profile, profile_data, profile_from
+from toolcrib.policy.rule import Effect, Origin, Rule, rule_data, rule_from
 
-__all__ = ["CLIENT", "OWNER", "Caller", "Decision", "Verdict", "decide"]
+__all__ = [
+    "BUILTIN",
+    "CLIENT",
+    "OWNER",
+    "Caller",
+    "Condition",
+    "Decision",
+    "Effect",
+    "Matches",
+    "OneOf",
+    "Origin",
+    "Permission",
+    "Profile",
+    "Rule",
+    "Under",
+    "Verdict",
+    "condition_from",
+    "decide",
+    "permission",
+    "profile_data",
+    "profile_from",
+    "rule_data",
+    "rule_from",
+]

@@ -1,21 +1,20 @@
-"""The decision about one caller and one tool.
+"""Who asks, and the one function that decides.
 
-The owner of the machine may do everything. A client that was pointed at Toolcrib works for the owner but is not the
-owner: it may use every tool, except those that change Toolcrib itself. Nobody else is known, and may do anything.
+In: a `Caller` and a `Tool` of the catalog, with a call's arguments if they are known. Out: a `Decision`. Listing,
+searching and calling all come here, so that what is shown and what may be called never differ.
 """
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import RESERVED_SERVER_NAMES
+from toolcrib.policy.permission import Decision, Permission, Verdict, permission
+from toolcrib.policy.profile import BUILTIN
 
-
-class Verdict(enum.StrEnum):
-    ALLOW = "allow"
-    DENY = "deny"
+__all__ = ["CLIENT", "OWNER", "Caller", "Decision", "Verdict", "decide"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,37 +22,23 @@ class Caller:
     """Who asks. `agent` is proven by a credential, `conversation` is only a label."""
 
     agent: str
-    profile: str
+    permission: Permission = field(repr=False)
     conversation: str = "default"
+    session: Any = field(default=None, compare=False, repr=False)
+    """What the caller's calls are counted in."""
+
+    @property
+    def profile(self) -> str:
+        return self.permission.profile
 
 
-OWNER = Caller(agent="owner", profile="owner")
+OWNER = Caller(agent="owner", permission=permission(BUILTIN["owner"], agent="owner"))
 """The person whose machine this is: the token file's reader, and whoever uses the command line."""
 
-CLIENT = Caller(agent="client", profile="client")
+CLIENT = Caller(agent="client", permission=permission(BUILTIN["developer"], agent="client"))
 """A client that `toolcrib stdio` serves: a coding agent, started by the person, that needs no token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    verdict: Verdict
-    rule: str
-
-
-_OWNER_MAY = Decision(Verdict.ALLOW, "profile owner: everything")
-_CLIENT_MAY = Decision(Verdict.ALLOW, "profile client: every tool but those that change Toolcrib")
-_CLIENT_MAY_NOT = Decision(Verdict.DENY, "profile client: what changes Toolcrib is the owner's alone")
-_NO_RULE = Decision(Verdict.DENY, "no rule allows it")
-
-
-def decide(caller: Caller, tool: Tool) -> Decision:
-    if caller.profile == OWNER.profile:
-        return _OWNER_MAY
-    if caller.profile == CLIENT.profile:
-        return _CLIENT_MAY_NOT if _changes_toolcrib(tool) else _CLIENT_MAY
-    return _NO_RULE
-
-
-def _changes_toolcrib(tool: Tool) -> bool:
-    """Our own commands' annotations are true; of other servers' they would be a mere claim."""
-    return tool.server in RESERVED_SERVER_NAMES and tool.annotations.get("readOnlyHint") is not True
+def decide(caller: Caller, tool: Tool, arguments: Mapping[str, Any] | None = None) -> Decision:
+    """None: the arguments are not known yet."""
+    return caller.permission.decide(tool, arguments)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import unquote, urlsplit
 
 from toolcrib.config.model import ServerConfig
-from toolcrib.config.redact import printable, secrets_in, secrets_in_args
+from toolcrib.config.redact import mask_tokens, printable, secrets_in, secrets_in_args
 
 MARKER = "TOOLCRIB_CHILD"
 """Set in every child, so that whatever it starts can be found again."""
@@ -89,12 +89,12 @@ class Mask:
             *_url_secrets(config.url),
             *_with_passwords(secrets_in_args(config.args)),
         }
-        self._secrets = sorted((value for value in values if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+        self.secrets = sorted((value for value in values if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
-        for secret in self._secrets:
+        for secret in self.secrets:
             text = text.replace(secret, "***")
-        return printable(text)
+        return printable(mask_tokens(text))
 
 
 def _variable_secrets(values: Iterable[str]) -> Iterable[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from toolcrib.config.model import ServerConfig, Transport
 from toolcrib.events import Bus
+from toolcrib.servers.environment import Mask
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 
@@ -40,6 +41,8 @@ class Pool:
         self._reaper = reaper or Reaper()
         self._servers: dict[Key, Server] = {}
         self._holders: dict[Key, int] = {}
+        self._masks: dict[str, Mask] = {}
+        """Of every server that there was, by identity: their secrets may still be said when they are gone."""
 
     @property
     def reaper(self) -> Reaper:
@@ -66,12 +69,20 @@ class Pool:
                 bus=self._bus,
                 reaper=self._reaper,
                 log_file=self._log_file(config.name, key[1]) if self._log_file else None,
+                hide=self._hide,
                 known_tools=known_tools,
             )
             self._servers[key] = server
+            self._masks[config.identity] = server.mask
             server.start()
         self._holders[key] = self._holders.get(key, 0) + 1
         return server
+
+    def _hide(self, text: str) -> str:
+        """Without the secrets of any server: an agent may have told one what it heard from another."""
+        for mask in self._masks.values():
+            text = mask(text)
+        return text
 
     async def release(self, server: Server) -> None:
         """Gives back what `acquire` gave; the last one stops the server."""

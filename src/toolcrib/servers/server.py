@@ -56,8 +56,10 @@ class Server:
         bus: Bus,
         reaper: Reaper,
         log_file: Path | None = None,
+        hide: Callable[[str], str] | None = None,
         known_tools: tuple[bytes, ...] | None = None,
     ) -> None:
+        """`hide` takes secrets out of what it says on stderr; unless given, its own."""
         self.config = config
         self.name = config.name
         self.root = root
@@ -66,8 +68,8 @@ class Server:
         self._on_tools = on_tools
         self._bus = bus
         self._reaper = reaper
-        self._mask = Mask(config)
-        self._stderr = StderrLog(log_file, self._mask)
+        self.mask = Mask(config)
+        self._stderr = StderrLog(log_file, hide or self.mask)
         self._state = ServerState.STOPPED
         self._since = time.time()
         self._last_error = ""
@@ -104,7 +106,7 @@ class Server:
             tools=len(self.tools or ()),
             since=self._since,
             last_seen=link.last_seen if link else self._last_seen,
-            last_error=self._mask((link.last_error if link else "") or self._last_error),
+            last_error=self.mask((link.last_error if link else "") or self._last_error),
             attempts=0 if self._state is ServerState.READY else self._failures,
             server_info=peer.server_info if peer else {},
             instructions=peer.instructions if peer else "",
@@ -224,7 +226,7 @@ class Server:
                 self._enter(ServerState.CONNECTING)
                 continue
             self._failures = 0 if self._lived() else self._failures + 1
-            self._last_error = self._mask(error)
+            self._last_error = self.mask(error)
             most = self.config.retry.max_attempts
             if most is not None and self._failures >= most:
                 self._enter(ServerState.FAILED)
@@ -282,7 +284,7 @@ class Server:
             finally:
                 self._link = None
                 self._last_seen = link.last_seen
-            self._last_error = self._mask(why or "")
+            self._last_error = self.mask(why or "")
             # Said before the leaving, which may take its time.
             self._enter(ServerState.AWAY if why else ServerState.CONNECTING)
             return why
@@ -316,7 +318,7 @@ class Server:
             try:
                 await self._list(link)
             except ServerFailure as error:
-                log.warning("%s: its tools could not be listed again: %s", self.name, self._mask(error.text()))
+                log.warning("%s: its tools could not be listed again: %s", self.name, self.mask(error.text()))
 
     async def _list(self, link: Link) -> None:
         async with self._listing:

@@ -1,8 +1,9 @@
 """Rows that must outlive a process.
 
 In: a file or a database URL. Out: `Store`, which never blocks the event loop, and `Database`, the same for a
-command that waits. Above: `servers`, `crib`, `daemon`, `cli`. SQLAlchemy is loaded when one of them is first used,
-since `toolcrib --help` must not pay for it.
+command that waits. What is kept stands in one file for each family of rows, as functions over a connection:
+`await store.read(tools.known, identity, root)`. Above: `servers`, `agents`, `book`, `crib`, `daemon`, `cli`. SQLAlchemy
+is loaded when one of them is first used, since `toolcrib --help` must not pay for it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolcrib.store.database import Database, TrustedFile
+    from toolcrib.store.database import Database
     from toolcrib.store.store import Store
 
-__all__ = ["Database", "Store", "TrustedFile"]
+__all__ = ["Database", "Store"]
 
 
 def __getattr__(name: str) -> Any:

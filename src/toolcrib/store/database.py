@@ -1,39 +1,28 @@
 """What lasts, read and written by whoever may wait for it.
 
 In: a file or URL, then facts. Out: the same facts after a restart. `Store` gives this to the event loop;
-commands that run without a daemon use it as it is. One thread at a time.
+commands that run without a daemon use it as it is. One thread may read while another writes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
-import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from toolcrib.errors import StoreError
-from toolcrib.store.engine import WRITING, database_url, in_our_words, make_engine
-from toolcrib.store.schema import MIGRATIONS, Migration, known_tools, migrate, trusted_files
+from toolcrib.store.engine import READING, WRITING, database_url, make_engine
+from toolcrib.store.faults import in_our_words, place_of
+from toolcrib.store.schema import MIGRATIONS, Migration, is_current, migrate
 
-log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
-BUSY_TIMEOUT = 5.0
-"""Seconds to wait for another process that writes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrustedFile:
-    path: str
-    sha256: str
-    trusted_at: float
+BUSY_TIMEOUT = 2.0
+"""Seconds to wait for another process that writes. Twice that must fit into the time in which a daemon ends."""
 
 
 class Database:
@@ -58,12 +47,23 @@ class Database:
             engine = make_engine(url, busy_timeout=busy_timeout)
             database = cls(url, engine)
             try:
-                with database._writing() as connection:
-                    migrate(connection, migrations)
+                # Without need nobody is asked to let us write: a locked database can still be read.
+                if not database.read(is_current, migrations):
+                    database.write(migrate, migrations)
             except BaseException:
                 engine.dispose()
                 raise
         return database
+
+    @property
+    def engine(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self._engine.dialect.name
+
+    @property
+    def place(self) -> str:
+        """The file, or the address without its password."""
+        return place_of(self._url)
 
     def close(self) -> None:
         self._closed = True
@@ -75,69 +75,20 @@ class Database:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def known_tools(self, identity: str, root: str | None) -> tuple[bytes, ...] | None:
-        """The definitions last remembered for this server in this project; None if there never were any."""
-        query = sa.select(known_tools.c.definitions).where(_key(identity, root))
+    def read(self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs the work on a connection that can only read."""
         with self._reading() as connection:
-            packed = connection.execute(query).scalar_one_or_none()
-        if packed is None:
-            return None
-        try:
-            return msgspec.msgpack.decode(packed, type=tuple[bytes, ...])
-        except msgspec.MsgspecError:
-            log.warning("the tools remembered for server %s cannot be read; they count as unknown", identity)
-            return None
+            return work(connection, *args, **kwargs)
 
-    def remember_tools(self, identity: str, root: str | None, definitions: Sequence[bytes]) -> bool:
-        """Keeps a server's definitions, byte for byte. False: they were the same already, nothing was written."""
-        packed = msgspec.msgpack.encode(tuple(definitions))
-        digest = hashlib.sha256(packed).hexdigest()
-        with self._reading() as connection:
-            known = connection.execute(sa.select(known_tools.c.digest).where(_key(identity, root))).scalar_one_or_none()
-        if known == digest:
-            return False
-        self._put(
-            known_tools,
-            {"identity": identity, "root": root or ""},
-            {"digest": digest, "definitions": packed, "saved_at": time.time()},
-        )
-        return True
-
-    def forget_tools(self, identity: str) -> None:
-        """Drops what is remembered of a server, for every project."""
+    def write(self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs the work in one transaction: all of it is durable when this returns, or none of it was done."""
         with self._writing() as connection:
-            connection.execute(known_tools.delete().where(known_tools.c.identity == identity))
-
-    def is_trusted(self, path: str | Path, sha256: str) -> bool:
-        """Whether a person trusted this file with exactly this content."""
-        query = sa.select(trusted_files.c.sha256).where(trusted_files.c.path == _absolute(path))
-        with self._reading() as connection:
-            return bool(connection.execute(query).scalar_one_or_none() == sha256)
-
-    def trust(self, path: str | Path, sha256: str) -> None:
-        self._put(trusted_files, {"path": _absolute(path)}, {"sha256": sha256, "trusted_at": time.time()})
-
-    def untrust(self, path: str | Path) -> bool:
-        """False: it was not trusted anyway."""
-        with self._writing() as connection:
-            gone = connection.execute(trusted_files.delete().where(trusted_files.c.path == _absolute(path)))
-            return bool(gone.rowcount)
-
-    def trusted_files(self) -> tuple[TrustedFile, ...]:
-        with self._reading() as connection:
-            rows = connection.execute(sa.select(trusted_files).order_by(trusted_files.c.path))
-            return tuple(TrustedFile(path=row.path, sha256=row.sha256, trusted_at=row.trusted_at) for row in rows)
-
-    def _put(self, table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> None:
-        insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
-        statement = insert(table).values(**key, **values)
-        with self._writing() as connection:
-            connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=values))
+            return work(connection, *args, **kwargs)
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
         with self._usable(), self._engine.connect() as connection:
-            yield connection
+            yield connection.execution_options(**READING)
 
     @contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
@@ -152,13 +103,3 @@ class Database:
             raise StoreError("The database is closed.", remedy="Toolcrib is stopping; start it again.")
         with in_our_words(self._url):
             yield
-
-
-def _key(identity: str, root: str | None) -> sa.ColumnElement[bool]:
-    return sa.and_(known_tools.c.identity == identity, known_tools.c.root == (root or ""))
-
-
-def _absolute(path: str | Path) -> str:
-    if not Path(path).is_absolute():
-        raise ValueError(f"trust is bound to an absolute path, not to {str(path)!r}")
-    return str(path)

@@ -1,0 +1,125 @@
+"""One agent as it stands now, and what a new one must be like.
+
+In: rows of the register, or the owner's wish for a new agent. Out: frozen `Agent`s, and a checked row. `standing` and
+`roster` make them, `gateway` and `calls` read them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toolcrib.errors import UsageError
+from toolcrib.policy.permission import Permission
+from toolcrib.policy.profile import BUILTIN, Profile
+from toolcrib.store.agents import AgentRow
+
+RESERVED = frozenset({"owner", "client"})
+"""Callers that need no minted token."""
+
+DEEPEST = 8
+"""How many agents may stand above one another: each decision looks at all of them."""
+
+_LONGEST_LIFE = 10 * 366 * 86400.0
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,47}")
+
+
+# Compared by identity: there is one for each state an agent was in.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Agent:
+    name: str
+    profile: str
+    workdir: Path | None
+    parent: str | None
+    created_at: float
+    expires_at: float | None
+    permission: Permission = field(repr=False)
+    digest: bytes = field(repr=False)
+    """SHA-256 of its token."""
+    fault: str = ""
+    """Why it may do nothing, where what was kept of it cannot be understood."""
+
+    @property
+    def expired(self) -> bool:
+        return self.expires_at is not None and self.expires_at <= time.time()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Minted:
+    """An agent with its new token, which nobody can be told again."""
+
+    agent: Agent
+    token: str = field(repr=False)
+    token_file: Path
+
+
+def checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name[:80]!r} cannot be an agent's name.",
+            remedy="Use up to 48 small letters, digits, and _ . - after the first.",
+        )
+    if name in RESERVED:
+        raise UsageError(f"The name {name!r} is taken by Toolcrib itself.", remedy="Choose another.")
+    return name
+
+
+def new_row(
+    name: str, *, profile: Profile, workdir: Path | None, lives: float | None, above: tuple[Agent, ...], digest: bytes
+) -> AgentRow:
+    """A new agent; `above` are its parent, the parent's parent, and so on. It gets no more than the parent has."""
+    checked_name(name)
+    if profile is BUILTIN["owner"]:
+        raise UsageError(
+            "The profile owner is nobody's but yours.", remedy="`trusted` is the widest that an agent may have."
+        )
+    if len(above) >= DEEPEST:
+        raise UsageError(
+            f"{above[0].name} stands below {len(above) - 1} others already.",
+            remedy="Make the agent a child of one further up.",
+        )
+    parent = above[0] if above else None
+    now = time.time()
+    folder = _folder(workdir, parent)
+    return AgentRow(
+        name=name,
+        profile=profile.name,
+        workdir=None if folder is None else str(folder),
+        parent=None if parent is None else parent.name,
+        digest=digest,
+        created_at=now,
+        expires_at=_end(now, lives, parent),
+    )
+
+
+def _folder(workdir: Path | None, parent: Agent | None) -> Path | None:
+    bound = None if parent is None else parent.workdir
+    if workdir is None:
+        return bound
+    folder = workdir.resolve()
+    if not workdir.is_absolute() or not folder.is_dir():
+        raise UsageError(f"{workdir} is no folder.", remedy="Give the whole path of one that exists.")
+    if parent is not None and bound is not None and not folder.is_relative_to(bound.resolve()):
+        raise UsageError(
+            f"{folder} is outside of {bound}, the folder of {parent.name}.", remedy="A child works inside of it."
+        )
+    return folder
+
+
+def _end(now: float, lives: float | None, parent: Agent | None) -> float | None:
+    bound = None if parent is None else parent.expires_at
+    if lives is None:
+        return bound
+    if not math.isfinite(lives) or not 0 < lives <= _LONGEST_LIFE:
+        raise UsageError(
+            "An agent lives for more than no time and less than ten years.", remedy="Without it: until removed."
+        )
+    if parent is not None and bound is not None and now + lives > bound:
+        raise UsageError(
+            f"{parent.name} ends earlier than that, and its children with it.",
+            remedy="Give less time, or none: it then ends with its parent.",
+        )
+    return now + lives

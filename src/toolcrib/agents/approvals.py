@@ -1,0 +1,187 @@
+"""Calls that wait for a person's word.
+
+In: a call whose rule says "ask", and what the person answers. Out: the answer, to the call that waits for it. All of
+it is in memory: a call that waits ends with the process, and with it the question. `calls.door` asks, the commands
+answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from toolcrib.config.redact import HIDDEN, tells_a_secret
+from toolcrib.errors import NotFound
+from toolcrib.events import AgentEnded, Bus, Event
+
+LIMIT = 45.0
+"""Seconds for an answer: clients give up on a call after a minute."""
+MOST_OF_ONE = 20
+MOST = 200
+"""Calls that may wait, of one agent and of all."""
+
+_LETTERS = "bcdfghjkmnpqrstvwxz23456789"
+"""No two that look alike, and none that make words."""
+_SHOWN = 64 * 1024
+_SEAM = 4096
+"""Bytes that are looked at behind the cut, so that a secret which lies across it is hidden."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approval:
+    """A call that waits."""
+
+    id: str
+    agent: str
+    conversation: str
+    tool: str
+    """`server:tool`."""
+    rule: str
+    """Why a person is asked."""
+    arguments: Any
+    """Secrets masked; the rest as it is, since somebody has to judge it."""
+    asked_at: float
+    until: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    approved: bool
+    always: bool = False
+    why: str
+
+
+@dataclass(kw_only=True)
+class _Waiting:
+    approval: Approval
+    answer: asyncio.Future[Answer] = field(repr=False)
+
+
+class Approvals:
+    def __init__(self, bus: Bus, *, limit: float = LIMIT, mask: Callable[[str], str] = lambda text: text) -> None:
+        self._limit = limit
+        self._mask = mask
+        self._waiting: dict[str, _Waiting] = {}
+        self._any = asyncio.Event()
+        bus.subscribe(self._agent_ended, AgentEnded)
+
+    async def ask(self, *, agent: str, conversation: str, tool: str, rule: str, arguments: bytes) -> Answer:
+        """Waits for a person. No answer in time, or no room to wait, is a no."""
+        if full := self._full(agent):
+            return Answer(approved=False, why=full)
+        now = time.time()
+        approval = Approval(
+            id=self._new_id(),
+            agent=agent,
+            conversation=conversation,
+            tool=tool,
+            rule=rule,
+            arguments=_shown(arguments, self._mask),
+            asked_at=now,
+            until=now + self._limit,
+        )
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[approval.id] = _Waiting(approval=approval, answer=answer)
+        self._any.set()
+        try:
+            async with asyncio.timeout(self._limit):
+                return await answer
+        except TimeoutError:
+            return Answer(approved=False, why=f"nobody answered within {self._limit:g} s")
+        finally:
+            self._waiting.pop(approval.id, None)
+            self._none_left()
+
+    def waiting(self) -> tuple[Approval, ...]:
+        """Who asked first comes first."""
+        return tuple(one.approval for one in self._waiting.values())
+
+    def find(self, id: str) -> Approval:
+        found = self._waiting.get(id)
+        if found is None:
+            known = ", ".join(self._waiting)
+            raise NotFound(
+                f"No call {id!r} waits for an answer.",
+                remedy=f"Waiting: {known}." if known else "None waits now: it was answered, or its time is over.",
+            )
+        return found.approval
+
+    def answer(self, id: str, *, approved: bool, always: bool) -> Approval:
+        approval = self.find(id)
+        why = "approved by the owner" if approved else "refused by the owner"
+        self._settle(id, Answer(approved=approved, always=always, why=why))
+        return approval
+
+    async def next(self, timeout: float) -> tuple[Approval, ...]:
+        """What waits, as soon as anything does; nothing, if nothing came in time."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._any.wait()
+        except TimeoutError:
+            return ()
+        return self.waiting()
+
+    def _full(self, agent: str) -> str:
+        if sum(one.approval.agent == agent for one in self._waiting.values()) >= MOST_OF_ONE:
+            return f"{MOST_OF_ONE} calls of {agent} wait for an answer already"
+        if len(self._waiting) >= MOST:
+            return f"{MOST} calls wait for an answer already"
+        return ""
+
+    def _new_id(self) -> str:
+        """Never the same again, also after a restart: who answers late must not answer another question."""
+        while True:
+            made = "a" + "".join(secrets.choice(_LETTERS) for _ in range(4))
+            if made not in self._waiting:
+                return made
+
+    def _settle(self, id: str, answer: Answer) -> None:
+        found = self._waiting.pop(id)
+        if not found.answer.done():
+            found.answer.set_result(answer)
+        self._none_left()
+
+    def _none_left(self) -> None:
+        if not self._waiting:
+            self._any.clear()
+
+    def _agent_ended(self, event: Event) -> None:
+        if isinstance(event, AgentEnded):
+            gone = Answer(approved=False, why="the agent ended meanwhile")
+            for one in self.waiting():
+                if one.agent == event.agent:
+                    self._settle(one.id, gone)
+
+
+def _shown(arguments: bytes, mask: Callable[[str], str]) -> Any:
+    if len(arguments) <= _SHOWN:
+        try:
+            return _masked(msgspec.json.decode(arguments), mask, "")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass
+    text = mask(arguments[: _SHOWN + _SEAM].decode(errors="replace"))
+    rest = len(arguments) - _SHOWN
+    return f"{text[:_SHOWN]}… and {rest} bytes more" if rest > 0 else text
+
+
+def _masked(value: Any, mask: Callable[[str], str], name: str) -> Any:
+    if isinstance(value, list):
+        return [_masked(one, mask, name) for one in value]
+    if isinstance(value, dict):
+        shown: dict[str, Any] = {}
+        for key, one in value.items():
+            label = mask(key)
+            while label in shown:
+                # Two keys that are masked alike are still two arguments to judge.
+                label += "'"
+            shown[label] = _masked(one, mask, key)
+        return shown
+    if value is not None and not isinstance(value, bool) and tells_a_secret(name):
+        return HIDDEN
+    return mask(value) if isinstance(value, str) else value

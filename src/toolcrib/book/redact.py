@@ -1,0 +1,95 @@
+"""Text without the secrets that Toolcrib knows, in whatever dress they come.
+
+In: a text. Out: the same with stars for known values, for their JSON, URL and base64 forms, and for what looks like a
+secret. The book writes nothing that did not pass here; `approvals` shows nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+from toolcrib.config.redact import HIDDEN, mask_text, tells_a_secret
+
+_SHORTEST_FORM = 6
+"""Characters: a shorter piece of base64 stands in texts that have nothing to do with the secret."""
+_REMEMBERED = 4096
+_REMEMBERED_LENGTH = 200
+
+
+class Redactor:
+    """Names of agents, tools and rules come again and again: what was masked once is remembered."""
+
+    def __init__(self, values: Callable[[], frozenset[str]]) -> None:
+        self._values = values
+        self._known: frozenset[str] = frozenset()
+        self._forms: tuple[str, ...] = ()
+        self._masked: dict[str, str] = {}
+
+    def __call__(self, text: str) -> str:
+        values = self._values()
+        if values is not self._known:
+            self._learn(values)
+        masked = self._masked.get(text)
+        if masked is None:
+            masked = self._mask(text)
+            if len(text) <= _REMEMBERED_LENGTH:
+                if len(self._masked) >= _REMEMBERED:
+                    self._masked = {}
+                self._masked[text] = masked
+        return masked
+
+    def _learn(self, values: frozenset[str]) -> None:
+        if values != self._known:
+            forms = {form for value in values if value for form in _forms(value)}
+            # The longest first: a form may be part of another.
+            self._forms = tuple(sorted(forms, key=len, reverse=True))
+            self._masked = {}
+        self._known = values
+
+    def _mask(self, text: str) -> str:
+        for form in self._forms:
+            if form in text:
+                text = text.replace(form, HIDDEN)
+        return mask_text(text)
+
+
+def _forms(value: str) -> Iterator[str]:
+    yield value
+    # A surrogate has no bytes, and so no other form.
+    data = value.encode(errors="ignore")
+    for ascii_only in (True, False):
+        yield json.dumps(value, ensure_ascii=ascii_only)[1:-1]
+    for quoted in (quote(data), quote(data, safe=""), quote_plus(data)):
+        yield quoted
+        yield _lower_escapes(quoted)
+    for alphabet in (base64.b64encode, base64.urlsafe_b64encode):
+        # What stands before it in the encoded text shifts it by one or two bytes; the pieces at both ends that
+        # depend on the neighbours are left out.
+        for shift, first in ((0, 0), (1, 2), (2, 3)):
+            encoded = alphabet(bytes(shift) + data).decode().rstrip("=")
+            whole = len(encoded) if (shift + len(data)) % 3 == 0 else len(encoded) - 1
+            if whole - first >= _SHORTEST_FORM:
+                yield encoded[first:whole]
+
+
+def _lower_escapes(quoted: str) -> str:
+    """`%2F` may as well be written `%2f`."""
+    first, *rest = quoted.split("%")
+    return "%".join([first, *(part[:2].lower() + part[2:] for part in rest)])
+
+
+def redact_all(value: Any, redact: Callable[[str], str], name: str = "") -> Any:
+    """A tree of plain JSON, its keys too; what stands under a telling name is hidden whatever it is."""
+    if isinstance(value, dict):
+        return {redact(str(key)): redact_all(inner, redact, str(key)) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact_all(inner, redact, name) for inner in value]
+    if value is None or isinstance(value, bool):
+        return value
+    if name and tells_a_secret(name):
+        return HIDDEN
+    return redact(value) if isinstance(value, str) else value

@@ -1,0 +1,109 @@
+"""An entry → a row: bounded, free of secrets, and the same on both engines when it is read back.
+
+In: an `Entry`. Out: a mapping of the columns of `audit`, but for `hash`, in their order. This is done where the rows
+are written, not on the event loop: looking at arguments and counting tokens takes its time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from toolcrib.book.entry import Entry, Kind
+from toolcrib.book.redact import redact_all
+from toolcrib.book.shape import shape_of
+from toolcrib.book.tokens import count
+from toolcrib.store.text import storable
+
+Row = dict[str, Any]
+
+LOOKED_INTO = 256 * 1024
+"""Bytes of arguments above which they are hashed as they are and their shape is only their size."""
+VALUES_UP_TO = 4096
+"""Characters that are kept of values and details."""
+
+_LARGEST = 2**63 - 1
+_CUT = "…"
+_BEYOND_READING = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+
+
+class RowMaker:
+    def __init__(self, *, key: bytes, redact: Callable[[str], str], values: bool) -> None:
+        self._key = key
+        self._redact = redact
+        self._values = values
+
+    def row(self, seq: int, entry: Entry) -> Row:
+        shape, digest, values = self._arguments(entry.arguments)
+        return {
+            "seq": seq,
+            "at": _number(entry.at),
+            "kind": str(entry.kind),
+            "call": _bounded(entry.call, 80),
+            "agent": self._text(entry.agent, 64),
+            "session": _bounded(entry.session, 80),
+            "conversation": self._text(entry.conversation, 200),
+            "tool": self._text(entry.tool, 200),
+            "server": self._text(entry.server, 100),
+            "decision": _bounded(entry.decision, 20),
+            "rule": self._text(entry.rule, 500),
+            "mode": _bounded(entry.mode, 20),
+            "shape": shape,
+            "arguments_hash": digest,
+            "arguments": values,
+            "outcome": self._text(entry.outcome, 100),
+            "duration": _number(entry.duration),
+            "size": max(-_LARGEST, min(entry.size, _LARGEST)),
+            "tokens": None if entry.result is None else count(entry.result),
+            "detail": self._detail(entry),
+        }
+
+    def _text(self, text: str, most: int) -> str:
+        # Masked before it is cut: half a secret is one too.
+        return _bounded(self._redact(text), most) if text else ""
+
+    def _arguments(self, raw: bytes | None) -> tuple[str | None, str | None, str | None]:
+        """Their shape, their keyed hash, and their values if those are kept."""
+        if raw is None:
+            return None, None, None
+        try:
+            if len(raw) > LOOKED_INTO:
+                raise ValueError("too long to be looked into")
+            arguments = msgspec.json.decode(raw)
+            canonical = msgspec.json.encode(arguments, order="deterministic")
+            shape = storable(shape_of(arguments, self._redact))
+            values = self._json(arguments) if self._values else None
+        except _BEYOND_READING:
+            return f'"{len(raw)} bytes"', self._digest(raw), None
+        return shape, self._digest(canonical), values
+
+    def _digest(self, data: bytes) -> str:
+        return hmac.digest(self._key, data, hashlib.sha256).hex()
+
+    def _detail(self, entry: Entry) -> str | None:
+        if not entry.detail:
+            return None
+        if entry.kind in (Kind.GAP, Kind.PRUNED):
+            # Our own words; and `verify` reads the hashes in them.
+            return msgspec.json.encode(entry.detail).decode()
+        return self._json(dict(entry.detail))
+
+    def _json(self, value: Any) -> str:
+        text = msgspec.json.encode(redact_all(value, self._redact), enc_hook=str).decode()
+        return _bounded(text, VALUES_UP_TO)
+
+
+def _bounded(text: str, most: int) -> str:
+    text = storable(text)
+    # The slice also makes a plain text of an enum's member.
+    return text[:most] if len(text) <= most else text[: most - 1] + _CUT
+
+
+def _number(value: float) -> float:
+    """A finite number, and no negative zero: SQLite would give it back as another."""
+    return value + 0.0 if math.isfinite(value) else 0.0

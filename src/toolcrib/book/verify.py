@@ -1,0 +1,173 @@
+"""Whether the book is what was written: every link, every number, both ends.
+
+In: the rows in their order, the key, the anchor, and a head that a person wrote down. Out: a `Report` that names the
+first entry that is wrong and what is wrong with it. `Walk` goes page by page, so that nobody waits for all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from toolcrib.book.anchor import Head
+from toolcrib.book.chain import Keys
+from toolcrib.book.entry import Kind
+from toolcrib.errors import UsageError
+from toolcrib.store import audit
+
+PAGE = 500
+
+_EXPECTED = re.compile(r"(?P<seq>[0-9]{1,18}):(?P<hash>[0-9a-f]{8,64})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    ok: bool
+    entries: int = 0
+    """That were checked."""
+    head: str = ""
+    """`SEQ:HASH` of the newest that is good: worth writing down elsewhere, for `--expect`."""
+    seq: int | None = None
+    """The first entry that is wrong."""
+    wrong: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Broken(Exception):
+    def __init__(self, wrong: str, seq: int | None = None) -> None:
+        super().__init__(wrong)
+        self.wrong = wrong
+        self.seq = seq
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A head from elsewhere that the chain must contain."""
+
+    seq: int
+    hash: str
+    whose: str
+
+
+def expected(text: str) -> Mark:
+    """`SEQ:HASH`, as `verify` shows it; the beginning of the hash is enough."""
+    found = _EXPECTED.fullmatch(text.strip().lower())
+    if found is None:
+        raise UsageError(
+            f"{text!r} is no head of a book.", remedy="Write it as `toolcrib audit verify` shows it: SEQ:HASH."
+        )
+    return Mark(seq=int(found["seq"]), hash=found["hash"], whose="the head that you gave")
+
+
+def anchored(heads: Iterable[Head], chain: str, place: str) -> tuple[Mark | None, list[Head]]:
+    """What the anchor says of this book, and which other books it saw where this one is now."""
+    mark = None
+    others = []
+    for head in heads:
+        if head.chain == chain:
+            mark = Mark(seq=head.seq, hash=head.hash, whose="the anchor")
+        elif head.place == place:
+            others.append(head)
+    return mark, others
+
+
+@dataclass(kw_only=True)
+class Walk:
+    """Every step reads one page; `Broken` ends it."""
+
+    keys: Keys | None = None
+    """None: enough for a book that was never begun."""
+    marks: list[Mark] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    entries: int = 0
+    total: int = 0
+    """About how many there are."""
+    over: bool = False
+    _seq: int = -1
+    _hash: str = ""
+    _pruned: Mapping[str, Any] | None = None
+    """What the newest row of this kind says."""
+
+    @property
+    def head(self) -> str:
+        return f"{self._seq}:{self._hash}" if self._seq > 0 else ""
+
+    def step(self, connection: sa.Connection) -> None:
+        audit.one_moment(connection)
+        base = audit.base(connection)
+        if base is None or self.keys is None:
+            self._without_book(connection)
+            return
+        if self._seq < base.seq:
+            # The beginning, or rows that were let go while we walked.
+            self._seq, self._hash = base.seq, base.hash
+            self._look_before(base)
+        if not self.total:
+            newest = audit.head(connection)
+            self.total = 0 if newest is None else newest[0] - base.seq
+        rows = audit.page(connection, self._seq, PAGE)
+        for row in rows:
+            self._check(row, self.keys, base.chain)
+        if len(rows) < PAGE:
+            # The end first: the entry that tells of the beginning may have been cut off with it.
+            self._check_end()
+            self._check_base(base)
+            self.over = True
+
+    def _without_book(self, connection: sa.Connection) -> None:
+        first = audit.page(connection, -1, 1)
+        if first:
+            raise Broken("The beginning of the book is missing (table audit_base).", first[0].seq)
+        self._seq = 0
+        self._check_end()
+        self.notes.append("The book is empty.")
+        self.over = True
+
+    def _look_before(self, base: audit.Base) -> None:
+        for mark in self.marks:
+            if mark.seq < base.seq:
+                self.notes.append(f"Entry {mark.seq} was let go since; nothing can be said of {mark.whose}.")
+            elif mark.seq == base.seq and not base.hash.startswith(mark.hash):
+                raise Broken(f"Entry {mark.seq} was let go, and was another than {mark.whose} says.", mark.seq)
+
+    def _check(self, row: sa.Row[*tuple[Any, ...]], keys: Keys, chain: str) -> None:
+        columns: tuple[Any, ...] = tuple(row)
+        seq, found = columns[0], columns[-1]
+        if seq != self._seq + 1:
+            raise Broken(f"The book has a hole: {_missing(self._seq + 1, seq - 1)}.", self._seq + 1)
+        if found != keys.link(self._hash, columns[:-1]):
+            raise Broken(_why(seq, keys, chain), seq)
+        self._seq, self._hash = seq, found
+        self.entries += 1
+        if row.kind == Kind.PRUNED:
+            self._pruned = msgspec.json.decode(row.detail)
+        for mark in self.marks:
+            if mark.seq == seq and not found.startswith(mark.hash):
+                raise Broken(f"Entry {seq} is another than {mark.whose} says.", seq)
+
+    def _check_base(self, base: audit.Base) -> None:
+        """A beginning that was cut off looks like one that was let go, but for the entry that tells of it."""
+        told = self._pruned or {"through": 0, "hash": base.chain, "chain": base.chain}
+        if (told.get("through"), told.get("hash"), told.get("chain")) != (base.seq, base.hash, base.chain):
+            raise Broken("The book does not begin where its entries say that it does.", base.seq + 1)
+
+    def _check_end(self) -> None:
+        for mark in self.marks:
+            if mark.seq > self._seq:
+                missing = _missing(self._seq + 1, mark.seq)
+                raise Broken(f"The book ends too early: by {mark.whose}, {missing}.", self._seq + 1)
+
+
+def _missing(first: int, last: int) -> str:
+    return f"entry {first} is missing" if first == last else f"entries {first} to {last} are missing"
+
+
+def _why(seq: int, keys: Keys, chain: str) -> str:
+    if not keys.began(chain):
+        return "The key is not the one that this book was begun with: audit.key was lost or replaced."
+    return f"Entry {seq} is not what was written: it was changed, moved or put in."

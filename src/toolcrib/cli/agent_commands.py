@@ -1,0 +1,162 @@
+"""`agent add|list|show|rotate|remove`: who may come in.
+
+In: words of the command line. Out: an exit code. A token is printed once, to whoever made it; it is never a word of a
+command line. Without a daemon the work is done here.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from toolcrib.cli.options import AsJson
+from toolcrib.cli.output import duration, hint, say, say_json, table
+from toolcrib.cli.project import working_folder
+from toolcrib.cli.reach import perform
+
+COLUMNS = ("name", "profile", "workdir", "parent", "expires", "last used")
+
+agent = typer.Typer(rich_markup_mode=None, help="Agents: who may use Toolcrib, each with a token of its own.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The agent's name.")]
+
+
+@agent.command()
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the agent shall be called.")],
+    *,
+    profile: Annotated[
+        str, typer.Option(metavar="PROFILE", help="What it may do; `toolcrib profile list` shows all.")
+    ] = "developer",
+    workdir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The folder it works in; rules on paths start there.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long it lives: 30m, 8h, 2d. Otherwise until removed.")
+    ] = None,
+    parent: Annotated[
+        str | None, typer.Option(metavar="AGENT", help="It may never do more than this agent, and ends with it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Add an agent and print its token, this once."""
+    given = {"profile": profile, "workdir": _whole(workdir), "expires": expires, "parent": parent}
+    params = {key: value for key, value in given.items() if value is not None}
+    found = perform("agent:add", {"name": name, **params})
+    if as_json:
+        say_json(found)
+        return 0
+    _tell_token(found)
+    hint(f"Next: `toolcrib connect claude --agent {name}` shows how a client becomes this agent (codex, gemini too).")
+    for server in found["not_believed"]:
+        hint(
+            f"What {server} says of its own tools is not believed, so it has none that only read: "
+            f"`toolcrib trust --server {shlex.quote(server)}` changes that."
+        )
+    return 0
+
+
+def _whole(workdir: str | None) -> str | None:
+    return None if workdir is None else str(working_folder() / Path(workdir).expanduser())
+
+
+def _tell_token(found: Mapping[str, Any]) -> None:
+    details = [f"profile {found['profile']}"]
+    if found["workdir"]:
+        details.append(f"in {found['workdir']}")
+    if found["parent"]:
+        details.append(f"child of {found['parent']}")
+    if found["expires_at"]:
+        details.append(f"for {duration(round(found['expires_at'] - time.time()))}")
+    say(f"Agent {found['agent']}: {', '.join(details)}.")
+    say(f"Token, shown this once: {found['token']}")
+    hint(f"It is also in {found['token_file']}, which only you can read.")
+
+
+@agent.command("list")
+def list_agents(*, as_json: AsJson = False) -> int:
+    """List the agents."""
+    found = perform("agent:list")
+    if as_json:
+        say_json(found)
+    elif found["agents"]:
+        table(
+            COLUMNS,
+            [
+                (row["name"], row["profile"], row["workdir"], row["parent"], _ahead(row), _ago(row))
+                for row in found["agents"]
+            ],
+        )
+    else:
+        say("No agents yet.")
+        hint("Next: `toolcrib agent add NAME --profile read-only`, or `toolcrib connect claude --write`.")
+    return 0
+
+
+def _ahead(row: Mapping[str, Any]) -> str | None:
+    end = row["expires_at"]
+    return None if end is None else f"in {duration(max(0.0, end - time.time()))}"
+
+
+def _ago(row: Mapping[str, Any]) -> str | None:
+    used = row["used_at"]
+    return None if used is None else f"{duration(max(0.0, time.time() - used))} ago"
+
+
+@agent.command()
+def show(name: Name, *, as_json: AsJson = False) -> int:
+    """Show an agent with its own rules."""
+    found = perform("agent:show", {"name": name})
+    if as_json:
+        say_json(found)
+        return 0
+    lines = {
+        "name": found["name"],
+        "profile": found["profile"],
+        "workdir": found["workdir"],
+        "parent": found["parent"],
+        "children": ", ".join(found["children"]),
+        "added": f"{duration(time.time() - found['created_at'])} ago",
+        "expires": _ahead(found),
+        "last used": _ago(found),
+        "token": found["token_file"],
+    }
+    for word, value in lines.items():
+        say(f"{word + ':':<11}{value or '-'}")
+    for rule in found["rules"]:
+        _, _, text = rule["text"].partition(": ")
+        say(f"{'rule:':<11}{text}" + (" (you approved it for always)" if rule["origin"] == "approval" else ""))
+    if found["fault"]:
+        hint(f"It may do nothing: {found['fault']}.")
+    hint(f"`toolcrib profile show {found['profile']}` shows the rules of its profile.")
+    return 0
+
+
+@agent.command()
+def rotate(name: Name, *, as_json: AsJson = False) -> int:
+    """Give an agent a new token and print it, this once. The old one is void at once."""
+    found = perform("agent:rotate", {"name": name})
+    if as_json:
+        say_json(found)
+    else:
+        _tell_token(found)
+        hint("The old token is void. Clients that read the file have the new one when they start again.")
+    return 0
+
+
+@agent.command()
+def remove(name: Name, *, as_json: AsJson = False) -> int:
+    """End an agent and its children; their tokens are void at once."""
+    found = perform("agent:remove", {"name": name})
+    if as_json:
+        say_json(found)
+        return 0
+    say(f"Removed {found['agent']}.")
+    if found["children"]:
+        say(f"Its children ended with it: {', '.join(found['children'])}.")
+    return 0

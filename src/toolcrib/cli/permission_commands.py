@@ -1,0 +1,276 @@
+"""`allow`, `deny`, `why` and `profile list|show|edit|remove`: what agents may use, and why.
+
+In: words of the command line. Out: an exit code; `why` returns 5 where the answer is no. Rules are read by the daemon;
+here only words become conditions, and a profile becomes a text that a person can edit.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from toolcrib.cli.arguments import arguments_from
+from toolcrib.cli.options import AsJson
+from toolcrib.cli.output import hint, say, say_json, table
+from toolcrib.cli.reach import ANSWER_WITHIN, Ask, asking, perform
+from toolcrib.cli.tool_commands import schema_of
+from toolcrib.errors import Denied, ToolcribError, UsageError
+
+profile = typer.Typer(rich_markup_mode=None, help="Profiles: sets of rules that agents share.")
+
+AgentName = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's name.")]
+Tools = Annotated[
+    str, typer.Argument(metavar="TOOLS", help="`server:tool`; * is any text and ? any character, as in 'git:*'.")
+]
+When = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--when",
+        metavar="CONDITION",
+        help="On arguments: 'path under src', 'mode one_of a, b', 'sql matches select .*'. All must hold.",
+    ),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="CLAIM",
+        help="Only tools that are read_only, destructive, idempotent or open_world, or 'not read_only' and so on.",
+    ),
+]
+Remove = Annotated[bool, typer.Option("--remove", help="Take this very rule away.")]
+
+
+def allow(
+    agent: AgentName,
+    tools: Tools,
+    *,
+    when: When = None,
+    where: Where = None,
+    ask: Annotated[bool, typer.Option("--ask", help="Ask you at each call, instead of allowing it.")] = False,
+    remove: Remove = False,
+    as_json: AsJson = False,
+) -> int:
+    """Allow an agent tools that its profile does not. A deny wins over it, wherever it stands."""
+    params = _rule(agent, tools, when, where, remove=remove) | ({"ask": True} if ask else {})
+    return _tell_changed(perform("permission:allow", params), as_json=as_json)
+
+
+def deny(
+    agent: AgentName,
+    tools: Tools,
+    *,
+    when: When = None,
+    where: Where = None,
+    remove: Remove = False,
+    as_json: AsJson = False,
+) -> int:
+    """Deny an agent tools, whatever else allows them."""
+    params = _rule(agent, tools, when, where, remove=remove)
+    return _tell_changed(perform("permission:deny", params), as_json=as_json)
+
+
+def _rule(
+    agent: str, tools: str, when: Sequence[str] | None, where: Sequence[str] | None, *, remove: bool
+) -> dict[str, Any]:
+    params: dict[str, Any] = {"agent": agent, "tools": tools}
+    if when:
+        params["when"] = _conditions(when)
+    if where:
+        params["annotations"] = dict(map(_claim, where))
+    if remove:
+        params["remove"] = True
+    return params
+
+
+def _conditions(lines: Sequence[str]) -> dict[str, Any]:
+    from toolcrib.policy import Effect, Rule, condition_from, rule_data  # noqa: PLC0415 - heavy
+
+    rule = Rule(effect=Effect.ALLOW, tools="*", when=tuple(map(condition_from, lines)))
+    found: dict[str, Any] = rule_data(rule)["when"]
+    return found
+
+
+def _claim(text: str) -> tuple[str, bool]:
+    words = text.split()
+    if not words or len(words) > 2 or (len(words) == 2 and words[0] != "not"):
+        raise UsageError(f"{text!r} is no claim.", remedy="Write --where read_only or --where 'not destructive'.")
+    return words[-1], len(words) == 1
+
+
+def _tell_changed(found: Mapping[str, Any], *, as_json: bool) -> int:
+    if as_json:
+        say_json(found)
+        return 0
+    _, _, rule = str(found["rule"]).partition(": ")
+    agent = found["agent"]
+    if found["removed"]:
+        say(f"Removed from {agent}: {rule}.")
+    else:
+        say(f"{agent}: {rule}." if found["changed"] else f"{agent} has it already: {rule}.")
+    if "covers" not in found:
+        return 0
+    if not found["covers"]:
+        hint("No tool that is known now has such a name: `toolcrib tools` lists them.")
+    for denied in () if found["removed"] else found["still_denied"]:
+        hint(f"Still denied: {denied['tool']}: {denied['rule']}.")
+    if not found["removed"] and found["still_denied"]:
+        example = shlex.quote(found["still_denied"][0]["tool"])
+        hint(f"`toolcrib why {agent} {example}` says what would change that.")
+    return 0
+
+
+def why(
+    agent: AgentName,
+    tool: Annotated[str, typer.Argument(metavar="TOOL", help="`server:tool`, or any full name of it.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Arguments of the call: KEY=VALUE, KEY:=JSON, KEY=@FILE."),
+    ] = None,
+    *,
+    args: Annotated[
+        str | None, typer.Option(metavar="JSON", help="All arguments as one object; @FILE reads it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Say whether an agent may use a tool, by which rule, and what would change that. Exit code 5: it may not."""
+    params: dict[str, Any] = {"agent": agent, "tool": tool}
+    with asking("permission:why", params, ()) as ask:
+        if words or args is not None:
+            params["arguments"] = arguments_from(words or [], args, _schema(tool, ask) if words else {})
+        found = ask("permission:why", params, timeout=ANSWER_WITHIN)
+    if as_json:
+        say_json(found)
+    else:
+        for line in _explained(found):
+            say(line)
+    return Denied.exit_code if found["verdict"] == "deny" else 0
+
+
+def _schema(tool: str, ask: Ask) -> Mapping[str, Any]:
+    """Nothing where the tool or its server is not known: the answer will say so."""
+    try:
+        return schema_of(tool, ask)
+    except ToolcribError:
+        return {}
+
+
+_VERDICTS = {"allow": "may use", "deny": "may not use", "ask": "may use, if you approve,"}
+
+
+def _explained(found: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{found['agent']} ({found['profile']}) {_VERDICTS[found['verdict']]} {found['tool']}: {found['rule']}."
+    if not found["known"]:
+        yield f"It is not known here now, so this is about its name alone: {found['unknown']}"
+    if found["arguments"] is None and any(" when " in row["rule"] for row in found["rules"]):
+        yield "Arguments were not given, so what allows under a condition counts: add KEY=VALUE for a call's answer."
+    if found["rules"]:
+        yield ""
+        yield "Rules that speak of it, the strongest first:"
+        for row in found["rules"]:
+            applies = "" if row["applies"] else "  (does not apply to these arguments)"
+            yield f"  {row['rule']}{applies}"
+    yield ""
+    yield _told_claims(found)
+    if found["remedies"]:
+        yield ""
+        yield "What would allow it:"
+        for remedy in found["remedies"]:
+            yield f"  {remedy}"
+
+
+def _told_claims(found: Mapping[str, Any]) -> str:
+    server = found["tool"].partition(":")[0]
+    counts = ", ".join(name if value else f"not {name}" for name, value in found["counts_as"].items())
+    if server == "crib":
+        return f"It is a command of Toolcrib itself: {counts}."
+    quoted = shlex.quote(server)
+    if found["believed"]:
+        return f"{server} is believed (`toolcrib untrust --server {quoted}` ends that); the tool counts as {counts}."
+    return (
+        f"{server} is not believed, so the tool counts as {counts}; "
+        f"`toolcrib trust --server {quoted}` lets its server's word count."
+    )
+
+
+@profile.command("list")
+def list_profiles(*, as_json: AsJson = False) -> int:
+    """List the profiles, and which agents have them."""
+    found = perform("profile:list")
+    if as_json:
+        say_json(found)
+        return 0
+    rows = [
+        (
+            row["name"],
+            "built in" if row["builtin"] else "yours",
+            row["rules"],
+            ", ".join(row["agents"]),
+            row["description"],
+        )
+        for row in found["profiles"]
+    ]
+    table(("profile", "whose", "rules", "agents", "description"), rows)
+    return 0
+
+
+ProfileName = Annotated[str, typer.Argument(metavar="NAME", help="The profile.")]
+
+
+@profile.command()
+def show(name: ProfileName, *, as_json: AsJson = False) -> int:
+    """Show a profile's rules, as `profile edit --file` takes them."""
+    found = perform("profile:show", {"name": name})
+    if as_json:
+        say_json(found)
+        return 0
+    from toolcrib.cli.profile_text import written  # noqa: PLC0415 - YAML
+
+    whose = "built in" if found["builtin"] else "yours"
+    say(f"# {name}, {whose}; agents: {', '.join(found['agents']) or 'none'}")
+    say(written(found).rstrip())
+    return 0
+
+
+@profile.command()
+def edit(
+    name: ProfileName,
+    *,
+    file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Take the content from there instead of an editor; - is stdin.")
+    ] = None,
+    copy: Annotated[
+        str | None, typer.Option(metavar="PROFILE", help="Begin a new profile with the rules of this one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Change a profile, or make one, in your editor ($VISUAL or $EDITOR). Its agents have the new rules at once."""
+    from toolcrib.cli.profile_text import edited, from_file  # noqa: PLC0415 - YAML
+
+    if file is not None and copy is not None:
+        raise UsageError("--file and --copy exclude each other.", remedy="Give one of them.")
+    found = edited(name, copy, perform) if file is None else from_file(name, file, perform)
+    if as_json:
+        say_json(found)
+    elif found["changed"]:
+        count = f"{found['rules']} {'rule' if found['rules'] == 1 else 'rules'}"
+        say(f"{name}: {count}; agents: {', '.join(found['agents']) or 'none yet'}.")
+        if not found["agents"]:
+            hint(f"Next: `toolcrib agent add AGENT --profile {name}`.")
+    else:
+        say("Nothing was changed.")
+    return 0
+
+
+@profile.command()
+def remove(name: ProfileName, *, as_json: AsJson = False) -> int:
+    """Remove a profile of yours that no agent has."""
+    found = perform("profile:remove", {"name": name})
+    if as_json:
+        say_json(found)
+    else:
+        say(f"Removed {name}.")
+    return 0

@@ -1,0 +1,104 @@
+"""approval:* — calls that wait for the owner's word."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from pydantic import Field
+
+from toolcrib.agents.approvals import Approval
+from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.errors import ConfigError, NotFound, UsageError
+from toolcrib.policy import Effect as RuleEffect
+from toolcrib.policy import Origin, Rule
+from toolcrib.policy.rule import is_glob
+
+LONGEST_WAIT = 60.0
+
+
+def _described(approval: Approval) -> dict[str, Any]:
+    return {**dataclasses.asdict(approval), "left": max(0.0, approval.until - time.time())}
+
+
+class Waiting(Parameters):
+    wait: float = Field(default=0.0, ge=0.0, le=LONGEST_WAIT, description="seconds to wait until there is one")
+
+
+@registry.command("approval:list", parameters=Waiting, effect=Effect.REVEALS, reach=Reach.EVERYWHERE)
+async def list_approvals(context: Context, params: Waiting) -> dict[str, Any]:
+    """List the calls that wait for an answer: who calls what, with which arguments, and which rule asks."""
+    approvals = context.crib.approvals
+    found = await approvals.next(params.wait) if params.wait else approvals.waiting()
+    return {"approvals": [_described(approval) for approval in found]}
+
+
+class Answered(Parameters):
+    id: str
+    approved: bool
+    always: bool = Field(default=False, description="also a rule for this agent and this very tool, from now on")
+
+
+@registry.command("approval:answer", parameters=Answered, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
+async def answer(context: Context, params: Answered) -> dict[str, Any]:
+    """Approve or refuse a call that waits; `always` makes a rule of it."""
+    approval = context.crib.approvals.find(params.id)
+    roster = context.crib.roster
+    rule: Rule | None = None
+    if params.approved:
+        if params.always:
+            # First the rule: if it cannot be had, the call still waits for another answer.
+            rule = _allowed(context, approval)
+            await roster.add_rule(approval.agent, rule)
+        answered = _answer(context, approval, params)
+    else:
+        answered = _answer(context, approval, params)
+        if params.always:
+            rule = Rule(effect=RuleEffect.DENY, tools=approval.tool, origin=Origin.AGENT, holder=approval.agent)
+            await roster.add_rule(approval.agent, rule)
+    return {
+        "approval": _described(approval),
+        "approved": params.approved,
+        "always": params.always,
+        "answered": answered,
+        "rule": None if rule is None else rule.text,
+    }
+
+
+def _answer(context: Context, approval: Approval, params: Answered) -> list[str]:
+    """The calls that were answered: with a rule, all that ask the same. None, if its time was over meanwhile."""
+    approvals = context.crib.approvals
+    same = [one.id for one in approvals.waiting() if params.always and _question(one) == _question(approval)]
+    answered = []
+    for id in dict.fromkeys((approval.id, *same)):
+        try:
+            approvals.answer(id, approved=params.approved, always=params.always)
+        except NotFound:
+            continue
+        answered.append(id)
+    return answered
+
+
+def _question(approval: Approval) -> tuple[str, str, str]:
+    return approval.agent, approval.tool, approval.rule
+
+
+def _allowed(context: Context, approval: Approval) -> Rule:
+    """What makes the asking unnecessary and gives no more than was asked for: this tool, on the asking rule's terms."""
+    agent = context.crib.roster.find(approval.agent)
+    remedy = f"`toolcrib approve {approval.id}` approves this one call."
+    asking = [rule for rule in agent.permission.rules if rule.text == approval.rule and rule.effect is RuleEffect.ASK]
+    if not asking:
+        raise UsageError(
+            f"{agent.name} cannot be allowed it for always: it is asked for by {approval.rule}.", remedy=remedy
+        )
+    unclear = UsageError(f"No rule can name {approval.tool!r} and no other tool.", remedy=remedy)
+    if is_glob(approval.tool) or approval.tool.count(":") != 1:
+        raise unclear
+    try:
+        return dataclasses.replace(
+            asking[0], effect=RuleEffect.ALLOW, tools=approval.tool, origin=Origin.APPROVAL, holder=agent.name
+        )
+    except ConfigError:
+        raise unclear from None

@@ -1,0 +1,93 @@
+"""audit:* — what is in the book, what comes into it, and whether it is as it was written."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.commands.span import seconds_of
+from toolcrib.errors import UsageError
+
+_LOOK_AGAIN = 0.25
+_AT_ONCE = 500
+_TELL_EVERY = 2.0
+"""Seconds between two words on how far `verify` is."""
+
+
+class Wanted(Parameters):
+    agent: str | None = None
+    tool: str | None = Field(default=None, description="server:tool or a glob; without a colon, the tool of any server")
+    server: str | None = None
+    outcome: str | None = Field(default=None, description="ok, denied, tool_error, error, timeout, cancelled, away, …")
+    session: str | None = None
+    since: str | None = Field(default=None, description="ago (90s, 1h, 2d) or a time (2026-11-16T10:00)")
+    until: str | None = Field(default=None, description="as since")
+    limit: int = Field(default=50, ge=1, le=20_000)
+
+    def filters(self) -> dict[str, Any]:
+        wanted = self.model_dump(exclude={"limit"})
+        return wanted | {"since": moment(self.since), "until": moment(self.until)}
+
+
+@registry.command("audit:query", parameters=Wanted, effect=Effect.REVEALS, reach=Reach.EVERYWHERE)
+async def query(context: Context, params: Wanted) -> dict[str, Any]:
+    """Show the newest entries of the book that fit, the newest last: calls, denials, changes of permissions."""
+    return {"entries": await context.crib.book.query(**params.filters(), limit=params.limit)}
+
+
+@registry.command("audit:follow", parameters=Wanted, effect=Effect.REVEALS, reach=Reach.SOCKET)
+async def follow(context: Context, params: Wanted) -> dict[str, Any]:
+    """Show the newest entries of the book that fit, then those that come."""
+    book = context.crib.book
+    filters = params.filters()
+    seen = await book.newest()
+    entries = await book.query(**filters, limit=params.limit)
+    while True:
+        for entry in entries:
+            await context.emit({"entry": entry})
+            seen = max(seen, entry["seq"])
+        await asyncio.sleep(_LOOK_AGAIN)
+        newest = await book.newest()
+        entries = await book.query(**filters, limit=_AT_ONCE, after=seen)
+        if not entries:
+            # What did not fit need not be looked through again.
+            seen = max(seen, newest)
+
+
+class Verified(Parameters):
+    expect: str | None = Field(default=None, description="SEQ:HASH, a head of the book that was written down before")
+
+
+@registry.command("audit:verify", parameters=Verified, effect=Effect.REVEALS, reach=Reach.EVERYWHERE)
+async def verify(context: Context, params: Verified) -> dict[str, Any]:
+    """Check that no entry of the book was changed, removed or put in since it was written."""
+    told_at = time.monotonic()
+
+    async def progress(checked: int, total: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= _TELL_EVERY:
+            told_at = time.monotonic()
+            await context.emit({"checked": checked, "of": total})
+
+    return dataclasses.asdict(await context.crib.book.verify(params.expect, progress))
+
+
+def moment(text: str | None) -> float | None:
+    """`1h` is an hour ago; a time without a zone is of this machine."""
+    if text is None:
+        return None
+    ago = seconds_of(text)
+    if ago is not None:
+        return time.time() - ago
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(
+            f"{text!r} is no time.", remedy="Write how long ago (90s, 30m, 1h, 2d) or when (2026-11-16T10:00)."
+        ) from None

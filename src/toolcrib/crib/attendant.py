@@ -1,0 +1,82 @@
+"""The attendant: knows the agents, asks the owner, watches the door and keeps the book.
+
+In: an open store, the bus, where the user's files are, the settings. Out: roster, sessions, approvals, book and door,
+wired together and closed in the right order. `Crib` has one; the rooms below do the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+from toolcrib.agents.approvals import Approvals
+from toolcrib.agents.roster import Roster
+from toolcrib.agents.sessions import Sessions
+from toolcrib.book import Book
+from toolcrib.book.entry import Entry, Kind
+from toolcrib.book.redact import Redactor
+from toolcrib.calls import Door
+from toolcrib.config import Paths
+from toolcrib.config.model import Settings
+from toolcrib.events import Bus, Change
+from toolcrib.policy import CLIENT, OWNER
+from toolcrib.store import Store
+from toolcrib.store.commits import Commits
+
+
+async def note(book: Book, change: Change) -> None:
+    """Writes down that the owner changed something; durable when it returns."""
+    book.note(
+        Entry(kind=Kind.CHANGE, at=change.at, agent=change.agent, outcome=change.what, detail=dict(change.detail))
+    )
+    await book.kept()
+
+
+_ALWAYS_THERE = frozenset({OWNER.agent, CLIENT.agent})
+
+
+class Attendant:
+    def __init__(
+        self, *, commits: Commits, book: Book, roster: Roster, sessions: Sessions, approvals: Approvals, door: Door
+    ) -> None:
+        self.commits = commits
+        self.book = book
+        self.roster = roster
+        self.sessions = sessions
+        self.approvals = approvals
+        self.door = door
+
+
+@contextlib.asynccontextmanager
+async def attending(
+    store: Store, bus: Bus, paths: Paths, settings: Settings, secrets: Callable[[], frozenset[str]]
+) -> AsyncIterator[Attendant]:
+    redact = Redactor(secrets)
+    async with contextlib.AsyncExitStack() as stack:
+        commits = Commits(store)
+        stack.push_async_callback(commits.close)
+        book = await Book.open(
+            store,
+            commits,
+            folder=paths.state_dir,
+            secrets=redact,
+            values=settings.audit_values,
+            keep_days=settings.audit_keep_days,
+            keep_bytes=int(settings.audit_keep_mb * 1024 * 1024),
+        )
+        stack.push_async_callback(book.close)
+
+        roster = await Roster.open(store, bus=bus, note=partial(note, book), folder=paths.agents)
+        stack.push_async_callback(roster.close)
+        sessions = await Sessions.open(
+            store,
+            commits,
+            bus=bus,
+            exists=lambda name: name in _ALWAYS_THERE or roster.knows(name),
+            idle=settings.session_idle_hours * 3600,
+        )
+        stack.push_async_callback(sessions.close)
+        approvals = Approvals(bus, mask=redact)
+        door = Door(bus, book=book, roster=roster, approvals=approvals, sessions=sessions)
+        yield Attendant(commits=commits, book=book, roster=roster, sessions=sessions, approvals=approvals, door=door)

@@ -1,0 +1,356 @@
+"""A condition on a call's arguments: `path under src`, `mode one_of a, b`, `sql matches select .*`.
+
+In: the decoded arguments of a call and the agent's folder. Out: whether the condition surely holds (what an allow
+needs), or whether it may hold (what is enough for a deny). Whatever cannot be judged is never sure, and always may.
+`rule` holds conditions; nothing else asks them.
+
+A condition reads arguments as the most careless server might: keys whatever their case, `a.b` as one key or as two,
+every element of a list.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jsonschema_rs import RegexOptions, validator_for
+
+from toolcrib.errors import ConfigError
+
+Scalar = str | int | float | bool | None
+
+LONGEST = 10_000
+"""Characters of a value that are looked at; a longer one cannot be judged."""
+LONGEST_PATH = 4096
+DEEPEST_PATH = 64
+MOST_VALUES = 256
+"""Values of one argument; of more, none can be judged: each path costs a look at every folder on its way."""
+MOST_CHOICES = 1000
+LONGEST_WORD = 1000
+"""Characters of a pattern, a folder or a choice in a rule."""
+
+# What a server may take for something else than a path from the folder it works in: home, a variable, an option,
+# a quoted or padded name. A `./` before it makes it plain.
+_ODD_PATH = re.compile(r"[~$'\"\s-]|[a-zA-Z][a-zA-Z0-9+.-]*://|file:", re.IGNORECASE)
+_LINE = re.compile(r"(.+?) (under|one_of|matches) (.+)", re.DOTALL)
+_CHOICES = re.compile(r'\s*"(?:[^"\\]|\\.)*"\s*(?=,|$)|[^,"]+(?=,|$)')
+_JSON_WORD = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_LINEAR = RegexOptions(size_limit=1 << 20, dfa_size_limit=1 << 20)
+
+
+@dataclass(frozen=True)
+class Under:
+    """A path inside a folder: as it is written, and where its links lead."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        _word(self.path, "a folder")
+        if _ODD_PATH.match(self.path) or "\\" in self.path:
+            raise ConfigError(
+                f"{self.path!r} cannot be used as a folder.",
+                remedy='Write it whole ("/srv/data") or from the agent\'s folder ("src").',
+            )
+
+    def __str__(self) -> str:
+        return f"under {self.path}"
+
+    def surely(self, value: Any, base: str | None) -> bool:
+        places, root = _places(value, base), _root(self.path, base)
+        if places is None or root is None:
+            return False
+        real = os.path.realpath(root)
+        written, *followed = places
+        return (_inside(written, root) or _inside(written, real)) and all(_inside(place, real) for place in followed)
+
+    def maybe(self, value: Any, base: str | None) -> bool:
+        if value is None:
+            return False
+        places, root = _places(value, base), _root(self.path, base)
+        if places is None or root is None:
+            return True
+        # Some file systems do not tell cases or compositions of letters apart.
+        roots = {_folded(root), _folded(os.path.realpath(root))}
+        return any(_inside(_folded(place), root) for place in places for root in roots)
+
+
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """Exactly one of these values; a number is never a text, and true is never 1."""
+
+    values: tuple[Scalar, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values or len(self.values) > MOST_CHOICES:
+            raise ConfigError(f"one_of takes 1 to {MOST_CHOICES} values.", remedy='For instance ["read", "list"].')
+        for value in self.values:
+            if not (value is None or isinstance(value, str | int | float)) or (
+                isinstance(value, float) and not math.isfinite(value)
+            ):
+                raise ConfigError(
+                    f"one_of takes texts, numbers, true, false and null, not {type(value).__name__}.",
+                    remedy='For instance ["read", "list"].',
+                )
+            if isinstance(value, str) and value:
+                _word(value, "a choice")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OneOf) and repr(self.values) == repr(other.values)
+
+    def __hash__(self) -> int:
+        return hash(repr(self.values))
+
+    def __str__(self) -> str:
+        return f"one_of {', '.join(map(_choice, self.values))}"
+
+    def surely(self, value: Any, base: str | None) -> bool:
+        return any(_kind(value) == _kind(choice) and value == choice for choice in self.values)
+
+    def maybe(self, value: Any, base: str | None) -> bool:
+        if value is None and None not in self.values:
+            return False
+        if _kind(value) not in {_kind(choice) for choice in self.values}:
+            return True
+        if isinstance(value, str) and len(value) > LONGEST:
+            return True
+        return _loose(value) in {_loose(choice) for choice in self.values}
+
+
+@dataclass(frozen=True)
+class Matches:
+    """A text that fits a regular expression from its first to its last character."""
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        _word(self.pattern, "a pattern")
+        try:
+            _fits(self.pattern)
+        except ValueError:
+            raise ConfigError(
+                f"{self.pattern!r} is not a pattern that can be used.",
+                remedy="Write a regular expression without look-around and back references, and with small counts.",
+            ) from None
+
+    def __str__(self) -> str:
+        return f"matches {self.pattern}"
+
+    def surely(self, value: Any, base: str | None) -> bool:
+        return _readable(value) and _fits(self.pattern)(value)
+
+    def maybe(self, value: Any, base: str | None) -> bool:
+        return value is not None and (not _readable(value) or _fits(self.pattern)(value))
+
+
+Test = Under | OneOf | Matches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    argument: str
+    """The way to a value: `path`, `filter.name`."""
+    test: Test
+
+    def __post_init__(self) -> None:
+        _word(self.argument, "an argument's name")
+        if not all(self.argument.split(".")):
+            raise ConfigError(f"{self.argument!r} names no argument.", remedy="Write `name` or `outer.inner`.")
+
+    def __str__(self) -> str:
+        return f"{self.argument} {self.test}"
+
+    def surely(self, arguments: Any, base: str | None) -> bool:
+        """Every value is there and holds."""
+        found = _find(arguments, self.argument)
+        return found.whole and bool(found.values) and all(self.test.surely(value, base) for value in found.values)
+
+    def maybe(self, arguments: Any, base: str | None) -> bool:
+        """One value holds, or is there and cannot be judged."""
+        found = _find(arguments, self.argument)
+        return found.unclear or any(self.test.maybe(value, base) for value in found.values)
+
+
+def condition_from(text: str) -> Condition:
+    """The condition that a line says, as `str` writes it: `path under src`, `mode one_of read, list`."""
+    found = _LINE.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            f"{text!r} is no condition.",
+            remedy="Write `path under src`, `mode one_of read, list` or `sql matches select .*`.",
+        )
+    argument, test, rest = found.groups()
+    match test:
+        case "under":
+            return Condition(argument=argument, test=Under(rest))
+        case "matches":
+            return Condition(argument=argument, test=Matches(rest))
+        case _:
+            return Condition(argument=argument, test=OneOf(_choices(rest)))
+
+
+def _choices(text: str) -> tuple[Scalar, ...]:
+    words = _CHOICES.findall(text)
+    if ",".join(words) != text:
+        raise ConfigError(f"{text!r} is no list of values.", remedy='Write `read, list`; in quotes: `"a, b", "1"`.')
+    return tuple(_value(word.strip()) for word in words)
+
+
+def _value(word: str) -> Scalar:
+    """As in JSON, but that a plain word needs no quotes."""
+    if not word.startswith('"') and not _JSON_WORD.fullmatch(word):
+        return word
+    try:
+        value: Scalar = json.loads(word)
+    except ValueError:
+        raise ConfigError(f"{word} has a mistake in its quotes.", remedy="Quote as in JSON.") from None
+    return value
+
+
+def _choice(value: Scalar) -> str:
+    """The inverse of `_value`."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    plain = value and value == value.strip() and not set(value) & set(',"') and not _JSON_WORD.fullmatch(value)
+    return value if plain else json.dumps(value, ensure_ascii=False)
+
+
+class _Found:
+    """The values at a place, and whether that is all there is to know."""
+
+    __slots__ = ("missing", "unclear", "values")
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.missing = False
+        self.unclear = False
+
+    @property
+    def whole(self) -> bool:
+        return not self.missing and not self.unclear
+
+
+def _find(arguments: Any, argument: str) -> _Found:
+    found = _Found()
+    keys = tuple(argument.casefold().split("."))
+    waiting: list[tuple[Any, tuple[str, ...]]] = [(arguments, keys)]
+    looked = 0
+    while waiting:
+        node, rest = waiting.pop()
+        looked += 1
+        if looked > MOST_VALUES:
+            found.unclear = True
+            break
+        if isinstance(node, list | tuple):
+            waiting += [(item, rest) for item in node[: MOST_VALUES + 1]]
+        elif not rest:
+            found.values.append(node)
+        elif isinstance(node, Mapping):
+            steps = _steps(node, rest)
+            found.missing |= not steps
+            waiting += steps
+        elif node is None:
+            found.missing = True
+        else:
+            found.unclear = True
+    return found
+
+
+def _steps(node: Mapping[Any, Any], keys: tuple[str, ...]) -> list[tuple[Any, tuple[str, ...]]]:
+    """Every key of the object that the next keys, alone or joined by dots, may mean."""
+    wanted = {".".join(keys[:count]): keys[count:] for count in range(1, len(keys) + 1)}
+    return [
+        (value, wanted[folded])
+        for key, value in node.items()
+        if isinstance(key, str) and (folded := key.casefold()) in wanted
+    ]
+
+
+def _root(path: str, base: str | None) -> str | None:
+    if not path.startswith("/") and base is None:
+        return None
+    return _normal(os.path.join(base or "/", path))  # noqa: PTH118 - a Path would hide `..` and double slashes
+
+
+def _places(value: Any, base: str | None) -> tuple[str, str, str] | None:
+    """The path as it is written, where it leads, and where it leads if `..` is taken away first. None: unclear."""
+    if not isinstance(value, str) or not value or len(value) > LONGEST_PATH or value.count("/") > DEEPEST_PATH:
+        return None
+    if _ODD_PATH.match(value) or value != value.rstrip() or "\\" in value or "\0" in value or not _encodable(value):
+        return None
+    if base is None and not value.startswith("/"):
+        return None
+    raw = os.path.join(base or "/", value)  # noqa: PTH118 - as above
+    written = _normal(raw)
+    followed = _normal(os.path.realpath(raw))
+    return written, followed, followed if written == raw else _normal(os.path.realpath(written))
+
+
+def _normal(path: str) -> str:
+    """Without `.`, `..` and repeated slashes; also without the two at the front that POSIX would keep."""
+    return "/" + os.path.normpath(path).lstrip("/")
+
+
+def _inside(path: str, root: str) -> bool:
+    return path == root or path.startswith(root if root.endswith("/") else f"{root}/")
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFC", text).casefold()
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return type(value).__name__
+    return "number" if isinstance(value, int | float) else "other"
+
+
+def _loose(value: Any) -> str:
+    return _folded(value.strip()) if isinstance(value, str) else _told(value)
+
+
+def _told(value: Scalar) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case float() if value.is_integer():
+            return str(int(value))
+        case _:
+            return str(value)
+
+
+def _readable(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST and _encodable(value)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=1024)
+def _fits(pattern: str) -> Callable[[Any], bool]:
+    """Raises ValueError. The engine takes time in proportion to the text, whatever the pattern is."""
+    # By itself first: a pattern must not close the group that is put around it.
+    for whole in (pattern, f"^(?s:{pattern})$"):
+        validator = validator_for({"pattern": whole}, pattern_options=_LINEAR, offline=True)
+    return validator.is_valid
+
+
+def _word(text: Any, what: str) -> None:
+    if not isinstance(text, str) or not text.strip() or len(text) > LONGEST_WORD or not text.isprintable():
+        raise ConfigError(
+            f"{what.capitalize()} is a printable text of 1 to {LONGEST_WORD} characters.",
+            remedy=f"Give {what} on one line.",
+        )

@@ -1,0 +1,266 @@
+"""What one agent may do: its profile, its own rules and its parent's, made ready for quick decisions.
+
+In: a profile, rules, the agent's folder, the parent's permission. Out: a `Permission` that decides about a tool and
+a call's arguments, and remembers per tool what it found. `decision` asks it; `agents` makes a new one at every change.
+
+Which rule decides, whatever their order: a deny; then a standing approval; then the agent's own asks and allows; then
+the profile's. Where nothing matches it is a deny. A child gets the stricter of its own and its parent's decision.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from toolcrib.catalog.tool import Tool
+from toolcrib.config.model import RESERVED_SERVER_NAMES
+from toolcrib.policy.condition import Under
+from toolcrib.policy.profile import BUILTIN, Profile
+from toolcrib.policy.rule import Effect, Origin, Rule, is_glob
+
+OWNER_MARK = "toolcrib/owner"
+"""The annotation of a command that is for the owner alone."""
+RAW_COMMAND = "raw_command"
+_MAY_RAW = frozenset({"owner", "trusted"})
+
+
+class Verdict(enum.StrEnum):
+    ALLOW = "allow"
+    DENY = "deny"
+    ASK = "ask"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    verdict: Verdict
+    rule: str
+    """The rule that decided, in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Match:
+    """A rule that speaks of a tool, and whether it applies to the arguments."""
+
+    rule: Rule
+    applies: bool
+
+
+NO_RULE = Decision(Verdict.DENY, "no rule allows it")
+OWNERS_ALONE = Decision(Verdict.DENY, "built-in: what manages Toolcrib is for the owner alone")
+RAW_ALONE = Decision(Verdict.DENY, "built-in: raw commands are for the profiles owner and trusted alone")
+
+_RANKS = {
+    (Origin.APPROVAL, Effect.ALLOW): 1,
+    (Origin.APPROVAL, Effect.ASK): 2,
+    (Origin.AGENT, Effect.ASK): 2,
+    (Origin.AGENT, Effect.ALLOW): 3,
+    (Origin.PROFILE, Effect.ASK): 4,
+    (Origin.PROFILE, Effect.ALLOW): 5,
+}
+_SEVERITY = {Verdict.ALLOW: 0, Verdict.ASK: 1, Verdict.DENY: 2}
+
+
+class Permission:
+    """Compared by identity; never changes."""
+
+    __slots__ = ("__weakref__", "_base", "_index", "_plans", "agent", "key", "parent", "profile", "rules", "version")
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        agent: str,
+        rules: Sequence[Rule],
+        workdir: Path | None,
+        parent: Permission | None,
+        version: int,
+    ) -> None:
+        if BUILTIN.get(profile.name, profile) is not profile:
+            raise ValueError(f"{profile.name} is the name of a built-in profile")
+        self.profile = profile.name
+        self.agent = agent
+        self.rules: tuple[Rule, ...] = (*profile.rules, *rules)
+        self.parent = parent
+        self.version = version
+        self._base = None if workdir is None else os.path.abspath(workdir)  # noqa: PTH100 - links stay as they are
+        self.key = self._digest()
+        self._index: _Index | None = None
+        self._plans: WeakKeyDictionary[Tool, Decision | _Plan] = WeakKeyDictionary()
+
+    def decide(self, tool: Tool, arguments: Mapping[str, Any] | None) -> Decision:
+        """The decision on a call with these arguments. None: they are not known yet, as in a listing; then an allow
+        or ask with conditions counts, since a call may fulfil them, and a deny with conditions does not."""
+        plan = self._plan(tool)
+        return plan if isinstance(plan, Decision) else plan.decide(arguments)
+
+    def by_itself(self, tool: Tool, arguments: Mapping[str, Any] | None) -> Decision:
+        """The decision as if there were no parent."""
+        plan = self.floor(tool) or self._ruled(tool)
+        return plan if isinstance(plan, Decision) else plan.decide(arguments)
+
+    def matching(self, tool: Tool, arguments: Mapping[str, Any] | None) -> tuple[Match, ...]:
+        """Every rule that speaks of this tool, the strongest first."""
+        steps = sorted(map(_Step, self._indexed().covering(tool)), key=_Step.order)
+        return tuple(Match(rule=step.rule, applies=step.applies(arguments, self._base)) for step in steps)
+
+    def floor(self, tool: Tool) -> Decision | None:
+        """The decision that no rule changes."""
+        if tool.server not in RESERVED_SERVER_NAMES or self.profile == "owner":
+            return None
+        if tool.annotations.get(OWNER_MARK) is True:
+            return OWNERS_ALONE
+        return RAW_ALONE if tool.name == RAW_COMMAND and self.profile not in _MAY_RAW else None
+
+    def _plan(self, tool: Tool) -> Decision | _Plan:
+        plan = self._plans.get(tool)
+        if plan is None:
+            plan = self._plans[tool] = self._made_plan(tool)
+        return plan
+
+    def _made_plan(self, tool: Tool) -> Decision | _Plan:
+        own = self.floor(tool) or self._ruled(tool)
+        if self.parent is None or (isinstance(own, Decision) and own.verdict is Verdict.DENY):
+            return own
+        above = self.parent._plan(tool)
+        if isinstance(own, Decision) and isinstance(above, Decision):
+            return _stricter(own, above, self.parent)
+        return _Bound(own, above, self.parent)
+
+    def _ruled(self, tool: Tool) -> Decision | _Plan:
+        steps = []
+        for step in sorted(map(_Step, self._indexed().covering(tool)), key=_Step.order):
+            steps.append(step)
+            if not step.rule.when:
+                break
+        if not steps:
+            return NO_RULE
+        return _Steps(steps, self._base) if steps[0].rule.when else steps[0].decision
+
+    def _indexed(self) -> _Index:
+        if self._index is None:
+            self._index = _Index(self.rules)
+        return self._index
+
+    def _digest(self) -> str:
+        looks_at_paths = any(isinstance(condition.test, Under) for rule in self.rules for condition in rule.when)
+        meaning = [
+            self.profile if self.profile in _MAY_RAW else "",
+            sorted({rule.meaning for rule in self.rules}),
+            self._base if looks_at_paths else None,
+            self.parent.key if self.parent else None,
+        ]
+        return hashlib.sha256(json.dumps(meaning).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def permission(
+    profile: Profile,
+    *,
+    agent: str = "",
+    rules: Sequence[Rule] = (),
+    workdir: Path | None = None,
+    parent: Permission | None = None,
+    version: int = 0,
+) -> Permission:
+    return Permission(profile, agent=agent, rules=rules, workdir=workdir, parent=parent, version=version)
+
+
+class _Plan(Protocol):
+    """How to decide about one tool where that depends on the arguments."""
+
+    def decide(self, arguments: Mapping[str, Any] | None) -> Decision: ...
+
+
+class _Step:
+    """A rule that speaks of the tool."""
+
+    __slots__ = ("decision", "rank", "rule")
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.rank = 0 if rule.effect is Effect.DENY else _RANKS[rule.origin, rule.effect]
+        self.decision = Decision(Verdict(rule.effect), rule.text)
+
+    def order(self) -> tuple[int, bool, str]:
+        """The strongest first; among equals one without conditions, then by their words: never as they came."""
+        return self.rank, bool(self.rule.when), self.decision.rule
+
+    def applies(self, arguments: Mapping[str, Any] | None, base: str | None) -> bool:
+        if not self.rule.when:
+            return True
+        if arguments is None:
+            return self.rule.effect is not Effect.DENY
+        if self.rule.effect is Effect.DENY:
+            return self.rule.maybe(arguments, base)
+        return self.rule.surely(arguments, base)
+
+
+class _Steps:
+    """Rules to go through, the strongest first, until one applies."""
+
+    __slots__ = ("_base", "_steps")
+
+    def __init__(self, steps: Iterable[_Step], base: str | None) -> None:
+        self._steps = tuple(steps)
+        self._base = base
+
+    def decide(self, arguments: Mapping[str, Any] | None) -> Decision:
+        doubtful: Decision | None = None
+        for step in self._steps:
+            if step.applies(arguments, self._base):
+                # What may be a case for asking is asked before a weaker allow lets it pass; denies came first.
+                return doubtful or step.decision
+            if doubtful is None and step.rule.effect is Effect.ASK and step.rule.maybe(arguments, self._base):
+                doubtful = step.decision
+        return NO_RULE
+
+
+class _Bound:
+    """A child's plan beside its parent's."""
+
+    __slots__ = ("_above", "_own", "_parent")
+
+    def __init__(self, own: Decision | _Plan, above: Decision | _Plan, parent: Permission) -> None:
+        self._own = own
+        self._above = above
+        self._parent = parent
+
+    def decide(self, arguments: Mapping[str, Any] | None) -> Decision:
+        own, above = (
+            plan if isinstance(plan, Decision) else plan.decide(arguments) for plan in (self._own, self._above)
+        )
+        return _stricter(own, above, self._parent)
+
+
+def _stricter(own: Decision, above: Decision, parent: Permission) -> Decision:
+    if _SEVERITY[above.verdict] <= _SEVERITY[own.verdict]:
+        return own
+    return Decision(above.verdict, f"its parent {parent.agent}: {above.rule}")
+
+
+class _Index:
+    """Rules by the names they give, so that a thousand of them need not all be tried on each tool."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._rules: dict[tuple[str | None, str | None], list[Rule]] = {}
+        for rule in rules:
+            for server, tool in rule.readings:
+                self._rules.setdefault((_literal(server), _literal(tool)), []).append(rule)
+
+    def covering(self, tool: Tool) -> list[Rule]:
+        server, name = tool.server.casefold(), tool.name.casefold()
+        keys = ((server, name), (server, None), (None, name), (None, None))
+        # A rule with several readings may stand in several places.
+        found = {id(rule): rule for key in keys for rule in self._rules.get(key, ())}
+        return [rule for rule in found.values() if rule.covers(tool)]
+
+
+def _literal(pattern: str) -> str | None:
+    """None: it has no single name."""
+    return None if is_glob(pattern) else pattern.casefold()

@@ -1,0 +1,261 @@
+"""One rule: allow, deny or ask, for the tools that a glob covers, whose claims and arguments are as it says.
+
+In: a rule as a person or the store wrote it. Out: a frozen `Rule` that says of a tool whether it covers it, and of a
+call's arguments whether it applies. `profile` and `permission` hold rules; what decides among them stands there.
+
+An allow means exactly what it says. A deny or an ask holds for every spelling that may be meant: other cases, and a
+`:` that is part of a server's name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import fnmatch
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from toolcrib.catalog.tool import Tool
+from toolcrib.errors import ConfigError
+from toolcrib.policy.condition import LONGEST_WORD, Condition, Matches, OneOf, Test, Under
+
+CLAIMS: Mapping[str, str] = MappingProxyType(
+    {
+        "read_only": "readOnlyHint",
+        "destructive": "destructiveHint",
+        "idempotent": "idempotentHint",
+        "open_world": "openWorldHint",
+    }
+)
+"""What a rule calls an annotation, and what the protocol calls it."""
+
+_PARTS = ("annotations", "when")
+_TESTS = ("under", "one_of", "matches")
+
+
+class Effect(enum.StrEnum):
+    ALLOW = "allow"
+    DENY = "deny"
+    ASK = "ask"
+
+
+class Origin(enum.StrEnum):
+    """Where a rule stands."""
+
+    PROFILE = "profile"
+    AGENT = "agent"
+    APPROVAL = "approval"
+    """A person approved or refused a call, and said "always"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    effect: Effect
+    tools: str
+    """A glob over server and tool: `git:*`, `*:read_*`. `*` alone is `*:*`."""
+    annotations: Mapping[str, bool] = field(default_factory=dict)
+    """Claims of the tool (`CLAIMS`) that must be so; see `claims` for whom they are believed."""
+    when: tuple[Condition, ...] = ()
+    """All must hold."""
+    origin: Origin = Origin.PROFILE
+    holder: str = ""
+    """The profile's or the agent's name."""
+
+    def __post_init__(self) -> None:
+        tools = _checked_glob(self.tools)
+        unknown = [name for name in self.annotations if name not in CLAIMS]
+        if unknown or not all(isinstance(value, bool) for value in self.annotations.values()):
+            raise ConfigError(
+                f"annotations take {', '.join(CLAIMS)}, each true or false.", remedy=_near(unknown, CLAIMS)
+            )
+        if len({(c.argument, type(c.test)) for c in self.when}) < len(self.when):
+            raise ConfigError("One argument has the same test twice.", remedy="Write two rules instead.")
+        object.__setattr__(self, "tools", tools)
+        object.__setattr__(self, "annotations", MappingProxyType(dict(sorted(self.annotations.items()))))
+        object.__setattr__(self, "when", tuple(sorted(self.when, key=str)))
+
+    def __hash__(self) -> int:
+        return hash((self.effect, self.tools, self.when, self.origin, self.holder))
+
+    def __str__(self) -> str:
+        return self.text
+
+    @functools.cached_property
+    def text(self) -> str:
+        """`agent reviewer: allow git:* when path under src`."""
+        claims = " and ".join(name if value else f"not {name}" for name, value in self.annotations.items())
+        conditions = " and ".join(map(str, self.when))
+        text = f"{self.effect} {self.tools}"
+        text += f" where {claims}" if claims else ""
+        text += f" when {conditions}" if conditions else ""
+        place = f"{self.origin} {self.holder}".rstrip()
+        return f"{place}: {text}"
+
+    @functools.cached_property
+    def meaning(self) -> str:
+        """The same for rules that decide the same, whoever holds them."""
+        return json.dumps([self.origin, rule_data(self)], sort_keys=True)
+
+    @functools.cached_property
+    def readings(self) -> tuple[tuple[str, str], ...]:
+        """Globs of server and tool: one for an allow, for others one for each `:` that may divide them."""
+        splits = [(self.tools[:at], self.tools[at + 1 :]) for at, letter in enumerate(self.tools) if letter == ":"]
+        if self.effect is Effect.ALLOW:
+            return (splits[0],)
+        return tuple((server.casefold(), tool.casefold()) for server, tool in splits if server and tool)
+
+    @functools.cached_property
+    def _matchers(self) -> tuple[tuple[Callable[[str], Any], Callable[[str], Any]], ...]:
+        return tuple((glob(server), glob(tool)) for server, tool in self.readings)
+
+    def covers(self, tool: Tool) -> bool:
+        """Whether it speaks of this tool, whatever the arguments."""
+        server, name = tool.server, tool.name
+        if self.effect is not Effect.ALLOW:
+            server, name = server.casefold(), name.casefold()
+        for of_server, of_tool in self._matchers:
+            if of_tool(name) and of_server(server):
+                break
+        else:
+            return False
+        return not self.annotations or self.annotations.items() <= claims(tool).items()
+
+    def surely(self, arguments: Any, base: str | None) -> bool:
+        return all(condition.surely(arguments, base) for condition in self.when)
+
+    def maybe(self, arguments: Any, base: str | None) -> bool:
+        return all(condition.maybe(arguments, base) for condition in self.when)
+
+
+def claims(tool: Tool) -> dict[str, bool]:
+    """What the tool's server says of it, as far as it is believed; else what the protocol says of a silent one."""
+    said = tool.annotations if tool.believed else {}
+
+    def claim(name: str, *, default: bool) -> bool:
+        value = said.get(CLAIMS[name])
+        return value if isinstance(value, bool) else default
+
+    # Nothing that only reads destroys, and it may be repeated.
+    reads = claim("read_only", default=False)
+    return {
+        "read_only": reads,
+        "destructive": claim("destructive", default=not reads),
+        "idempotent": claim("idempotent", default=reads),
+        "open_world": claim("open_world", default=True),
+    }
+
+
+def glob(pattern: str) -> Callable[[str], Any]:
+    """Says of a text whether it fits. `*` is any text, `?` any character, all else itself."""
+    if not is_glob(pattern):
+        return pattern.__eq__
+    if pattern == "*":
+        return _anything
+    return re.compile(fnmatch.translate(pattern)).match
+
+
+def is_glob(pattern: str) -> bool:
+    return "*" in pattern or "?" in pattern
+
+
+def _anything(_: str) -> bool:
+    return True
+
+
+def _checked_glob(tools: Any) -> str:
+    if tools == "*":
+        return "*:*"
+    if not isinstance(tools, str) or len(tools) > LONGEST_WORD or not tools.isprintable():
+        raise ConfigError(
+            "Tools are named by one printable line.", remedy='Write `server:tool`, for instance "git:*" or "*:read_*".'
+        )
+    server, colon, tool = tools.partition(":")
+    if not colon:
+        raise ConfigError(f"{tools!r} names no server.", remedy=f'Write "{tools}:*" or "*:{tools}".')
+    if not server or not tool:
+        raise ConfigError(f"{tools!r} names no tool.", remedy=f'Write "{server or "*"}:{tool or "*"}".')
+    if tools != tools.strip() or server != server.strip() or tool != tool.strip():
+        raise ConfigError(f"{tools!r} has spaces at an edge.", remedy=f'Write "{server.strip()}:{tool.strip()}".')
+    if set("[]{}") & set(tools):
+        raise ConfigError(
+            f"{tools!r} has brackets, which mean nothing here.", remedy="Only * and ? are special; write two rules."
+        )
+    return tools
+
+
+def rule_from(data: Any, *, where: str, origin: Origin = Origin.PROFILE, holder: str = "") -> Rule:
+    """The rule that `{"allow": "files:*", "annotations": {…}, "when": {"path": {"under": "."}}}` says."""
+    try:
+        return _rule(data, origin, holder)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}", remedy=error.remedy, data={"where": where}) from None
+
+
+def _rule(data: Any, origin: Origin, holder: str) -> Rule:
+    if not isinstance(data, Mapping):
+        raise ConfigError("A rule is an object.", remedy='For instance {"allow": "git:*"}.')
+    effects = [effect for effect in Effect if effect in data]
+    unknown = [str(key) for key in data if key not in (*Effect, *_PARTS)]
+    if unknown:
+        raise ConfigError(f"A rule knows no {unknown[0]!r}.", remedy=_near(unknown, (*Effect, *_PARTS)))
+    if len(effects) != 1:
+        raise ConfigError("A rule has one of allow, deny and ask.", remedy='For instance {"allow": "git:*"}.')
+    annotations = data.get("annotations", {})
+    when = data.get("when", {})
+    if not isinstance(annotations, Mapping) or not isinstance(when, Mapping):
+        raise ConfigError(
+            "`annotations` and `when` are objects.",
+            remedy='For instance {"annotations": {"read_only": true}, "when": {"path": {"under": "src"}}}.',
+        )
+    conditions = tuple(
+        Condition(argument=argument, test=test) for argument, tests in when.items() for test in _tests(tests)
+    )
+    (effect,) = effects
+    return Rule(
+        effect=effect, tools=data[effect], annotations=annotations, when=conditions, origin=origin, holder=holder
+    )
+
+
+def _tests(data: Any) -> Iterable[Test]:
+    if not isinstance(data, Mapping) or not data:
+        raise ConfigError("A condition names its test.", remedy='For instance {"path": {"under": "src"}}.')
+    for name, value in data.items():
+        match name:
+            case "under":
+                yield Under(value)
+            case "matches":
+                yield Matches(value)
+            case "one_of":
+                if not isinstance(value, list | tuple):
+                    raise ConfigError("one_of takes a list.", remedy='For instance ["read", "list"].')
+                yield OneOf(tuple(value))
+            case _:
+                raise ConfigError(f"There is no test {name!r}.", remedy=_near([str(name)], _TESTS))
+
+
+def rule_data(rule: Rule) -> dict[str, Any]:
+    """The inverse of `rule_from`; who holds the rule is not part of it."""
+    data: dict[str, Any] = {str(rule.effect): rule.tools}
+    if rule.annotations:
+        data["annotations"] = dict(rule.annotations)
+    for condition in rule.when:
+        tests = data.setdefault("when", {}).setdefault(condition.argument, {})
+        match condition.test:
+            case Under(path):
+                tests["under"] = path
+            case OneOf(values):
+                tests["one_of"] = list(values)
+            case Matches(pattern):
+                tests["matches"] = pattern
+    return data
+
+
+def _near(wrong: Iterable[str], known: Iterable[str]) -> str:
+    words = [str(word) for word in known]
+    near = [best for word in wrong for best in difflib.get_close_matches(word, words, n=1)]
+    return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(words)}."

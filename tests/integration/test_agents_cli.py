@@ -1,0 +1,301 @@
+"""Agents at the command line, with and without a daemon: what a person says holds at the endpoint at once."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import stat
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parts.crowd import ERAS, AgentEndpoint, Member, nonce_of, refusal
+from parts.daemon import Cli, Daemon, Home, StartDaemon, run_cli
+from parts.raw_client import Endpoint, own_daemon
+from parts.waiting import wait_for
+from parts.witness import Notes
+
+pytestmark = pytest.mark.req("KSI-5")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    daemon: Daemon
+    cli: Cli
+    notes: Notes
+
+    def add(self, name: str, *words: str) -> str:
+        token: str = self.cli("agent", "add", name, "--json", *words).ok().json["token"]
+        return token
+
+    def knows(self, token: str) -> bool:
+        """Whether the endpoint lets it in."""
+        status = AgentEndpoint(self.daemon, token).modern("tools/list").status
+        assert status in (200, 401)
+        return status == 200
+
+    def waiting(self, agent: str) -> list[dict[str, Any]]:
+        found = self.daemon.command("approval:list")["approvals"]
+        return [row for row in found if row["agent"] == agent]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    notes = Notes(tmp_path_factory.mktemp("notes") / "seen")
+    with own_daemon({"servers": {"w": notes.server("note", reads="look")}}, ready=["w"]) as daemon:
+        yield Stage(daemon=daemon, cli=functools.partial(run_cli, daemon.home), notes=notes)
+
+
+# --- with and without a daemon ---------------------------------------------------------------------------------------
+
+
+def test_an_agent_made_without_a_daemon_is_let_in_by_the_next_one(
+    toolcrib_home: Home, daemon: StartDaemon, cli: Cli, store_env: dict[str, str]
+) -> None:
+    cli = functools.partial(cli, env=store_env)
+    made = cli("agent", "add", "reviewer", "--profile", "read-only", "--workdir", ".", "--expires", "8h", "--json")
+    told = made.ok().json
+    assert (told["agent"], told["profile"], told["parent"]) == ("reviewer", "read-only", None)
+    assert told["workdir"] == str(toolcrib_home.project.resolve())
+    assert told["expires_at"] == pytest.approx(time.time() + 8 * 3600, abs=60)
+    file = Path(told["token_file"])
+    assert file == toolcrib_home.toolcrib / "state" / "agents" / "reviewer" / "token"
+    assert file.read_text().strip() == told["token"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent, file.parent.parent)] == [
+        0o600,
+        0o700,
+        0o700,
+    ]
+    cli("agent", "add", "scout", "--parent", "reviewer").ok()
+    (file.parent.parent / "stray").mkdir()
+    running = daemon({}, env=store_env)
+    assert sorted(path.name for path in file.parent.parent.iterdir()) == ["reviewer", "scout"]
+    assert AgentEndpoint(running, told["token"]).modern("tools/list").status == 200
+    assert [row["name"] for row in cli("agent", "list", "--json").ok().json["agents"]] == ["reviewer", "scout"]
+    removed = cli("agent", "remove", "reviewer").ok()
+    assert removed.out == "Removed reviewer.\nIts children ended with it: scout.\n"
+    assert AgentEndpoint(running, told["token"]).modern("tools/list").status == 401
+    assert not list(file.parent.parent.iterdir())
+
+
+def test_a_person_is_told_the_token_once_and_what_to_do_next(stage: Stage) -> None:
+    told = stage.cli("agent", "add", "first", "--profile", "read-only", "--expires", "30m").ok()
+    token = stage.daemon.home.toolcrib.joinpath("state", "agents", "first", "token").read_text().strip()
+    assert told.out == f"Agent first: profile read-only, for 30m 0s.\nToken, shown this once: {token}\n"
+    assert "toolcrib connect claude --agent first" in told.err
+    assert "toolcrib trust --server w" in told.err, "none of its tools counts as one that only reads"
+    assert token not in stage.cli("agent", "show", "first").ok().out
+    assert token not in json.dumps(stage.cli("agent", "list", "--json").ok().json)
+    assert token not in json.dumps(stage.cli("audit", "--json").ok().json)
+    assert token not in (stage.daemon.home.toolcrib / "state" / "toolcrib.log").read_text()
+
+
+def test_agents_are_listed_with_what_one_wants_to_know(stage: Stage) -> None:
+    stage.add("lead", "--workdir", "/")
+    token = stage.add("leads-own", "--parent", "lead", "--expires", "2d")
+    with Member(stage.daemon, "leads-own", token, "modern") as member:
+        member.call("w_note", nonce="listed")
+    lines = {line.split()[0]: line.split() for line in stage.cli("agent", "list").ok().out.splitlines()}
+    assert lines["name"] == ["name", "profile", "workdir", "parent", "expires", "last", "used"]
+    assert lines["lead"] == ["lead", "developer", "/", "-", "-", "-"]
+    assert lines["leads-own"][:4] == ["leads-own", "developer", "/", "lead"]
+    assert lines["leads-own"][-1] == "ago"
+    stage.cli("deny", "lead", "w:look").ok()
+    shown = stage.cli("agent", "show", "lead").ok().out
+    assert "children:  leads-own\n" in shown
+    assert "rule:      deny w:look\n" in shown
+    described = stage.cli("agent", "show", "lead", "--json").ok().json
+    assert described["rules"] == [{"text": "agent lead: deny w:look", "origin": "agent", "deny": "w:look"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["add", "Owner"], 2, "cannot be an agent's name"),
+        (["add", "owner"], 2, "taken by Toolcrib itself"),
+        (["add", "boss", "--profile", "owner"], 2, "`trusted` is the widest"),
+        (["add", "x", "--profile", "reed-only"], 4, "Did you mean read-only?"),
+        (["add", "x", "--expires", "soon"], 2, "30m, 8h or 2d"),
+        (["add", "x", "--workdir", "nowhere"], 2, "is no folder"),
+        (["add", "x", "--parent", "nobody"], 4, "no agent 'nobody'"),
+        (["rotate", "nobody"], 4, "no agent 'nobody'"),
+        (["remove", "nobody"], 4, "no agent 'nobody'"),
+        (["show", "nobody"], 4, "no agent 'nobody'"),
+    ],
+)
+def test_a_mistake_is_told_with_its_remedy(stage: Stage, words: list[str], code: int, says: str) -> None:
+    refused = stage.cli("agent", *words)
+    assert (refused.exit_code, says in refused.err) == (code, True), refused.err
+
+
+# --- what holds at the endpoint --------------------------------------------------------------------------------------
+
+
+def test_a_rotated_token_is_void_at_once_and_the_file_has_the_new_one(stage: Stage) -> None:
+    old = stage.add("turning")
+    child = stage.add("turning-own", "--parent", "turning")
+    told = stage.cli("agent", "rotate", "turning", "--json").ok().json
+    assert Path(told["token_file"]).read_text().strip() == told["token"] != old
+    assert [stage.knows(token) for token in (old, told["token"], child)] == [False, True, True]
+
+
+def test_an_agent_ends_when_its_time_is_over(stage: Stage) -> None:
+    token = stage.add("brief", "--expires", "1s")
+    child = stage.add("brief-own", "--parent", "brief")
+    folder = stage.daemon.home.toolcrib / "state" / "agents"
+    wait_for(lambda: not stage.knows(token), "the end of its time", limit=10)
+    assert not stage.knows(child)
+    wait_for(lambda: not (folder / "brief").exists() and not (folder / "brief-own").exists(), "its folder to go")
+    assert stage.cli("agent", "show", "brief").exit_code == 4
+    expired = stage.cli("audit", "--agent", "brief", "--json").ok().json["entries"][-1]
+    assert expired["outcome"] == "agent expired"
+
+
+def test_what_a_crash_left_is_swept_when_the_daemon_starts_again(
+    toolcrib_home: Home, daemon: StartDaemon, cli: Cli
+) -> None:
+    running = daemon({})
+    token = running.command("agent:add", name="stays")["token"]
+    running.command("agent:add", name="brief", expires="1s")
+    running.kill()
+    folder = toolcrib_home.toolcrib / "state" / "agents"
+    (folder / "half-made").mkdir()
+    (folder / "half-made" / "token").write_text("tcb_half")
+    # As if the rotation had been cut short before the store had the new token.
+    (folder / "stays" / "token.new").write_text("tcb_never_stored\n")
+    wait_for(lambda: cli("agent", "list", "--json").ok().json["agents"][-1]["name"] == "stays", "its time to be over")
+    again = daemon()
+    assert [path.name for path in folder.iterdir()] == ["stays"]
+    assert [path.name for path in (folder / "stays").iterdir()] == ["token"]
+    assert AgentEndpoint(again, token).modern("tools/list").status == 200
+    assert again.command("audit:verify")["ok"]
+
+
+@pytest.mark.req("KSI-6")
+def test_the_owner_may_do_it_over_mcp_and_the_book_does_not_hear_the_token(stage: Stage) -> None:
+    answer = Endpoint(stage.daemon).call("crib_agent_add", {"name": "from-afar", "profile": "nothing"})
+    token = answer.result["structuredContent"]["token"]
+    assert stage.knows(token)
+    with Member(stage.daemon, "from-afar", token, "modern") as member:
+        assert not {name for name in member.tools() if name.startswith(("crib_agent", "crib_approval"))}
+        assert "may not use" in refusal(member.call("crib_agent_list"))
+    rows = stage.cli("audit", "--json", "-n", "1000").ok().json["entries"]
+    assert any(row["tool"] == "crib:agent_add" for row in rows)
+    assert token not in json.dumps(rows)
+
+
+# --- a person's word -------------------------------------------------------------------------------------------------
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def asked(stage: Stage, request: pytest.FixtureRequest) -> Callable[..., Member]:
+    """An agent whose calls of w:note wait for a person."""
+
+    def made(era: str, *when: str) -> Member:
+        name = f"asked-{next(_numbers)}"
+        token = stage.add(name, "--profile", "nothing")
+        conditions = [word for condition in when for word in ("--when", condition)]
+        stage.cli("allow", name, "w:note", "--ask", *conditions).ok()
+        member = Member(stage.daemon, name, token, era)
+        request.addfinalizer(member.close)
+        return member
+
+    return made
+
+
+def question(stage: Stage, member: Member) -> dict[str, Any]:
+    (waiting,) = wait_for(lambda: stage.waiting(member.name), "the call to wait")
+    found: dict[str, Any] = waiting
+    return found
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_call_waits_for_a_persons_word(stage: Stage, asked: Callable[..., Member], era: str) -> None:
+    member = asked(era)
+    member.send_call("w_note", nonce=f"{member.name} yes", password="hunter-tcb_abcdefghijkl")
+    waiting = question(stage, member)
+    shown = stage.cli("approvals").ok().out
+    (line,) = [line for line in shown.splitlines() if line.startswith(waiting["id"])]
+    assert line.split()[1] == member.name
+    assert " wants w:note; " in line
+    assert f"asked because of agent {member.name}: ask w:note" in shown
+    assert f'nonce = "{member.name} yes"' in shown
+    assert "tcb_abcdefghijkl" not in shown
+    assert stage.cli("approve", waiting["id"]).ok().out == f"Approved: w:note for {member.name}.\n"
+    assert nonce_of(member.told()) == f"{member.name} yes"
+    member.send_call("w_note", nonce=f"{member.name} no")
+    assert stage.cli("refuse", question(stage, member)["id"]).ok().out == f"Refused: w:note for {member.name}.\n"
+    assert "refused by the owner" in refusal(member.told())
+    assert f"{member.name} no" not in stage.notes.nonces()
+    late = stage.cli("approve", waiting["id"])
+    assert late.exit_code == 4
+    assert "None waits" in late.err
+
+
+def test_what_is_approved_for_always_is_asked_no_more_and_gives_no_more(
+    stage: Stage, asked: Callable[..., Member]
+) -> None:
+    member = asked("modern", "nonce one_of a, b")
+    member.send_call("w_note", nonce="a")
+    told = stage.cli("approve", question(stage, member)["id"], "--always").ok()
+    assert told.out.endswith("From now on: allow w:note when nonce one_of a, b.\n")
+    assert nonce_of(member.told()) == "a"
+    assert nonce_of(member.call("w_note", nonce="b")) == "b"
+    assert "no rule allows it" in refusal(member.call("w_note", nonce="c"))
+    assert "(you approved it for always)" in stage.cli("agent", "show", member.name).ok().out
+    stage.cli("allow", member.name, "w:note", "--when", "nonce one_of a, b", "--remove").ok()
+    member.send_call("w_note", nonce="a")
+    stage.cli("refuse", question(stage, member)["id"]).ok()
+    assert "refused by the owner" in refusal(member.told())
+
+
+def test_what_is_refused_for_always_is_denied_from_then_on(stage: Stage, asked: Callable[..., Member]) -> None:
+    member = asked("legacy")
+    member.send_call("w_note", nonce=f"{member.name} 1")
+    told = stage.cli("refuse", question(stage, member)["id"], "--always").ok()
+    assert told.out.endswith("From now on: deny w:note.\n")
+    assert refusal(member.told())
+    assert "deny w:note" in refusal(member.call("w_note", nonce=f"{member.name} 2"))
+    assert not stage.waiting(member.name)
+    assert not [nonce for nonce in stage.notes.nonces() if nonce.startswith(member.name)]
+
+
+def test_what_a_parent_asks_for_cannot_be_settled_at_its_child(stage: Stage, asked: Callable[..., Member]) -> None:
+    parent = asked("modern")
+    token = stage.add(f"{parent.name}-own", "--parent", parent.name)
+    with Member(stage.daemon, f"{parent.name}-own", token, "modern") as member:
+        member.send_call("w_note", nonce=member.name)
+        waiting = question(stage, member)
+        refused = stage.cli("approve", waiting["id"], "--always")
+        assert refused.exit_code == 2
+        assert f"its parent {parent.name}" in refused.err
+        stage.cli("approve", waiting["id"]).ok()
+        assert nonce_of(member.told()) == member.name
+
+
+def test_one_may_wait_for_the_next_question(stage: Stage, asked: Callable[..., Member]) -> None:
+    member = asked("modern")
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(stage.cli, "approvals", "--wait", "--json")
+        member.send_call("w_note", nonce=member.name)
+        rows = watching.result(timeout=30).ok().json["approvals"]
+    (row,) = [row for row in rows if row["agent"] == member.name]
+    assert (row["agent"], row["tool"], row["arguments"]) == (member.name, "w:note", {"nonce": member.name})
+    assert 0 < row["left"] <= 45
+    stage.cli("refuse", row["id"]).ok()
+    member.told()
+
+
+def test_without_a_daemon_nothing_can_wait(cli: Cli) -> None:
+    for words in (["approvals"], ["approvals", "--wait"], ["approve", "a1"], ["refuse", "a1"]):
+        told = cli(*words)
+        assert (told.exit_code, "No daemon runs, so no call can wait" in told.err) == (7, True)

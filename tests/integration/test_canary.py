@@ -1,0 +1,508 @@
+"""Secrets are planted wherever people put them, everything is used, and then they are searched for everywhere.
+
+Each secret may stand where its owner put it: in the configuration, in the token file, in the agent's own generated
+configuration, in the one answer that hands a token out. Anywhere else (logs, database, book, error texts, outputs,
+process arguments, other processes' environments) it may not, in no encoding and not by halves.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.server
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from parts import leftovers
+from parts.crowd import AgentEndpoint, Member, Owner, nonce_of, refusal
+from parts.daemon import Cli, Daemon, Finished, Home, StartDaemon
+from parts.postgres import PASSWORD, Postgres
+from parts.raw_client import HttpAnswer, legacy_request, notice
+from parts.waiting import wait_for
+from parts.witness import Notes
+
+pytestmark = pytest.mark.req("KSI-8", "KSI-2")
+
+
+def canary(name: str) -> str:
+    """A value like no other, with letters that encodings change."""
+    return f"{name.replace(' ', '-')}/Zk+{secrets.token_hex(12)}q="
+
+
+def forms(secret: str) -> dict[str, bytes]:
+    """How a secret may look where it was put into something else."""
+    raw = secret.encode()
+    half = len(raw) // 2
+    found = {
+        "as it is": raw,
+        "its first half": raw[:half],
+        "its second half": raw[half:],
+        "quoted": quote(secret).encode(),
+        "all quoted": quote(secret, safe="").encode(),
+        "quoted as a form": quote_plus(secret).encode(),
+        "in hex": raw.hex().encode(),
+        "in JSON": json.dumps(secret)[1:-1].replace("/", "\\/").encode(),
+    }
+    for start in range(3):
+        # In base64 of a longer text: without the letters at its edges, which depend on what is around it.
+        text = base64.b64encode(b"\0" * start + raw)
+        whole = text[(0, 2, 3)[start] : (start + len(raw)) * 8 // 6]
+        found |= {f"base64 +{start}": whole, f"base64url +{start}": whole.translate(bytes.maketrans(b"+/", b"-_"))}
+    return found
+
+
+@dataclass
+class Trail:
+    """Everything that was put out anywhere, by place; and what must not be there."""
+
+    places: dict[str, bytes] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+    lawful: list[tuple[str, str]] = field(default_factory=list)
+    """Secret and place where it may be, each as the beginning of its name."""
+
+    def plant(self, name: str, value: str | None = None, *places: str) -> str:
+        self.secrets[name] = value or canary(name)
+        self.lawful += [(name, place) for place in places]
+        return self.secrets[name]
+
+    def keep(self, place: str, data: bytes | str) -> None:
+        told = data.encode(errors="surrogateescape") if isinstance(data, str) else data
+        self.places[place] = self.places.get(place, b"") + told + b"\n"
+
+    def found(self) -> list[str]:
+        return [
+            f"{name} ({form}) in {place}: …{_around(data, needle)}…"
+            for name, secret in self.secrets.items()
+            for form, needle in forms(secret).items()
+            for place, data in self.places.items()
+            if needle in data and not any(name == of and place.startswith(at) for of, at in self.lawful)
+        ]
+
+
+def _around(data: bytes, needle: bytes) -> str:
+    at = data.index(needle)
+    return data[max(0, at - 80) : at + len(needle) + 20].decode(errors="replace")
+
+
+class WebWitness(http.server.ThreadingHTTPServer):
+    """A server over HTTP inside the test; it notes what it was sent."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.seen: list[tuple[str, dict[str, str]]] = []
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: WebWitness
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        told = {
+            "initialize": {
+                "protocolVersion": "2025-11-25",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "web", "version": "1"},
+            },
+            "tools/list": {"tools": [{"name": "note", "inputSchema": {"type": "object"}}]},
+            "tools/call": {"content": [{"type": "text", "text": "done"}]},
+        }.get(message.get("method"))
+        if "id" not in message:
+            self._say(202, b"")
+        elif told is None:
+            self._say(
+                200,
+                json.dumps(
+                    {"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "no"}}
+                ).encode(),
+            )
+        else:
+            self._say(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": told}).encode())
+
+    def do_GET(self) -> None:
+        self._say(405, b"")
+
+    do_DELETE = do_GET
+
+    def _say(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing on the tests' own stderr."""
+
+
+@pytest.fixture
+def web() -> Iterator[WebWitness]:
+    with WebWitness() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join(5)
+
+
+@dataclass(kw_only=True)
+class Watch:
+    """The arguments and environments of every process of the home, looked at again and again."""
+
+    home: Home
+    words: dict[int, str] = field(default_factory=dict)
+    environs: dict[int, bytes] = field(default_factory=dict)
+
+    def look(self) -> None:
+        for process in leftovers.living():
+            if process.names(self.home.path) and process.words:
+                self.words[process.pid] = f"{self.words.get(process.pid, '')} {process.words}"
+                self.environs[process.pid] = process.environ
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Watch]:
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(0.05):
+                self.look()
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield self
+        finally:
+            over.set()
+            thread.join(10)
+
+
+@dataclass(kw_only=True)
+class Scene:
+    trail: Trail
+    home: Home
+    cli: Cli
+    env: dict[str, str]
+    notes: dict[str, Notes]
+    web: WebWitness
+
+    def run(self, *words: str, minted: str = "", **more: Any) -> Finished:
+        """A command; its output is kept. `minted` names the token that it may show, once."""
+        done = self.cli(*words, env=self.env, **more)
+        for stream, text in (("out", done.out), ("err", done.err)):
+            self.trail.keep(f"{'mint' if minted and stream == 'out' else 'cli'} {stream}: {' '.join(words)}", text)
+        return done
+
+    def mint(self, label: str, *words: str) -> str:
+        token: str = self.run(*words, "--json", minted=label).ok().json["token"]
+        self.trail.plant(label, token, "mint out")
+        return token
+
+    def answered(self, what: str, answer: HttpAnswer, *own: str) -> HttpAnswer:
+        """The answer is kept. `own` names what it may hold: the asker's own words, and what was said to it alone."""
+        self.trail.lawful += [(name, f"answer: {what}") for name in own]
+        self.trail.keep(f"answer: {what}", answer.body + repr(dict(answer.headers)).encode())
+        return answer
+
+    def keep_files(self, when: str) -> None:
+        for path in sorted(self.home.path.rglob("*")):
+            if path.is_file() and path not in {notes.path for notes in self.notes.values()}:
+                self.trail.keep(f"{when} file {path.relative_to(self.home.path)}", path.read_bytes())
+
+
+def plan(scene: Scene) -> dict[str, Any]:
+    """The configuration, with a secret in every place that has room for one."""
+    plant, port = scene.trail.plant, scene.web.port
+    config = ("file t/config.json",)
+
+    def stdio(name: str, *tools: str, **more: Any) -> dict[str, Any]:
+        scene.notes[name] = Notes(scene.home.path / f"seen-{name}")
+        return scene.notes[name].server(*tools, **more)
+
+    user, key = quote(plant("url password", None), safe=""), quote(plant("url key", None), safe="")
+    echo = 'echo "my token is $BROKEN_TOKEN" >&2; exit 3'
+    told = {
+        "leaky": stdio(
+            "leaky",
+            "note",
+            flags=["--print-env"],
+            env={"LEAKY_API_KEY": plant("env value"), "REFERENCED": "${TC_FROM_ENV}"},
+        ),
+        "other": stdio("other", "note", era="legacy"),
+        "slow": stdio("slow", "note", call_timeout=0.3),
+        "web": {
+            "url": f"http://127.0.0.1:{port}/mcp?access_token={quote(plant('query token'), safe='')}",
+            "headers": {"X-Api-Key": plant("header"), "Authorization": f"Bearer {plant('bearer')}"},
+        },
+        "gone": {"url": f"http://me:{user}@127.0.0.1:9/mcp?api_key={key}"},
+        "broken": {"command": "/bin/sh", "args": ["-c", echo], "env": {"BROKEN_TOKEN": plant("broken env")}},
+    }
+    for name in ("env value", "query token", "header", "bearer", "url password", "url key", "broken env"):
+        scene.trail.lawful += [(name, f"{when} {place}") for when in ("live", "ended") for place in config]
+    return {"servers": told}
+
+
+def use_everything(scene: Scene, daemon: Daemon) -> None:
+    trail = scene.trail
+    trail.plant("owner token", daemon.token, *(f"{when} file t/state/owner.token" for when in ("live", "ended")))
+    tokens = _make_agents(scene)
+    _call_every_way(scene, daemon, tokens)
+    _come_with_bad_words(scene, daemon, tokens)
+    _ask_a_person(scene, daemon, tokens)
+    _say_every_command(scene, *(["--json"] if scene.env["TOOLCRIB_STORE"].startswith("postgresql") else []))
+
+
+def _make_agents(scene: Scene) -> dict[str, str]:
+    mint = scene.mint
+    replaced = mint("replaced token", "agent", "add", "worker", "--profile", "developer")
+    tokens = {
+        "worker": mint("worker token", "agent", "rotate", "worker"),
+        "weak": mint("weak token", "agent", "add", "weak", "--profile", "nothing"),
+        "asked": mint("asked token", "agent", "add", "asked", "--profile", "nothing"),
+        "removed": mint("removed token", "agent", "add", "short", "--profile", "developer"),
+        "replaced": replaced,
+    }
+    for name, agent in (("worker token", "worker"), ("weak token", "weak"), ("asked token", "asked")):
+        scene.trail.lawful += [(name, f"{when} file t/state/agents/{agent}/") for when in ("live", "ended")]
+    scene.run("agent", "remove", "short").ok()
+    scene.run("allow", "asked", "leaky:note", "--ask").ok()
+    return tokens
+
+
+def _call_every_way(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> None:
+    """Calls that succeed, fail, are denied, are wrong, and take too long, each with secrets in them."""
+    plant, trail = scene.trail.plant, scene.trail
+    given = {
+        "api_key": plant("argument api_key"),
+        "nested": {"list": [plant("argument nested")], "Authorization": f"Bearer {plant('argument bearer')}"},
+        "text": f"use {plant('argument text')} here, and {tokens['worker']} and {trail.secrets['env value']}",
+        "mutter": f"{tokens['worker']} {tokens['weak']} {daemon.token} {trail.secrets['env value']}",
+    }
+    said, failed = {"say": plant("result")}, {"fail": plant("tool error")}
+    for era in ("modern", "legacy"):
+        with Member(daemon, "worker", tokens["worker"], era, conversation=f"work-{era}") as worker:
+            for server in ("leaky", "other", "web"):
+                answer = worker.call(f"{server}_note", nonce=f"{server}-{era}", **given, **said)
+                assert not refusal(scene.answered("ok", answer, "result"))
+            answer = worker.call("leaky_note", **given, **failed)
+            assert refusal(scene.answered("tool error", answer, "tool error"))
+            assert "no answer within" in refusal(
+                scene.answered("slow", worker.call("slow_note", **given, nonce="slow", hold=True))
+            )
+            for tool in ("gone_note", "broken_note", tokens["worker"], f"leaky_{tokens['worker']}"):
+                scene.answered("no tool", worker.call(tool, **given), "worker token")
+            answer = worker.call("leaky_note", nonce={"is": trail.secrets["argument text"]})
+            assert "must be of type string" in refusal(scene.answered("invalid", answer, "argument text"))
+        with Member(daemon, "weak", tokens["weak"], era) as weak:
+            assert "may not use" in refusal(scene.answered("denied", weak.call("leaky_note", **given)))
+    # The far sides did get what was sent to them: they are in nobody's log, not in nobody's hands.
+    seen = [call["arguments"] for call in scene.notes["leaky"].calls()]
+    assert {each["api_key"] for each in seen} == {given["api_key"]}
+    path, headers = scene.web.seen[-1]
+    assert quote(trail.secrets["query token"], safe="") in path
+    assert headers["x-api-key"] == trail.secrets["header"]
+    assert headers["authorization"] == f"Bearer {trail.secrets['bearer']}"
+    assert not [token for token in tokens.values() if token in repr(scene.web.seen)]
+
+
+def _come_with_bad_words(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> None:
+    """Credentials that are no longer good, or stand where none belongs."""
+    trail, token = scene.trail, tokens["worker"]
+    invented = trail.plant("invented token", f"tcb_{secrets.token_urlsafe(32)}")
+    for name, bad in (("removed", tokens["removed"]), ("replaced", tokens["replaced"]), ("invented", invented)):
+        answer = scene.answered(name, AgentEndpoint(daemon, bad).modern("tools/list"))
+        assert answer.status == 401
+    for header in ("X-Toolcrib-Agent", "X-Toolcrib-Conversation", "Mcp-Session-Id", "Origin", "X-Other"):
+        door = AgentEndpoint(daemon, token, (header, token))
+        scene.answered(f"token in {header}", door.modern("tools/list"))
+        scene.answered(f"call with token in {header}", door.call("leaky_note", {"nonce": "label"}))
+    door = AgentEndpoint(daemon, token)
+    body = legacy_request("tools/list")
+    for target in (f"/mcp?token={token}", f"/{token}", f"/mcp/{token}?access_token={daemon.token}"):
+        scene.answered("token in the path", door.ask(door.usual(body), body, target=target))
+    scene.answered("token as a method", door.modern(token), "worker token")
+    scene.answered("token in a notice", door.ask(door.usual(b := notice(token, {token: token})), b))
+    scene.answered("token in no JSON", door.ask(door.usual(b := b"{" + token.encode()), b))
+    scene.answered("token twice", door.ask([*door.usual(body), door.auth], body))
+
+
+def _ask_a_person(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> None:
+    owner, trail = Owner(daemon), scene.trail
+    told = {
+        "api_key": trail.secrets["argument api_key"],
+        "headers": {"Authorization": f"Bearer {trail.secrets['argument bearer']}"},
+        "text": f"{tokens['asked']} {tokens['worker']} {trail.secrets['env value']} {daemon.token}",
+    }
+    for word in ("approve", "refuse"):
+        with Member(daemon, "asked", tokens["asked"], "modern") as asked:
+            asked.send_call("leaky_note", nonce=f"asked {word}", **told)
+            (waiting,) = wait_for(lambda: owner.say("approval:list")["approvals"], "the question")
+            scene.run("approvals").ok()
+            shown = scene.run("approvals", "--json").ok().json
+            assert "asked " + word in json.dumps(shown)
+            scene.run(word, waiting["id"]).ok()
+            answer = scene.answered(f"asked {word}", asked.told())
+            assert (nonce_of(answer) == f"asked {word}") == (word == "approve")
+
+
+def _say_every_command(scene: Scene, *more: str) -> None:
+    for words in (
+        ("status",),
+        ("servers",),
+        ("tools",),
+        ("logs",),
+        ("logs", "leaky"),
+        ("logs", "broken"),
+        ("logs", "gone"),
+        ("config", "show"),
+        ("config", "check"),
+        ("agent", "list"),
+        ("agent", "show", "worker"),
+        ("agent", "show", "nobody"),
+        ("profile", "list"),
+        ("profile", "show", "developer"),
+        ("why", "worker", "leaky:note", "nonce=x"),
+        ("why", "weak", "leaky:note"),
+        ("why", "weak", "leaky:nothing"),
+        ("approvals",),
+        ("sessions",),
+        ("audit",),
+        ("audit", "--agent", "worker"),
+        ("audit", "--agent", "nobody"),
+        ("audit", "verify"),
+        ("call", "leaky_note", "nonce=cli"),
+        ("call", "broken_note"),
+        ("call", "gone_note"),
+        ("restart", "broken"),
+        ("restart", "gone"),
+        ("connect", "claude"),
+        ("connect", "codex"),
+        ("connect", "gemini"),
+        ("connect", "claude", "--agent", "weak"),
+    ):
+        done = scene.run(*words, *more)
+        assert "Traceback" not in done.err, done
+        assert done.exit_code != 2, f"{words} is no command: {done.err}"
+
+
+def _look_at_processes(scene: Scene, watch: Watch) -> None:
+    for pid, words in watch.words.items():
+        scene.trail.keep(f"arguments of {pid}", words)
+    for pid, environ in watch.environs.items():
+        words = watch.words[pid]
+        of = next((name for name in scene.notes if f"seen-{name}" in words), "")
+        place = f"environment of {of or ('broken' if 'BROKEN' in words else 'the daemon')}"
+        scene.trail.keep(place, environ)
+    scene.trail.lawful += [
+        ("env value", "environment of leaky"),
+        ("inherited", "environment of leaky"),
+        ("inherited", "environment of the daemon"),
+        ("broken env", "environment of broken"),
+    ]
+    assert trail_has(scene.trail, "environment of leaky", scene.trail.secrets["env value"])
+
+
+def trail_has(trail: Trail, place: str, secret: str) -> bool:
+    return secret.encode() in trail.places[place]
+
+
+@pytest.mark.timeout(240)
+def test_no_secret_is_found_where_it_does_not_belong(
+    daemon: StartDaemon,
+    cli: Cli,
+    toolcrib_home: Home,
+    store_env: dict[str, str],
+    store_url: str,
+    web: WebWitness,
+    request: pytest.FixtureRequest,
+) -> None:
+    scene = Scene(trail=Trail(), home=toolcrib_home, cli=cli, env=store_env, notes={}, web=web)
+    trail = scene.trail
+    inherited = trail.plant("inherited")
+    if store_url.startswith("postgresql"):
+        trail.plant("store password", PASSWORD, "environment of the daemon")
+    config = plan(scene)
+    watch = Watch(home=toolcrib_home)
+    started = daemon(config, env={**store_env, "TC_FROM_ENV": inherited})
+    started.wait_until_ready("leaky", "other", "slow", "web")
+    with watch.running():
+        use_everything(scene, started)
+        watch.look()
+    rows = Owner(started).book()
+    trail.keep("the book", json.dumps(rows))
+    assert {row["outcome"] for row in rows} >= {"ok", "tool_error", "denied", "invalid", "timeout", "unknown"}
+    assert all(row["arguments"] is None for row in rows)
+    scene.keep_files("live")
+    trail.keep("the database", _dump(request, store_url))
+    started.stop()
+    trail.keep("the daemon's output", started.output.read_bytes())
+    scene.keep_files("ended")
+    _look_at_processes(scene, watch)
+    # The search does find what it looks for.
+    assert trail_has(trail, "live file t/state/agents/weak/token", trail.secrets["weak token"])
+    assert trail_has(trail, "live file t/config.json", trail.secrets["header"])
+    assert [place for place in trail.places if place.startswith("live file t/state/servers/leaky")]
+    assert trail.found() == []
+    loose = [path for path in toolcrib_home.toolcrib.rglob("token") if path.stat().st_mode & 0o077]
+    assert loose == []
+
+
+def _dump(request: pytest.FixtureRequest, store_url: str) -> bytes:
+    """Every row of every table; of SQLite the very bytes of the file and of what is not yet in it."""
+    if store_url.startswith("postgresql"):
+        server: Postgres = request.getfixturevalue("postgres")
+        dumped = server.sql("select database_to_xml(true, false, '')", store_url.rpartition("/")[2])
+        assert "<audit>" in dumped
+        return dumped.encode()
+    files = sorted(Path(store_url).parent.glob(f"{Path(store_url).name}*"))
+    assert files
+    return b"".join(path.read_bytes() for path in files)
+
+
+def test_values_that_are_kept_in_the_book_are_kept_without_secrets(
+    daemon: StartDaemon, cli: Cli, toolcrib_home: Home, tmp_path: Path
+) -> None:
+    """With `audit_values` on, a person sees what was asked for, and still no secret."""
+    trail = Trail()
+    notes = Notes(tmp_path / "seen")
+    known = trail.plant("env value")
+    config = {"servers": {"w": notes.server("note", env={"API_KEY": known})}, "audit_values": True}
+    started = daemon(config)
+    started.wait_until_ready("w")
+    token = trail.plant("token", Owner(started).add("worker", "w:*"))
+    told = {
+        "nonce": "a plain word",
+        "api_key": trail.plant("api_key"),
+        "deep": [{"password": trail.plant("password")}, {"Authorization": f"Bearer {trail.plant('bearer')}"}],
+        "text": f"a {known} b {token} c {started.token}",
+        "encoded": base64.b64encode(f"x{known}".encode()).decode(),
+        "url": f"https://me:{quote(trail.plant('url password'), safe='')}@example.org/?q={quote(known, safe='')}",
+    }
+    trail.plant("owner token", started.token)
+    with Member(started, "worker", token, "modern") as worker:
+        assert nonce_of(worker.call("w_note", **told)) == told["nonce"]
+    assert notes.calls()[-1]["arguments"] == told
+    rows = [row for row in Owner(started).book() if row["tool"] == "w:note"]
+    assert [row["arguments"]["nonce"] for row in rows if row["kind"] == "intent"] == ["a plain word"]
+    trail.keep("the book", json.dumps(rows))
+    for words in (("audit",), ("audit", "--json")):
+        done = cli(*words).ok()
+        trail.keep(f"cli {words}", done.out + done.err)
+    for path in (toolcrib_home.toolcrib / "state").rglob("*"):
+        if path.is_file() and path.name not in ("token", "owner.token"):
+            trail.keep(f"file {path.name}", path.read_bytes())
+    assert trail.found() == []

@@ -1,0 +1,208 @@
+"""Claude Code, Codex and Gemini CLI themselves, each with a scripted model, at the real daemon.
+
+What counts is what the model was given and what the server saw: a client ends well whatever happened.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parts import coding_agents, fleet, own
+from parts.coding_agents import CodingAgent, Seat
+from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.models.script import Call
+from parts.models.server import Model, serving
+from parts.own import StartServer
+
+
+@pytest.fixture(params=coding_agents.ALL, ids=lambda agent: str(agent.name))
+def client(request: pytest.FixtureRequest, parts: Callable[[str], list[str]]) -> CodingAgent:
+    agent: CodingAgent = request.param
+    parts(agent.name)
+    return agent
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """A daemon with a server that writes down its calls, and the agent `reviewer`, who is a real client."""
+
+    home: Home
+    cli: Cli
+    start: StartDaemon
+    daemon: Daemon
+
+    @property
+    def seen(self) -> Path:
+        return self.home.path / "seen"
+
+    def calls(self) -> list[dict[str, Any]]:
+        """The arguments of the calls that arrived at the server, in order."""
+        lines = self.seen.read_text().splitlines() if self.seen.exists() else []
+        notes = [json.loads(line) for line in lines]
+        return [note["arguments"] for note in notes if note["method"] == "tools/call"]
+
+    def restart_daemon(self, config: dict[str, Any] | None = None) -> None:
+        self.daemon.stop()
+        self._start_again(config)
+
+    def crash_daemon(self) -> None:
+        """And start it again."""
+        self.daemon.kill()
+        self._start_again(None)
+
+    def _start_again(self, config: dict[str, Any] | None) -> None:
+        port = self.daemon.endpoint.rpartition(":")[2].partition("/")[0]
+        self.daemon = self.start(config, "--port", port)
+
+    @property
+    def client_home(self) -> Path:
+        return self.home.path / "client" / "home"
+
+    def seat(self, client: CodingAgent, model: Model) -> Seat:
+        return coding_agents.seat(client, self.client_home.parent, model)
+
+    def run(self, client: CodingAgent, *steps: Call) -> Model:
+        """A run of the client with the file that Toolcrib generates for the agent."""
+        generated = self.cli("connect", client.name, "--agent", "reviewer", "--json").ok().json["generated"]
+        with serving(client.provider, steps) as model:
+            self.seat(client, model).run(cwd=self.home.project, generated=Path(generated))
+        return model
+
+
+@pytest.fixture
+def make_scene(toolcrib_home: Home, daemon: StartDaemon, cli: Cli) -> Callable[..., Scene]:
+    def make(**more: dict[str, Any]) -> Scene:
+        """With more servers, where a test wants them."""
+        started = daemon({"servers": {"own": own_server(toolcrib_home), **more}})
+        started.wait_until_ready()
+        return Scene(home=toolcrib_home, cli=cli, start=daemon, daemon=started)
+
+    return make
+
+
+@pytest.fixture
+def scene(make_scene: Callable[..., Scene]) -> Scene:
+    return make_scene()
+
+
+def own_server(home: Home) -> dict[str, Any]:
+    program, *words = own.stdio_words("own_v2")
+    return {"command": program, "args": words, "env": {"TOOLCRIB_TEST_SEEN": str(home.path / "seen")}}
+
+
+@pytest.mark.req("KSI-1", "KSI-2", "KSI-5")
+def test_a_client_is_offered_what_its_agent_may_use_and_its_call_arrives(scene: Scene, client: CodingAgent) -> None:
+    scene.cli("agent", "add", "reviewer", "--profile", "nothing").ok()
+    scene.cli("allow", "reviewer", "own:echo").ok()
+    scene.cli("allow", "reviewer", "own:add").ok()
+    model = scene.run(client, Call("own_echo", {"word": "hello"}))
+    assert client.tools(model) == {"own_echo", "own_add"}
+    assert scene.calls() == [{"word": "hello"}]
+    assert "hello" in model.results[0]
+
+
+@pytest.mark.req("KSI-7")
+def test_the_model_is_told_why_a_call_was_not_carried_out(
+    make_scene: Callable[..., Scene], client: CodingAgent, start_server: StartServer
+) -> None:
+    web = start_server([sys.executable, str(fleet.SERVERS / "own_v2.py"), "--transport", "http"])
+    program, *words = own.stdio_words("raw_server")
+    scene = make_scene(web={"url": web.url("http")}, gone={"command": program, "args": words})
+    scene.cli("agent", "add", "reviewer", "--profile", "developer").ok()
+    scene.cli("deny", "reviewer", "own:echo", "--when", "mode one_of write").ok()
+
+    def lose_a_server() -> None:
+        scene.restart_daemon({"servers": {"own": own_server(scene.home)}})
+
+    model = scene.run(
+        client,
+        Call("own_echo", {"mode": "write"}),
+        Call("own_add", {"a": 1}),
+        Call("web_echo", first=web.process.kill),
+        Call("own_boom", {"code": -32602}),
+        Call("gone_ok", first=lose_a_server),
+        Call("own_echo", {"mode": "read"}),
+    )
+    denied, unfit, away, refused, unknown, fine = model.results
+    assert "reviewer may not use own:echo: agent reviewer: deny own:echo when mode one_of write" in denied
+    # Gemini CLI checks arguments itself, and does not even send these.
+    assert "required property 'b'" in unfit if client is coding_agents.GEMINI else 'needs the property "b"' in unfit
+    assert "Server 'web'" in away
+    assert "boom, as asked" in refused
+    # Claude Code may have listed the tools again by then, and know it by itself.
+    assert "There is no tool" in unknown or (client is coding_agents.CLAUDE and "No such tool" in unknown)
+    assert "read" in fine
+    assert scene.calls() == [{"code": -32602}, {"mode": "read"}]
+
+
+@pytest.mark.req("KSI-3")
+def test_a_conversation_goes_on_when_the_daemon_is_restarted_or_killed(scene: Scene, client: CodingAgent) -> None:
+    scene.cli("agent", "add", "reviewer", "--profile", "developer").ok()
+    sessions: list[dict[str, Any]] = []
+
+    def crash_and_look() -> None:
+        scene.crash_daemon()
+        # Not at the end: Codex ends its session when it is done.
+        sessions.extend(scene.daemon.command("session:list")["sessions"])
+
+    model = scene.run(
+        client,
+        Call("own_echo", {"n": 1}),
+        Call("own_echo", {"n": 2}, first=scene.restart_daemon),
+        Call("own_echo", {"n": 3}, first=crash_and_look),
+    )
+    assert scene.calls() == [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert all(f'"n":{n}' in given.replace(" ", "") for n, given in enumerate(model.results, 1)), model.results
+    assert [session["agent"] for session in sessions] == ["reviewer"], "it is one session, before and after"
+
+
+TOLD_OF_401 = {
+    "claude": "rejected the Authorization header",
+    "codex": "Authentication required",
+    "gemini": "This token is not known here, or no longer",
+}
+"""What each client tells its model when its token does not work any more."""
+
+
+@pytest.mark.req("KSI-5", "KSI-9")
+def test_the_next_call_of_an_agent_that_is_removed_does_not_pass(scene: Scene, client: CodingAgent) -> None:
+    scene.cli("agent", "add", "reviewer", "--profile", "developer").ok()
+    model = scene.run(
+        client,
+        Call("own_echo", {"n": 1}),
+        Call("own_echo", {"n": 2}, first=lambda: scene.cli("agent", "remove", "reviewer").ok()),
+    )
+    assert scene.calls() == [{"n": 1}]
+    assert TOLD_OF_401[client.name] in model.results[1]
+
+
+@pytest.mark.req("KSI-2", "KSI-3", "KSI-5")
+def test_a_connected_client_works_over_the_bridge_through_a_restart_until_its_entry_is_removed(
+    scene: Scene, client: CodingAgent
+) -> None:
+    person = {"HOME": str(scene.client_home), "CODEX_HOME": str(scene.client_home / ".codex")}
+
+    def connect(flag: str) -> Any:
+        return scene.cli("connect", client.name, flag, "--json", env=person).ok().json
+
+    steps = [
+        Call("own_echo", {"n": 1}),
+        Call("own_echo", {"n": 2}, first=scene.restart_daemon),
+        Call("own_echo", {"n": 3}, first=lambda: connect("--remove")),
+    ]
+    with serving(client.provider, steps) as model:
+        seat = scene.seat(client, model)
+        assert connect("--write")["made"] is True
+        seat.file.write_text(client.unattended(seat.file.read_text()))
+        seat.run(cwd=scene.home.project)
+    assert client.tools(model) >= {"own_echo", "crib_system_health"}
+    assert "crib_server_add" not in client.tools(model), "what changes Toolcrib is the owner's alone"
+    assert scene.calls() == [{"n": 1}, {"n": 2}]
+    assert f"There is no agent '{client.name}'" in model.results[2]

@@ -1,0 +1,209 @@
+"""The real command lines of Claude Code, Codex and Gemini CLI, each run headless with a scripted model.
+
+In: where the model answers, and the configuration that Toolcrib generated for an agent. Out: what the program printed,
+and its exit code. Each run has an empty environment, a home of its own and a dummy key: nothing of the person's own
+set-up is read. A run that "succeeded" proves little; what the model was given and what the servers saw is in
+`models.Model` and in the servers' own notes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parts import fleet
+from parts.models.anthropic import Anthropic
+from parts.models.google import Google
+from parts.models.openai import OpenAI
+from parts.models.server import Model, Provider
+
+LIMIT = 60.0
+KEY = "sk-dummy-0123456789"
+PROMPT = "Use the tools."
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodingAgent:
+    """One of the three, as data."""
+
+    name: str
+    provider: Provider
+    prefix: str
+    """What it puts before the names of our tools; or the namespace that it puts them into."""
+    file: str
+    """Its own configuration, below its home."""
+    settings: Callable[[str], str]
+    """What that file holds so that it uses the model at this URL."""
+    environ: Callable[[Path, str], Mapping[str, str]]
+    """What it wants in its environment, for its home and the model's URL."""
+    words: tuple[str, ...]
+    """What follows the program's name."""
+    generated: Callable[[Path, Path], tuple[str, ...]]
+    """Gives the program with this home the file that Toolcrib generated; the further words that takes."""
+    unattended: Callable[[str], str]
+    """The text of its own file with what our notes say that runs which nobody watches need."""
+
+    def tools(self, model: Model) -> set[str]:
+        """The tools of ours that the model was offered, by our names."""
+        return {
+            tool.name.removeprefix(self.prefix)
+            for tool in model.offered
+            if self.prefix in (tool.namespace, tool.name[: len(self.prefix)])
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    exit_code: int
+    events: list[dict[str, Any]]
+    err: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """A coding agent with a home of its own and a model to ask."""
+
+    agent: CodingAgent
+    home: Path
+    environ: Mapping[str, str]
+
+    @property
+    def file(self) -> Path:
+        return self.home / self.agent.file
+
+    def run(self, *, cwd: Path, generated: Path | None = None, limit: float = LIMIT) -> Ran:
+        """One prompt, to its end. `generated`: with this file of Toolcrib's, else with its own configuration alone."""
+        more = () if generated is None else self.agent.generated(self.home, generated)
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [*fleet.command(self.agent.name), *more, *self.agent.words],
+            env=dict(self.environ),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, err = process.communicate(timeout=limit)
+        finally:
+            # Also after a good end: a helper that the program started must not outlive it.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        events = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        return Ran(exit_code=process.returncode, events=events, err=err, seconds=time.monotonic() - began)
+
+
+def seat(agent: CodingAgent, folder: Path, model: Model) -> Seat:
+    home, tmp = folder / "home", folder / "tmp"
+    file = home / agent.file
+    for made in (file.parent, tmp):
+        made.mkdir(parents=True)
+    file.write_text(agent.settings(model.url))
+    own = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(tmp)}
+    return Seat(agent=agent, home=home, environ={**own, **agent.environ(home, model.url)})
+
+
+def _codex_generated(home: Path, generated: Path) -> tuple[str, ...]:
+    (home / ".codex" / "toolcrib.config.toml").symlink_to(generated)
+    return ("--profile", "toolcrib")
+
+
+def _gemini_generated(home: Path, generated: Path) -> tuple[str, ...]:
+    settings = home / ".gemini" / "settings.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **json.loads(generated.read_text())}))
+    return ()
+
+
+def _trusted(settings: str) -> str:
+    data = json.loads(settings)
+    data["mcpServers"]["toolcrib"]["trust"] = True
+    return json.dumps(data)
+
+
+CODEX_SETTINGS = """model = "gpt-4.1"
+model_provider = "scripted"
+approval_policy = "never"
+sandbox_mode = "read-only"
+[model_providers.scripted]
+name = "scripted"
+base_url = "@URL@/v1"
+wire_api = "responses"
+env_key = "SCRIPTED_KEY"
+supports_websockets = false
+[analytics]
+enabled = false
+[feedback]
+enabled = false
+[features]
+plugins = false
+"""
+"""A model that Codex knows nothing about gets all tools plainly: neither deferred nor behind a language."""
+
+GEMINI_SETTINGS = {
+    "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
+    "privacy": {"usageStatisticsEnabled": False},
+}
+
+CLAUDE = CodingAgent(
+    name="claude",
+    provider=Anthropic(),
+    prefix="mcp__toolcrib__",
+    file=".claude.json",
+    settings=lambda _: "{}",
+    environ=lambda _, url: {
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": KEY,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        # Otherwise the model is offered a search for our tools instead of the tools.
+        "ENABLE_TOOL_SEARCH": "false",
+    },
+    words=(
+        *("-p", PROMPT, "--output-format", "stream-json", "--verbose"),
+        *("--model", "claude-sonnet-4-5", "--allowedTools", "mcp__toolcrib"),
+    ),
+    generated=lambda _, file: ("--mcp-config", str(file), "--strict-mcp-config"),
+    unattended=lambda text: text,
+)
+
+CODEX = CodingAgent(
+    name="codex",
+    provider=OpenAI(),
+    prefix="mcp__toolcrib",
+    file=".codex/config.toml",
+    settings=lambda url: CODEX_SETTINGS.replace("@URL@", url),
+    environ=lambda home, _: {"CODEX_HOME": str(home / ".codex"), "SCRIPTED_KEY": KEY},
+    words=("exec", "--json", "--skip-git-repo-check", "--ephemeral", PROMPT),
+    generated=_codex_generated,
+    unattended=lambda text: text + 'default_tools_approval_mode = "approve"\n',
+)
+
+GEMINI = CodingAgent(
+    name="gemini",
+    provider=Google(),
+    prefix="mcp_toolcrib_",
+    file=".gemini/settings.json",
+    settings=lambda _: json.dumps(GEMINI_SETTINGS),
+    environ=lambda home, url: {
+        "GEMINI_API_KEY": KEY,
+        "GEMINI_CLI_HOME": str(home),
+        "GOOGLE_GEMINI_BASE_URL": url,
+        "GEMINI_CLI_NO_RELAUNCH": "true",
+    },
+    words=("-p", PROMPT, "--output-format", "stream-json", "-m", "gemini-2.5-flash", "--skip-trust"),
+    generated=_gemini_generated,
+    unattended=_trusted,
+)
+
+ALL = (CLAUDE, CODEX, GEMINI)

@@ -1,0 +1,208 @@
+"""Many agents at once, each a lean client of either era that writes its own bytes; and the owner who rules over them.
+
+In: a running daemon. Out: a `Member` for each agent, with a token, a connection and (legacy) a session of its own; what
+it is told comes back as it came. `Owner` speaks to the command socket, without starting a process for each word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from parts.daemon import Daemon
+from parts.raw_client import META, Connection, Endpoint, Header, HttpAnswer, legacy_request, notice, request
+
+ERAS = ("modern", "legacy")
+MOST_ROWS = 20_000
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Owner:
+    """The person whose machine it is, at the command socket. Each call returns when the daemon has acknowledged it."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+
+    def say(self, command: str, **params: Any) -> dict[str, Any]:
+        return self.daemon.command(command, **params)
+
+    def add(self, name: str, *allowed: str, profile: str = "nothing", **more: Any) -> str:
+        """A new agent that may use these tools; gives its token."""
+        token: str = self.say("agent:add", name=name, profile=profile, **more)["token"]
+        for tools in allowed:
+            self.allow(name, tools)
+        return token
+
+    def rotate(self, name: str) -> str:
+        token: str = self.say("agent:rotate", name=name)["token"]
+        return token
+
+    def remove(self, name: str) -> None:
+        self.say("agent:remove", name=name)
+
+    def allow(self, agent: str, tools: str, **more: Any) -> None:
+        self.say("permission:allow", agent=agent, tools=tools, **more)
+
+    def deny(self, agent: str, tools: str, **more: Any) -> None:
+        self.say("permission:deny", agent=agent, tools=tools, **more)
+
+    def put_profile(self, name: str, *rules: Mapping[str, Any]) -> None:
+        self.say("profile:put", name=name, rules=list(rules))
+
+    def sessions(self) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = self.say("session:list")["sessions"]
+        return listed
+
+    def book(self, **filters: Any) -> list[dict[str, Any]]:
+        """Every row that the filters leave, the oldest first."""
+        rows: list[dict[str, Any]] = self.say("audit:query", limit=MOST_ROWS, **filters)["entries"]
+        assert len(rows) < MOST_ROWS, "there may be more"
+        return rows
+
+
+class AgentEndpoint(Endpoint):
+    """The daemon's `/mcp`, as a client with an agent's token reaches it."""
+
+    def __init__(self, daemon: Daemon, token: str, *labels: Header) -> None:
+        super().__init__(daemon)
+        self.token = token
+        self.auth = ("Authorization", f"Bearer {token}")
+        self.labels = labels
+
+    def usual(self, body: bytes, *more: Header) -> list[Header]:
+        return [*super().usual(body, *more), *self.labels]
+
+    def stream_bytes(self, session: str) -> bytes:
+        """Asks for a legacy session's stream of notices."""
+        headers = [self.host, self.auth, ("Accept", "text/event-stream"), ("Mcp-Session-Id", session), *self.labels]
+        return self.raw(headers, verb="GET")
+
+    def delete_bytes(self, session: str) -> bytes:
+        return self.raw([self.host, self.auth, ("Mcp-Session-Id", session), *self.labels], verb="DELETE")
+
+
+class Member:
+    """One agent's client, with a connection of its own. Every request it makes has the id 0, as everybody's has."""
+
+    def __init__(self, daemon: Daemon, name: str, token: str, era: str, *, conversation: str | None = None) -> None:
+        self.name = name
+        self.era = era
+        labels = [] if conversation is None else [("X-Toolcrib-Conversation", conversation)]
+        self.door = AgentEndpoint(daemon, token, *labels)
+        self.session = self.door.begin() if era == "legacy" else ""
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Member:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @property
+    def connection(self) -> Connection:
+        if self._connection is None:
+            self._connection = self.door.connect()
+        return self._connection
+
+    def bytes_of(self, method: str, params: Mapping[str, Any] | None = None, *, meta: Any = None) -> bytes:
+        """A request as this client sends it."""
+        if self.era == "modern":
+            body = request(method, params, id=0, meta={**META, **(meta or {})})
+            named = (params or {}).get("name") if method == "tools/call" else None
+            return self.door.raw(self.door.usual(body, *self.door.modern_headers(method, named)), body)
+        body = legacy_request(method, {**(params or {}), **({"_meta": meta} if meta else {})}, id=0)
+        return self.door.legacy_bytes(self.session, body)
+
+    def send_call(self, tool: str, /, *, meta: Any = None, **arguments: Any) -> None:
+        self.connection.send(self.bytes_of("tools/call", {"name": tool, "arguments": arguments}, meta=meta))
+
+    def told(self) -> HttpAnswer:
+        """The next answer. One that ends the connection is answered on a new one next time."""
+        try:
+            answer = self.connection.answer()
+        except BaseException:
+            self.close()
+            raise
+        if answer.headers.get("connection") == "close":
+            self.close()
+        return answer
+
+    def ask(self, method: str, params: Mapping[str, Any] | None = None) -> HttpAnswer:
+        self.connection.send(self.bytes_of(method, params))
+        return self.told()
+
+    def call(self, tool: str, /, **arguments: Any) -> HttpAnswer:
+        self.send_call(tool, **arguments)
+        return self.told()
+
+    def cancel(self) -> None:
+        """Takes back its request 0, as a legacy client does."""
+        body = notice("notifications/cancelled", {"requestId": 0})
+        with self.door.connect() as connection:
+            connection.send(self.door.legacy_bytes(self.session, body))
+            assert connection.answer().status == 202
+
+    def tools(self) -> set[str]:
+        return {tool["name"] for tool in self.ask("tools/list").result["tools"]}
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[Connection]:
+        """The stream on which this client hears that its tools changed."""
+        with self.door.connect() as stream:
+            if self.era == "legacy":
+                stream.send(self.door.stream_bytes(self.session))
+                assert stream.head()[0] == 200
+            else:
+                stream.send(self.bytes_of("subscriptions/listen", {"notifications": {"toolsListChanged": True}}))
+                assert stream.head()[0] == 200
+                assert stream.event()["method"] == "notifications/subscriptions/acknowledged"
+            yield stream
+
+
+def nonce_of(answer: HttpAnswer) -> str | None:
+    """The nonce of the call that a witness answered; None: the answer is not a witness's."""
+    if answer.status != 200:
+        return None
+    result = json.loads(answer.message).get("result") or {}
+    nonce: str | None = (result.get("structuredContent") or {}).get("nonce")
+    return nonce
+
+
+def refusal(answer: HttpAnswer) -> str:
+    """Why the answer is a no; empty: it is none. As a client sees it: a status, an error, or a result that says so."""
+    if answer.status in (401, 403, 404):
+        return f"{answer.status} {answer.error['message']}"
+    message = json.loads(answer.message)
+    if "error" in message:
+        return f"{answer.status} {message['error']['message']}"
+    result = message["result"]
+    return str(result["content"][0]["text"]) if result.get("isError") else ""
+
+
+def heard(stream: Connection) -> list[dict[str, Any]]:
+    """Every message on the stream until its end."""
+    messages: list[dict[str, Any]] = []
+    with contextlib.suppress(ConnectionError):
+        while True:
+            messages.append(stream.event())
+    return messages
+
+
+def changes(messages: Sequence[Mapping[str, Any]]) -> int:
+    return sum(message.get("method") == "notifications/tools/list_changed" for message in messages)
+
+
+def all_at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Each item in a thread of its own."""
+    listed = list(items)
+    with ThreadPoolExecutor(max(1, len(listed))) as pool:
+        return list(pool.map(work, listed))

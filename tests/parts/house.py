@@ -1,0 +1,223 @@
+"""The endpoint without a process or a port: requests as ASGI has them, at a crib whose parts a test can hold still.
+
+In: a folder. Out: a `House` with its gateway and one server of its own, `slow`. For what cannot be brought about from
+outside: a change between two steps of one request, a limit of hours, a failure of our own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from toolcrib.calls.door import Target
+from toolcrib.config.paths import Paths
+from toolcrib.crib import Crib, Project
+from toolcrib.gateway.http import HttpGateway
+from toolcrib.policy import Caller
+from toolcrib.servers.model import Answer, OnProgress, ToolCall
+
+PORT = 4321
+MODERN = "2026-07-28"
+META = {"io.modelcontextprotocol/protocolVersion": MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
+OWNERS_TOKEN = "o" * 43
+LIMIT = 5.0
+
+
+class Slow:
+    """A server of two tools: `wait` answers when it is let go, `where` says which project it was called in."""
+
+    name = "slow"
+    tools = tuple(json.dumps({"name": name, "inputSchema": {"type": "object"}}).encode() for name in ("wait", "where"))
+
+    def __init__(self) -> None:
+        self.called = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    def target(self, project: Project, caller: Caller) -> Target:
+        return _Asked(self, project)
+
+
+class _Asked:
+    def __init__(self, server: Slow, project: Project) -> None:
+        self._server = server
+        self._project = project
+
+    async def call(
+        self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
+    ) -> Answer:
+        if call.name == "wait":
+            self._server.called.set()
+            await self._server.go_on.wait()
+        text = str(self._project.root)
+        return Answer(result=json.dumps({"content": [{"type": "text", "text": text}]}).encode())
+
+
+class Exchange:
+    """One request as ASGI has it; the client stays until it is told to leave."""
+
+    def __init__(self, scope: Mapping[str, Any], body: bytes | None) -> None:
+        self.scope = scope
+        self.body: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        if body is not None:
+            self.body.set_result(body)
+        self.sent: list[dict[str, Any]] = []
+        self._more = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._asked = False
+
+    async def receive(self) -> dict[str, Any]:
+        if not self._asked:
+            self._asked = True
+            body = await self.body
+            return {"type": "http.disconnect"} if body is None else {"type": "http.request", "body": body}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+        self._more.set()
+
+    def leave(self) -> None:
+        self._gone.set()
+
+    def break_off(self) -> None:
+        """The client goes away before its request has arrived."""
+        self.body.set_result(None)
+
+    @property
+    def status(self) -> int:
+        status: int = self.sent[0]["status"]
+        return status
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    async def begun(self) -> None:
+        """The head was sent: a stream is open."""
+        async with asyncio.timeout(LIMIT):
+            while not self.sent:
+                self._more.clear()
+                await self._more.wait()
+
+    async def until(self, text: bytes) -> None:
+        async with asyncio.timeout(LIMIT):
+            while text not in self.text:
+                self._more.clear()
+                await self._more.wait()
+
+
+class House:
+    """A crib with its gateway, without a process or a port."""
+
+    owners_token = OWNERS_TOKEN
+
+    def __init__(self, crib: Crib, slow: Slow) -> None:
+        self.crib = crib
+        self.slow = slow
+        self.gateway = HttpGateway(crib, token=OWNERS_TOKEN, port=PORT)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(
+        self,
+        body: Mapping[str, Any] | None,
+        token: str = OWNERS_TOKEN,
+        headers: Mapping[str, str] | None = None,
+        *,
+        verb: str = "POST",
+        late: bool = False,
+    ) -> tuple[Exchange, asyncio.Task[None]]:
+        """`late`: the body comes only when its future is set."""
+        told = {
+            "host": f"127.0.0.1:{PORT}",
+            "authorization": f"Bearer {token}",
+            "content-type": "application/json",
+            "accept": "application/json, text/event-stream",
+            **(headers or {}),
+        }
+        scope = {
+            "type": "http",
+            "method": verb,
+            "raw_path": b"/mcp",
+            "headers": [(name.encode(), value.encode()) for name, value in told.items()],
+        }
+        exchange = Exchange(scope, None if late else json.dumps(body).encode() if body is not None else b"")
+        task = asyncio.create_task(self.gateway(scope, exchange.receive, exchange.send))
+        self._tasks.add(task)
+        return exchange, task
+
+    async def ask(self, *args: Any, **more: Any) -> Exchange:
+        exchange, task = self.begin(*args, **more)
+        async with asyncio.timeout(LIMIT):
+            await task
+        return exchange
+
+    async def modern(self, method: str, token: str = OWNERS_TOKEN, label: str | None = None, **params: Any) -> Exchange:
+        return await self.ask(modern_body(method, **params), token, modern_headers(method, label, **params))
+
+    async def legacy(self, session: str, method: str, token: str, **params: Any) -> Exchange:
+        return await self.ask(legacy_body(method, **params), token, {"mcp-session-id": session})
+
+    async def initialize(self, token: str, label: str | None = None) -> str:
+        params = {"protocolVersion": "2025-11-25", "capabilities": {}}
+        named = {} if label is None else {"x-toolcrib-conversation": label}
+        answer = await self.ask(legacy_body("initialize", **params), token, named)
+        assert answer.status == 200, answer.text
+        return answer.headers["mcp-session-id"]
+
+    async def agent(self, name: str, **more: Any) -> str:
+        minted = await self.crib.roster.add(name, **{"profile": "developer", **more})
+        return minted.token
+
+    async def close(self) -> None:
+        self.gateway.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def modern_body(method: str, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": META}}
+
+
+def modern_headers(method: str, label: str | None = None, **params: Any) -> dict[str, str]:
+    told = {"mcp-protocol-version": MODERN, "mcp-method": method}
+    if method == "tools/call":
+        told["mcp-name"] = params["name"]
+    if label is not None:
+        told["x-toolcrib-conversation"] = label
+    return told
+
+
+def legacy_body(method: str, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[House]:
+    home = folder / "home"
+    home.mkdir()
+    slow = Slow()
+    crib = Crib(
+        paths=Paths.of_user({"TOOLCRIB_HOME": str(folder / "t"), "HOME": str(home)}),
+        root=home,
+        environ={},
+        builtins={"slow": slow},
+    )
+    async with crib:
+        house = House(crib, slow)
+        yield house
+        slow.go_on.set()
+        await house.close()

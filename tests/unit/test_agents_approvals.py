@@ -1,0 +1,156 @@
+"""A call that needs a person's word waits for it, but not for ever, and never alone in the dark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from toolcrib.agents.approvals import MOST, MOST_OF_ONE, Answer, Approvals
+from toolcrib.errors import NotFound
+from toolcrib.events import AgentEnded, Bus
+
+pytestmark = pytest.mark.req("KSI-5")
+
+
+def asking(approvals: Approvals, agent: str = "reviewer", **more: Any) -> asyncio.Task[Answer]:
+    question = {
+        "agent": agent,
+        "conversation": "default",
+        "tool": "git:reset",
+        "rule": "agent reviewer: ask git:*",
+        "arguments": b"{}",
+        **more,
+    }
+    return asyncio.create_task(approvals.ask(**question))
+
+
+@pytest.fixture
+def bus() -> Bus:
+    return Bus()
+
+
+@pytest.fixture
+def approvals(bus: Bus) -> Approvals:
+    return Approvals(bus, limit=20.0)
+
+
+@pytest.mark.parametrize(("approved", "why"), [(True, "approved by the owner"), (False, "refused by the owner")])
+async def test_the_answer_reaches_the_call_that_waits(approvals: Approvals, *, approved: bool, why: str) -> None:
+    call = asking(approvals)
+    (waiting,) = await approvals.next(5)
+    assert (waiting.agent, waiting.tool, waiting.rule) == ("reviewer", "git:reset", "agent reviewer: ask git:*")
+    assert waiting.until == waiting.asked_at + 20.0
+    assert approvals.answer(waiting.id, approved=approved, always=True) == waiting
+    assert approvals.waiting() == ()
+    async with asyncio.timeout(5):
+        assert await call == Answer(approved=approved, always=True, why=why)
+
+
+async def test_nobody_in_time_is_a_no(bus: Bus) -> None:
+    approvals = Approvals(bus, limit=0.01)
+    async with asyncio.timeout(5):
+        answer = await asking(approvals)
+    assert answer == Answer(approved=False, always=False, why="nobody answered within 0.01 s")
+    assert approvals.waiting() == ()
+
+
+async def test_an_answer_that_comes_too_late_is_told_what_waits(approvals: Approvals) -> None:
+    with pytest.raises(NotFound, match="No call 'a1' waits") as caught:
+        approvals.answer("a1", approved=True, always=False)
+    assert "None waits" in caught.value.remedy
+    call = asking(approvals)
+    (waiting,) = await approvals.next(5)
+    with pytest.raises(NotFound) as caught:
+        approvals.answer("a1", approved=True, always=False)
+    assert waiting.id in caught.value.remedy
+    approvals.answer(waiting.id, approved=True, always=False)
+    with pytest.raises(NotFound):
+        approvals.answer(waiting.id, approved=False, always=False)
+    assert (await call).approved
+
+
+async def test_a_call_that_is_given_up_waits_no_more(approvals: Approvals) -> None:
+    call = asking(approvals)
+    await approvals.next(5)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert approvals.waiting() == ()
+    assert await approvals.next(0.01) == ()
+
+
+async def test_an_agent_that_ends_takes_its_questions_along(approvals: Approvals, bus: Bus) -> None:
+    calls = [asking(approvals, "reviewer"), asking(approvals, "reviewer"), asking(approvals, "other")]
+    await approvals.next(5)
+    bus.publish(AgentEnded(agent="reviewer"))
+    assert [one.agent for one in approvals.waiting()] == ["other"]
+    for call in calls[:2]:
+        assert not (await call).approved
+    calls[2].cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_only_so_many_wait_for_one_agent_and_in_all(approvals: Approvals) -> None:
+    calls = [asking(approvals, f"agent{n // MOST_OF_ONE}") for n in range(MOST)]
+    await approvals.next(5)
+    assert len(approvals.waiting()) == MOST
+    assert len({one.id for one in approvals.waiting()}) == MOST
+    for agent, why in (("agent0", f"{MOST_OF_ONE} calls of agent0"), ("late", f"{MOST} calls wait")):
+        answer = await asking(approvals, agent)
+        assert not answer.approved
+        assert answer.why.startswith(why)
+    approvals.answer(approvals.waiting()[0].id, approved=True, always=False)
+    one_more = asking(approvals, "late")
+    await asyncio.sleep(0)
+    assert approvals.waiting()[-1].agent == "late"
+    for call in (*calls, one_more):
+        call.cancel()
+    await asyncio.gather(*calls, one_more, return_exceptions=True)
+
+
+async def test_several_may_wait_for_something_to_wait(approvals: Approvals) -> None:
+    watchers = [asyncio.create_task(approvals.next(5)) for _ in range(3)]
+    await asyncio.sleep(0)
+    call = asking(approvals)
+    async with asyncio.timeout(5):
+        seen = await asyncio.gather(*watchers)
+    assert seen == [approvals.waiting()] * 3
+    approvals.answer(seen[0][0].id, approved=False, always=False)
+    await call
+
+
+async def shown(bus: Bus, arguments: bytes) -> Any:
+    approvals = Approvals(bus, mask=lambda text: text.replace("hunter2", "****"))
+    call = asking(approvals, arguments=arguments)
+    (waiting,) = await approvals.next(5)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    return waiting.arguments
+
+
+async def test_the_person_sees_the_arguments_but_no_secret(bus: Bus) -> None:
+    arguments = {"path": "a b", "deep": [{"password": "is hunter2!"}, 5, None, True], "hunter2": 1}
+    assert await shown(bus, json.dumps(arguments).encode()) == {
+        "path": "a b",
+        "deep": [{"password": "is ****!"}, 5, None, True],
+        "****": 1,
+    }
+    assert await shown(bus, b'{"x": "hunter\\u0032"}') == {"x": "****"}
+
+
+async def test_no_argument_hides_behind_another_that_is_masked_alike(bus: Bus) -> None:
+    assert await shown(bus, b'{"hunter2": "kind", "****": "cruel"}') == {"****": "kind", "****'": "cruel"}
+
+
+async def test_of_endless_arguments_the_beginning_is_shown_and_how_much_is_left(bus: Bus) -> None:
+    text = await shown(bus, b'{"x": "' + b"y" * 65_526 + b"hunter2" + b"z" * 100_000 + b'"}')
+    assert text.startswith('{"x": "yyy')
+    assert "hunter" not in text
+    assert text.endswith(f"… and {65_526 + 7 + 100_000 + 9 - 65_536} bytes more")
+
+
+async def test_arguments_that_cannot_be_decoded_are_shown_as_they_are(bus: Bus) -> None:
+    assert await shown(bus, b'{"x": "hunter2') == '{"x": "****'

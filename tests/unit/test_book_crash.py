@@ -1,0 +1,94 @@
+"""`kill -9` at any moment: what was acknowledged is there, and the chain holds."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from toolcrib.book import Book
+from toolcrib.book.anchor import Anchor
+from toolcrib.store import Store
+from toolcrib.store.commits import Commits
+
+LIMIT = 30.0
+
+WRITER = textwrap.dedent(
+    """
+    import asyncio, sys
+    from pathlib import Path
+    from toolcrib.book import Book
+    from toolcrib.book.entry import Entry, Kind
+    from toolcrib.store import Store
+    from toolcrib.store.commits import Commits
+
+    async def calls(book, name):
+        for number in range(10**9):
+            call = f"{name}-{number}"
+            book.note(Entry(kind=Kind.INTENT, call=call, agent="a", arguments=b'{"x":1}'))
+            await book.kept()
+            book.note(Entry(kind=Kind.OUTCOME, call=call, agent="a", outcome="ok", result=b"hello"))
+            await book.kept()
+            sys.stdout.write(call + "\\n")
+            sys.stdout.flush()
+
+    async def main(url, folder, name):
+        store = await Store.open(url)
+        commits = Commits(store)
+        book = await Book.open(store, commits, folder=Path(folder), secrets=str)
+        await asyncio.gather(*(calls(book, f"{name}-{task}") for task in range(8)))
+
+    asyncio.run(main(*sys.argv[1:]))
+    """
+)
+
+
+def written_until_killed(url: str, folder: Path, name: str, lines: int) -> list[str]:
+    """The calls that were acknowledged before the end."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITER, url, str(folder), name], stdout=subprocess.PIPE, text=True, cwd=folder
+    )
+    assert child.stdout is not None
+    try:
+        seen = [child.stdout.readline() for _ in range(lines)]
+    finally:
+        child.kill()
+    seen += child.stdout.readlines()
+    child.stdout.close()
+    child.wait(LIMIT)
+    # The last line may be cut off in the middle; then nobody was told.
+    return [line.strip() for line in seen if line.endswith("\n")]
+
+
+@pytest.mark.req("KSI-5")
+async def test_after_a_kill_every_acknowledged_row_is_there(
+    store_url: str, tmp_path: Path, sized: Callable[[int, int], int]
+) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    acknowledged: list[str] = []
+    chance = random.Random(7)  # noqa: S311 - chooses moments, guards nothing
+    for round_ in range(sized(3, 30)):
+        acknowledged += written_until_killed(store_url, folder, f"r{round_}", chance.randint(1, 120))
+    store = await Store.open(store_url)
+    commits = Commits(store)
+    book = await Book.open(store, commits, folder=folder, secrets=str)
+    report = await book.verify()
+    assert report.ok, report
+    rows = await book.query(limit=1_000_000)
+    kinds: dict[str, list[str]] = {}
+    for row in rows:
+        kinds.setdefault(row["call"], []).append(row["kind"])
+    assert len(acknowledged) == len(set(acknowledged)) > 0
+    assert [call for call in acknowledged if kinds.get(call) != ["intent", "outcome"]] == []
+    (head,) = Anchor(folder / "audit.head").heads()
+    assert head.seq <= rows[-1]["seq"]
+    assert rows[head.seq - 1]["hash"] == head.hash
+    await book.close()
+    await commits.close()
+    await store.close()

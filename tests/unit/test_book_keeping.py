@@ -1,0 +1,350 @@
+"""The book at work: notes what happens, shows it, bears a database that cannot be written, lets the oldest go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from toolcrib.book import Book, retention
+from toolcrib.book.entry import Entry, Kind
+from toolcrib.book.tokens import COUNTED_UP_TO
+from toolcrib.errors import StoreError
+from toolcrib.store import Database, Store, audit
+from toolcrib.store.commits import Commits
+
+pytestmark = pytest.mark.req("KSI-5")
+
+LIMIT = 10.0
+NOW = 2_000_000_000.0
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    url: str | Path, folder: Path, *, most_items: int = 50_000, **options: Any
+) -> AsyncIterator[tuple[Book, Store]]:
+    folder.mkdir(exist_ok=True)
+    store = await Store.open(url, busy_timeout=0.1)
+    commits = Commits(store, most_items=most_items)
+    book = await Book.open(store, commits, folder=folder, secrets=str, **options)
+    try:
+        yield book, store
+    finally:
+        await book.close()
+        await commits.close()
+        await store.close()
+
+
+@pytest.fixture
+async def book(store_url: str, tmp_path: Path) -> AsyncIterator[Book]:
+    async with opened(store_url, tmp_path / "state") as (made, _):
+        yield made
+
+
+def call(book: Book, number: int, **fields: Any) -> None:
+    entry: dict[str, Any] = {"call": f"c{number}", "agent": "reviewer", "at": NOW + number, **fields}
+    book.note(Entry(kind=Kind.INTENT, **entry))
+    book.note(Entry(kind=Kind.OUTCOME, **{"outcome": "ok", "duration": 0.5, "size": 9, **entry}))
+
+
+async def eventually(is_so: Any) -> None:
+    async with asyncio.timeout(LIMIT):
+        while not is_so():  # noqa: ASYNC110 - the thread that writes rings no bell here
+            await asyncio.sleep(0.005)
+
+
+async def test_a_call_is_two_entries_with_all_that_is_known_of_it(book: Book) -> None:
+    call(
+        book,
+        1,
+        session="s_1",
+        conversation="default",
+        tool="files:read",
+        server="files",
+        decision="allow",
+        rule="profile developer: allow *",
+        mode="full",
+        arguments=b'{"path": "abc"}',
+    )
+    await book.kept()
+    intent, outcome = await book.query()
+    hashes = {name: row.pop("hash") for name, row in (("intent", intent), ("outcome", outcome))}
+    assert hashes["intent"] != hashes["outcome"]
+    assert len(intent.pop("arguments_hash")) == 64
+    same = {
+        "at": NOW + 1,
+        "call": "c1",
+        "agent": "reviewer",
+        "session": "s_1",
+        "conversation": "default",
+        "tool": "files:read",
+        "server": "files",
+        "decision": "allow",
+        "rule": "profile developer: allow *",
+        "mode": "full",
+        "arguments": None,
+        "tokens": None,
+        "detail": None,
+    }
+    assert intent == {
+        **same,
+        "seq": 1,
+        "kind": "intent",
+        "shape": {"path": "string(3)"},
+        "outcome": "",
+        "duration": 0.0,
+        "size": 0,
+    }
+    assert outcome == {
+        **same,
+        "seq": 2,
+        "kind": "outcome",
+        "shape": None,
+        "arguments_hash": None,
+        "outcome": "ok",
+        "duration": 0.5,
+        "size": 9,
+    }
+
+
+async def test_a_call_that_was_stopped_at_the_door_has_its_arguments_with_the_outcome(book: Book) -> None:
+    book.note(Entry(kind=Kind.OUTCOME, call="c1", outcome="denied", arguments=b'{"a": 1}'))
+    await book.kept()
+    (row,) = await book.query()
+    assert row["shape"] == {"a": "integer"}
+
+
+async def test_tokens_are_told_to_who_counts_them_once_the_row_is_there(book: Book) -> None:
+    told: list[int] = []
+    call(book, 1, result=b"hello world", counted=told.append)
+    call(book, 2, result=b"x" * (COUNTED_UP_TO + 1), counted=told.append)
+    assert told == []
+    await book.kept()
+    assert [row["tokens"] for row in await book.query()] == [2, 2, None, None]
+    assert told == [2, 2]
+
+
+async def test_queries_find_what_fits_and_nothing_else(book: Book) -> None:
+    call(book, 0, tool="files:read_file", server="files", session="s_1")
+    call(book, 1, tool="files:write_file", server="files", outcome="denied")
+    call(book, 2, tool="git:read_file", server="git", agent="builder")
+    call(book, 3, tool="Files:READ_FILE", server="Files")
+    call(book, 4, tool="we_ird:100%_[a]", server="we_ird", session="s_2")
+    call(book, 5, tool="weXird:1009_a", server="weXird")
+    book.note(Entry(kind=Kind.CHANGE, at=NOW + 6, agent="builder", outcome="agent added", detail={"by": "owner"}))
+    await book.kept()
+
+    async def numbers(**wanted: Any) -> list[int]:
+        rows = await book.query(**wanted)
+        assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
+        return sorted({round(row["at"] - NOW) for row in rows})
+
+    assert await numbers() == [0, 1, 2, 3, 4, 5, 6]
+    assert await numbers(agent="builder") == [2, 6]
+    assert await numbers(server="files") == [0, 1]
+    assert await numbers(session="s_1") == [0]
+    assert await numbers(outcome="denied") == [1]
+    assert await numbers(outcome="agent added") == [6]
+    assert await numbers(tool="files:read_file") == [0]
+    assert await numbers(tool="read_file") == [0, 2]
+    assert await numbers(tool="files:*") == [0, 1]
+    assert await numbers(tool="*:read_fil?") == [0, 2]
+    assert await numbers(tool="*") == [0, 1, 2, 3, 4, 5, 6]
+    assert await numbers(tool="we_ird:*") == [4]
+    assert await numbers(tool="100%_[a]") == [4]
+    assert await numbers(tool="100%*") == [4]
+    assert await numbers(since=NOW + 4) == [4, 5, 6]
+    assert await numbers(until=NOW + 1) == [0, 1]
+    assert await numbers(since=NOW + 1, until=NOW + 4, server="files") == [1]
+    assert await numbers(since=NOW + 100) == []
+    assert await numbers(agent="nobody") == []
+    assert [row["seq"] for row in await book.query(limit=3)] == [11, 12, 13]
+    assert [row["seq"] for row in await book.query(limit=3, after=4)] == [5, 6, 7]
+    assert [row["seq"] for row in await book.query(after=12)] == [13]
+    assert (await book.query(limit=1))[0]["detail"] == {"by": "owner"}
+
+
+async def test_what_is_rare_is_found_in_a_long_book(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolcrib.book.book._WINDOW", 7)
+    for number in range(30):
+        call(book, number, agent="rare" if number % 10 == 0 else "often")
+    await book.kept()
+    assert [row["seq"] for row in await book.query(agent="rare", limit=5)] == [2, 21, 22, 41, 42]
+    assert len(await book.query(limit=100)) == 60
+
+
+async def test_a_database_that_cannot_be_written_is_told_at_once_and_the_book_recovers(tmp_path: Path) -> None:
+    def room(connection: sa.Connection, pages: int) -> None:
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+
+    async with opened(tmp_path / "crib.db", tmp_path / "state", most_items=100) as (book, store):
+        call(book, 0)
+        await book.kept()
+        await store.write(room, 1)
+        rule = "r" * 500
+        for number in range(1, 200):
+            call(book, number, rule=rule)
+        with pytest.raises(StoreError, match="no room"):
+            await book.kept()
+        assert book.failure is not None
+        assert book.describe()["writable"] is False
+        began = time.monotonic()
+        with pytest.raises(StoreError, match="no room"):
+            await book.kept()
+        assert time.monotonic() - began < 1
+        assert len(await book.query()) == 2, "reading goes on"
+        await store.write(room, 1_000_000)
+        await eventually(lambda: book.failure is None)
+        await book.kept()
+        rows = await book.query(limit=1000)
+        assert [row["kind"] for row in rows[102:]] == ["gap"]
+        assert rows[-1]["detail"]["entries"] == 398 - 100
+        assert rows[-1]["detail"]["from"] <= rows[-1]["detail"]["to"] <= time.time()
+        assert book.describe()["lost"] == 298
+        assert (await book.verify()).ok
+
+
+@pytest.mark.parametrize("was_made", [True, False])
+async def test_a_commit_whose_end_nobody_knows_is_neither_lost_nor_repeated(
+    book: Book, monkeypatch: pytest.MonkeyPatch, was_made: bool
+) -> None:
+    call(book, 0)
+    await book.kept()
+    write = Database.write
+    ends = iter([True])
+
+    def cut_off(database: Database, work: Any, *args: Any) -> Any:
+        """The connection is lost while the commit is under way."""
+        if next(ends, False):
+            if was_made:
+                write(database, work, *args)
+            raise StoreError("The connection is lost.")
+        return write(database, work, *args)
+
+    monkeypatch.setattr(Database, "write", cut_off)
+    told: list[int] = []
+    call(book, 1, result=b"hello world", counted=told.append)
+    with pytest.raises(StoreError, match="lost"):
+        await book.kept()
+    call(book, 2, result=b"hello world", counted=told.append)
+    await eventually(lambda: book.failure is None)
+    await book.kept()
+    assert [row["call"] for row in await book.query()] == ["c0", "c0", "c1", "c1", "c2", "c2"]
+    assert told == [2] * 4
+    assert (await book.verify()).ok
+
+
+async def test_a_head_that_cannot_be_anchored_keeps_nobody_from_writing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path / "crib.db", tmp_path / "state") as (book, _):
+        (tmp_path / "state" / "audit.head").mkdir()
+        for number in range(3):
+            call(book, number)
+            await book.kept()
+        assert [record.levelno for record in caplog.records] == [logging.WARNING], "told once"
+        assert "audit.head" in caplog.text
+        assert not (await book.verify()).ok
+        (tmp_path / "state" / "audit.head").rmdir()
+        call(book, 3)
+        await book.kept()
+        assert (await book.verify()).ok
+
+
+@pytest.mark.parametrize("content", ["", "no key", "00" * 31])
+async def test_a_spoilt_key_is_a_reason_not_to_write(tmp_path: Path, content: str) -> None:
+    (tmp_path / "state").mkdir()
+    key = tmp_path / "state" / "audit.key"
+    key.write_text(content)
+    async with opened(tmp_path / "crib.db", tmp_path / "state") as (book, _):
+        call(book, 0)
+        with pytest.raises(StoreError, match="is not a key"):
+            await book.kept()
+        key.unlink()
+        await eventually(lambda: book.failure is None)
+        assert (await book.verify()).ok
+
+
+async def test_the_key_is_the_owners_alone_and_stays_the_same(store_url: str, tmp_path: Path) -> None:
+    keys = set()
+    for number in range(2):
+        async with opened(store_url, tmp_path / "state") as (book, _):
+            call(book, number)
+            await book.kept()
+            keys.add((tmp_path / "state" / "audit.key").read_text())
+            (tmp_path / "state" / "audit.key").chmod(0o644)
+    async with opened(store_url, tmp_path / "state") as (book, _):
+        assert (await book.verify()).ok
+    assert len(keys) == 1
+    assert (tmp_path / "state" / "audit.key").stat().st_mode & 0o777 == 0o600
+    assert {file.name for file in (tmp_path / "state").iterdir()} >= {"audit.head", "audit.key"}
+    assert not [file for file in (tmp_path / "state").iterdir() if file.name.startswith(".")]
+
+
+async def test_what_is_too_old_goes_and_the_rest_verifies(
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "STEP", 30)
+    day = 86_400
+    async with opened(store_url, tmp_path / "state", keep_days=10) as (book, store):
+        for number in range(50):
+            call(book, number, at=time.time() - 11 * day)
+        call(book, 50, at=time.time() - 9 * day)
+        call(book, 51, at=time.time() - 11 * day)
+        await book.kept()
+        assert await book.prune() == 100
+        assert await book.prune() == 0
+        rows = await book.query(limit=1000)
+        assert [row["call"] for row in rows[:4]] == ["c50", "c50", "c51", "c51"], "only a beginning may go"
+        told = [row["detail"] for row in rows[4:]]
+        assert [detail["entries"] for detail in told] == [30, 30, 30, 10]
+        assert told[-1]["through"] == 100
+        assert (await book.verify()).ok
+        call(book, 52)
+        await book.kept()
+        assert (await book.verify()).entries == 10
+        assert await store.read(audit.first_since, 0.0) == 101
+
+
+async def test_what_is_too_much_goes_and_the_rest_verifies(store_url: str, tmp_path: Path) -> None:
+    async with opened(store_url, tmp_path / "state", keep_bytes=100_000) as (book, _):
+        for number in range(300):
+            call(book, number, rule="r" * 400)
+        await book.kept()
+        gone = await book.prune()
+        rows = await book.query(limit=1000)
+        size = sum(len(str(list(row.values()))) for row in rows)
+        assert gone + len(rows) - 1 == 600
+        assert 70_000 < size < 130_000
+        assert rows[-1]["kind"] == "pruned"
+        assert await book.prune() == 0
+        assert (await book.verify()).ok
+
+
+async def test_pruning_ends_however_little_may_be_kept(store_url: str, tmp_path: Path) -> None:
+    async with opened(store_url, tmp_path / "state", keep_bytes=1, keep_days=0.001) as (book, _):
+        for number in range(20):
+            call(book, number, at=1.0)
+        await book.kept()
+        await asyncio.wait_for(book.prune(), LIMIT)
+        assert (await book.verify()).ok
+        assert len(await book.query()) <= 2
+
+
+async def test_the_book_prunes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolcrib.book.book._FIRST_PRUNE", 0.01)
+    monkeypatch.setattr("toolcrib.book.book._PRUNE_EVERY", 0.01)
+    async with opened(tmp_path / "crib.db", tmp_path / "state") as (book, _):
+        for number in range(5):
+            call(book, number, at=1.0)
+        await book.kept()
+        async with asyncio.timeout(LIMIT):
+            while [row["kind"] for row in await book.query()][:1] != ["pruned"]:  # noqa: ASYNC110 - nobody is told of it
+                await asyncio.sleep(0.005)

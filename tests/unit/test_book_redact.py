@@ -1,0 +1,115 @@
+"""No dress makes a known secret pass."""
+
+from __future__ import annotations
+
+import base64
+import json
+import string
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcrib.book.redact import Redactor, redact_all
+from toolcrib.config.redact import tells_a_secret
+
+SECRET = 'p@ss/w"ord+é?1'
+
+SECRETS = st.text(string.ascii_letters + string.digits + "+/=?&%\"'\\ é", min_size=8, max_size=40).filter(str.strip)
+SURROUNDINGS = st.text(string.ascii_letters + ":/ .", max_size=20)
+
+
+def redactor(*values: str) -> Redactor:
+    known = frozenset(values)
+    return Redactor(lambda: known)
+
+
+@pytest.mark.req("KSI-5")
+@given(SECRETS, SURROUNDINGS, SURROUNDINGS)
+def test_a_known_value_is_hidden_wherever_it_stands(secret: str, before: str, after: str) -> None:
+    assert secret not in redactor(secret)(before + secret + after)
+
+
+@pytest.mark.req("KSI-5")
+@pytest.mark.parametrize(
+    "dressed",
+    [
+        quote(SECRET),
+        quote(SECRET, safe=""),
+        quote(SECRET, safe="").lower(),
+        quote_plus(SECRET),
+        json.dumps(SECRET)[1:-1],
+        json.dumps(SECRET, ensure_ascii=False)[1:-1],
+    ],
+)
+def test_its_url_and_json_forms_are_hidden_too(dressed: str) -> None:
+    lowered = SECRET.lower() if dressed.islower() else SECRET
+    masked = redactor(lowered)(f"x={dressed}&y=1")
+    assert dressed not in masked
+    assert masked == "x=****&y=1"
+
+
+@pytest.mark.req("KSI-5")
+@given(SECRETS, st.binary(max_size=7), st.binary(max_size=7), st.booleans())
+def test_its_base64_is_hidden_whatever_stands_before_and_behind(
+    secret: str, before: bytes, after: bytes, urlsafe: bool
+) -> None:
+    encode = base64.urlsafe_b64encode if urlsafe else base64.b64encode
+    encoded = encode(before + secret.encode() + after).decode()
+    masked = redactor(secret)(f"<{encoded}>")
+    # What the neighbours do not share in is gone: at most four bits of it are left at either end.
+    whole = encode(secret.encode()).decode().rstrip("=")
+    for piece in range(len(encoded) - 7):
+        visible = encoded[piece : piece + 8]
+        if visible in masked:
+            decoded = base64.urlsafe_b64decode(visible.replace("+", "-").replace("/", "_"))
+            assert secret.encode()[2:-2] not in decoded
+    assert whole[:-1] not in masked
+
+
+@pytest.mark.req("KSI-5")
+def test_what_only_looks_like_a_secret_is_hidden_as_well() -> None:
+    masked = redactor()("curl -H 'Authorization: Bearer abcdef123456' https://user:pass@host/?token=zzz")
+    assert not any(secret in masked for secret in ("abcdef123456", "user:pass", "zzz"))
+
+
+def test_a_secret_that_becomes_known_later_is_hidden_from_then_on() -> None:
+    known: list[frozenset[str]] = [frozenset()]
+    redact = Redactor(lambda: known[0])
+    assert redact("see hunter2hunter2") == "see hunter2hunter2"
+    known[0] = frozenset({"hunter2hunter2"})
+    assert redact("see hunter2hunter2") == "see ****"
+
+
+def test_an_empty_value_hides_nothing() -> None:
+    assert redactor("")("plain") == "plain"
+
+
+@pytest.mark.req("KSI-5")
+def test_in_a_tree_keys_and_what_stands_under_a_telling_name_are_hidden() -> None:
+    tree = {
+        "hunter2hunter2": [1, {"path": "x/hunter2hunter2"}],
+        "api_key": "anything",
+        "password": 12345,
+        "tokens": ["a", "b"],
+        "author": "Ada",
+        "flag": True,
+        "none": None,
+    }
+    assert redact_all(tree, redactor("hunter2hunter2")) == {
+        "****": [1, {"path": "x/****"}],
+        "api_key": "****",
+        "password": "****",
+        "tokens": ["****", "****"],
+        "author": "Ada",
+        "flag": True,
+        "none": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "tells"), [("apiKey", True), ("DB_PASSWORD", True), ("token", True), ("path", False), ("keyboard", False)]
+)
+def test_names_that_tell_of_a_secret(name: str, tells: bool) -> None:
+    assert tells_a_secret(name) is tells

@@ -1,0 +1,195 @@
+"""What is written of an entry: enough to know what happened, nothing that must not be known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from toolcrib.book import tokens
+from toolcrib.book.chain import Keys
+from toolcrib.book.entry import Entry, Kind
+from toolcrib.book.redact import Redactor
+from toolcrib.book.row import LOOKED_INTO, VALUES_UP_TO, RowMaker
+from toolcrib.book.shape import MOST_BYTES, shape_of
+from toolcrib.store import Database, audit
+
+KEYS = Keys(b"k" * 32)
+
+
+def maker(*secrets: str, values: bool = False) -> RowMaker:
+    known = frozenset(secrets)
+    return RowMaker(key=KEYS.arguments, redact=Redactor(lambda: known), values=values)
+
+
+def row_of(arguments: Any, *secrets: str, values: bool = False) -> dict[str, Any]:
+    entry = Entry(kind=Kind.INTENT, arguments=json.dumps(arguments).encode())
+    return maker(*secrets, values=values).row(1, entry)
+
+
+@pytest.mark.req("KSI-5")
+def test_arguments_are_written_as_their_shape() -> None:
+    row = row_of({"path": "src/main.py!", "options": {"deep": True, "n": 3, "f": 1.5, "no": None}, "list": ["a", 1]})
+    assert json.loads(row["shape"]) == {
+        "path": "string(12)",
+        "options": {"deep": "boolean", "n": "integer", "f": "number", "no": "null"},
+        "list": ["string(1)", "integer"],
+    }
+    assert row["arguments"] is None
+
+
+@pytest.mark.req("KSI-5")
+def test_no_value_is_in_the_row_unless_that_is_switched_on() -> None:
+    arguments = {"text": "confidential", "deep": [{"inner": "confidential"}]}
+    assert "confidential" not in json.dumps(row_of(arguments))
+    assert json.loads(row_of(arguments, values=True)["arguments"]) == arguments
+
+
+@pytest.mark.req("KSI-5")
+def test_values_are_written_without_secrets() -> None:
+    row = row_of({"hunter2hunter2": "x", "text": "is hunter2hunter2.", "api_key": "abc"}, "hunter2hunter2", values=True)
+    assert json.loads(row["arguments"]) == {"****": "x", "text": "is ****.", "api_key": "****"}
+    assert "hunter2" not in json.dumps(row)
+
+
+@pytest.mark.req("KSI-5")
+def test_a_secret_is_hidden_in_every_text_of_the_row() -> None:
+    secret = "hunter2hunter2"
+    entry = Entry(
+        kind=Kind.CHANGE,
+        agent=secret,
+        conversation=secret,
+        tool=secret,
+        server=secret,
+        rule=f"because of {secret}",
+        outcome=secret,
+        detail={"a": [secret], secret: 1},
+    )
+    assert secret not in json.dumps(maker(secret).row(1, entry))
+
+
+def test_a_secret_is_not_cut_in_half() -> None:
+    secret = "s3cr3t" * 10
+    row = maker(secret).row(1, Entry(kind=Kind.OUTCOME, conversation="c" * 190 + secret))
+    assert "s3c" not in row["conversation"]
+
+
+@pytest.mark.req("KSI-5")
+def test_the_hash_is_of_what_the_arguments_say_and_keyed() -> None:
+    same = [row_of({"a": 1, "b": [2]})["arguments_hash"], row_of({"b": [2], "a": 1})["arguments_hash"]]
+    assert same[0] == same[1]
+    assert row_of({"a": 1, "b": [3]})["arguments_hash"] != same[0]
+    other = RowMaker(key=b"other", redact=str, values=False)
+    assert other.row(1, Entry(kind=Kind.INTENT, arguments=b'{"a":1,"b":[2]}'))["arguments_hash"] != same[0]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"not json", b"\xff", b"[" * 100_000, b'{"a":' * 5000 + b"1" + b"}" * 5000, b'"' + b"x" * LOOKED_INTO + b'"'],
+    ids=["no JSON", "no UTF-8", "deep list", "deep object", "too large"],
+)
+def test_arguments_that_cannot_be_looked_into_are_hashed_as_they_are(raw: bytes) -> None:
+    row = maker(values=True).row(1, Entry(kind=Kind.INTENT, arguments=raw))
+    assert json.loads(row["shape"]) == f"{len(raw)} bytes"
+    assert len(row["arguments_hash"]) == 64
+    assert row["arguments"] is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, width=32) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(st.dictionaries(st.text(), JSON))
+def test_a_shape_is_small_whatever_it_is_of(arguments: dict[str, Any]) -> None:
+    shape = shape_of(arguments, str)
+    assert len(shape.encode()) <= MOST_BYTES
+    json.loads(shape)
+
+
+def test_a_wide_or_long_tree_is_counted_where_it_is_not_shown() -> None:
+    assert json.loads(shape_of({"list": list(range(10))}, str)) == {"list": ["integer"] * 3 + ["+7"]}
+    wide = json.loads(shape_of({f"k{n}": n for n in range(40)}, str))
+    assert (len(wide), wide["…"]) == (33, "+8")
+    huge = {f"{n}" + "k" * 60: {f"{m}" + "k" * 60: m for m in range(30)} for n in range(30)}
+    assert json.loads(shape_of(huge, str)) == "object(30)"
+
+
+@pytest.mark.req("KSI-5")
+def test_values_and_details_are_cut() -> None:
+    assert len(row_of({"text": "x" * 10_000}, values=True)["arguments"]) == VALUES_UP_TO
+    row = maker().row(1, Entry(kind=Kind.CHANGE, detail={"text": "x" * 10_000}))
+    assert len(row["detail"]) == VALUES_UP_TO
+
+
+@pytest.mark.req("KSI-5")
+def test_tokens_of_a_result_are_counted() -> None:
+    assert tokens.count(b"hello world") == 2
+    assert tokens.count(b"\xff\xfe") is not None
+    assert tokens.count(b"x" * (tokens.COUNTED_UP_TO + 1)) is None
+    assert maker().row(1, Entry(kind=Kind.OUTCOME, result=b"hello world"))["tokens"] == 2
+    assert maker().row(1, Entry(kind=Kind.OUTCOME))["tokens"] is None
+
+
+ANY_TEXT = st.text(st.characters(categories=None), max_size=30)
+ENTRIES = st.builds(
+    Entry,
+    kind=st.sampled_from(Kind),
+    at=st.floats(),
+    call=ANY_TEXT,
+    agent=ANY_TEXT,
+    session=ANY_TEXT,
+    conversation=ANY_TEXT | st.just("c" * 1000),
+    tool=ANY_TEXT,
+    server=ANY_TEXT,
+    decision=ANY_TEXT,
+    rule=ANY_TEXT,
+    mode=ANY_TEXT,
+    arguments=st.none() | st.binary(max_size=50) | st.builds(lambda tree: json.dumps(tree).encode(), JSON),
+    outcome=ANY_TEXT,
+    duration=st.floats(),
+    size=st.integers(),
+    result=st.none() | st.binary(max_size=50),
+    detail=st.none() | st.dictionaries(st.text(), JSON, max_size=3),
+)
+
+
+@pytest.mark.req("KSI-5")
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(entries=st.lists(ENTRIES, min_size=1, max_size=4), masked=st.booleans())
+def test_any_entry_is_read_back_with_the_hash_that_it_was_given(
+    written: Database, entries: list[Entry], masked: bool
+) -> None:
+    redact = Redactor(frozenset) if masked else str
+    make = RowMaker(key=KEYS.arguments, redact=redact, values=True)
+    rows = [make.row(number, entry) for number, entry in enumerate(entries, 1)]
+    for row in rows:
+        row["hash"] = KEYS.link("", row.values())
+    written.write(audit.let_go, 2**62, "")
+    written.write(audit.append, rows)
+    found = written.read(audit.page, 0, 10)
+    assert [tuple(row) for row in found] == [tuple(row.values()) for row in rows]
+    assert [row[-1] for row in found] == [KEYS.link("", tuple(row)[:-1]) for row in found]
+
+
+@pytest.fixture
+def written(store_url: str) -> Any:
+    with Database.open(store_url) as database:
+        yield database
+
+
+def test_the_columns_of_a_row_are_those_of_the_table_in_their_order() -> None:
+    assert (*maker().row(1, Entry(kind=Kind.GAP)), "hash") == audit.COLUMNS
+
+
+def test_loading_the_counter_waits_for_the_first_count(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, toolcrib.book.row; sys.exit('rs_bpe' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30, cwd=tmp_path).returncode == 0

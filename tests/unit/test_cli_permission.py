@@ -1,0 +1,309 @@
+"""`allow`, `deny`, `why`, `profile` and `trust --server` as a person types them, where no daemon runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolcrib.cli.app import run
+from toolcrib.cli.profile_text import GUIDE, read, written
+from toolcrib.errors import ConfigError
+from toolcrib.policy import profile_from
+
+pytestmark = pytest.mark.req("KSI-5")
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("CLAUDE_PROJECT_DIR", "VISUAL", "EDITOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TOOLCRIB_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "home").mkdir()
+    # Nobody listens at this port.
+    (tmp_path / "home" / "config.json").write_text('{"mcpServers": {"files": {"url": "http://127.0.0.1:9/mcp"}}}')
+    (tmp_path / "project" / ".git").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    def typed(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = run(words)
+        return code, *capsys.readouterr()
+
+    return typed
+
+
+@pytest.fixture
+def reviewer(cli: Cli) -> str:
+    assert cli("agent", "add", "reviewer", "--profile", "nothing", "--workdir", ".")[0] == 0
+    return "reviewer"
+
+
+def test_allow_and_deny_change_what_why_says(cli: Cli, reviewer: str) -> None:
+    assert cli("why", reviewer, "files:write", "path=src/a")[0] == 5
+    code, out, err = cli("allow", reviewer, "files:*", "--when", "path under src", "--when", "mode one_of a, 1")
+    assert (code, out, err) == (0, "reviewer: allow files:* when mode one_of a, 1 and path under src.\n", "")
+    assert cli("why", reviewer, "files:write", "path=src/a", "mode:=1")[0] == 0
+    assert cli("why", reviewer, "files:write", "path=src/a", "mode=1")[0] == 5
+    assert cli("why", reviewer, "files:write", "--args", '{"path": "/etc", "mode": "a"}')[0] == 5
+    assert cli("deny", reviewer, "*:write", "--where", "not read_only")[1] == (
+        "reviewer: deny *:write where not read_only.\n"
+    )
+    assert cli("why", reviewer, "files:write", "path=src/a", "mode=a")[0] == 5
+    assert cli("deny", reviewer, "*:write", "--where", "not read_only", "--remove")[1] == (
+        "Removed from reviewer: deny *:write where not read_only.\n"
+    )
+    assert cli("allow", reviewer, "files:*", "--when", "mode one_of a, 1", "--when", "path under src")[1].startswith(
+        "reviewer has it already: "
+    )
+
+
+def test_a_question_to_a_person_is_neither_yes_nor_no(cli: Cli, reviewer: str) -> None:
+    assert cli("allow", reviewer, "files:*", "--ask")[1] == "reviewer: ask files:*.\n"
+    code, out, _ = cli("why", reviewer, "files:write")
+    assert code == 0
+    assert out.startswith("reviewer (nothing) may use, if you approve, files:write: agent reviewer: ask files:*.\n")
+
+
+def test_why_explains_itself_to_a_person(cli: Cli, reviewer: str) -> None:
+    cli("allow", reviewer, "files:*", "--when", "path under src")
+    cli("deny", reviewer, "files:write")
+    code, out, _ = cli("why", reviewer, "files:write")
+    assert code == 5
+    assert out.splitlines() == [
+        "reviewer (nothing) may not use files:write: agent reviewer: deny files:write.",
+        out.splitlines()[1],
+        "Arguments were not given, so what allows under a condition counts: add KEY=VALUE for a call's answer.",
+        "",
+        "Rules that speak of it, the strongest first:",
+        "  agent reviewer: deny files:write",
+        "  agent reviewer: allow files:* when path under src",
+        "",
+        "files is not believed, so the tool counts as not read_only, destructive, not idempotent, open_world; "
+        "`toolcrib trust --server files` lets its server's word count.",
+        "",
+        "What would allow it:",
+        "  `toolcrib deny reviewer files:write --remove`",
+    ]
+    assert out.splitlines()[1].startswith("It is not known here now, so this is about its name alone: ")
+    _, out, _ = cli("why", reviewer, "files:read", "path=lib")
+    assert "  agent reviewer: allow files:* when path under src  (does not apply to these arguments)" in out
+
+
+@pytest.mark.parametrize("rule", [["deny"], ["allow", "--ask"]])
+def test_what_why_says_to_type_takes_the_rule_away(cli: Cli, reviewer: str, rule: list[str]) -> None:
+    effect, *flags = rule
+    conditions = [
+        "--when",
+        'x one_of a b, "1", 1, "it\'s"',
+        "--when",
+        "sql matches (?i)drop '.*",
+        "--where",
+        "open_world",
+    ]
+    assert cli(effect, reviewer, "files:w?i*", *conditions, *flags)[0] == 0
+    arguments = json.dumps({"x": "it's", "sql": "DROP 'x"})
+    found = json.loads(cli("why", reviewer, "files:write", "--args", arguments, "--json")[1])
+    (line,) = [remedy.strip("`") for remedy in found["remedies"] if "--remove" in remedy]
+    _, *words = shlex.split(line)
+    assert cli(*words)[0] == 0
+    assert json.loads(cli("why", reviewer, "files:write", "--args", arguments, "--json")[1])["rules"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["allow", "nobody", "files:*"], 4, "There is no agent 'nobody'."),
+        (["allow", "reviewer", "files"], 3, 'Write "files:*" or "*:files".'),
+        (["allow", "reviewer", "files:*", "--when", "path inside src"], 3, "Write `path under src`"),
+        (["allow", "reviewer", "files:*", "--when", "a under b", "--when", "a under c"], 3, "Write two rules instead."),
+        (["allow", "reviewer", "files:*", "--where", "never read_only"], 2, "--where 'not destructive'"),
+        (["allow", "reviewer", "files:*", "--where", "readonly"], 3, "Did you mean read_only?"),
+        (["deny", "reviewer", "files:*", "--ask"], 2, "--ask"),
+        (["deny", "reviewer", "files:*", "--remove"], 4, "Its rules: none."),
+        (["why", "reviewer", "nothing_like_it"], 4, "There is no tool"),
+        (["trust", "--server", "flies"], 4, "Servers: files."),
+        (["trust", "x.yml", "--server", "files"], 2, "exclude each other"),
+    ],
+)
+def test_a_mistake_is_told_with_what_to_do(cli: Cli, reviewer: str, words: list[str], code: int, says: str) -> None:
+    found, _, err = cli(*words)
+    assert (found, says in err) == (code, True), err
+
+
+def test_a_server_is_believed_and_then_not(cli: Cli) -> None:
+    assert cli("trust", "--server", "files")[:2] == (0, "files is believed.\n")
+    assert cli("trust", "--server", "files")[:2] == (0, "files is believed already.\n")
+    assert json.loads(cli("servers", "--json")[1])["servers"][0]["believed"] is True
+    assert cli("servers")[1].splitlines()[1].split()[5] == "yes"
+    assert cli("untrust", "--server", "files")[:2] == (0, "files is no longer believed.\n")
+    assert cli("untrust", "--server", "files")[:2] == (0, "files was not believed.\n")
+
+
+MINE = 'description: Looks.\nrules:\n- allow: files:read_*\n- deny: "*:secret"\n'
+
+
+def test_a_profile_comes_from_a_file_or_a_pipe(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yml").write_text(MINE)
+    code, out, err = cli("profile", "edit", "mine", "--file", str(tmp_path / "mine.yml"))
+    assert (code, out) == (0, "mine: 2 rules; agents: none yet.\n")
+    assert "toolcrib agent add AGENT --profile mine" in err
+    assert cli("profile", "show", "mine")[1] == "# mine, yours; agents: none\n" + MINE.replace(
+        '"*:secret"', "'*:secret'"
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("rules:\n  - allow: files:*\n"))
+    assert cli("profile", "edit", "mine", "--file", "-")[1] == "mine: 1 rule; agents: none yet.\n"
+    rows = [line.split() for line in cli("profile", "list")[1].splitlines()]
+    assert [row[0] for row in rows] == ["profile", "owner", "trusted", "developer", "read-only", "nothing", "mine"]
+    assert cli("profile", "remove", "mine")[:2] == (0, "Removed mine.\n")
+    assert cli("profile", "show", "mine")[0] == 4
+
+
+def test_what_show_prints_makes_the_same_profile_again(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "copy.yml").write_text(cli("profile", "show", "developer")[1])
+    assert cli("profile", "edit", "copy", "--file", str(tmp_path / "copy.yml"))[0] == 0
+    shown = [json.loads(cli("profile", "show", name, "--json")[1]) for name in ("developer", "copy")]
+    assert shown[0]["rules"] == shown[1]["rules"]
+
+
+def editor(tmp_path: Path, body: str) -> str:
+    """A program that is given the file's path as `place`."""
+    script = tmp_path / "editor.py"
+    script.write_text(f"import sys, pathlib\nplace = pathlib.Path(sys.argv[-1])\n{body}\n")
+    return shlex.join([sys.executable, str(script), "--wait"])
+
+
+def drafts(tmp_path: Path) -> list[Path]:
+    return list(tmp_path.glob("toolcrib-profile-*"))
+
+
+def test_an_editor_shows_the_profile_and_its_text_is_taken(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    add = "text = place.read_text()\nplace.write_text(text.replace('rules: []', 'rules:\\n- allow: files:*'))"
+    monkeypatch.setenv("EDITOR", "false")
+    monkeypatch.setenv("VISUAL", editor(tmp_path, f"{add}\npathlib.Path({str(seen)!r}).write_text(text)"))
+    assert cli("profile", "edit", "mine")[:2] == (0, "mine: 1 rule; agents: none yet.\n")
+    assert seen.read_text() == GUIDE.format(name="mine") + "description: ''\nrules: []\n"
+    assert cli("profile", "edit", "mine")[:2] == (0, "Nothing was changed.\n")
+    assert seen.read_text() == GUIDE.format(name="mine") + "description: ''\nrules:\n- allow: files:*\n"
+    assert drafts(tmp_path) == []
+
+
+def test_a_copy_begins_with_the_rules_of_another(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDITOR", editor(tmp_path, ""))
+    assert cli("profile", "edit", "mine", "--copy", "developer")[0] == 0
+    shown = [json.loads(cli("profile", "show", name, "--json")[1]) for name in ("developer", "mine")]
+    assert shown[0]["rules"] == shown[1]["rules"] != []
+    assert cli("profile", "edit", "mine", "--copy", "developer")[0] == 2
+
+
+def test_a_text_with_a_mistake_is_kept_and_can_be_corrected(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDITOR", editor(tmp_path, "place.write_text('rules:\\n- allow: files\\n')"))
+    code, _, err = cli("profile", "edit", "mine")
+    assert code == 3
+    assert "profile mine, rule 1: 'files' names no server." in err
+    (draft,) = drafts(tmp_path)
+    assert stat.S_IMODE(draft.stat().st_mode) == 0o600
+    assert draft.read_text() == "rules:\n- allow: files\n"
+    again = err.rpartition("then `")[2].rpartition("`")[0]
+    draft.write_text("rules:\n- allow: files:*\n")
+    assert cli(*shlex.split(again)[1:])[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "says"),
+    [
+        ("developer", "true", "`toolcrib profile edit NAME --copy developer`"),
+        ("mine", None, "Set EDITOR, or give the content with --file"),
+        ("mine", "'", "Set EDITOR, or give the content with --file"),
+        ("mine", "/nowhere/editor", "cannot be started"),
+        ("mine", "false", "exit code 1, so nothing was changed"),
+        ("../mine", "true", "cannot be a profile's name"),
+    ],
+)
+def test_an_edit_that_cannot_begin_or_end_changes_nothing(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, chosen: str | None, says: str
+) -> None:
+    if chosen is not None:
+        monkeypatch.setenv("EDITOR", chosen)
+    code, _, err = cli("profile", "edit", name)
+    assert code in (2, 3)
+    assert says in err
+    assert drafts(tmp_path) == []
+    assert cli("profile", "show", "mine")[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rules:\n- allow: *\n", "What begins with * wants quotes."),
+        ("rules: []\nrules: []\n", "line 2: rules stands twice"),
+        ("rules:\n- deny: a:*\n  deny: b:*\n", "line 3: deny stands twice"),
+        ("- allow: a:*\n", "it has a description and rules, nothing else"),
+        ("rule: []\n", "it has a description and rules, nothing else"),
+        ("rules: [\n", "expected YAML"),
+        ("!!python/object:os.system {}", "a tag that asks for more"),
+    ],
+)
+def test_a_text_that_is_no_profile_is_refused_with_the_line(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("mine", text)
+    assert says in caught.value.text()
+
+
+def test_a_file_that_cannot_be_used_is_told(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "latin.yml").write_bytes(b"description: \xe9\n")
+    (tmp_path / "list.yml").write_text("rules: {}\n")
+    assert cli("profile", "edit", "mine", "--file", str(tmp_path / "list.yml"))[0] == 2
+    assert cli("profile", "edit", "mine", "--file", str(tmp_path / "latin.yml"))[0] == 3
+    assert cli("profile", "edit", "mine", "--file", str(tmp_path / "none.yml"))[0] == 4
+    assert cli("profile", "edit", "mine", "--file", "-", "--copy", "developer")[0] == 2
+
+
+@pytest.mark.parametrize("text", ["", "rules:\n", "description:\n", "# nothing\n"])
+def test_an_empty_text_is_an_empty_profile(text: str) -> None:
+    assert profile_from("mine", {key: value for key, value in read("mine", text).items() if key != "name"}).rules == ()
+
+
+def test_the_guide_in_the_editor_is_true() -> None:
+    guide = GUIDE.format(name="mine")
+    lines = [line[2:] for line in guide.splitlines() if line.startswith("# ")][1:]
+    profile = profile_from("mine", {"rules": read("mine", "\n".join(lines))["rules"]})
+    assert [str(rule).partition(": ")[2] for rule in profile.rules] == [
+        "allow git:*",
+        "deny *:delete_*",
+        "ask git:push",
+        "allow *:* where read_only",
+        "allow files:* when mode one_of read, list and options.sql matches select .* and path under src",
+    ]
+
+
+def test_a_profile_survives_being_written_for_a_person() -> None:
+    rules: list[dict[str, Any]] = [
+        {
+            "allow": "*:*",
+            "when": {"a": {"one_of": ["yes", "1", 1, True, None, "~", "*", "2024-01-01", "0x10", "a: b"]}},
+        },
+        {"deny": "*:x", "when": {"p.q": {"matches": "#.*\\d", "under": "ä b"}}, "annotations": {"read_only": False}},
+    ]
+    text = written({"description": "yes", "rules": rules})
+    assert read("mine", text) == {"name": "mine", "description": "yes", "rules": rules}

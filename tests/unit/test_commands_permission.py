@@ -1,0 +1,356 @@
+"""Rules, profiles and reasons as the owner has them: the commands, on a real roster and catalog."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from toolcrib.commands.all import registry
+from toolcrib.commands.builtin import CommandServer
+from toolcrib.commands.registry import Context, Effect, Host, Reach, Via
+from toolcrib.config import Flags, Paths, load, store_place
+from toolcrib.crib import Crib
+from toolcrib.errors import ConfigError, NotFound, UnknownServer, UnknownTool, UsageError
+from toolcrib.policy import OWNER, Verdict
+from toolcrib.store import Store, tools
+
+pytestmark = pytest.mark.req("KSI-5")
+
+
+def definition(name: str, **annotations: Any) -> bytes:
+    return json.dumps({"name": name, "annotations": annotations}).encode()
+
+
+FILES = (definition("read", readOnlyHint=True), definition("write"), definition("list", readOnlyHint=True))
+
+
+async def nowhere(event: dict[str, Any]) -> None:
+    raise AssertionError(f"nobody streams: {event}")
+
+
+class Desk:
+    """The commands at a crib whose one server is away, but was seen before."""
+
+    def __init__(self, crib: Crib) -> None:
+        self.crib = crib
+
+    async def run(self, name: str, /, **params: Any) -> dict[str, Any]:
+        context = Context(
+            crib=self.crib, project=self.crib.home, caller=OWNER, host=cast(Host, None), via=Via.SOCKET, emit=nowhere
+        )
+        found = await registry.run(name, params, context)
+        assert json.loads(json.dumps(found)) == found, "what a command says is plain JSON"
+        return found
+
+    async def verdict(self, agent: str, tool: str, arguments: dict[str, Any] | None = None) -> str:
+        return str((await self.run("permission:why", agent=agent, tool=tool, arguments=arguments))["verdict"])
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    root = tmp_path / "project"
+    (root / "src").mkdir(parents=True)
+    environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
+    paths = Paths.of_user(environ)
+    paths.user_config.parent.mkdir(parents=True, exist_ok=True)
+    # Nobody listens at this port.
+    paths.user_config.with_suffix(".json").write_text(
+        json.dumps({"mcpServers": {"files": {"url": "http://127.0.0.1:9/mcp"}}})
+    )
+    identity = load(paths=paths, root=root, environ=environ).servers["files"].identity
+    store = await Store.open(store_place(paths, environ, Flags()))
+    await store.write(tools.remember, identity, str(root), FILES)
+    await store.close()
+    commands = CommandServer(registry, cast(Host, None))
+    async with Crib(paths=paths, root=root, environ=environ, builtins={"crib": commands}) as crib:
+        commands.crib = crib
+        await crib.roster.add("reviewer", profile="read-only", workdir=root)
+        yield Desk(crib)
+
+
+async def test_an_allow_holds_at_once_and_says_what_it_covers(desk: Desk) -> None:
+    assert await desk.verdict("reviewer", "files:write") == "deny"
+    assert await desk.run("permission:allow", agent="reviewer", tools="files:w*") == {
+        "agent": "reviewer",
+        "rule": "agent reviewer: allow files:w*",
+        "removed": False,
+        "changed": True,
+        "covers": 1,
+        "still_denied": [],
+        "still_denied_in_all": 0,
+    }
+    assert await desk.verdict("reviewer", "files:write") == "allow"
+    again = await desk.run("permission:allow", agent="reviewer", tools="files:w*")
+    assert again["changed"] is False
+
+
+async def test_a_rule_is_taken_away_by_the_same_words(desk: Desk) -> None:
+    words: dict[str, Any] = {"agent": "reviewer", "tools": "files:*", "when": {"path": {"under": "src"}}}
+    await desk.run("permission:allow", **words)
+    with pytest.raises(NotFound) as caught:
+        await desk.run("permission:allow", agent="reviewer", tools="files:*", remove=True)
+    assert caught.value.remedy == "Its rules: agent reviewer: allow files:* when path under src."
+    assert (await desk.run("permission:allow", **words, remove=True))["removed"] is True
+    assert await desk.verdict("reviewer", "files:write", {"path": "src/a"}) == "deny"
+
+
+async def test_an_allow_that_a_deny_overrules_says_so(desk: Desk) -> None:
+    await desk.run("permission:deny", agent="reviewer", tools="*:write")
+    found = await desk.run("permission:allow", agent="reviewer", tools="files:*")
+    assert (found["covers"], found["still_denied_in_all"]) == (3, 1)
+    assert found["still_denied"] == [{"tool": "files:write", "rule": "agent reviewer: deny *:write"}]
+
+
+async def test_a_rule_for_no_known_tool_says_so(desk: Desk) -> None:
+    assert (await desk.run("permission:deny", agent="reviewer", tools="flies:*"))["covers"] == 0
+
+
+async def test_an_ask_is_an_allow_with_a_question(desk: Desk) -> None:
+    found = await desk.run("permission:allow", agent="reviewer", tools="files:write", ask=True)
+    assert found["rule"] == "agent reviewer: ask files:write"
+    assert await desk.verdict("reviewer", "files:write") == "ask"
+
+
+@pytest.mark.parametrize(
+    ("params", "error"),
+    [
+        ({"agent": "nobody", "tools": "files:*"}, NotFound),
+        ({"agent": "reviewer", "tools": "files"}, ConfigError),
+        ({"agent": "reviewer", "tools": "files:*", "when": {"path": {"udner": "x"}}}, ConfigError),
+        ({"agent": "reviewer", "tools": "files:*", "annotations": {"readonly": True}}, ConfigError),
+        ({"agent": "reviewer", "tools": "files:*", "effect": "allow"}, UsageError),
+    ],
+)
+@pytest.mark.parametrize("command", ["permission:allow", "permission:deny"])
+async def test_a_rule_that_cannot_be_is_refused(desk: Desk, command: str, params: Any, error: type[Exception]) -> None:
+    version = desk.crib.roster.version
+    with pytest.raises(error):
+        await desk.run(command, **params)
+    assert desk.crib.roster.version == version
+
+
+async def test_why_names_the_rule_and_all_that_speak_of_the_tool(desk: Desk) -> None:
+    await desk.run("permission:allow", agent="reviewer", tools="files:*")
+    await desk.run("permission:deny", agent="reviewer", tools="files:write", when={"path": {"under": "src"}})
+    found = await desk.run("permission:why", agent="reviewer", tool="files_write", arguments={"path": "src/a"})
+    assert found == {
+        "agent": "reviewer",
+        "profile": "read-only",
+        "tool": "files:write",
+        "known": True,
+        "unknown": "",
+        "verdict": "deny",
+        "rule": "agent reviewer: deny files:write when path under src",
+        "arguments": {"path": "src/a"},
+        "rules": [
+            {
+                "agent": "reviewer",
+                "rule": "agent reviewer: deny files:write when path under src",
+                "applies": True,
+            },
+            {"agent": "reviewer", "rule": "agent reviewer: allow files:*", "applies": True},
+        ],
+        "believed": False,
+        "claimed": {},
+        "counts_as": {"read_only": False, "destructive": True, "idempotent": False, "open_world": True},
+        "remedies": ["`toolcrib deny reviewer files:write --when 'path under src' --remove`"],
+    }
+
+
+async def remedies(desk: Desk, agent: str, tool: str, arguments: dict[str, Any] | None = None) -> list[str]:
+    found = await desk.run("permission:why", agent=agent, tool=tool, arguments=arguments)
+    return list(found["remedies"])
+
+
+BELIEVE = "`toolcrib trust --server files`: what its server says of it would count."
+
+
+async def test_why_says_what_would_allow_it(desk: Desk) -> None:
+    assert await remedies(desk, "reviewer", "files:read") == [BELIEVE, "`toolcrib allow reviewer files:read`"]
+    assert await remedies(desk, "reviewer", "files:write") == ["`toolcrib allow reviewer files:write`"]
+    await desk.run("permission:deny", agent="reviewer", tools="files:write", when={"path": {"under": "secrets"}})
+    await desk.run("permission:allow", agent="reviewer", tools="files:write", when={"path": {"under": "src"}})
+    assert await remedies(desk, "reviewer", "files:write", {"path": "lib"}) == [
+        "Arguments that fulfil it: agent reviewer: allow files:write when path under src.",
+        "`toolcrib allow reviewer files:write`",
+    ]
+    assert await remedies(desk, "reviewer", "files:write", {"path": "src/a"}) == []
+
+
+async def test_why_says_how_to_take_away_each_rule_that_stands_in_the_way(desk: Desk) -> None:
+    await desk.run("profile:put", name="mine", rules=[{"allow": "*"}, {"deny": "files:*"}])
+    await desk.crib.roster.add("worker", profile="mine")
+    await desk.run("permission:deny", agent="worker", tools="*:write", annotations={"read_only": False})
+    assert await remedies(desk, "worker", "files:write") == [
+        "`toolcrib deny worker '*:write' --where 'not read_only' --remove`",
+        "`toolcrib profile edit mine`: take out deny files:*.",
+    ]
+
+
+async def test_why_tells_of_asks_and_floors_and_built_in_profiles(desk: Desk) -> None:
+    await desk.crib.roster.add("builder", profile="developer")
+    await desk.run("permission:allow", agent="builder", tools="files:*", ask=True)
+    assert await remedies(desk, "builder", "files:write") == ["`toolcrib allow builder 'files:*' --ask --remove`"]
+    assert await remedies(desk, "builder", "crib:server_add") == [
+        "Nothing: only the owner may, at the command line or with the owner's token."
+    ]
+    assert await remedies(desk, "builder", "crib:raw_command") == [
+        "Another profile: `trusted` may, and agents keep the profile they were made with."
+    ]
+    await desk.run("profile:put", name="asking", rules=[{"ask": "*"}])
+    await desk.crib.roster.add("asker", profile="asking")
+    assert await remedies(desk, "asker", "files:write") == ["`toolcrib allow asker files:write`"]
+
+
+@pytest.mark.req("KSI-3")
+async def test_why_tells_what_a_parent_forbids(desk: Desk) -> None:
+    await desk.crib.roster.add("lead", profile="developer")
+    await desk.run("permission:deny", agent="lead", tools="files:write")
+    await desk.crib.roster.add("helper", profile="developer", parent="lead")
+    found = await desk.run("permission:why", agent="helper", tool="files:write")
+    assert found["rule"] == "its parent lead: agent lead: deny files:write"
+    assert [(row["agent"], row["rule"]) for row in found["rules"]] == [
+        ("helper", "profile developer: allow *:*"),
+        ("lead", "agent lead: deny files:write"),
+        ("lead", "profile developer: allow *:*"),
+    ]
+    assert found["remedies"] == ["`toolcrib deny lead files:write --remove`"]
+
+
+async def test_why_answers_for_a_tool_that_is_not_known_and_says_so(desk: Desk) -> None:
+    found = await desk.run("permission:why", agent="reviewer", tool="files:wriet")
+    assert (found["known"], found["verdict"], found["tool"]) == (False, "deny", "files:wriet")
+    assert "files:write" in found["unknown"]
+    elsewhere = await desk.run("permission:why", agent="client", tool="nowhere:tool")
+    assert (elsewhere["known"], elsewhere["verdict"]) == (False, "allow")
+    with pytest.raises(UnknownTool, match="wriet"):
+        await desk.run("permission:why", agent="reviewer", tool="wriet")
+
+
+@pytest.mark.parametrize(("agent", "verdict"), [("owner", "allow"), ("client", "deny")])
+async def test_why_knows_the_owner_and_clients_without_a_name(desk: Desk, agent: str, verdict: str) -> None:
+    assert await desk.verdict(agent, "crib:server_add") == verdict
+
+
+async def test_a_server_is_believed_until_it_is_not(desk: Desk) -> None:
+    (before,) = (await desk.run("server:list"))["servers"]
+    assert before["believed"] is False
+    assert await desk.run("server:trust", name="files") == {
+        "server": "files",
+        "believed": True,
+        "changed": True,
+        "tools": 3,
+        "read_only": 2,
+    }
+    assert await desk.verdict("reviewer", "files:read") == "allow"
+    assert await desk.verdict("reviewer", "files:write") == "deny"
+    assert (await desk.run("permission:why", agent="reviewer", tool="files:read"))["believed"] is True
+    assert (await desk.run("server:trust", name="files"))["changed"] is False
+    assert (await desk.run("server:list"))["servers"][0]["believed"] is True
+    assert (await desk.run("server:untrust", name="files"))["changed"] is True
+    assert await desk.verdict("reviewer", "files:read") == "deny"
+    assert (await desk.run("server:untrust", name="files"))["changed"] is False
+
+
+@pytest.mark.parametrize("command", ["server:trust", "server:untrust", "server:remove"])
+async def test_a_server_that_is_not_there_is_told(desk: Desk, command: str) -> None:
+    with pytest.raises(UnknownServer) as caught:
+        await desk.run(command, name="flies")
+    assert caught.value.remedy == "Servers: files."
+
+
+async def test_a_server_with_another_address_is_believed_no_longer(desk: Desk) -> None:
+    await desk.run("server:trust", name="files")
+    file = desk.crib.paths.user_config.with_suffix(".json")
+    file.write_text(json.dumps({"mcpServers": {"files": {"url": "http://127.0.0.1:9/other"}}}))
+    await desk.crib.reload()
+    assert (await desk.run("server:list"))["servers"][0]["believed"] is False
+
+
+RULES = [{"allow": "files:*", "when": {"path": {"under": "src"}}}, {"deny": "files:write"}]
+
+
+async def test_a_profile_is_made_shown_changed_and_removed(desk: Desk) -> None:
+    made = await desk.run("profile:put", name="mine", description="Reads.", rules=RULES)
+    assert made == {
+        "name": "mine",
+        "description": "Reads.",
+        "builtin": False,
+        "agents": [],
+        "rules": 2,
+        "changed": True,
+    }
+    assert (await desk.run("profile:put", name="mine", description="Reads.", rules=RULES))["changed"] is False
+    shown = await desk.run("profile:show", name="mine")
+    assert shown == {
+        "name": "mine",
+        "description": "Reads.",
+        "builtin": False,
+        "agents": [],
+        "rules": [{"allow": "files:*", "when": {"path": {"under": "src"}}}, {"deny": "files:write"}],
+    }
+    listed = {row["name"]: row for row in (await desk.run("profile:list"))["profiles"]}
+    assert list(listed) == ["owner", "trusted", "developer", "read-only", "nothing", "mine"]
+    assert listed["mine"]["rules"] == 2
+    assert listed["read-only"]["agents"] == ["reviewer"]
+    assert await desk.run("profile:remove", name="mine") == {"profile": "mine"}
+    with pytest.raises(NotFound):
+        await desk.run("profile:show", name="mine")
+
+
+async def test_a_changed_profile_holds_for_its_agents_at_once(desk: Desk) -> None:
+    await desk.run("profile:put", name="mine", rules=[{"allow": "files:*"}])
+    await desk.crib.roster.add("worker", profile="mine")
+    assert await desk.verdict("worker", "files:write") == "allow"
+    assert (await desk.run("profile:put", name="mine", rules=[]))["agents"] == ["worker"]
+    assert await desk.verdict("worker", "files:write") == "deny"
+
+
+async def test_a_profile_in_use_is_not_removed(desk: Desk) -> None:
+    await desk.run("profile:put", name="mine")
+    await desk.crib.roster.add("worker", profile="mine")
+    with pytest.raises(UsageError, match="worker"):
+        await desk.run("profile:remove", name="mine")
+    assert (await desk.run("profile:show", name="mine"))["agents"] == ["worker"]
+
+
+@pytest.mark.parametrize("name", ["owner", "developer", "nothing"])
+async def test_built_in_profiles_neither_change_nor_go(desk: Desk, name: str) -> None:
+    with pytest.raises(ConfigError, match="built-in"):
+        await desk.run("profile:put", name=name, rules=[{"allow": "*"}])
+    with pytest.raises(UsageError, match="built in"):
+        await desk.run("profile:remove", name=name)
+
+
+@pytest.mark.req("KSI-6")
+def test_what_changes_or_reveals_permissions_is_the_owners_alone() -> None:
+    ours = [command for command in registry.all() if command.name.startswith(("permission:", "profile:"))]
+    assert {command.name: command.effect for command in ours} == {
+        "permission:allow": Effect.CHANGES,
+        "permission:deny": Effect.CHANGES,
+        "permission:why": Effect.REVEALS,
+        "profile:list": Effect.REVEALS,
+        "profile:show": Effect.REVEALS,
+        "profile:put": Effect.CHANGES,
+        "profile:remove": Effect.CHANGES,
+    }
+    assert {command.reach for command in ours} == {Reach.EVERYWHERE}
+
+
+@pytest.mark.req("KSI-6")
+async def test_no_agent_sees_or_uses_the_commands_of_permissions(desk: Desk) -> None:
+    await desk.crib.roster.add("builder", profile="trusted")
+    await desk.run("permission:allow", agent="builder", tools="*")
+    permission = desk.crib.roster.find("builder").permission
+    owners = [
+        tool
+        for tool in desk.crib.home.catalog.of_server("crib")
+        if tool.name.startswith(("permission_", "profile_")) or tool.name in ("server_add", "server_remove")
+    ]
+    assert len(owners) == 9
+    assert {permission.decide(tool, {}).verdict for tool in owners} == {Verdict.DENY}
+    assert {permission.decide(tool, None).verdict for tool in owners} == {Verdict.DENY}

@@ -1,0 +1,259 @@
+"""The door with all who watch it: the book, the roster, the person who is asked, the session that counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from toolcrib.book.entry import Entry, Kind
+
+from toolcrib.agents.approvals import Approvals
+from toolcrib.calls import Door, Request
+from toolcrib.catalog.snapshot import Catalog
+from toolcrib.catalog.tool import Tool
+from toolcrib.errors import BookUnwritable, Denied, NotFound, StoreError, UnknownTool
+from toolcrib.events import AgentEnded, Bus, PermissionChanged
+from toolcrib.policy import BUILTIN, Caller, Condition, Effect, OneOf, Origin, Permission, Profile, Rule, permission
+from toolcrib.servers.model import Answer, ToolCall
+
+pytestmark = pytest.mark.req("KSI-5", "KSI-8")
+
+READ = b'{"name":"read","inputSchema":{"type":"object"},"annotations":{"readOnlyHint":true}}'
+WRITE = b'{"name":"write","inputSchema":{"type":"object","properties":{"path":{"type":"string"}}}}'
+HIDDEN = b'{"name":"write_all","inputSchema":{"type":"object"}}'
+
+
+def may(*rules: tuple[Effect, str]) -> Permission:
+    made = tuple(Rule(effect=effect, tools=tools, origin=Origin.AGENT, holder="a") for effect, tools in rules)
+    return permission(BUILTIN["nothing"], agent="a", rules=made)
+
+
+BY_PATH = (Condition(argument="path", test=OneOf(("fine",))),)
+EVERYTHING = may((Effect.ALLOW, "files:*"))
+
+
+@dataclass
+class Workshop:
+    """A door with one server behind it, and a book, roster and session whose doings a test sees."""
+
+    allowed: Permission = EVERYTHING
+    answer: Callable[[ToolCall], Any] = lambda call: Answer(result=b'{"content":[]}')
+    steps: list[str] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    broken: StoreError | None = None
+    durable: asyncio.Event = field(default_factory=asyncio.Event)
+    noted: asyncio.Event = field(default_factory=asyncio.Event)
+    limit: float = 5.0
+
+    def __post_init__(self) -> None:
+        self.durable.set()
+        self.bus = Bus()
+        self.agents = {"a": self.allowed}
+        self.approvals = Approvals(self.bus, limit=self.limit, mask=lambda text: text)
+        self.session = SimpleNamespace(id="s_1", mode="full", add_tokens=lambda tokens: None)
+        self.counted: list[tuple[str, int]] = []
+        self.door = Door(
+            self.bus,
+            book=cast(Any, self),
+            roster=cast(Any, self),
+            approvals=self.approvals,
+            sessions=cast(Any, SimpleNamespace(count=lambda _, outcome, size: self.counted.append((outcome, size)))),
+        )
+        self._catalog = Catalog.build({"files": (READ, WRITE, HIDDEN)}, version=1, believed=frozenset({"files"}))
+
+    # The book.
+
+    def note(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.steps.append(entry.kind)
+        self.noted.set()
+
+    async def kept(self) -> None:
+        await self.durable.wait()
+        if self.broken is not None:
+            raise self.broken
+        self.steps.append("durable")
+
+    # The roster.
+
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None) -> Any:
+        if shown is not None:
+            return self._catalog.find(name, shown=shown)
+        if name not in self.agents:
+            raise NotFound(name)
+        return SimpleNamespace(permission=self.agents[name])
+
+    # The server.
+
+    def target(self, server: str, caller: Caller) -> Workshop:
+        return self
+
+    async def call(self, call: ToolCall, **_: Any) -> Answer:
+        self.steps.append("forward")
+        told = self.answer(call)
+        return await told if asyncio.iscoroutine(told) else told
+
+    async def use(self, tool: str, arguments: str = "{}") -> Any:
+        caller = Caller(agent="a", permission=self.agents["a"], conversation="c", session=self.session)
+        params = {"arguments": msgspec.Raw(arguments.encode())}
+        return await self.door.call(cast(Any, self), caller, Request(tool=tool, params=params))
+
+    @property
+    def outcomes(self) -> list[str]:
+        return [entry.outcome for entry in self.entries if entry.kind is Kind.OUTCOME]
+
+
+async def test_what_may_change_something_leaves_after_its_intent_and_answers_after_its_outcome_is_durable() -> None:
+    shop = Workshop()
+    await shop.use("files_write")
+    assert shop.steps == [Kind.INTENT, "durable", "forward", Kind.OUTCOME, "durable"]
+
+
+async def test_what_only_reads_waits_for_no_disk() -> None:
+    shop = Workshop()
+    await shop.use("files_read")
+    assert shop.steps == [Kind.INTENT, "forward", Kind.OUTCOME]
+
+
+async def test_a_line_says_who_what_where_and_why() -> None:
+    shop = Workshop()
+    await shop.use("files_write", '{"path": "x"}')
+    intent, outcome = shop.entries
+    for entry in (intent, outcome):
+        assert (entry.agent, entry.session, entry.conversation) == ("a", "s_1", "c")
+        assert (entry.tool, entry.server, entry.decision) == ("files:write", "files", "allow")
+        assert entry.rule == "agent a: allow files:*"
+        assert entry.arguments == b'{"path": "x"}'
+        assert entry.mode == "full"
+    assert intent.call == outcome.call
+    assert (outcome.outcome, outcome.size, outcome.result) == ("ok", 14, b'{"content":[]}')
+    assert shop.counted == [("ok", 14)]
+
+
+async def test_without_a_book_that_can_be_written_only_reading_goes_on() -> None:
+    shop = Workshop(broken=StoreError("There is no room.", remedy="Free some."))
+    with pytest.raises(BookUnwritable, match=r"did not run.*There is no room") as caught:
+        await shop.use("files_write")
+    assert caught.value.remedy == "Free some."
+    assert "forward" not in shop.steps
+    await shop.use("files_read")
+    assert shop.outcomes == ["refused", "ok"]
+
+
+async def test_a_call_that_ran_is_answered_also_if_its_outcome_must_wait_for_the_disk() -> None:
+    shop = Workshop()
+
+    def fill(_: ToolCall) -> Answer:
+        shop.broken = StoreError("full")
+        return Answer(result=b"{}")
+
+    shop.answer = fill
+    assert (await shop.use("files_write")).answer.result == b"{}"
+
+
+async def test_a_name_that_no_tool_has_is_written_down_and_suggests_only_what_is_permitted() -> None:
+    shop = Workshop(may((Effect.ALLOW, "files:write")))
+    with pytest.raises(UnknownTool) as caught:
+        await shop.use("files_writ")
+    assert caught.value.data["nearest"] == ["files:write"]
+    assert [(entry.outcome, entry.tool) for entry in shop.entries] == [("unknown", "files_writ")]
+
+
+async def test_a_person_who_says_yes_lets_the_call_pass() -> None:
+    shop = Workshop(may((Effect.ASK, "files:*")))
+    using = asyncio.create_task(shop.use("files_write", '{"path": "x"}'))
+    (asked,) = await shop.approvals.next(5)
+    assert (asked.agent, asked.tool, asked.arguments) == ("a", "files:write", {"path": "x"})
+    assert "forward" not in shop.steps
+    shop.approvals.answer(asked.id, approved=True, always=False)
+    await using
+    assert shop.outcomes == ["ok"]
+    assert shop.entries[-1].decision == "ask"
+    assert "approved" in shop.entries[-1].rule
+
+
+async def test_a_person_who_says_no_stops_it() -> None:
+    shop = Workshop(may((Effect.ASK, "files:*")))
+    using = asyncio.create_task(shop.use("files_write"))
+    (asked,) = await shop.approvals.next(5)
+    shop.approvals.answer(asked.id, approved=False, always=False)
+    with pytest.raises(Denied, match="files:write"):
+        await using
+    assert (shop.outcomes, "forward" in shop.steps) == (["denied"], False)
+
+
+async def test_nobody_answers_and_that_is_a_no() -> None:
+    shop = Workshop(may((Effect.ASK, "files:*")), limit=0.01)
+    with pytest.raises(Denied):
+        await shop.use("files_write")
+    assert shop.outcomes == ["denied"]
+
+
+@pytest.mark.parametrize("change", ["narrowed", "ended"])
+@pytest.mark.parametrize("waits", ["for a person", "for the book", "for the server"])
+async def test_a_change_stops_what_is_under_way_wherever_it_waits(waits: str, change: str) -> None:
+    shop = Workshop(may((Effect.ASK if waits == "for a person" else Effect.ALLOW, "files:*")))
+    reached = asyncio.Event()
+
+    async def hang() -> Answer:
+        reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nothing ends the wait")
+
+    shop.answer = lambda call: hang()
+    if waits == "for the book":
+        shop.durable.clear()
+    using = asyncio.create_task(shop.use("files_write"))
+    match waits:
+        case "for a person":
+            await shop.approvals.next(5)
+        case "for the book":
+            await asyncio.wait_for(shop.noted.wait(), 5)
+        case _:
+            await asyncio.wait_for(reached.wait(), 5)
+    if change == "ended":
+        del shop.agents["a"]
+        shop.bus.publish(AgentEnded(agent="a"))
+    else:
+        shop.agents["a"] = may((Effect.DENY, "files:write"))
+        shop.bus.publish(PermissionChanged(agent="a"))
+    # Whatever it waited for may come in the very same turn: it must not matter any more.
+    shop.durable.set()
+    with pytest.raises(Denied) as caught:
+        await using
+    assert shop.outcomes == ["denied"]
+    assert ("forward" in shop.steps) == (waits == "for the server")
+    assert ("may have run" in caught.value.text()) == (waits == "for the server")
+
+
+async def test_a_change_that_leaves_the_call_permitted_leaves_it_alone() -> None:
+    shop = Workshop()
+    reached, release = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> Answer:
+        reached.set()
+        await release.wait()
+        return Answer(result=b"{}")
+
+    shop.answer = lambda call: wait()
+    using = asyncio.create_task(shop.use("files_write"))
+    await asyncio.wait_for(reached.wait(), 5)
+    shop.agents["a"] = may((Effect.ALLOW, "files:write"))
+    shop.bus.publish(PermissionChanged(agent="a"))
+    release.set()
+    assert (await using).answer.result == b"{}"
+
+
+async def test_the_arguments_decide_where_a_rule_looks_at_them() -> None:
+    profile = Profile(name="narrow", rules=())
+    rule = Rule(effect=Effect.ALLOW, tools="files:write", when=BY_PATH, origin=Origin.AGENT, holder="a")
+    shop = Workshop(permission(profile, agent="a", rules=(rule,)))
+    await shop.use("files_write", '{"path": "fine"}')
+    with pytest.raises(Denied):
+        await shop.use("files_write", '{"path": "other"}')
+    assert shop.outcomes == ["ok", "denied"]

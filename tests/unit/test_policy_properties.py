@@ -1,0 +1,221 @@
+"""What holds for all rules: no order, glob or argument turns a deny into an allow, and nothing comes from nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from toolcrib.catalog.snapshot import Catalog
+from toolcrib.catalog.tool import Tool
+from toolcrib.policy import (
+    BUILTIN,
+    Condition,
+    Effect,
+    Matches,
+    OneOf,
+    Origin,
+    Permission,
+    Profile,
+    Rule,
+    Under,
+    Verdict,
+    permission,
+)
+from toolcrib.policy.rule import CLAIMS
+
+pytestmark = pytest.mark.req("KSI-5")
+
+BASE = Path("/nowhere/work")
+SEVERITY = {Verdict.ALLOW: 0, Verdict.ASK: 1, Verdict.DENY: 2}
+
+globs = st.sampled_from(
+    ["*", "git:*", "*:push", "git:push", "g?t:p*", "GIT:PUSH", "files:*", "crib:*", "crib:raw_command"]
+)
+conditions = st.builds(
+    Condition,
+    argument=st.sampled_from(["path", "file.path", "mode"]),
+    test=st.sampled_from([Under("src"), Under("."), OneOf(("a", 1)), Matches("a.*"), Matches("src.*")]),
+)
+rules = st.builds(
+    Rule,
+    effect=st.sampled_from(Effect),
+    tools=globs,
+    annotations=st.dictionaries(st.sampled_from(sorted(CLAIMS)), st.booleans(), max_size=1),
+    when=st.lists(conditions, max_size=2, unique_by=lambda c: (c.argument, type(c.test))).map(tuple),
+    origin=st.sampled_from(Origin),
+    holder=st.just("x"),
+)
+rule_lists = st.lists(rules, max_size=6)
+profiles = st.one_of(
+    st.sampled_from(list(BUILTIN.values())), st.builds(Profile, name=st.just("mine"), rules=rule_lists.map(tuple))
+)
+
+
+def tool(server: str, name: str, **annotations: Any) -> Tool:
+    definition = json.dumps({"name": name, "annotations": annotations}).encode()
+    (made,) = Catalog.build({server: (definition,)}, version=1, believed=frozenset({"git"})).tools
+    return made
+
+
+PUSH = tool("git", "push", readOnlyHint=False)
+tools = st.sampled_from(
+    [
+        PUSH,
+        tool("git", "log", readOnlyHint=True),
+        tool("files", "read", readOnlyHint=True),
+        tool("crib", "health", readOnlyHint=True),
+        tool("crib", "agent_add", **{"toolcrib/owner": True, "readOnlyHint": False}),
+        tool("crib", "raw_command", readOnlyHint=False),
+    ]
+)
+values = st.one_of(
+    st.sampled_from(["src/a", "/etc", "a", "ab", "..", "~", "src/../..", "a\0", "\ud800", 1, True, None, 1.5]),
+    st.text(max_size=5),
+)
+nested = st.recursive(
+    values,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["path", "x"]), inner, max_size=2),
+    max_leaves=6,
+)
+some_arguments = st.dictionaries(st.sampled_from(["path", "PATH", "file", "file.path", "mode"]), nested, max_size=3)
+maybe_arguments = st.one_of(st.none(), some_arguments)
+
+
+def made(profile: Profile, rules: list[Rule], **more: Any) -> Permission:
+    return permission(profile, agent="x", rules=rules, workdir=BASE, **more)
+
+
+@given(profiles, rule_lists, tools, maybe_arguments, st.randoms())
+def test_the_order_of_rules_never_matters(
+    profile: Profile, own: list[Rule], known: Tool, given_: Any, luck: Any
+) -> None:
+    shuffled, base = list(own), list(profile.rules)
+    luck.shuffle(shuffled)
+    luck.shuffle(base)
+    again = profile if profile.builtin else Profile(name=profile.name, rules=tuple(base))
+    one, two = made(profile, own), made(again, shuffled)
+    assert one.decide(known, given_) == two.decide(known, given_)
+    assert one.key == two.key
+
+
+@given(profiles, rule_lists, rules, tools, maybe_arguments)
+def test_one_more_deny_only_narrows(profile: Profile, own: list[Rule], more: Rule, known: Tool, given_: Any) -> None:
+    assume(more.effect is Effect.DENY)
+    before, after = (made(profile, each).decide(known, given_).verdict for each in (own, [*own, more]))
+    assert after is before or after is Verdict.DENY
+
+
+@given(profiles, rule_lists, rules, tools, maybe_arguments)
+def test_one_allow_less_never_widens(profile: Profile, own: list[Rule], more: Rule, known: Tool, given_: Any) -> None:
+    assume(more.effect is Effect.ALLOW)
+    before, after = (made(profile, each).decide(known, given_).verdict for each in ([*own, more], own))
+    assert SEVERITY[after] >= SEVERITY[before]
+
+
+@given(profiles, rule_lists, tools, maybe_arguments)
+def test_where_nothing_allows_or_asks_nothing_may_be_done(
+    profile: Profile, own: list[Rule], known: Tool, given_: Any
+) -> None:
+    denying = [rule for rule in own if rule.effect is Effect.DENY]
+    assert made(BUILTIN["nothing"], denying).decide(known, given_).verdict is Verdict.DENY
+    assert made(Profile(name="empty"), denying).decide(known, given_).verdict is Verdict.DENY
+
+
+@given(profiles, rule_lists, tools, some_arguments)
+def test_what_is_not_listed_can_not_be_called(profile: Profile, own: list[Rule], known: Tool, given_: Any) -> None:
+    permitted = made(profile, own)
+    if permitted.decide(known, None).verdict is Verdict.DENY:
+        assert permitted.decide(known, given_).verdict is Verdict.DENY
+
+
+@given(profiles, rule_lists, profiles, rule_lists, tools, maybe_arguments)
+@pytest.mark.req("KSI-3")
+def test_a_child_never_gets_more_than_its_parent(
+    above: Profile, aboves: list[Rule], profile: Profile, own: list[Rule], known: Tool, given_: Any
+) -> None:
+    parent = made(above, aboves)
+    child = made(profile, own, parent=parent)
+    grandchild = made(BUILTIN["owner"], [], parent=child)
+    by_itself = made(profile, own)
+    verdicts = [each.decide(known, given_).verdict for each in (by_itself, parent)]
+    assert SEVERITY[child.decide(known, given_).verdict] == max(SEVERITY[verdict] for verdict in verdicts)
+    assert SEVERITY[grandchild.decide(known, given_).verdict] >= SEVERITY[child.decide(known, given_).verdict]
+
+
+@given(profiles, rule_lists, maybe_arguments)
+@pytest.mark.req("KSI-6")
+def test_no_rules_give_away_what_is_the_owners(profile: Profile, own: list[Rule], given_: Any) -> None:
+    permitted = made(profile, [*own, *(Rule(effect=Effect.ALLOW, tools="crib:*", origin=origin) for origin in Origin)])
+    for name, allowed in (("agent_add", {"owner"}), ("raw_command", {"owner", "trusted"})):
+        marks = {"toolcrib/owner": True} if name == "agent_add" else {}
+        if profile.name not in allowed:
+            assert permitted.decide(tool("crib", name, **marks), given_).verdict is Verdict.DENY
+
+
+@st.composite
+def globs_over(draw: st.DrawFn, name: str) -> str:
+    """A glob that covers the name: some of its characters for `?`, some runs for `*`, some in another case."""
+    letters: list[str] = []
+    for letter in name:
+        other = letter.swapcase()
+        same = other if other.casefold() == letter.casefold() and len(letter.casefold()) == 1 else letter
+        letters += draw(st.sampled_from([[letter], ["?"], ["*"], ["*", letter], [letter, "*"], [same]]))
+    return "".join(letters)
+
+
+names = st.text(
+    st.characters(exclude_categories=["C", "Z"], exclude_characters="[]{}"), min_size=1, max_size=12
+).filter(lambda name: len(name.casefold()) == len(name))
+
+
+@given(st.data(), names, names, rule_lists)
+def test_a_tool_is_denied_under_every_glob_that_means_it(data: st.DataObject, server: str, name: str, own: Any) -> None:
+    glob = f"{data.draw(globs_over(server))}:{data.draw(globs_over(name))}"
+    assume(not glob.startswith(":"))
+    deny = Rule(effect=Effect.DENY, tools=glob)
+    everything = [Rule(effect=Effect.ALLOW, tools="*", origin=origin) for origin in Origin]
+    decision = made(BUILTIN["owner"], [*own, *everything, deny]).decide(tool(server, name), {})
+    assert decision.verdict is Verdict.DENY
+
+
+def disguised(value: Any) -> st.SearchStrategy[Any]:
+    """The same value as another server might still read it."""
+    return st.sampled_from(
+        [value, [value], [["x"], value], [value, None], {"path": value}, f" {value}", f"{value}\0", [f"{value}/."]]
+    )
+
+
+@given(
+    st.data(), st.sampled_from(["src/a", "src", "src/../src/x", "SRC/a", "/nowhere/work/src/a", "//nowhere/work/src"])
+)
+def test_no_disguise_of_an_argument_passes_a_deny(data: st.DataObject, value: str) -> None:
+    key = data.draw(st.sampled_from(["path", "Path", "PATH", "path"]))
+    others = data.draw(st.dictionaries(st.sampled_from(["mode", "Path", "pat"]), values, max_size=2))
+    arguments = {**others, key: data.draw(disguised(value))}
+    deny = Rule(effect=Effect.DENY, tools="git:*", when=(Condition(argument="path", test=Under("src")),))
+    everything = [Rule(effect=Effect.ALLOW, tools="*", origin=origin) for origin in Origin]
+    assert made(BUILTIN["owner"], [*everything, deny]).decide(PUSH, arguments).verdict is Verdict.DENY
+
+
+@given(st.data(), st.sampled_from(["/etc/passwd", "..", "../work-evil/a", "src/../../x", "src-evil/a", "~/src"]))
+def test_no_disguise_of_an_argument_fulfils_an_allow(data: st.DataObject, value: str) -> None:
+    key = data.draw(st.sampled_from(["path", "Path", "PATH"]))
+    good = data.draw(st.dictionaries(st.sampled_from(["path", "mode", "file"]), st.just("src/a"), max_size=2))
+    arguments = {**good, key: data.draw(disguised(value))}
+    allow = Rule(
+        effect=Effect.ALLOW, tools="*", when=(Condition(argument="path", test=Under("src")),), origin=Origin.APPROVAL
+    )
+    assert made(BUILTIN["nothing"], [allow]).decide(PUSH, arguments).verdict is Verdict.DENY
+
+
+@given(rule_lists, nested)
+@settings(max_examples=200)
+def test_whatever_the_arguments_are_there_is_a_decision(own: list[Rule], arguments: Any) -> None:
+    decision = made(BUILTIN["developer"], own).decide(PUSH, arguments)
+    assert decision.verdict in Verdict
+    assert decision.rule

@@ -1,0 +1,328 @@
+"""Group commit: few transactions, nothing lost, nobody kept waiting, on every engine."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from toolcrib.errors import StoreError
+from toolcrib.store import Store
+from toolcrib.store.commits import Commits, Lost
+
+LIMIT = 10.0
+
+TABLE = sa.table("items", sa.column("id"), sa.column("text"))
+
+
+def make_table(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("CREATE TABLE items (id INTEGER PRIMARY KEY, text VARCHAR(20) NOT NULL)")
+
+
+def put(connection: sa.Connection, items: list[tuple[int, str]]) -> None:
+    connection.execute(TABLE.insert(), [{"id": number, "text": text} for number, text in items])
+
+
+def kept(connection: sa.Connection) -> list[int]:
+    return list(connection.execute(sa.select(TABLE.c.id).order_by(TABLE.c.id)).scalars())
+
+
+class Counting:
+    """Counts the transactions, and can hold one up."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+        self.began = threading.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def __call__(self, connection: sa.Connection, items: list[Any]) -> None:
+        self.began.set()
+        assert self.go_on.wait(LIMIT)
+        self.batches.append(list(items))
+
+
+class Watching:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def committed(self) -> None:
+        self.seen.append("committed")
+
+    def told(self) -> None:
+        self.seen.append("told")
+
+    def lost(self, lost: Lost) -> None:
+        self.seen.append(lost.count)
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT):
+        while not is_so():  # noqa: ASYNC110 - the thread that writes rings no bell here
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[Store]:
+    opened = await Store.open(store_url, busy_timeout=0.1)
+    await opened.write(make_table)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def commits(store: Store) -> AsyncIterator[Commits]:
+    made = Commits(store)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def sqlite_store(tmp_path: Path) -> AsyncIterator[Store]:
+    opened = await Store.open(tmp_path / "crib.db", busy_timeout=0.05)
+    await opened.write(make_table)
+    yield opened
+    await opened.close()
+
+
+class Locked:
+    """Another process that holds the database."""
+
+    def __init__(self, file: Path) -> None:
+        self._connection = sqlite3.connect(file, isolation_level=None)
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.execute("ROLLBACK")
+        self._connection.close()
+
+
+@pytest.mark.req("KSI-5")
+async def test_what_settled_waited_for_is_there_in_its_order(store: Store, commits: Commits) -> None:
+    for number in range(20):
+        commits.add(put, (number, "x"))
+    await commits.settled()
+    assert await store.read(kept) == list(range(20))
+    await commits.settled()
+
+
+@pytest.mark.req("KSI-5")
+async def test_what_nobody_waits_for_is_written_soon_and_together(store: Store) -> None:
+    work = Counting()
+    commits = Commits(store, linger=0.05)
+    for number in range(5):
+        commits.add(work, number)
+        await asyncio.sleep(0)
+    assert work.batches == []
+    await eventually(lambda: bool(work.batches))
+    assert work.batches == [[0, 1, 2, 3, 4]]
+    await commits.close()
+
+
+@pytest.mark.req("KSI-5")
+async def test_what_comes_while_a_transaction_is_written_shares_the_next(store: Store, commits: Commits) -> None:
+    work = Counting()
+    work.go_on.clear()
+    commits.add(work, 0)
+    waiters = [asyncio.create_task(commits.settled())]
+    await eventually(work.began.is_set)
+    for number in range(1, 50):
+        commits.add(work, number)
+        waiters.append(asyncio.create_task(commits.settled()))
+        await asyncio.sleep(0)
+    work.go_on.set()
+    await asyncio.wait_for(asyncio.gather(*waiters), LIMIT)
+    assert work.batches == [[0], list(range(1, 50))]
+
+
+async def test_items_of_several_works_share_a_transaction(store: Store, commits: Commits) -> None:
+    first, second = Counting(), Counting()
+    for number in range(3):
+        commits.add(first, number)
+        commits.add(second, -number)
+    await commits.settled()
+    assert (first.batches, second.batches) == ([[0, 1, 2]], [[0, -1, -2]])
+
+
+async def test_a_watcher_hears_of_the_commit_before_anybody_who_waits(store: Store, commits: Commits) -> None:
+    watching = Watching()
+    commits.watch(put, watching)
+    commits.add(put, (1, "x"))
+    await commits.settled()
+    assert watching.seen == ["committed", "told"]
+
+
+async def test_a_watcher_that_fails_has_nothing_written_twice(store: Store, commits: Commits) -> None:
+    class Failing(Watching):
+        def committed(self) -> None:
+            raise ValueError("a mistake")
+
+    commits.watch(put, Failing())
+    commits.add(put, (1, "x"))
+    await commits.settled()
+    assert await store.read(kept) == [1]
+    assert commits.dropped == 0
+
+
+async def test_who_no_longer_waits_does_not_disturb_the_others(store: Store, commits: Commits) -> None:
+    commits.add(put, (1, "x"))
+    gone, stays = asyncio.create_task(commits.settled()), asyncio.create_task(commits.settled())
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.wait_for(stays, LIMIT)
+    assert await store.read(kept) == [1]
+
+
+@pytest.mark.req("KSI-5")
+async def test_a_locked_database_is_told_at_once_and_nothing_is_lost(sqlite_store: Store, tmp_path: Path) -> None:
+    commits = Commits(sqlite_store)
+    with Locked(tmp_path / "crib.db"):
+        commits.add(put, (1, "x"))
+        with pytest.raises(StoreError, match="locked"):
+            await commits.settled()
+        assert commits.failure is not None
+        began = time.monotonic()
+        for number in range(2, 102):
+            commits.add(put, (number, "x"))
+            with pytest.raises(StoreError, match="locked"):
+                await commits.settled()
+        assert time.monotonic() - began < 1.0
+    await eventually(lambda: commits.failure is None)
+    await commits.settled()
+    assert await sqlite_store.read(kept) == list(range(1, 102))
+    assert commits.dropped == 0
+    await commits.close()
+
+
+async def test_however_often_somebody_asks_it_is_tried_seldom_while_it_fails(store: Store) -> None:
+    tries = 0
+
+    def fails(connection: sa.Connection, items: list[int]) -> None:
+        nonlocal tries
+        tries += 1
+        raise StoreError("No room.")
+
+    commits = Commits(store)
+    commits.add(fails, 1)
+    began = time.monotonic()
+    while time.monotonic() - began < 0.7:
+        with pytest.raises(StoreError):
+            await commits.settled()
+        await asyncio.sleep(0)
+    assert 2 <= tries <= 6
+    await commits.close()
+
+
+@pytest.mark.req("KSI-5")
+async def test_a_full_disk_passes_by_itself(sqlite_store: Store) -> None:
+    def room(connection: sa.Connection, pages: int) -> None:
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+
+    commits = Commits(sqlite_store)
+    await sqlite_store.write(room, 1)
+    for number in range(2000):
+        commits.add(put, (number, "x" * 20))
+    with pytest.raises(StoreError, match="no room"):
+        await commits.settled()
+    await sqlite_store.write(room, 1_000_000)
+    await eventually(lambda: commits.failure is None)
+    await commits.settled()
+    assert await sqlite_store.read(kept) == list(range(2000))
+    await commits.close()
+
+
+@pytest.mark.req("KSI-5")
+async def test_beyond_the_bound_the_newest_are_lost_and_counted(sqlite_store: Store, tmp_path: Path) -> None:
+    commits = Commits(sqlite_store, most_items=10)
+    watching = Watching()
+    commits.watch(put, watching)
+    with Locked(tmp_path / "crib.db"):
+        for number in range(25):
+            commits.add(put, (number, "x"))
+        with pytest.raises(StoreError):
+            await commits.settled()
+    await eventually(lambda: 15 in watching.seen)
+    assert await sqlite_store.read(kept) == list(range(10))
+    assert commits.dropped == 15
+    commits.add(put, (99, "x"))
+    await commits.settled()
+    assert await sqlite_store.read(kept) == [*range(10), 99]
+    await commits.close()
+
+
+async def test_large_items_count_by_their_size(store: Store) -> None:
+    commits = Commits(store, most_bytes=1000)
+    work = Counting()
+    for number in range(5):
+        commits.add(work, number, 400)
+    await commits.settled()
+    assert (work.batches, commits.dropped) == ([[0, 1]], 3)
+    commits.add(work, 5, 400)
+    await commits.settled()
+    assert work.batches[-1] == [5]
+    await commits.close()
+
+
+@pytest.mark.req("KSI-5")
+@pytest.mark.parametrize(
+    "poison", [(7, "x"), (1000, "x\ud800"), (1000, None)], ids=["number taken", "no Unicode", "no text"]
+)
+async def test_an_item_that_the_database_never_takes_holds_nobody_up(
+    store: Store, commits: Commits, poison: Any
+) -> None:
+    for number in range(30):
+        commits.add(put, (number, "x"))
+    await commits.settled()
+    for number in range(30, 60):
+        commits.add(put, (number, "x"))
+    commits.add(put, poison)
+    for number in range(60, 90):
+        commits.add(put, (number, "x"))
+    with pytest.raises(StoreError, match="dropped"):
+        await commits.settled()
+    await commits.settled()
+    assert await store.read(kept) == list(range(90))
+    assert commits.dropped == 1
+    assert commits.failure is None
+
+
+async def test_a_mistake_of_one_work_does_not_take_the_others_along(store: Store, commits: Commits) -> None:
+    def mistaken(connection: sa.Connection, items: list[int]) -> None:
+        raise TypeError("a mistake")
+
+    commits.add(put, (1, "x"))
+    commits.add(mistaken, 2)
+    commits.add(put, (3, "x"))
+    with pytest.raises(StoreError):
+        await commits.settled()
+    await commits.settled()
+    assert await store.read(kept) == [1, 3]
+
+
+async def test_the_end_writes_what_there_is(store: Store) -> None:
+    commits = Commits(store, linger=60)
+    for number in range(1200):
+        commits.add(put, (number, "x"))
+    await commits.close()
+    assert await store.read(kept) == list(range(1200))
+    commits.add(put, (5000, "x"))
+    with pytest.raises(StoreError, match="closed"):
+        await commits.settled()
+
+
+async def test_the_end_comes_also_while_nothing_can_be_written(sqlite_store: Store, tmp_path: Path) -> None:
+    commits = Commits(sqlite_store)
+    with Locked(tmp_path / "crib.db"):
+        commits.add(put, (1, "x"))
+        with pytest.raises(StoreError):
+            await commits.settled()
+        await asyncio.wait_for(commits.close(), LIMIT)

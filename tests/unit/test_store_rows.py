@@ -1,0 +1,303 @@
+"""Every family of rows comes back as it was kept, on every engine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from toolcrib.errors import StoreError
+from toolcrib.store import Database, Store, agents, sessions, tools, trust
+from toolcrib.store.agents import AgentRow, ProfileRow
+from toolcrib.store.sessions import LegacyRow, SessionRow
+from toolcrib.store.text import storable
+
+DEFINITIONS = (b'{"name": "a",\n "x": 1.10}', b'{"name":"\xc3\xa9"}', b"\xff\x00 not even JSON")
+
+
+@pytest.fixture
+def database(store_url: str) -> Iterator[Database]:
+    with Database.open(store_url) as database:
+        yield database
+
+
+# --- tools and trust -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("ENG-10")
+async def test_known_tools_are_there_byte_for_byte_after_a_restart(store_url: str) -> None:
+    store = await Store.open(store_url)
+    assert await store.read(tools.known, "id1", "/project") is None
+    assert await store.write(tools.remember, "id1", "/project", DEFINITIONS)
+    assert await store.write(tools.remember, "id1", None, ())
+    await store.close()
+    store = await Store.open(store_url)
+    assert await store.read(tools.known, "id1", "/project") == DEFINITIONS
+    assert await store.read(tools.known, "id1", None) == ()
+    assert await store.read(tools.known, "id2", "/project") is None
+    await store.close()
+
+
+@pytest.mark.req("ENG-10")
+def test_known_tools_are_written_only_when_they_change(database: Database) -> None:
+    assert database.write(tools.remember, "id", "/p", DEFINITIONS) is True
+    assert database.write(tools.remember, "id", "/p", list(DEFINITIONS)) is False
+    assert database.write(tools.remember, "id", "/p", DEFINITIONS[:1]) is True
+    assert database.read(tools.known, "id", "/p") == DEFINITIONS[:1]
+
+
+@pytest.mark.req("ENG-10")
+def test_a_server_that_is_forgotten_is_forgotten_in_every_project(database: Database) -> None:
+    for identity, root in (("gone", "/a"), ("gone", None), ("stays", "/a")):
+        database.write(tools.remember, identity, root, DEFINITIONS)
+    database.write(tools.forget, "gone")
+    assert database.read(tools.known, "gone", "/a") is None
+    assert database.read(tools.known, "gone", None) is None
+    assert database.read(tools.known, "stays", "/a") == DEFINITIONS
+
+
+def test_tools_that_cannot_be_read_count_as_unknown(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    database.write(tools.remember, "id", None, DEFINITIONS)
+    junk = sa.text("UPDATE known_tools SET definitions = :junk").bindparams(junk=b"\xc1")
+    database.write(lambda connection: connection.execute(junk))
+    assert database.read(tools.known, "id", None) is None
+    assert "cannot be read" in caplog.text
+
+
+@pytest.mark.req("BNS-10")
+def test_trust_is_bound_to_a_path_and_its_content(database: Database) -> None:
+    path = Path("/home/me/projekt ü/.toolcrib/config.yml")
+    database.write(trust.trust_file, path, "aa")
+    database.write(trust.trust_file, path, "bb")
+    database.write(trust.trust_file, "/other", "cc")
+    found = {row.path: row.sha256 for row in database.read(trust.files)}
+    assert found == {str(path): "bb", "/other": "cc"}
+    assert database.write(trust.untrust_file, path) is True
+    assert database.write(trust.untrust_file, path) is False
+    assert [row.path for row in database.read(trust.files)] == ["/other"]
+    with pytest.raises(ValueError, match="absolute"):
+        database.write(trust.trust_file, "config.yml", "aa")
+
+
+@pytest.mark.req("KSI-5")
+def test_a_server_is_believed_until_it_is_not(database: Database) -> None:
+    for identity, name in (("one", "files"), ("two", "git"), ("one", "files again")):
+        database.write(trust.believe_server, identity, name)
+    assert database.read(trust.believed_servers) == {"one", "two"}
+    assert database.write(trust.disbelieve_server, "one") is True
+    assert database.write(trust.disbelieve_server, "one") is False
+    assert database.read(trust.believed_servers) == {"two"}
+
+
+# --- agents ----------------------------------------------------------------------------------------------------------
+
+
+def agent(name: str, **values: Any) -> AgentRow:
+    return AgentRow(**{"name": name, "profile": "developer", "digest": name.encode(), "created_at": 1.5} | values)
+
+
+def session(agent: str, conversation: str = "default", **values: Any) -> SessionRow:
+    known = {"id": f"s_{agent}", "started_at": 1.25, "used_at": 2.5, "mode": "full"}
+    return SessionRow(agent=agent, conversation=conversation, **known | values)
+
+
+def legacy(id: str, agent: str, conversation: str = "default") -> LegacyRow:
+    return LegacyRow(id=id, agent=agent, conversation=conversation, started_at=3.5)
+
+
+@pytest.mark.req("KSI-2")
+def test_agents_their_rules_and_profiles_are_there_after_a_restart(store_url: str) -> None:
+    reviewer = agent("reviewer", workdir="/src/ü", expires_at=9.75, digest=b"\x00\xff" * 16)
+    child = agent("child", parent="reviewer", created_at=2.5)
+    profile = ProfileRow(name="mine", content='{"rules": []}', changed_at=4.5)
+    with Database.open(store_url) as database:
+        assert database.write(agents.add_agent, reviewer)
+        assert database.write(agents.add_agent, child)
+        rules = [
+            database.write(agents.add_rule, name, origin="agent", rule=text, added_at=3.5)
+            for name, text in (("reviewer", '{"allow": "git:*"}'), ("child", '{"deny": "*"}'), ("reviewer", "{}"))
+        ]
+        database.write(agents.put_profile, dataclasses.replace(profile, content="before"))
+        database.write(agents.put_profile, profile)
+    with Database.open(store_url) as database:
+        assert database.read(agents.all_agents) == (reviewer, child)
+        assert database.read(agents.all_rules) == tuple(rules)
+        assert database.read(agents.all_profiles) == (profile,)
+        database.write(agents.drop_rules, [rules[0].id, rules[2].id])
+        assert database.read(agents.all_rules) == (rules[1],)
+        assert database.write(agents.drop_profile, "mine") is True
+        assert database.write(agents.drop_profile, "mine") is False
+
+
+@pytest.mark.req("KSI-2")
+def test_a_name_that_is_taken_stays_with_who_has_it(database: Database) -> None:
+    first = agent("reviewer")
+    assert database.write(agents.add_agent, first) is True
+    assert database.write(agents.add_agent, agent("reviewer", digest=b"other", profile="owner")) is False
+    assert database.read(agents.all_agents) == (first,)
+
+
+@pytest.mark.req("KSI-2")
+def test_a_new_token_takes_the_old_ones_place(database: Database) -> None:
+    database.write(agents.add_agent, agent("reviewer", expires_at=5.0))
+    assert database.write(agents.change_token, "reviewer", b"new", None) is True
+    assert database.read(agents.all_agents) == (agent("reviewer", digest=b"new"),)
+    assert database.write(agents.change_token, "nobody", b"x", None) is False
+
+
+def test_the_digest_of_a_token_is_not_shown() -> None:
+    assert "secret" not in repr(agent("reviewer", digest=b"secret"))
+
+
+@pytest.mark.req("KSI-2", "KSI-7")
+def test_agents_take_their_rules_and_sessions_along_and_leave_those_of_others(database: Database) -> None:
+    for name in ("parent", "child", "stays"):
+        database.write(agents.add_agent, agent(name))
+        database.write(agents.add_rule, name, origin="agent", rule="{}", added_at=1.0)
+        database.write(sessions.put_many, [session(name), session(name, "second")])
+        database.write(sessions.begin_legacy, [legacy(f"l_{name}", name)])
+    database.write(sessions.put_many, [session("owner")])
+    database.write(agents.remove_agents, ["parent", "child", "never was"])
+    database.write(agents.remove_agents, [])
+    assert [row.name for row in database.read(agents.all_agents)] == ["stays"]
+    assert [row.agent for row in database.read(agents.all_rules)] == ["stays"]
+    assert sorted(row.agent for row in database.read(sessions.load_all)) == ["owner", "stays", "stays"]
+    assert [row.id for row in database.read(sessions.load_legacy)] == ["l_stays"]
+
+
+def test_a_rule_for_an_agent_that_is_gone_is_refused(database: Database) -> None:
+    with pytest.raises(StoreError, match="does not fit"):
+        database.write(agents.add_rule, "nobody", origin="agent", rule="{}", added_at=1.0)
+    assert database.read(agents.all_rules) == ()
+
+
+def test_a_counter_only_grows(store_url: str) -> None:
+    with Database.open(store_url) as database:
+        assert database.read(agents.version, "permissions") == 0
+        assert [database.write(agents.next_version, "permissions") for _ in range(3)] == [1, 2, 3]
+        assert database.write(agents.next_version, "other") == 1
+    with Database.open(store_url) as database:
+        assert database.read(agents.version, "permissions") == 3
+
+
+_COUNTS = textwrap.dedent(
+    """
+    import sys
+    from toolcrib.store import Database, agents
+    with Database.open(sys.argv[1], busy_timeout=30) as database:
+        for _ in range(40):
+            print(database.write(agents.next_version, "permissions"))
+    """
+)
+
+
+def test_processes_that_count_at_once_never_get_the_same_number(store_url: str) -> None:
+    words = [sys.executable, "-c", _COUNTS, store_url]
+    counting = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    numbers = [int(line) for process in counting for line in process.communicate(timeout=60)[0].split()]
+    assert sorted(numbers) == list(range(1, 121))
+
+
+# --- sessions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("KSI-7")
+def test_sessions_are_there_after_a_restart_with_every_number(store_url: str) -> None:
+    big = 2**62
+    counted = session("a", "c1", used_at=9.5, calls=3, denied=1, failed=2, listings=4, result_bytes=big, tokens=big)
+    plain = session("a", "c2", catalog_version=7, permission_version=8)
+    with Database.open(store_url) as database:
+        database.write(sessions.put_many, [session("a", "c1"), plain, counted])
+        database.write(sessions.begin_legacy, [legacy("l1", "a", "c1"), legacy("l2", "a", "c2")])
+    with Database.open(store_url) as database:
+        assert database.read(sessions.load_all) == (plain, counted)
+        database.write(sessions.put_many, [dataclasses.replace(plain, used_at=10.5)])
+        assert [row.conversation for row in database.read(sessions.load_all)] == ["c1", "c2"]
+        assert set(database.read(sessions.load_legacy)) == {legacy("l1", "a", "c1"), legacy("l2", "a", "c2")}
+
+
+@pytest.mark.req("KSI-7")
+def test_a_session_that_ends_takes_its_legacy_ids_along(database: Database) -> None:
+    database.write(sessions.put_many, [session("a", "one"), session("a", "two"), session("b", "one")])
+    database.write(
+        sessions.begin_legacy, [legacy("l1", "a", "one"), legacy("l2", "a", "two"), legacy("l3", "b", "one")]
+    )
+    database.write(sessions.end, [("a", "one"), ("b", "two")])
+    assert {(row.agent, row.conversation) for row in database.read(sessions.load_all)} == {("a", "two"), ("b", "one")}
+    assert {row.id for row in database.read(sessions.load_legacy)} == {"l2", "l3"}
+    database.write(sessions.end_legacy, ["l3"])
+    database.write(sessions.end, [("a", "two")])
+    assert [row.agent for row in database.read(sessions.load_all)] == ["b"]
+    assert database.read(sessions.load_legacy) == ()
+
+
+@pytest.mark.req("KSI-7")
+def test_a_legacy_id_for_a_session_that_ended_is_left_out_and_the_others_are_kept(database: Database) -> None:
+    database.write(sessions.put_many, [session("a")])
+    database.write(sessions.begin_legacy, [legacy("l1", "a"), legacy("l2", "gone"), legacy("l3", "a")])
+    assert {row.id for row in database.read(sessions.load_legacy)} == {"l1", "l3"}
+
+
+def test_two_processes_may_keep_the_same_conversation(database: Database) -> None:
+    database.write(sessions.put_many, [session("a", id="s_mine")])
+    database.write(sessions.begin_legacy, [legacy("l1", "a")])
+    database.write(sessions.put_many, [session("a", id="s_theirs")])
+    assert [row.id for row in database.read(sessions.load_all)] == ["s_theirs"]
+    assert [row.id for row in database.read(sessions.load_legacy)] == ["l1"]
+
+
+@pytest.mark.parametrize("work", [sessions.put_many, sessions.end, sessions.begin_legacy, sessions.end_legacy])
+def test_nothing_to_keep_is_no_mistake(database: Database, work: Callable[[sa.Connection, list[Any]], None]) -> None:
+    database.write(work, [])
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+UNKEEPABLE = ["/p/\udcff", "/p\0", "\ud800"]
+
+
+@pytest.mark.parametrize("text", UNKEEPABLE)
+def test_a_text_that_an_engine_cannot_hold_is_refused_by_both(database: Database, text: str) -> None:
+    row = session("a", text)
+    with pytest.raises(StoreError, match="cannot hold the text") as raised:
+        database.write(sessions.put_many, [session("b"), row])
+    assert raised.value.remedy
+    assert raised.value.text().isascii()
+    assert database.read(sessions.load_all) == ()
+    with pytest.raises(StoreError, match="cannot hold the text"):
+        database.write(sessions.end, [("a", text)])
+
+
+@given(text=st.text(alphabet=st.characters(codec=None) | st.sampled_from("\0\ud800\udfff\\")))
+def test_what_was_made_storable_can_always_be_kept(text: str) -> None:
+    made = storable(text)
+    assert "\0" not in made
+    made.encode()
+    assert made == text or any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text)
+
+
+@given(
+    st.lists(st.binary(max_size=50), max_size=8),
+    st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0")),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+def test_whatever_was_remembered_comes_back(database: Database, definitions: list[bytes], root: str) -> None:
+    database.write(tools.remember, "id", root, definitions)
+    assert database.read(tools.known, "id", root) == tuple(definitions)
+
+
+async def test_many_tasks_at_once_are_served_one_after_the_other(store_url: str) -> None:
+    store = await Store.open(store_url)
+    await asyncio.gather(*(store.write(trust.trust_file, f"/p{number}", "aa") for number in range(50)))
+    assert len(await store.read(trust.files)) == 50
+    await store.close()
