@@ -102,7 +102,12 @@ def tool_definitions(count: int) -> list[dict[str, Any]]:
     text = {"type": "string", "description": "What shall come back."}
     size = {"type": "integer", "minimum": 0, "description": "Characters of the result."}
     tools: list[dict[str, Any]] = [
-        {"name": "echo", "description": "Say it again.", "inputSchema": _object({"text": text}, ["text"])},
+        {
+            "name": "echo",
+            "description": "Say it again.",
+            "inputSchema": _object({"text": text}, ["text"]),
+            "annotations": {"readOnlyHint": True},
+        },
         {"name": "big", "description": "A long text.", "inputSchema": _object({"size": size}, ["size"])},
     ]
     return (tools + [_filler(number) for number in range(2, count)])[: max(count, 2)]

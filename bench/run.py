@@ -17,13 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from figures import calls, commands, large, listing, memory, start
+from figures import calls, commands, governed, large, listing, memory, start
 from report import Figure
 from rounds import Settings
 from targets import NotMeasured, ToolcribCommand
 
 FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "calls": calls.measure,
+    "governed": governed.measure,
     "listing": listing.measure,
     "start": start.measure,
     "memory": memory.measure,

@@ -249,6 +249,26 @@ def toolcrib(command: ToolcribCommand, servers: dict[str, dict[str, Any]], *, ca
             stop_daemon(command, home, pid)
 
 
+@contextlib.contextmanager
+def toolcrib_in_foreground(
+    command: ToolcribCommand, words: list[str], servers: dict[str, dict[str, Any]]
+) -> Iterator[Target]:
+    """The daemon as another script starts it."""
+    with toolcrib_home(servers) as home:
+        argv = [sys.executable, *words, "up", "--port", "0"]
+        with process(argv, env=command.environment(home), cwd=home, stdout=subprocess.DEVNULL) as child:
+            deadline = time.monotonic() + START_LIMIT
+            while not (home / "run" / "daemon.json").exists():
+                if child.poll() is not None or time.monotonic() > deadline:
+                    raise NotMeasured("the daemon did not start")
+                time.sleep(0.02)
+            status = command.status(home)
+            token = Path(status["token_file"]).read_text().strip()
+            target = Target(url=status["endpoint"], token=token, prefix=f"{SERVER}_", pid=status["pid"], home=home)
+            wait_for_answer(target, child, pause=0.05)
+            yield target
+
+
 def stop_daemon(command: ToolcribCommand, home: Path, pid: int) -> None:
     with contextlib.suppress(NotMeasured):
         # An `up` that failed or was interrupted may have left a daemon whose pid nobody has asked for yet.

@@ -73,7 +73,7 @@ def ways(settings: Settings, upstream: Upstream) -> Iterator[dict[str, Target | 
 
 def _rows(figure: Figure, keys: tuple[Cell, ...], sides: list[Side]) -> None:
     straight = next(side for side in sides if side.name == DIRECT)
-    added = {side.name: _added_p50(side, straight) for side in sides}
+    added = {side.name: added_p50(side, straight) for side in sides}
     floor = added[FORWARDER]
     for side in sides:
         if side.reason:
@@ -94,7 +94,7 @@ def _rows(figure: Figure, keys: tuple[Cell, ...], sides: list[Side]) -> None:
         )
 
 
-def _added_p50(side: Side, straight: Side) -> float | None:
+def added_p50(side: Side, straight: Side) -> float | None:
     if side is straight or side.reason or straight.reason:
         return None
     pairs = zip(side.values("p50_ms"), straight.values("p50_ms"), strict=True)

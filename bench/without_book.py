@@ -1,0 +1,25 @@
+"""Toolcrib with a book that forgets: `python bench/without_book.py up --port 0`. Only to see what the book costs.
+
+Entries are taken and dropped, and nobody waits for a disk; everything else is as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from toolcrib.book.book import Book
+from toolcrib.book.entry import Entry
+from toolcrib.cli.main import main
+
+
+def forget(_: Book, __: Entry) -> None: ...
+
+
+async def at_once(_: Book) -> None: ...
+
+
+Book.note = forget  # type: ignore[method-assign]
+Book.kept = at_once  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    sys.exit(main())
