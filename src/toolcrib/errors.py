@@ -252,8 +252,6 @@ def _to_the_model(text: str) -> Told:
     return Told(code=None, modern=200, legacy=200, text=text)
 
 
-_NOT_FOR_YOU = "{agent} may not use {tool}: {rule}. Ask the owner of this machine to allow it."
-
 ANSWERS: Mapping[Case, Told] = MappingProxyType(
     {
         Case.HOST: _before(421, "The Host header does not name this endpoint."),
@@ -303,8 +301,8 @@ ANSWERS: Mapping[Case, Told] = MappingProxyType(
         Case.METHOD: _within(METHOD_NOT_FOUND, "Method not found: {method}", modern=404),
         Case.ARGUMENT: _within(INVALID_PARAMS, "{why}.", modern=400),
         Case.UNKNOWN_TOOL: _within(UnknownTool.code, 'There is no tool "{name}". {suggestion}', modern=400),
-        Case.DENIED: _to_the_model(_NOT_FOR_YOU),
-        Case.NOT_APPROVED: _to_the_model(_NOT_FOR_YOU),
+        Case.DENIED: _to_the_model("{agent} may not use {tool}: {rule}. Ask the owner of this machine to allow it."),
+        Case.NOT_APPROVED: _to_the_model("{agent} may not use {tool}: {rule}; {why}."),
         Case.INVALID_ARGUMENTS: _to_the_model(
             "The arguments do not fit {tool}: {why}. Correct these and call again.\nThe tool's schema: {schema}"
         ),

@@ -48,7 +48,7 @@ class Told:
     """Each with the tools that its last acknowledged content allows."""
     conversations: set[tuple[str, str]] = field(default_factory=set)
     legacy: dict[str, str] = field(default_factory=dict)
-    """Session ids, each with its agent."""
+    """Session ids, each with the token of its agent."""
     sent: list[str] = field(default_factory=list)
     ran: list[str] = field(default_factory=list)
     """The nonces of calls whose result arrived."""
@@ -129,15 +129,18 @@ class Load:
             told.agents[name] = new
 
     def _come(self) -> None:
-        """New conversations of either era begin."""
+        """New conversations of either era begin; each round's are of an agent of their own, for no agent has all."""
+        name = f"guest{next(self._told.number)}"
+        token = Owner(self._daemon).add(name, "w:*")
+        self._told.agents[name] = token
         while not self._killed.is_set():
             label = f"c{next(self._told.number)}"
-            with Member(self._daemon, "crew", self._crew["legacy"], "legacy", conversation=label) as member:
-                self._told.conversations.add(("crew-legacy", label))
-                self._told.legacy[member.session] = label
-            with Member(self._daemon, "crew", self._crew["modern"], "modern", conversation=label) as member:
+            with Member(self._daemon, name, token, "legacy", conversation=f"{label} legacy") as member:
+                self._told.conversations.add((name, f"{label} legacy"))
+                self._told.legacy[member.session] = token
+            with Member(self._daemon, name, token, "modern", conversation=label) as member:
                 assert member.ask("tools/list").status == 200
-                self._told.conversations.add(("crew-modern", label))
+                self._told.conversations.add((name, label))
 
 
 def check(daemon: Daemon, told: Told, crew: dict[str, str], notes: Notes, since: float) -> None:
@@ -151,12 +154,19 @@ def check(daemon: Daemon, told: Told, crew: dict[str, str], notes: Notes, since:
 
 
 def _check_who(daemon: Daemon, owner: Owner, told: Told) -> None:
-    known = {row["name"] for row in owner.say("agent:list")["agents"]}
+    listed = sorted(owner.say("agent:list")["agents"], key=lambda row: row["created_at"])
+    known = {row["name"] for row in listed}
     assert told.agents.keys() <= known
     assert not [name for name in told.ended if name in known]
     # A token shows its whole row: the last ones of each round, for all were there before.
     for token in list(told.agents.values())[-12:]:
         assert AgentEndpoint(daemon, token).modern("tools/list").status == 200
+    # Also an agent or a token that was being made: either there is none, or its file holds the one that counts.
+    for row in listed[-12:]:
+        token = Path(row["token_file"]).read_text().strip()
+        assert AgentEndpoint(daemon, token).modern("tools/list").status == 200, row
+    folders = {path.name for path in (daemon.home.toolcrib / "state" / "agents").iterdir()}
+    assert folders == known
     for token in list(told.ended.values())[-12:]:
         assert AgentEndpoint(daemon, token).modern("tools/list").status == 401
     for pairs, effect in ((told.allowed, "allow"), (told.denied, "deny")):
@@ -170,10 +180,9 @@ def _check_who(daemon: Daemon, owner: Owner, told: Told) -> None:
 def _check_sessions(daemon: Daemon, owner: Owner, told: Told, crew: dict[str, str]) -> None:
     known = {(row["agent"], row["conversation"]) for row in owner.sessions()}
     assert told.conversations <= known
-    door = AgentEndpoint(daemon, crew["legacy"])
     stranger = AgentEndpoint(daemon, crew["modern"])
-    for session in list(told.legacy)[-12:]:
-        assert door.legacy(session, "ping").result == {}
+    for session, token in list(told.legacy.items())[-12:]:
+        assert AgentEndpoint(daemon, token).legacy(session, "ping").result == {}
         assert stranger.legacy(session, "ping").status == 404
 
 

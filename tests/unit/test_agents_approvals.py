@@ -53,8 +53,18 @@ async def test_nobody_in_time_is_a_no(bus: Bus) -> None:
     approvals = Approvals(bus, limit=0.01)
     async with asyncio.timeout(5):
         answer = await asking(approvals)
-    assert answer == Answer(approved=False, always=False, why="nobody answered within 0.01 s")
+    assert (answer.approved, answer.why) == (False, "nobody answered within 0.01 s")
+    assert "toolcrib approvals" in answer.remedy
     assert approvals.waiting() == ()
+
+
+async def test_who_waits_while_toolcrib_stops_is_told_so(approvals: Approvals) -> None:
+    call = asking(approvals)
+    await approvals.next(5)
+    approvals.close()
+    async with asyncio.timeout(5):
+        answer = await call
+    assert (answer.approved, answer.why) == (False, "Toolcrib is stopping")
 
 
 async def test_an_answer_that_comes_too_late_is_told_what_waits(approvals: Approvals) -> None:
@@ -132,10 +142,10 @@ async def shown(bus: Bus, arguments: bytes) -> Any:
 
 
 async def test_the_person_sees_the_arguments_but_no_secret(bus: Bus) -> None:
-    arguments = {"path": "a b", "deep": [{"password": "is hunter2!"}, 5, None, True], "hunter2": 1}
+    arguments = {"path": "a b", "deep": [{"note": "is hunter2!", "password": "other"}, 5, None, True], "hunter2": 1}
     assert await shown(bus, json.dumps(arguments).encode()) == {
         "path": "a b",
-        "deep": [{"password": "is ****!"}, 5, None, True],
+        "deep": [{"note": "is ****!", "password": "****"}, 5, None, True],
         "****": 1,
     }
     assert await shown(bus, b'{"x": "hunter\\u0032"}') == {"x": "****"}

@@ -664,3 +664,22 @@ async def test_many_changes_at_once_all_come_about(world: World) -> None:
         assert [rule.tools for rule in late.rules(name)] == [f"git:{name}"]
         assert late.authenticate(one.token) is not None
     assert await world.store.read(version, "permissions") == roster.version
+
+
+async def unwritten(change: Change) -> None: ...
+
+
+async def test_a_name_that_is_taken_in_another_database_costs_that_agent_nothing(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        rosters = []
+        for name in ("one.db", "two.db"):
+            store = await Store.open(tmp_path / name)
+            stack.push_async_callback(store.close)
+            roster = await Roster.open(store, bus=Bus(), note=unwritten, folder=tmp_path / "agents")
+            stack.push_async_callback(roster.close)
+            rosters.append(roster)
+        minted = await rosters[0].add("a", profile="developer")
+        with pytest.raises(StoreError, match="in another database"):
+            await rosters[1].add("a", profile="developer")
+        assert minted.token_file.read_text().strip() == minted.token
+        assert not rosters[1].knows("a")

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -291,18 +292,25 @@ def test_raw_commands_are_shown_to_the_trusted_and_the_owner_alone(caller: Calle
     assert ("crib_raw_command" in shown) is may
 
 
+def at_the_door(caller: Caller, made: Registry = registry) -> Context:
+    """A context whose commands can be called as tools."""
+    crib = SimpleNamespace(door=Door(Bus()))
+    server = CommandServer(made, NoHost())
+    server.crib = cast(Crib, crib)
+    return replace(context(caller), crib=cast(Crib, crib), project=cast(Project, Shelf(server)), via=Via.MCP)
+
+
 @pytest.mark.parametrize("command", ["agent:add", "audit:query", "permission:allow", "server:add", "session:end"])
 async def test_a_raw_command_reaches_only_what_its_caller_may_use(command: str) -> None:
-    with pytest.raises(Denied, match=f"t may not use {command}"):
-        await registry.run("raw:command", {"command": command}, context(TRUSTED))
+    with pytest.raises(Denied, match=f"t may not use crib:{command.replace(':', '_')}"):
+        await registry.run("raw:command", {"command": command}, at_the_door(TRUSTED))
 
 
-async def test_a_raw_command_over_mcp_reaches_no_command_of_the_command_line() -> None:
-    over_mcp = replace(context(OWNER), via=Via.MCP)
+async def test_a_raw_command_reaches_no_command_of_the_command_line() -> None:
     with pytest.raises(UsageError, match="system:stop is for the command line"):
-        await registry.run("raw:command", {"command": "system:stop"}, over_mcp)
+        await registry.run("raw:command", {"command": "system:stop"}, at_the_door(OWNER))
 
 
 async def test_a_raw_command_does_not_run_itself() -> None:
     with pytest.raises(UsageError, match="does not run itself"):
-        await registry.run("raw:command", {"command": "raw:command"}, context(OWNER))
+        await registry.run("raw:command", {"command": "raw:command"}, at_the_door(OWNER))

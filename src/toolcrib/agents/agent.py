@@ -11,13 +11,21 @@ import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from toolcrib.errors import UsageError
 from toolcrib.policy.permission import Permission
 from toolcrib.policy.profile import BUILTIN, Profile
 from toolcrib.store.agents import AgentRow
 
-RESERVED = frozenset({"owner", "client"})
+RESERVED = MappingProxyType(
+    {
+        "owner": "The owner may do everything; there is nothing to allow or deny.",
+        "client": "It stands for whatever starts `toolcrib stdio` without an agent, with the profile developer. "
+        "`toolcrib connect CLIENT --agent NAME` gives a client an agent of its own, with rules.",
+    }
+)
+"""Names that are taken, and what to know of them."""
 """Callers that need no minted token."""
 
 DEEPEST = 8

@@ -55,6 +55,8 @@ class Answer:
     approved: bool
     always: bool = False
     why: str
+    remedy: str = ""
+    """What the caller can do about a no."""
 
 
 @dataclass(kw_only=True)
@@ -74,7 +76,7 @@ class Approvals:
     async def ask(self, *, agent: str, conversation: str, tool: str, rule: str, arguments: bytes) -> Answer:
         """Waits for a person. No answer in time, or no room to wait, is a no."""
         if full := self._full(agent):
-            return Answer(approved=False, why=full)
+            return Answer(approved=False, why=full, remedy="Wait until some of them are answered.")
         now = time.time()
         approval = Approval(
             id=self._new_id(),
@@ -93,10 +95,21 @@ class Approvals:
             async with asyncio.timeout(self._limit):
                 return await answer
         except TimeoutError:
-            return Answer(approved=False, why=f"nobody answered within {self._limit:g} s")
+            return Answer(
+                approved=False,
+                why=f"nobody answered within {self._limit:g} s",
+                remedy="Ask the owner to look at `toolcrib approvals`, then call again.",
+            )
         finally:
             self._waiting.pop(approval.id, None)
             self._none_left()
+
+    def close(self) -> None:
+        """Nobody will answer any more: all who wait are told so."""
+        for one in self.waiting():
+            self._settle(
+                one.id, Answer(approved=False, why="Toolcrib is stopping", remedy="Call again when it runs again.")
+            )
 
     def waiting(self) -> tuple[Approval, ...]:
         """Who asked first comes first."""

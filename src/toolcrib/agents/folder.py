@@ -51,10 +51,14 @@ class AgentFolders:
                 )
             _remove(name, base)
             os.mkdir(name, 0o700, dir_fd=base)
-            with _entered(name, base) as folder:
-                _write(_STORE, self._store, folder)
-                _write(_TOKEN, token, folder)
-            os.fsync(base)
+            try:
+                with _entered(name, base) as folder:
+                    _write(_STORE, self._store, folder)
+                    _write(_TOKEN, token, folder)
+                os.fsync(base)
+            except OSError:
+                _remove(name, base)
+                raise
 
     def stage(self, name: str, token: str) -> None:
         """Puts a new token beside the old one, durably."""

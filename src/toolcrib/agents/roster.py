@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from toolcrib.agents.agent import Agent, Minted, new_row
+from toolcrib.agents.agent import RESERVED, Agent, Minted, new_row
 from toolcrib.agents.folder import AgentFolders
 from toolcrib.agents.holding import Holding, Note
 from toolcrib.agents.register import Register, load
@@ -114,6 +114,8 @@ class Roster:
     def find(self, name: str) -> Agent:
         agent = self._holding.now.agents.get(name)
         if agent is None or agent.expired:
+            if name in RESERVED:
+                raise NotFound(f"{name!r} is no agent with rules of its own.", remedy=RESERVED[name])
             raise _unknown("agent", name, (one.name for one in self.agents))
         return agent
 
@@ -168,8 +170,8 @@ class Roster:
             "rules": [rule.text for rule in own],
         }
         detail = {word: value for word, value in detail.items() if value}
+        await asyncio.to_thread(self.folder.make, name, token)
         try:
-            await asyncio.to_thread(self.folder.make, name, token)
             await self._holding.give(
                 self._register.with_agent(row, map(written, own)),
                 Change(what="agent added", agent=name, detail=detail),

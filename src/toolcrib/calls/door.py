@@ -198,7 +198,7 @@ class Door:
         line.decision = Decision(Verdict.ASK, f"{line.decision.rule}; {answer.why}")
         if not answer.approved:
             line.finish("denied")
-            raise _denied(line.caller, line.tool, line.decision)
+            raise _denied(line.caller, line.tool, line.decision, answer.remedy)
 
     async def _forward(self, shelf: Shelf, line: Line, request: Request, checked: dict[str, Any]) -> Answer:
         tool = line.tool
@@ -287,13 +287,16 @@ class Door:
         return agent.permission.decide(line.tool, msgspec.json.decode(line.arguments or b"{}"))
 
 
+_ASK_THE_OWNER = "Ask the owner of this machine to allow it."
 _ENDED = Decision(Verdict.DENY, "the agent has ended or its token was replaced")
 
 
-def _denied(caller: Caller, tool: Tool, decision: Decision) -> Denied:
+def _denied(caller: Caller, tool: Tool, decision: Decision, remedy: str = _ASK_THE_OWNER) -> Denied:
+    # Where nothing can be allowed, a model must not send its person to try.
+    can_be_allowed = decision is not _ENDED and caller.permission.floor(tool) is None
     return Denied(
         f"{caller.agent} may not use {tool.display}: {decision.rule}.",
-        remedy="Ask the owner of this machine to allow it.",
+        remedy=remedy if can_be_allowed else "",
         data={"rule": decision.rule, "tool": tool.display},
     )
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from pydantic import Field
 
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, Via, registry
-from toolcrib.errors import UsageError
+from toolcrib.calls import Request
+from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.crib.results import read_answer
+from toolcrib.errors import ToolError, UsageError
 
 _ITSELF = "raw:command"
 
@@ -23,6 +26,14 @@ async def raw(context: Context, params: Raw) -> dict[str, Any]:
     """Run a command of the daemon by its name, e.g. `system:health`; only what the caller may use anyway."""
     if params.command == _ITSELF:
         raise UsageError(f"{_ITSELF} does not run itself.", remedy="Name the command that you mean.")
-    if registry.find(params.command).reach is Reach.SOCKET and context.via is Via.MCP:
+    command = registry.find(params.command)
+    if command.reach is Reach.SOCKET:
         raise UsageError(f"{params.command} is for the command line.", remedy="Commands over MCP are listed as tools.")
-    return await registry.run(params.command, params.parameters, context)
+    # Through the door, like any other call: it is judged and written down for what it is.
+    arguments = msgspec.Raw(msgspec.json.encode(params.parameters))
+    request = Request(tool=f"crib:{command.tool}", params={"arguments": arguments})
+    outcome = await context.crib.door.call(context.project, context.caller, request)
+    result = read_answer(outcome.answer)
+    if result.is_error or not isinstance(result.structured, dict):
+        raise ToolError(result.text)
+    return result.structured

@@ -131,6 +131,7 @@ class Daemon:
                 for file in (self._paths.daemon_info, self._paths.socket):
                     file.unlink(missing_ok=True)
                 gateway.close()
+                crib.approvals.close()
                 await server.stop(limit=_REQUESTS_MAY_END)
                 await control.stop()
 
