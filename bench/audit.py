@@ -80,7 +80,7 @@ class Call:
             decision="allow",
             rule="profile developer: allow *:*",
             mode="full",
-            arguments=ARGUMENTS,
+            arguments=ARGUMENTS if kind is Kind.INTENT else None,
         )
 
 

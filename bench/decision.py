@@ -32,7 +32,7 @@ ARGUMENTS = {"path": "src/a/b.py", "mode": "read"}
 
 def tools() -> tuple[Tool, ...]:
     definitions = tuple(json.dumps({"name": f"tool_{number}"}).encode() for number in range(TOOLS))
-    return Catalog.build({"files": definitions}, version=1).tools
+    return Catalog.build({"files": definitions}, version=1, folders={"files": str(HERE)}).tools
 
 
 def profiles() -> dict[str, Profile]:

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from parts import daemon as daemons
@@ -23,6 +24,10 @@ from parts.own import StartServer
 from parts.report import not_run, summarize
 
 os.environ[leftovers.RUN_NAME] = str(os.getpid())
+
+# How long an example takes says more about the machine than about what is tested.
+hypothesis.settings.register_profile("toolcrib", deadline=None)
+hypothesis.settings.load_profile("toolcrib")
 
 
 @pytest.fixture(autouse=True)

@@ -598,7 +598,7 @@ def test_suggestions_name_only_what_the_agent_may_use(world: World) -> None:
             text = call(HttpWay(world, era), tool).text
             assert "secret" not in text.replace(tool, ""), text
             assert "crib" not in text.replace(tool, ""), text
-    assert "w:plain" in call(HttpWay(world, "modern"), "w_plian").text
+    assert "Did you mean w_plain?" in call(HttpWay(world, "modern"), "w_plian").text, "as it is listed"
 
 
 def test_of_servers_that_an_agent_may_not_use_it_hears_nothing(world: World) -> None:

@@ -8,20 +8,18 @@ process arguments, other processes' environments) it may not, in no encoding and
 from __future__ import annotations
 
 import base64
-import contextlib
-import http.server
 import json
 import secrets
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote
 
 import pytest
 
-from parts import leftovers
+from parts.canary import Trail, Watch, WebWitness
 from parts.crowd import AgentEndpoint, Member, Owner, nonce_of, refusal
 from parts.daemon import Cli, Daemon, Finished, Home, StartDaemon
 from parts.postgres import PASSWORD, Postgres
@@ -32,124 +30,6 @@ from parts.witness import Notes
 pytestmark = pytest.mark.req("KSI-8", "KSI-2")
 
 
-def canary(name: str) -> str:
-    """A value like no other, with letters that encodings change."""
-    return f"{name.replace(' ', '-')}/Zk+{secrets.token_hex(12)}q="
-
-
-def forms(secret: str) -> dict[str, bytes]:
-    """How a secret may look where it was put into something else."""
-    raw = secret.encode()
-    half = len(raw) // 2
-    found = {
-        "as it is": raw,
-        "its first half": raw[:half],
-        "its second half": raw[half:],
-        "quoted": quote(secret).encode(),
-        "all quoted": quote(secret, safe="").encode(),
-        "quoted as a form": quote_plus(secret).encode(),
-        "in hex": raw.hex().encode(),
-        "in JSON": json.dumps(secret)[1:-1].replace("/", "\\/").encode(),
-    }
-    for start in range(3):
-        # In base64 of a longer text: without the letters at its edges, which depend on what is around it.
-        text = base64.b64encode(b"\0" * start + raw)
-        whole = text[(0, 2, 3)[start] : (start + len(raw)) * 8 // 6]
-        found |= {f"base64 +{start}": whole, f"base64url +{start}": whole.translate(bytes.maketrans(b"+/", b"-_"))}
-    return found
-
-
-@dataclass
-class Trail:
-    """Everything that was put out anywhere, by place; and what must not be there."""
-
-    places: dict[str, bytes] = field(default_factory=dict)
-    secrets: dict[str, str] = field(default_factory=dict)
-    lawful: list[tuple[str, str]] = field(default_factory=list)
-    """Secret and place where it may be, each as the beginning of its name."""
-
-    def plant(self, name: str, value: str | None = None, *places: str) -> str:
-        self.secrets[name] = value or canary(name)
-        self.lawful += [(name, place) for place in places]
-        return self.secrets[name]
-
-    def keep(self, place: str, data: bytes | str) -> None:
-        told = data.encode(errors="surrogateescape") if isinstance(data, str) else data
-        self.places[place] = self.places.get(place, b"") + told + b"\n"
-
-    def found(self) -> list[str]:
-        return [
-            f"{name} ({form}) in {place}: …{_around(data, needle)}…"
-            for name, secret in self.secrets.items()
-            for form, needle in forms(secret).items()
-            for place, data in self.places.items()
-            if needle in data and not any(name == of and place.startswith(at) for of, at in self.lawful)
-        ]
-
-
-def _around(data: bytes, needle: bytes) -> str:
-    at = data.index(needle)
-    return data[max(0, at - 80) : at + len(needle) + 20].decode(errors="replace")
-
-
-class WebWitness(http.server.ThreadingHTTPServer):
-    """A server over HTTP inside the test; it notes what it was sent."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Answer)
-        self.seen: list[tuple[str, dict[str, str]]] = []
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
-
-
-class _Answer(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: WebWitness
-
-    def do_POST(self) -> None:
-        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
-        told = {
-            "initialize": {
-                "protocolVersion": "2025-11-25",
-                "capabilities": {"tools": {}},
-                "serverInfo": {"name": "web", "version": "1"},
-            },
-            "tools/list": {"tools": [{"name": "note", "inputSchema": {"type": "object"}}]},
-            "tools/call": {"content": [{"type": "text", "text": "done"}]},
-        }.get(message.get("method"))
-        if "id" not in message:
-            self._say(202, b"")
-        elif told is None:
-            self._say(
-                200,
-                json.dumps(
-                    {"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "no"}}
-                ).encode(),
-            )
-        else:
-            self._say(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": told}).encode())
-
-    def do_GET(self) -> None:
-        self._say(405, b"")
-
-    do_DELETE = do_GET
-
-    def _say(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on the tests' own stderr."""
-
-
 @pytest.fixture
 def web() -> Iterator[WebWitness]:
     with WebWitness() as server:
@@ -158,37 +38,6 @@ def web() -> Iterator[WebWitness]:
         yield server
         server.shutdown()
         thread.join(5)
-
-
-@dataclass(kw_only=True)
-class Watch:
-    """The arguments and environments of every process of the home, looked at again and again."""
-
-    home: Home
-    words: dict[int, str] = field(default_factory=dict)
-    environs: dict[int, bytes] = field(default_factory=dict)
-
-    def look(self) -> None:
-        for process in leftovers.living():
-            if process.names(self.home.path) and process.words:
-                self.words[process.pid] = f"{self.words.get(process.pid, '')} {process.words}"
-                self.environs[process.pid] = process.environ
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[Watch]:
-        over = threading.Event()
-
-        def watch() -> None:
-            while not over.wait(0.05):
-                self.look()
-
-        thread = threading.Thread(target=watch)
-        thread.start()
-        try:
-            yield self
-        finally:
-            over.set()
-            thread.join(10)
 
 
 @dataclass(kw_only=True)
@@ -413,11 +262,7 @@ def _look_at_processes(scene: Scene, watch: Watch) -> None:
         ("inherited", "environment of the daemon"),
         ("broken env", "environment of broken"),
     ]
-    assert trail_has(scene.trail, "environment of leaky", scene.trail.secrets["env value"])
-
-
-def trail_has(trail: Trail, place: str, secret: str) -> bool:
-    return secret.encode() in trail.places[place]
+    assert scene.trail.has("environment of leaky", "env value")
 
 
 @pytest.mark.timeout(240)
@@ -453,8 +298,8 @@ def test_no_secret_is_found_where_it_does_not_belong(
     scene.keep_files("ended")
     _look_at_processes(scene, watch)
     # The search does find what it looks for.
-    assert trail_has(trail, "live file t/state/agents/weak/token", trail.secrets["weak token"])
-    assert trail_has(trail, "live file t/config.json", trail.secrets["header"])
+    assert trail.has("live file t/state/agents/weak/token", "weak token")
+    assert trail.has("live file t/config.json", "header")
     assert [place for place in trail.places if place.startswith("live file t/state/servers/leaky")]
     assert trail.found() == []
     loose = [path for path in toolcrib_home.toolcrib.rglob("token") if path.stat().st_mode & 0o077]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from parts.crowd import Member, Owner
@@ -74,3 +76,19 @@ def test_a_stop_tells_a_call_that_waits_for_a_person(running: Daemon, cli: Cli) 
         told = member.told().result
     assert told["isError"] is True
     assert "Toolcrib is stopping" in told["content"][0]["text"]
+
+
+@pytest.mark.req("KSI-9")
+@pytest.mark.parametrize("tool", ["crib_server_list", "crib_system_health"])
+def test_an_agent_hears_only_of_servers_that_it_can_use_and_nothing_that_they_wrote(
+    daemon: StartDaemon, tool: str
+) -> None:
+    say = "import sys; print('SAID-BY-OTHERS', file=sys.stderr, flush=True); sys.exit(3)"
+    broken = {"command": sys.executable, "args": ["-c", say]}
+    running = daemon({"servers": {"broken": broken}})
+    owner = Owner(running)
+    wait_for(lambda: "SAID-BY-OTHERS" in str(owner.say("server:list")), "the owner to see its words", 10)
+    with Member(running, "dev", owner.add("dev", profile="developer"), "modern") as member:
+        told = str(member.call(tool).result)
+    assert "SAID-BY-OTHERS" not in told
+    assert "broken" not in told

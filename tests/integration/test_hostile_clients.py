@@ -82,6 +82,13 @@ HOSTILE = {
     "very deep and closed": (b"[" * 500_000 + b"]" * 500_000, PARSE_ERROR, "deeper"),
     "a key twice in the envelope": (b'{"method":"a","method":"tools/list","id":1}', PARSE_ERROR, "twice"),
     "a key twice in the params": (call("{}", more=',"name":"raw_die"'), PARSE_ERROR, "'name' stands twice"),
+    "arguments twice, once in capitals": (
+        call('{"path":"a"}', more=',"Arguments":{"path":"/etc/passwd"}'),
+        INVALID_PARAMS,
+        "small letters",
+    ),
+    "a name twice, once in capitals": (call("{}", more=',"NAME":"raw_die"'), INVALID_PARAMS, "small letters"),
+    "meta twice, once in capitals": (call("{}", more=',"_META":{}'), INVALID_PARAMS, "small letters"),
     "a key twice in the arguments": (call('{"path":"a","path":"b"}'), PARSE_ERROR, "'path' stands twice"),
     "a key twice, once escaped": (call(r'{"path":"a","p\u0061th":"b"}'), PARSE_ERROR, "'path' stands twice"),
     "a key twice, far down": (call('{"path":[{"x":[{"k":1,"k":1}]}]}'), PARSE_ERROR, "'k' stands twice"),

@@ -96,6 +96,28 @@ def test_a_detached_daemon_takes_the_database_of_the_flag(
     nothing_tells_the_password(toolcrib_home)
 
 
+@pytest.mark.usefixtures("downed")
+def test_what_the_flag_said_is_not_forgotten_when_the_daemon_is_gone(
+    flag: tuple[str, dict[str, str]], toolcrib_home: Home, cli: Cli
+) -> None:
+    store, env = flag
+    cli("up", "--detach", "--port", "0", "--store", store, env=env, limit=60).ok()
+    cli("agent", "add", "reviewer").ok()
+    cli("down").ok()
+    nothing_tells_the_password(toolcrib_home)
+    for words in (["agent", "list"], ["audit", "verify"], ["up", "--detach", "--port", "0"], ["stdio"]):
+        refused = cli(*words, env=env)
+        assert refused.exit_code != 0, words
+        assert store in refused.err
+        assert "TOOLCRIB_STORE" in refused.err
+    usual = toolcrib_home.toolcrib / "state" / "mcp_sessions.db"
+    assert not usual.exists()
+    assert "reviewer" in cli("agent", "list", env={**env, "TOOLCRIB_STORE": store}).ok().out
+    cli("up", "--detach", "--port", "0", "--store", str(usual), env=env, limit=60).ok()
+    cli("down").ok()
+    assert "No agents yet" in cli("agent", "list", env=env).ok().out
+
+
 def test_a_password_in_the_flag_is_refused_before_anything_starts(toolcrib_home: Home, cli: Cli) -> None:
     done = cli("up", "--port", "0", "--store", f"postgresql://u:{PASSWORD}@127.0.0.1:1/d")
     assert done.exit_code == 2

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.req("KSI-5")
 
 def asking(approvals: Approvals, agent: str = "reviewer", **more: Any) -> asyncio.Task[Answer]:
     question = {
+        "call": "c1",
         "agent": agent,
         "conversation": "default",
         "tool": "git:reset",
@@ -43,10 +44,10 @@ async def test_the_answer_reaches_the_call_that_waits(approvals: Approvals, *, a
     (waiting,) = await approvals.next(5)
     assert (waiting.agent, waiting.tool, waiting.rule) == ("reviewer", "git:reset", "agent reviewer: ask git:*")
     assert waiting.until == waiting.asked_at + 20.0
-    assert approvals.answer(waiting.id, approved=approved, always=True) == waiting
+    assert approvals.answer(waiting.id, approved=approved) == waiting
     assert approvals.waiting() == ()
     async with asyncio.timeout(5):
-        assert await call == Answer(approved=approved, always=True, why=why)
+        assert await call == Answer(approved=approved, why=why)
 
 
 async def test_nobody_in_time_is_a_no(bus: Bus) -> None:
@@ -69,16 +70,16 @@ async def test_who_waits_while_toolcrib_stops_is_told_so(approvals: Approvals) -
 
 async def test_an_answer_that_comes_too_late_is_told_what_waits(approvals: Approvals) -> None:
     with pytest.raises(NotFound, match="No call 'a1' waits") as caught:
-        approvals.answer("a1", approved=True, always=False)
+        approvals.answer("a1", approved=True)
     assert "None waits" in caught.value.remedy
     call = asking(approvals)
     (waiting,) = await approvals.next(5)
     with pytest.raises(NotFound) as caught:
-        approvals.answer("a1", approved=True, always=False)
+        approvals.answer("a1", approved=True)
     assert waiting.id in caught.value.remedy
-    approvals.answer(waiting.id, approved=True, always=False)
+    approvals.answer(waiting.id, approved=True)
     with pytest.raises(NotFound):
-        approvals.answer(waiting.id, approved=False, always=False)
+        approvals.answer(waiting.id, approved=False)
     assert (await call).approved
 
 
@@ -112,7 +113,7 @@ async def test_only_so_many_wait_for_one_agent_and_in_all(approvals: Approvals) 
         answer = await asking(approvals, agent)
         assert not answer.approved
         assert answer.why.startswith(why)
-    approvals.answer(approvals.waiting()[0].id, approved=True, always=False)
+    approvals.answer(approvals.waiting()[0].id, approved=True)
     one_more = asking(approvals, "late")
     await asyncio.sleep(0)
     assert approvals.waiting()[-1].agent == "late"
@@ -128,7 +129,7 @@ async def test_several_may_wait_for_something_to_wait(approvals: Approvals) -> N
     async with asyncio.timeout(5):
         seen = await asyncio.gather(*watchers)
     assert seen == [approvals.waiting()] * 3
-    approvals.answer(seen[0][0].id, approved=False, always=False)
+    approvals.answer(seen[0][0].id, approved=False)
     await call
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from datetime import datetime
@@ -17,8 +21,9 @@ import pytest
 
 from toolcrib.book import Book
 from toolcrib.book.entry import Entry, Kind
+from toolcrib.calls.door import PROCESS
 from toolcrib.cli.app import run
-from toolcrib.cli.audit_commands import joined
+from toolcrib.cli.audit_lines import Lines
 from toolcrib.commands.all import registry
 from toolcrib.commands.audit import moment
 from toolcrib.commands.registry import Context, Via
@@ -150,9 +155,138 @@ def test_programs_get_the_entries_and_filters_reach_them(filled: Path, capsys: p
         assert [entry["kind"] for entry in json.loads(capsys.readouterr().out)["entries"]] == kinds, words
 
 
-def test_nothing_that_fits_is_said(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_that_fits_is_said_and_whether_there_is_such_an_agent(
+    filled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["audit", "--agent", "nobody"]) == 0
-    assert "Nothing in the book fits" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Nothing in the book fits" in said
+    assert "There is no agent nobody now" in said
+    for words in (["--agent", "owner"], ["--agent", "reviewer", "--since", "1h"]):
+        assert run(["audit", *words]) == 0
+        said = capsys.readouterr().err
+        assert "Nothing in the book fits" in said
+        assert ("There is no agent" in said) == ("reviewer" in words)
+
+
+def test_an_outcome_that_is_none_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["audit", "--outcome", "bogus"]) == UsageError.exit_code
+    assert "tool_error, error, timeout" in capsys.readouterr().err
+    assert run(["audit", "--outcome", "agent added"]) == 0
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def crowded(home: Path) -> Path:
+    async def work() -> None:
+        async with opened(home) as book:
+            long = {"agent": "an-agent-with-a-long-name", "conversation": "5b2f-" * 12, "tool": "warehouse:" + "x" * 60}
+            call(book, 1, at=time.time(), **long)
+            call(book, 2, "denied", rule="agent reviewer: deny git:* when branch matches main|release/.*", **long)
+            await book.kept()
+
+    asyncio.run(work())
+    return home
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_on_a_terminal_every_call_has_one_line_that_fits(
+    crowded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    screen = Screen()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run(["audit"]) == 0
+    heading, *lines = screen.getvalue().splitlines()
+    assert len(lines) == 2
+    assert all(len(line) <= width for line in (heading, *lines))
+    assert {"time", "agent", "tool", "outcome", "note"} <= set(heading.split())
+    assert "an-agent-wi" in lines[0]
+    assert "warehouse:x" in lines[0]
+    assert "…" in lines[0]
+    assert "agent reviewer: den" in lines[1]
+    assert "--json" in capsys.readouterr().err
+
+
+def test_nothing_is_cut_in_a_pipe(crowded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["audit"]) == 0
+    said = capsys.readouterr()
+    assert "warehouse:" + "x" * 60 in said.out
+    assert "5b2f-" * 12 in said.out
+    assert "…" not in said.out
+    assert said.err == ""
+
+
+@pytest.mark.parametrize(("width", "words", "shown"), [("100", [], False), ("160", [], True), ("100", ["-v"], True)])
+def test_the_rule_of_an_allowed_call_is_shown_where_there_is_room_or_on_request(
+    filled: Path, monkeypatch: pytest.MonkeyPatch, width: str, words: list[str], shown: bool
+) -> None:
+    screen = Screen()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", width)
+    assert run(["audit", "--server", "files", *words]) == 0
+    assert ("profile dev" in screen.getvalue()) is shown
+
+
+@pytest.mark.parametrize(
+    ("what", "detail", "note"),
+    [
+        ("rule added", {"rule": "agent reviewer: allow git:*"}, "rule added: allow git:*"),
+        ("server believed", {"server": "time"}, "server believed: time"),
+        ("profile added", {"profile": "p", "rules": ["allow a:*", "deny b:*"]}, "p, rules allow a:*; deny b:*"),
+        (
+            "agent added",
+            {"profile": "p", "expires_at": datetime(2026, 11, 16, 10).timestamp()},
+            "expires 2026-11-16 10:",
+        ),
+    ],
+)
+def test_changes_read_as_sentences(what: str, detail: dict[str, Any], note: str) -> None:
+    entry = dict.fromkeys(("call", "conversation", "tool", "decision", "tokens"), "")
+    row = Lines().cells({**entry, "kind": "change", "at": 0.0, "agent": "reviewer", "outcome": what, "detail": detail})
+    assert note in row[-1]
+    assert "rule agent" not in row[-1]
+
+
+def gone_process() -> int:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(LIMIT)
+    return ended.pid
+
+
+def test_a_call_whose_process_is_gone_is_cut_off_and_one_under_way_is_not(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = {
+        f"{PROCESS}-1": "not over",
+        f"{os.getpid():x}-17c0ffee-2": "cut off",
+        f"{gone_process():x}-17c0ffee-3": "cut off",
+        f"{os.getppid():x}-17c0ffee-4": "not over",
+    }
+
+    async def work() -> None:
+        async with opened(home) as book:
+            for place, one in enumerate(calls):
+                call(book, place, "", call=one)
+            call(book, 9, call=f"{gone_process():x}-17c0ffee-9")
+            await book.kept()
+
+    asyncio.run(work())
+    assert run(["audit", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cut_off"] == [one for one, state in calls.items() if state == "cut off"]
+    assert run(["audit"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    for line, state in zip(lines, [*calls.values(), "ok"], strict=True):
+        assert f" {state} " in line
+        assert ("may have run" in line) == (state == "cut off")
+    assert run(["audit", "--until", "1s", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cut_off"] == [], "the outcome may have come later"
 
 
 def test_an_intent_outside_of_what_was_found_does_not_make_two_lines() -> None:
@@ -178,7 +312,7 @@ def test_an_intent_outside_of_what_was_found_does_not_make_two_lines() -> None:
             (7, "outcome", ""),
         )
     ]
-    assert len(joined(rows)) == 5
+    assert len(Lines().joined(rows)) == 5
 
 
 @pytest.mark.parametrize("words", [["--since", "yesterday"], ["--until", "1y"], ["--since", "99999-01-01"]])

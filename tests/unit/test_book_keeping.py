@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -14,11 +15,11 @@ import pytest
 import sqlalchemy as sa
 
 from toolcrib.book import Book, retention
-from toolcrib.book.entry import Entry, Kind
+from toolcrib.book.entry import LOOKED_INTO, Entry, Kind
 from toolcrib.book.tokens import COUNTED_UP_TO
 from toolcrib.errors import StoreError
 from toolcrib.store import Database, Store, audit
-from toolcrib.store.commits import Commits
+from toolcrib.store.commits import MOST_BYTES, MOST_ITEMS, Commits
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -28,11 +29,11 @@ NOW = 2_000_000_000.0
 
 @contextlib.asynccontextmanager
 async def opened(
-    url: str | Path, folder: Path, *, most_items: int = 50_000, **options: Any
+    url: str | Path, folder: Path, *, most_items: int = MOST_ITEMS, most_bytes: int = MOST_BYTES, **options: Any
 ) -> AsyncIterator[tuple[Book, Store]]:
     folder.mkdir(exist_ok=True)
     store = await Store.open(url, busy_timeout=0.1)
-    commits = Commits(store, most_items=most_items)
+    commits = Commits(store, most_items=most_items, most_bytes=most_bytes)
     book = await Book.open(store, commits, folder=folder, secrets=str, **options)
     try:
         yield book, store
@@ -61,24 +62,7 @@ async def eventually(is_so: Any) -> None:
 
 
 async def test_a_call_is_two_entries_with_all_that_is_known_of_it(book: Book) -> None:
-    call(
-        book,
-        1,
-        session="s_1",
-        conversation="default",
-        tool="files:read",
-        server="files",
-        decision="allow",
-        rule="profile developer: allow *",
-        mode="full",
-        arguments=b'{"path": "abc"}',
-    )
-    await book.kept()
-    intent, outcome = await book.query()
-    hashes = {name: row.pop("hash") for name, row in (("intent", intent), ("outcome", outcome))}
-    assert hashes["intent"] != hashes["outcome"]
-    assert len(intent.pop("arguments_hash")) == 64
-    same = {
+    entry: dict[str, Any] = {
         "at": NOW + 1,
         "call": "c1",
         "agent": "reviewer",
@@ -89,10 +73,15 @@ async def test_a_call_is_two_entries_with_all_that_is_known_of_it(book: Book) ->
         "decision": "allow",
         "rule": "profile developer: allow *",
         "mode": "full",
-        "arguments": None,
-        "tokens": None,
-        "detail": None,
     }
+    book.note(Entry(kind=Kind.INTENT, arguments=b'{"path": "abc"}', **entry))
+    book.note(Entry(kind=Kind.OUTCOME, outcome="ok", duration=0.5, size=9, **entry))
+    await book.kept()
+    intent, outcome = await book.query()
+    hashes = {name: row.pop("hash") for name, row in (("intent", intent), ("outcome", outcome))}
+    assert hashes["intent"] != hashes["outcome"]
+    assert len(intent.pop("arguments_hash")) == 64
+    same = {**entry, "arguments": None, "tokens": None, "detail": None}
     assert intent == {
         **same,
         "seq": 1,
@@ -189,12 +178,14 @@ async def test_a_database_that_cannot_be_written_is_told_at_once_and_the_book_re
         await book.kept()
         await store.write(room, 1)
         rule = "r" * 500
-        for number in range(1, 200):
+        for number in range(1, 50):
             call(book, number, rule=rule)
         with pytest.raises(StoreError, match="no room"):
             await book.kept()
+        for number in range(50, 200):
+            call(book, number, rule=rule)
         assert book.failure is not None
-        assert book.describe()["writable"] is False
+        assert (await book.describe())["writable"] is False
         began = time.monotonic()
         with pytest.raises(StoreError, match="no room"):
             await book.kept()
@@ -207,7 +198,7 @@ async def test_a_database_that_cannot_be_written_is_told_at_once_and_the_book_re
         assert [row["kind"] for row in rows[102:]] == ["gap"]
         assert rows[-1]["detail"]["entries"] == 398 - 100
         assert rows[-1]["detail"]["from"] <= rows[-1]["detail"]["to"] <= time.time()
-        assert book.describe()["lost"] == 298
+        assert (await book.describe())["lost"] == 298
         assert (await book.verify()).ok
 
 
@@ -239,6 +230,59 @@ async def test_a_commit_whose_end_nobody_knows_is_neither_lost_nor_repeated(
     assert [row["call"] for row in await book.query()] == ["c0", "c0", "c1", "c1", "c2", "c2"]
     assert told == [2] * 4
     assert (await book.verify()).ok
+
+
+@pytest.mark.parametrize("between", ["a bad neighbour", "a pruning"])
+async def test_what_a_lost_commit_has_written_is_not_repeated_whatever_comes_between(
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    def never(connection: sa.Connection, items: list[int]) -> None:
+        raise ValueError("a mistake")
+
+    async with opened(store_url, tmp_path / "state", keep_days=3650) as (book, _):
+        for number in range(4):
+            call(book, number, at=1.0)
+        await book.kept()
+        write = Database.write
+        ends = iter([True])
+
+        def cut_off(database: Database, work: Any, *args: Any) -> Any:
+            made = write(database, work, *args)
+            if next(ends, False):
+                raise StoreError("The connection is lost.")
+            return made
+
+        monkeypatch.setattr(Database, "write", cut_off)
+        told: list[int] = []
+        for number in range(4, 14):
+            call(book, number, result=b"hello world", counted=told.append)
+        with pytest.raises(StoreError, match="lost"):
+            await book.kept()
+        if between == "a pruning":
+            assert await book.prune() == 8
+        else:
+            book._commits.add(never, 1)
+        call(book, 14)
+        await eventually(lambda: book.failure is None)
+        await book.kept()
+        rows = await book.query(agent="reviewer", limit=1000)
+        newest = [row["call"] for row in rows if row["at"] > NOW]
+        assert newest == [f"c{number}" for number in range(4, 15) for _ in range(2)]
+        assert told == [2] * 20
+        assert not book._writer._there
+        assert (await book.verify()).ok
+
+
+async def test_large_arguments_are_not_held_while_they_wait_to_be_written(tmp_path: Path) -> None:
+    raw = b'"' + b"x" * LOOKED_INTO + b'"'
+    async with opened(tmp_path / "crib.db", tmp_path / "state", most_bytes=4096) as (book, _):
+        for number in range(2):
+            call(book, number, arguments=raw)
+        await book.kept()
+        rows = await book.query()
+        assert [row["shape"] for row in rows] == [f"{len(raw)} bytes"] * 4
+        assert len({row["arguments_hash"] for row in rows}) == 1
+        assert (await book.describe())["lost"] == 0
 
 
 async def test_a_head_that_cannot_be_anchored_keeps_nobody_from_writing(
@@ -310,7 +354,7 @@ async def test_what_is_too_old_goes_and_the_rest_verifies(
         call(book, 52)
         await book.kept()
         assert (await book.verify()).entries == 10
-        assert await store.read(audit.first_since, 0.0) == 101
+        assert await store.read(audit.first_since, 0.0, 0) == 101
 
 
 async def test_what_is_too_much_goes_and_the_rest_verifies(store_url: str, tmp_path: Path) -> None:
@@ -348,3 +392,23 @@ async def test_the_book_prunes_by_itself(tmp_path: Path, monkeypatch: pytest.Mon
         async with asyncio.timeout(LIMIT):
             while [row["kind"] for row in await book.query()][:1] != ["pruned"]:  # noqa: ASYNC110 - nobody is told of it
                 await asyncio.sleep(0.005)
+
+
+async def test_a_mistake_while_pruning_does_not_end_it_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("toolcrib.book.book._FIRST_PRUNE", 0.01)
+    monkeypatch.setattr("toolcrib.book.book._PRUNE_EVERY", 0.01)
+    tries = itertools.count(1)
+
+    async def prune(book: Book) -> int:
+        if next(tries) == 1:
+            raise ValueError("a mistake")
+        again.set()
+        return 0
+
+    again = asyncio.Event()
+    monkeypatch.setattr(Book, "prune", prune)
+    async with opened(tmp_path / "crib.db", tmp_path / "state"):
+        await asyncio.wait_for(again.wait(), LIMIT)
+    assert "a mistake" in caplog.text

@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import string
+import threading
 from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolcrib.book import redact as redact_module
 from toolcrib.book.redact import Redactor, redact_all
 from toolcrib.config.redact import tells_a_secret
 
+LIMIT = 10.0
 SECRET = 'p@ss/w"ord+é?1'
 
 SECRETS = st.text(string.ascii_letters + string.digits + "+/=?&%\"'\\ é", min_size=8, max_size=40).filter(str.strip)
@@ -79,6 +82,34 @@ def test_a_secret_that_becomes_known_later_is_hidden_from_then_on() -> None:
     redact = Redactor(lambda: known[0])
     assert redact("see hunter2hunter2") == "see hunter2hunter2"
     known[0] = frozenset({"hunter2hunter2"})
+    assert redact("see hunter2hunter2") == "see ****"
+
+
+@pytest.mark.req("KSI-5")
+def test_what_one_thread_masks_while_another_learns_of_a_secret_is_not_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known: list[frozenset[str]] = [frozenset()]
+    redact = Redactor(lambda: known[0])
+    masking, go_on = threading.Event(), threading.Event()
+    mask_text = redact_module.mask_text
+
+    def slow(text: str) -> str:
+        if threading.current_thread().name == "slow":
+            masking.set()
+            assert go_on.wait(LIMIT)
+        return mask_text(text)
+
+    monkeypatch.setattr(redact_module, "mask_text", slow)
+    thread = threading.Thread(target=redact, args=("see hunter2hunter2",), name="slow")
+    thread.start()
+    try:
+        assert masking.wait(LIMIT)
+        known[0] = frozenset({"hunter2hunter2"})
+        redact("something else")
+    finally:
+        go_on.set()
+        thread.join(LIMIT)
     assert redact("see hunter2hunter2") == "see ****"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 
 from toolcrib.book import tokens
 from toolcrib.book.chain import Keys
-from toolcrib.book.entry import Entry, Kind
+from toolcrib.book.entry import LOOKED_INTO, Entry, Kind, Large
 from toolcrib.book.redact import Redactor
-from toolcrib.book.row import LOOKED_INTO, VALUES_UP_TO, RowMaker
+from toolcrib.book.row import VALUES_UP_TO, RowMaker
 from toolcrib.book.shape import MOST_BYTES, shape_of
 from toolcrib.store import Database, audit
 
@@ -89,13 +90,22 @@ def test_the_hash_is_of_what_the_arguments_say_and_keyed() -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [b"not json", b"\xff", b"[" * 100_000, b'{"a":' * 5000 + b"1" + b"}" * 5000, b'"' + b"x" * LOOKED_INTO + b'"'],
-    ids=["no JSON", "no UTF-8", "deep list", "deep object", "too large"],
+    [b"not json", b"\xff", b"[" * 100_000, b'{"a":' * 5000 + b"1" + b"}" * 5000],
+    ids=["no JSON", "no UTF-8", "deep list", "deep object"],
 )
 def test_arguments_that_cannot_be_looked_into_are_hashed_as_they_are(raw: bytes) -> None:
     row = maker(values=True).row(1, Entry(kind=Kind.INTENT, arguments=raw))
     assert json.loads(row["shape"]) == f"{len(raw)} bytes"
     assert len(row["arguments_hash"]) == 64
+    assert row["arguments"] is None
+
+
+def test_of_large_arguments_the_size_and_a_keyed_hash_are_written() -> None:
+    raw = b'"' + b"x" * LOOKED_INTO + b'"'
+    large = Large.of(raw)
+    row = maker(values=True).row(1, Entry(kind=Kind.INTENT, arguments=large))
+    assert json.loads(row["shape"]) == f"{len(raw)} bytes"
+    assert row["arguments_hash"] == hmac.digest(KEYS.arguments, large.digest, "sha256").hex()
     assert row["arguments"] is None
 
 
@@ -170,7 +180,7 @@ def test_any_entry_is_read_back_with_the_hash_that_it_was_given(
     rows = [make.row(number, entry) for number, entry in enumerate(entries, 1)]
     for row in rows:
         row["hash"] = KEYS.link("", row.values())
-    written.write(audit.let_go, 2**62, "")
+    written.write(audit.let_go, 0, 2**62, "")
     written.write(audit.append, rows)
     found = written.read(audit.page, 0, 10)
     assert [tuple(row) for row in found] == [tuple(row.values()) for row in rows]

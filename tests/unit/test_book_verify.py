@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import hmac
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from toolcrib.book.anchor import Anchor, Head
 from toolcrib.book.chain import Keys
 from toolcrib.book.entry import Entry, Kind
 from toolcrib.book.verify import PAGE, Report
-from toolcrib.errors import UsageError
+from toolcrib.errors import StoreError, UsageError
 from toolcrib.store import Store, audit
 from toolcrib.store.commits import Commits
 from toolcrib.store.schema import audit as rows_table
@@ -51,6 +52,24 @@ def note(book: Book, number: int, **fields: Any) -> None:
     book.note(Entry(kind=Kind.INTENT, arguments=b'{"path":"x"}', **entry))
 
 
+Rows = list[dict[str, Any]]
+
+
+def everything(connection: sa.Connection) -> tuple[Rows, Rows]:
+    rows, base = (
+        [dict(row._mapping) for row in connection.execute(sa.select(table).order_by(table.c[0]))]
+        for table in (rows_table, base_table)
+    )
+    return rows, base
+
+
+def replaced(connection: sa.Connection, rows: Rows, base: Rows) -> None:
+    for table, content in ((rows_table, rows), (base_table, base)):
+        connection.execute(table.delete())
+        if content:
+            connection.execute(table.insert(), content)
+
+
 class Kept:
     """A book that is closed, its rows in hand, to be changed behind Toolcrib's back and verified."""
 
@@ -72,27 +91,16 @@ class Kept:
 
     async def _read(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         store = await Store.open(self.url)
-        rows, base = await store.read(
-            lambda connection: tuple(
-                [dict(row._mapping) for row in connection.execute(sa.select(table).order_by(table.c[0]))]
-                for table in (rows_table, base_table)
-            )
-        )
+        rows, base = await store.read(everything)
         await store.close()
         return rows, base
 
     def put(self, rows: list[dict[str, Any]], base: list[dict[str, Any]] | None = None) -> None:
         """Makes the database hold exactly these."""
 
-        def replace(connection: sa.Connection) -> None:
-            for table, content in ((rows_table, rows), (base_table, self.base if base is None else base)):
-                connection.execute(table.delete())
-                if content:
-                    connection.execute(table.insert(), content)
-
         async def work() -> None:
             store = await Store.open(self.url)
-            await store.write(replace)
+            await store.write(replaced, rows, self.base if base is None else base)
             await store.close()
 
         self._runner.run(work())
@@ -103,6 +111,15 @@ class Kept:
                 return await book.verify(expect)
 
         return self._runner.run(work())
+
+    def add(self, count: int) -> None:
+        async def work() -> None:
+            async with opened(self.url, self.folder) as (book, _):
+                for number in range(count):
+                    note(book, 99 + number)
+                await book.kept()
+
+        self._runner.run(work())
 
     def close(self) -> None:
         self._runner.close()
@@ -238,6 +255,115 @@ def test_any_change_is_found_also_where_the_oldest_were_let_go(pruned: Kept, tri
     _is_found(pruned, trick, draw)
 
 
+@settings(ROUNDS, max_examples=40)
+@given(trick=st.sampled_from(TRICKS), draw=st.data())
+def test_any_change_under_an_open_book_is_found_for_ever_however_much_it_writes(
+    plain: Kept, trick: Any, draw: st.DataObject
+) -> None:
+    rows = copy.deepcopy(plain.rows)
+    trick(rows, draw)
+    assume(rows != plain.rows)
+    plain.put(plain.rows)
+    # What the last round left there knows of another end.
+    (plain.folder / "audit.head").unlink()
+
+    async def work() -> None:
+        async with opened(plain.url, plain.folder) as (book, store):
+            note(book, 1)
+            await book.kept()
+            (_, own) = await book.query(limit=2)
+            await store.write(replaced, sorted(rows, key=lambda row: row["seq"]), plain.base)
+            for number in range(4):
+                note(book, number)
+                await book.kept()
+            report = await book.verify()
+            assert not report.ok, own
+            assert report.seq is not None
+            assert report.seq <= own["seq"]
+
+    plain._runner.run(work())
+    plain.add(3)
+    assert not plain.verify().ok
+
+
+async def test_an_older_copy_put_under_an_open_book_is_found_for_ever(store_url: str, tmp_path: Path) -> None:
+    async with opened(store_url, tmp_path / "state") as (book, store):
+        for number in range(5):
+            note(book, number)
+        await book.kept()
+        older = await store.read(everything)
+        for number in range(3):
+            note(book, number, agent="gone")
+        await book.kept()
+        await store.write(replaced, *older)
+        for number in range(20):
+            note(book, number)
+            await book.kept()
+        report = await book.verify()
+        assert (report.ok, report.seq) == (False, 6)
+        assert "entries 6 to 8 are missing" in report.wrong
+    async with opened(store_url, tmp_path / "state") as (book, _):
+        note(book, 1)
+        await book.kept()
+        assert await book.verify() == report
+
+
+async def test_a_cut_is_found_also_if_another_who_does_not_know_has_written_past_it(
+    store_url: str, tmp_path: Path
+) -> None:
+    async with opened(store_url, tmp_path / "state") as (book, store):
+        for number in range(5):
+            note(book, number)
+        await book.kept()
+        await store.write(lambda connection: connection.execute(rows_table.delete().where(rows_table.c.seq > 2)))
+        (tmp_path / "elsewhere").mkdir()
+        shutil.copy(tmp_path / "state" / "audit.key", tmp_path / "elsewhere")
+        async with opened(store_url, tmp_path / "elsewhere") as (other, _):
+            for number in range(9):
+                note(other, number)
+            await other.kept()
+        note(book, 6)
+        await book.kept()
+        told, _ = await book.query(limit=2)
+        assert told["kind"] == "unanchored"
+        assert told["detail"]["known"] == 5
+        assert not (await book.verify()).ok
+
+
+async def test_others_who_write_and_prune_leave_no_word_of_a_cut(store_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    async with opened(store_url, folder) as (one, _), opened(store_url, folder) as (other, _):
+        for number in range(5):
+            note(one, number, at=OLD)
+        await one.kept()
+        note(other, 6)
+        await other.kept()
+        assert await other.prune() == 5
+        for book in (one, other, one):
+            note(book, 7)
+            await book.kept()
+        assert {row["kind"] for row in await one.query()} == {"intent", "pruned"}
+        assert (await one.verify()).notes == ()
+
+
+@pytest.mark.parametrize("below", [0, 5], ids=["right before the beginning", "far before it"])
+def test_a_row_put_in_before_the_beginning_is_found_and_never_shown(kept: Kept, below: int) -> None:
+    begin = kept.base[-1]["seq"]
+    forged = {**kept.rows[0], "seq": begin - below, "agent": "victim", "at": OLD}
+    kept.put([forged, *kept.rows])
+
+    async def work() -> None:
+        async with opened(kept.url, kept.folder, keep_bytes=1) as (book, _):
+            for wanted in ({}, {"since": 0.0}, {"after": -100}, {"since": 0.0, "after": -100}):
+                assert await book.query(agent="victim", **wanted) == []
+            assert await book.prune() >= len(kept.rows) - 1
+
+    before = kept.verify()
+    kept._runner.run(work())
+    after = kept.verify()
+    assert (before.ok, before.seq) == (after.ok, after.seq) == (False, begin - below)
+
+
 def test_a_cut_beginning_is_found_also_if_it_looks_as_if_it_was_let_go(kept: Kept) -> None:
     for place in range(1, len(kept.rows) - 1):
         last = kept.rows[place - 1]
@@ -333,13 +459,102 @@ def test_a_missing_or_unreadable_anchor_is_said_and_the_next_entry_makes_it_anew
     assert not report.ok
     assert str(anchor) in report.wrong
 
-    async def one_more() -> None:
-        async with opened(plain.url, plain.folder) as (book, _):
-            note(book, 99)
-            await book.kept()
+    plain.add(2)
+    report = plain.verify()
+    assert report.ok
+    (said,) = report.notes
+    assert "anchor was missing when entry 10 was written" in said
+    assert "after entry 9" in said
 
-    plain._runner.run(one_more())
-    assert plain.verify().ok
+
+def test_a_cut_end_is_not_forgotten_when_the_anchor_is_taken_away_too(plain: Kept) -> None:
+    last = plain.rows[-1]["seq"]
+    plain.put(plain.rows[:-3])
+    (plain.folder / "audit.head").unlink()
+    for _ in range(3):
+        plain.add(5)
+        report = plain.verify()
+        assert report.ok
+        assert [f"after entry {last - 3}," in one for one in report.notes] == [True], "said for ever, and once"
+
+
+def test_all_entries_gone_with_the_anchor_is_not_a_new_book(plain: Kept) -> None:
+    plain.put([])
+    (plain.folder / "audit.head").unlink()
+    plain.add(1)
+    assert "after entry 0," in plain.verify().notes[0]
+
+
+def test_a_cut_end_is_still_found_when_the_book_has_grown_past_it(kept: Kept) -> None:
+    last = kept.rows[-1]["seq"]
+    kept.put(kept.rows[:-3])
+    assert not kept.verify().ok
+    kept.add(20)
+    report = kept.verify()
+    assert (report.ok, report.seq) == (False, last - 2)
+    assert f"entries {last - 2} to {last} are missing" in report.wrong
+    kept.add(20)
+    assert kept.verify() == report
+
+
+async def test_a_cut_end_is_found_by_the_very_process_that_goes_on_writing(store_url: str, tmp_path: Path) -> None:
+    async with opened(store_url, tmp_path / "state") as (book, store):
+        for number in range(5):
+            note(book, number)
+        await book.kept()
+        await store.write(lambda connection: connection.execute(rows_table.delete().where(rows_table.c.seq > 2)))
+        (tmp_path / "state" / "audit.head").unlink()
+        for number in range(5):
+            note(book, number)
+            await book.kept()
+        report = await book.verify()
+        assert (report.ok, report.seq) == (False, 3)
+        assert "entries 3 to 5 are missing" in report.wrong
+
+
+async def test_an_anchor_that_vanishes_under_a_running_process_is_made_anew_without_a_word(
+    store_url: str, tmp_path: Path
+) -> None:
+    async with opened(store_url, tmp_path / "state") as (book, _):
+        note(book, 1)
+        await book.kept()
+        (tmp_path / "state" / "audit.head").unlink()
+        note(book, 2)
+        await book.kept()
+        assert (await book.verify()).notes == ()
+
+
+async def test_a_first_commit_that_fails_leaves_no_book_behind(
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise StoreError("not now")
+
+    async with opened(store_url, tmp_path / "state") as (book, _):
+        with monkeypatch.context() as broken:
+            broken.setattr(audit, "append", fails)
+            for _ in range(2):
+                note(book, 1)
+                with pytest.raises(StoreError):
+                    await book.kept()
+    async with opened(store_url, tmp_path / "state") as (book, _):
+        note(book, 2)
+        await book.kept()
+        report = await book.verify()
+        assert report.ok, report
+        assert report.notes == ()
+    assert len(Anchor(tmp_path / "state" / "audit.head").heads()) == 1
+
+
+async def test_the_status_names_the_head_before_anything_is_written(store_url: str, tmp_path: Path) -> None:
+    async with opened(store_url, tmp_path / "state") as (book, _):
+        assert (await book.describe())["head"] is None
+        note(book, 1)
+        await book.kept()
+        head = (await book.describe())["head"]
+        assert head == (await book.verify()).head
+    async with opened(store_url, tmp_path / "state") as (book, _):
+        assert (await book.describe())["head"] == head
 
 
 def test_a_head_that_was_written_down_is_compared(plain: Kept) -> None:

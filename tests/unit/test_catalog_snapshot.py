@@ -304,6 +304,18 @@ def test_a_server_that_is_believed_or_no_longer_gets_new_tools_and_no_other_does
 
 
 @pytest.mark.req("KSI-5")
+def test_a_server_that_works_elsewhere_now_gets_new_tools_and_no_other_does() -> None:
+    listings = {name: (definition("read"),) for name in ("files", "git")}
+    before = Catalog.build(listings, version=1, folders={"files": "/a"})
+    assert [tool.folder for tool in before.tools] == ["/a", None]
+    after = Catalog.build(listings, version=2, previous=before, folders={"files": "/b"})
+    assert [tool.folder for tool in after.tools] == ["/b", None]
+    assert [new is old for new, old in zip(after.tools, before.tools, strict=True)] == [False, True]
+    again = Catalog.build(listings, version=3, previous=after, folders={"files": "/b"})
+    assert again.tools == after.tools
+
+
+@pytest.mark.req("KSI-5")
 @pytest.mark.parametrize("hint", [b"false", b'"true"', b"1", b"null", b"[true]"])
 def test_only_a_plain_true_says_that_a_tool_only_reads(hint: bytes) -> None:
     raw = b'{"name":"a","annotations":{"readOnlyHint":' + hint + b"}}"

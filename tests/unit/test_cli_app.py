@@ -560,7 +560,7 @@ def test_on_a_terminal_an_error_takes_one_line_and_colours_can_be_had_without(
     if no_color:
         assert all(len(line) <= 100 for line in lines)
     assert capsys.readouterr().err.splitlines() == [
-        "`toolcrib servers --json` shows the errors whole.",
+        "`toolcrib servers --json` shows all of it.",
         "`toolcrib logs docs` shows what it wrote.",
     ]
 
@@ -573,3 +573,58 @@ def test_up_says_on_a_terminal_that_it_stopped(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(toolcrib.daemon.process, "run_foreground", lambda *_, **__: 0)
     assert run(["up"]) == 0
     assert screen.getvalue() == "Stopped.\n"
+
+
+SESSION: dict[str, Any] = {
+    **dict.fromkeys(("under_way", "listings", "calls", "denied", "failed", "result_bytes"), 1234),
+    "id": "s_0123456789abcdef01",
+    "agent": "an-agent-with-a-long-name",
+    "idle": 7000.0,
+    "conversation": "5b2f7c1e-" * 8,
+}
+
+
+def test_sessions_take_one_line_each_on_a_narrow_terminal_with_their_ids_whole(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answers["session:list"] = result({"sessions": [SESSION, SESSION]})
+    assert run(["sessions"]) == 0
+    assert SESSION["conversation"] in capsys.readouterr().out, "a pipe gets all of it"
+    screen = Screen()
+    monkeypatch.setattr("sys.stdout", screen)
+    for name, value in {"COLUMNS": "80", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert run(["sessions"]) == 0
+    heading, *lines = screen.getvalue().splitlines()
+    assert len(lines) == 2
+    assert all(len(line) <= 80 for line in (heading, *lines))
+    assert all(str(SESSION["id"]) in line and "5b2f7c1e-5b" in line for line in lines)
+    assert {"agent", "conversation", "idle", "calls"} <= set(heading.split())
+    assert "--json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", ["80", None])
+def test_who_follows_the_book_gets_a_heading_and_lines_that_fit(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, width: str | None
+) -> None:
+    texts = dict.fromkeys(("call", "tool", "decision", "rule"), "t" * 50)
+    entry = {**texts, "kind": "outcome", "seq": 1, "at": 0.0, "agent": "a", "conversation": "c", "outcome": "denied"}
+    entry |= {"duration": 0.1, "size": 1, "tokens": 1, "detail": None}
+    shown: list[Any] = []
+
+    def follow(name: str, params: Any, *, timeout: Any, on_event: Any) -> dict[str, Any]:
+        on_event({"entry": entry})
+        shown.append(name)
+        return {}
+
+    screen = Screen() if width else io.StringIO()
+    monkeypatch.setattr("toolcrib.cli.audit_commands.perform", follow)
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", width or "80")
+    assert run(["audit", "-f"]) == 0
+    heading, line = screen.getvalue().splitlines()
+    assert shown == ["audit:follow"]
+    assert heading.split()[:2] == ["time", "agent"]
+    assert heading.index("outcome") == line.index("denied") or not width
+    assert (max(len(heading), len(line)) <= 80) == bool(width)
+    assert ("t" * 50 in line) == (not width)

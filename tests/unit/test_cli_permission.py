@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from toolcrib.cli.app import run
+from toolcrib.cli.permission_commands import _told_reach
 from toolcrib.cli.profile_text import GUIDE, read, written
 from toolcrib.errors import ConfigError
 from toolcrib.policy import profile_from
@@ -31,8 +32,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "home").mkdir()
-    # Nobody listens at this port.
-    (tmp_path / "home" / "config.json").write_text('{"mcpServers": {"files": {"url": "http://127.0.0.1:9/mcp"}}}')
+    servers = {"files": {"command": str(tmp_path / "no-such-program")}}
+    (tmp_path / "home" / "config.json").write_text(json.dumps({"mcpServers": servers}))
     (tmp_path / "project" / ".git").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "project")
     return tmp_path
@@ -57,7 +58,8 @@ def reviewer(cli: Cli) -> str:
 def test_allow_and_deny_change_what_why_says(cli: Cli, reviewer: str) -> None:
     assert cli("why", reviewer, "files:write", "path=src/a")[0] == 5
     code, out, err = cli("allow", reviewer, "files:*", "--when", "path under src", "--when", "mode one_of a, 1")
-    assert (code, out, err) == (0, "reviewer: allow files:* when mode one_of a, 1 and path under src.\n", "")
+    assert (code, out) == (0, "reviewer: allow files:* when mode one_of a, 1 and path under src.\n")
+    assert "those of files are not known now" in err
     assert cli("why", reviewer, "files:write", "path=src/a", "mode:=1")[0] == 0
     assert cli("why", reviewer, "files:write", "path=src/a", "mode=1")[0] == 5
     assert cli("why", reviewer, "files:write", "--args", '{"path": "/etc", "mode": "a"}')[0] == 5
@@ -89,6 +91,7 @@ def test_why_explains_itself_to_a_person(cli: Cli, reviewer: str) -> None:
         "reviewer (nothing) may not use files:write: agent reviewer: deny files:write.",
         out.splitlines()[1],
         "Arguments were not given, so what allows under a condition counts: add KEY=VALUE for a call's answer.",
+        f"A relative path is read as files reads it: from {Path.cwd()}, the folder it runs in.",
         "",
         "Rules that speak of it, the strongest first:",
         "  agent reviewer: deny files:write",
@@ -105,8 +108,20 @@ def test_why_explains_itself_to_a_person(cli: Cli, reviewer: str) -> None:
     assert "  agent reviewer: allow files:* when path under src  (does not apply to these arguments)" in out
 
 
+def test_why_says_of_a_server_elsewhere_that_relative_paths_cannot_be_judged(
+    cli: Cli, reviewer: str, home: Path
+) -> None:
+    # Nobody listens at this port.
+    (home / "home" / "config.json").write_text('{"mcpServers": {"far": {"url": "http://127.0.0.1:9/mcp"}}}')
+    cli("allow", reviewer, "far:*", "--when", "path under src")
+    code, out, _ = cli("why", reviewer, "far:write", "path=src/a")
+    assert code == 5
+    assert "Which folder far runs in is not known, so a relative path cannot be judged: give whole paths." in out
+    assert cli("why", reviewer, "far:write", f"path={Path.cwd()}/src/a")[0] == 0
+
+
 @pytest.mark.parametrize("rule", [["deny"], ["allow", "--ask"]])
-def test_what_why_says_to_type_takes_the_rule_away(cli: Cli, reviewer: str, rule: list[str]) -> None:
+def test_what_why_says_to_type_leads_to_an_allow(cli: Cli, reviewer: str, rule: list[str]) -> None:
     effect, *flags = rule
     conditions = [
         "--when",
@@ -119,21 +134,26 @@ def test_what_why_says_to_type_takes_the_rule_away(cli: Cli, reviewer: str, rule
     assert cli(effect, reviewer, "files:w?i*", *conditions, *flags)[0] == 0
     arguments = json.dumps({"x": "it's", "sql": "DROP 'x"})
     found = json.loads(cli("why", reviewer, "files:write", "--args", arguments, "--json")[1])
-    (line,) = [remedy.strip("`") for remedy in found["remedies"] if "--remove" in remedy]
-    _, *words = shlex.split(line)
-    assert cli(*words)[0] == 0
-    assert json.loads(cli("why", reviewer, "files:write", "--args", arguments, "--json")[1])["rules"] == []
+    (way,) = found["remedies"]
+    for line in way.split(", then "):
+        _, *words = shlex.split(line.strip("`"))
+        assert cli(*words)[0] == 0
+    found = json.loads(cli("why", reviewer, "files:write", "--args", arguments, "--json")[1])
+    assert (found["verdict"], found["rule"]) == ("allow", "agent reviewer: allow files:write")
+    assert len(found["rules"]) == 1
 
 
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
         (["allow", "nobody", "files:*"], 4, "There is no agent 'nobody'."),
-        (["allow", "reviewer", "files"], 3, 'Write "files:*" or "*:files".'),
-        (["allow", "reviewer", "files:*", "--when", "path inside src"], 3, "Write `path under src`"),
-        (["allow", "reviewer", "files:*", "--when", "a under b", "--when", "a under c"], 3, "Write two rules instead."),
+        (["allow", "reviewer", "files"], 2, 'Write "files:*" or "*:files".'),
+        (["deny", "reviewer", ""], 2, 'No tools are named. Write `server:tool`, for instance "git:*"'),
+        (["allow", "reviewer", "files:*", "--when", "path inside src"], 2, "Write `path under src`"),
+        (["allow", "reviewer", "files:*", "--when", "a under b", "--when", "a under c"], 2, "Write two rules instead."),
+        (["allow", "reviewer", "files:*", "--when", "a matches ("], 2, "not a pattern that can be used"),
         (["allow", "reviewer", "files:*", "--where", "never read_only"], 2, "--where 'not destructive'"),
-        (["allow", "reviewer", "files:*", "--where", "readonly"], 3, "Did you mean read_only?"),
+        (["allow", "reviewer", "files:*", "--where", "readonly"], 2, "Did you mean read_only?"),
         (["deny", "reviewer", "files:*", "--ask"], 2, "--ask"),
         (["deny", "reviewer", "files:*", "--remove"], 4, "Its rules: none."),
         (["why", "reviewer", "nothing_like_it"], 4, "There is no tool"),
@@ -144,6 +164,64 @@ def test_what_why_says_to_type_takes_the_rule_away(cli: Cli, reviewer: str, rule
 def test_a_mistake_is_told_with_what_to_do(cli: Cli, reviewer: str, words: list[str], code: int, says: str) -> None:
     found, _, err = cli(*words)
     assert (found, says in err) == (code, True), err
+
+
+def test_what_stays_denied_is_told_whole_and_what_no_rule_changes_is_told_apart(cli: Cli, reviewer: str) -> None:
+    cli("deny", reviewer, "crib:s*")
+    _, _, err = cli("allow", reviewer, "crib:*")
+    assert err.count("Still denied: crib:s") == err.count("agent reviewer: deny crib:s*") > 0
+    assert "stay denied, which no rule changes: built-in: what manages Toolcrib is for the owner alone." in err
+    (example,) = [line for line in err.splitlines() if "says what would change that" in line]
+    words = shlex.split(example.split("`")[1])[1:]
+    assert "`toolcrib deny reviewer 'crib:s*' --remove`" in cli(*words)[1]
+
+
+def test_what_is_too_much_to_name_is_counted() -> None:
+    found = {
+        "agent": "reviewer",
+        "covers": 9,
+        "unknown_servers": ["far"],
+        "still_denied": [{"tool": f"files:{name}", "rule": "no rule allows it"} for name in "ab"],
+        "still_denied_in_all": 6,
+        "never_allowed": [{"rule": "built-in: x", "tools": 3}],
+    }
+    assert list(_told_reach(found)) == [
+        "Still denied: files:a: no rule allows it.",
+        "Still denied: files:b: no rule allows it.",
+        "And 4 more.",
+        "`toolcrib why reviewer files:a` says what would change that.",
+        "3 of them stay denied, which no rule changes: built-in: x.",
+    ]
+
+
+def test_a_rule_for_what_nobody_knows_is_pointed_out_but_not_when_it_goes(cli: Cli, reviewer: str) -> None:
+    assert "No tool that is known now has such a name" in cli("deny", reviewer, "flies:*")[2]
+    assert cli("deny", reviewer, "flies:*", "--remove")[2] == ""
+
+
+def test_who_limits_a_child_is_said_when_it_is_made_shown_and_explained(cli: Cli, reviewer: str) -> None:
+    said = "reviewer (nothing) limits it: what reviewer may not use, it may not use."
+    assert said in cli("agent", "add", "kid", "--parent", reviewer, "--profile", "trusted")[2]
+    assert said in cli("agent", "show", "kid")[2]
+    cli("allow", reviewer, "files:read")
+    out = cli("why", "kid", "files:read")[1]
+    assert "\n  profile trusted: allow *:*\n  its parent reviewer: agent reviewer: allow files:read\n" in out
+
+
+def test_an_agent_without_a_folder_is_told_what_cannot_be_judged(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "docs.yml").write_text("rules:\n- allow: files:*\n  when: {path: {under: docs}}\n")
+    cli("profile", "edit", "docs", "--file", str(tmp_path / "docs.yml"))
+    said = "drifter has no folder, so `path under docs` can't be judged"
+    assert said in cli("agent", "add", "drifter", "--profile", "docs")[2]
+    assert said in cli("why", "drifter", "files:write", "path=docs/a")[1]
+    code, _, err = cli("deny", "drifter", "files:*", "--when", "path under docs")
+    assert (code, said in err) == (2, True), err
+
+
+def test_only_a_servers_command_is_advised_to_stand_behind_dashes(cli: Cli) -> None:
+    code, _, err = cli("agent", "add", "reviewer", "--profil", "x")
+    assert (code, "--help" in err, "Put `--`" in err) == (2, True, False), err
+    assert "Put `--` before the server's command." in cli("add", "files", "server", "--port", "1")[2]
 
 
 def test_a_server_is_believed_and_then_not(cli: Cli) -> None:

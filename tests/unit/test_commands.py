@@ -186,8 +186,8 @@ class Shelf:
         self._server = server
         self.catalog = Catalog.build({"crib": server.tools}, version=1)
 
-    def find(self, name: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
-        return self.catalog.find(name, shown=shown)
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
+        return self.catalog.find(name, shown=shown, style=style)
 
     def target(self, server: str, caller: Caller) -> Any:
         assert server == "crib"

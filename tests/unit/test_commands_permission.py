@@ -80,8 +80,10 @@ async def test_an_allow_holds_at_once_and_says_what_it_covers(desk: Desk) -> Non
         "removed": False,
         "changed": True,
         "covers": 1,
+        "unknown_servers": [],
         "still_denied": [],
         "still_denied_in_all": 0,
+        "never_allowed": [],
     }
     assert await desk.verdict("reviewer", "files:write") == "allow"
     again = await desk.run("permission:allow", agent="reviewer", tools="files:w*")
@@ -94,7 +96,12 @@ async def test_a_rule_is_taken_away_by_the_same_words(desk: Desk) -> None:
     with pytest.raises(NotFound) as caught:
         await desk.run("permission:allow", agent="reviewer", tools="files:*", remove=True)
     assert caught.value.remedy == "Its rules: agent reviewer: allow files:* when path under src."
-    assert (await desk.run("permission:allow", **words, remove=True))["removed"] is True
+    assert await desk.run("permission:allow", **words, remove=True) == {
+        "agent": "reviewer",
+        "rule": "agent reviewer: allow files:* when path under src",
+        "removed": True,
+        "changed": True,
+    }
     assert await desk.verdict("reviewer", "files:write", {"path": "src/a"}) == "deny"
 
 
@@ -106,7 +113,49 @@ async def test_an_allow_that_a_deny_overrules_says_so(desk: Desk) -> None:
 
 
 async def test_a_rule_for_no_known_tool_says_so(desk: Desk) -> None:
-    assert (await desk.run("permission:deny", agent="reviewer", tools="flies:*"))["covers"] == 0
+    found = await desk.run("permission:deny", agent="reviewer", tools="flies:*")
+    assert (found["covers"], found["unknown_servers"]) == (0, [])
+
+
+async def test_a_rule_says_which_servers_it_may_also_speak_of(desk: Desk) -> None:
+    file = desk.crib.paths.user_config.with_suffix(".json")
+    servers = {name: {"url": f"http://127.0.0.1:9/{name}"} for name in ("far", "off")} | {
+        "files": {"url": "http://127.0.0.1:9/mcp"},
+        "idle": {"url": "http://127.0.0.1:9/idle", "enabled": False},
+    }
+    file.write_text(json.dumps({"mcpServers": servers}))
+    await desk.crib.reload()
+    unknown = {}
+    for named in ("files:zzz", "f*:*", "*", "FAR:x"):
+        found = await desk.run("permission:deny", agent="reviewer", tools=named)
+        unknown[named] = (min(found["covers"], 3), found["unknown_servers"])
+    assert unknown == {
+        "files:zzz": (0, []),
+        "f*:*": (3, ["far"]),
+        "*": (3, ["far", "off"]),
+        "FAR:x": (0, ["far"]),
+    }
+    # In an allow, capitals count.
+    assert (await desk.run("permission:allow", agent="reviewer", tools="FAR:x"))["unknown_servers"] == []
+
+
+async def test_what_no_rule_can_allow_is_counted_apart_from_what_another_rule_denies(desk: Desk) -> None:
+    await desk.run("permission:deny", agent="reviewer", tools="crib:s*_list")
+    found = await desk.run("permission:allow", agent="reviewer", tools="crib:*")
+    never = {row["rule"].removeprefix("built-in: "): row["tools"] for row in found["never_allowed"]}
+    assert set(never) == {
+        "what manages Toolcrib is for the owner alone",
+        "raw commands are for the profiles owner and trusted alone",
+    }
+    assert never["raw commands are for the profiles owner and trusted alone"] == 1
+    assert {row["rule"] for row in found["still_denied"]} == {"agent reviewer: deny crib:s*_list"}
+    permission = desk.crib.roster.find("reviewer").permission
+    denied = [
+        tool for tool in desk.crib.home.catalog.of_server("crib") if permission.decide(tool, None).verdict == "deny"
+    ]
+    assert found["still_denied_in_all"] + sum(never.values()) == len(denied)
+    for row in found["still_denied"]:
+        assert await remedies(desk, "reviewer", row["tool"]) == ["`toolcrib deny reviewer 'crib:s*_list' --remove`"]
 
 
 async def test_an_ask_is_an_allow_with_a_question(desk: Desk) -> None:
@@ -119,9 +168,9 @@ async def test_an_ask_is_an_allow_with_a_question(desk: Desk) -> None:
     ("params", "error"),
     [
         ({"agent": "nobody", "tools": "files:*"}, NotFound),
-        ({"agent": "reviewer", "tools": "files"}, ConfigError),
-        ({"agent": "reviewer", "tools": "files:*", "when": {"path": {"udner": "x"}}}, ConfigError),
-        ({"agent": "reviewer", "tools": "files:*", "annotations": {"readonly": True}}, ConfigError),
+        ({"agent": "reviewer", "tools": "files"}, UsageError),
+        ({"agent": "reviewer", "tools": "files:*", "when": {"path": {"udner": "x"}}}, UsageError),
+        ({"agent": "reviewer", "tools": "files:*", "annotations": {"readonly": True}}, UsageError),
         ({"agent": "reviewer", "tools": "files:*", "effect": "allow"}, UsageError),
     ],
 )
@@ -154,6 +203,8 @@ async def test_why_names_the_rule_and_all_that_speak_of_the_tool(desk: Desk) -> 
             },
             {"agent": "reviewer", "rule": "agent reviewer: allow files:*", "applies": True},
         ],
+        "unjudged": [],
+        "folder": None,
         "believed": False,
         "claimed": {},
         "counts_as": {"read_only": False, "destructive": True, "idempotent": False, "open_world": True},
@@ -174,11 +225,11 @@ async def test_why_says_what_would_allow_it(desk: Desk) -> None:
     assert await remedies(desk, "reviewer", "files:write") == ["`toolcrib allow reviewer files:write`"]
     await desk.run("permission:deny", agent="reviewer", tools="files:write", when={"path": {"under": "secrets"}})
     await desk.run("permission:allow", agent="reviewer", tools="files:write", when={"path": {"under": "src"}})
-    assert await remedies(desk, "reviewer", "files:write", {"path": "lib"}) == [
+    assert await remedies(desk, "reviewer", "files:write", {"path": f"{desk.crib.root}/lib"}) == [
         "Arguments that fulfil it: agent reviewer: allow files:write when path under src.",
         "`toolcrib allow reviewer files:write`",
     ]
-    assert await remedies(desk, "reviewer", "files:write", {"path": "src/a"}) == []
+    assert await remedies(desk, "reviewer", "files:write", {"path": f"{desk.crib.root}/src/a"}) == []
 
 
 async def test_why_says_how_to_take_away_each_rule_that_stands_in_the_way(desk: Desk) -> None:
@@ -186,8 +237,8 @@ async def test_why_says_how_to_take_away_each_rule_that_stands_in_the_way(desk: 
     await desk.crib.roster.add("worker", profile="mine")
     await desk.run("permission:deny", agent="worker", tools="*:write", annotations={"read_only": False})
     assert await remedies(desk, "worker", "files:write") == [
-        "`toolcrib deny worker '*:write' --where 'not read_only' --remove`",
-        "`toolcrib profile edit mine`: take out deny files:*.",
+        "`toolcrib deny worker '*:write' --where 'not read_only' --remove`, then "
+        "`toolcrib profile edit mine`: take out deny files:*."
     ]
 
 
@@ -206,6 +257,98 @@ async def test_why_tells_of_asks_and_floors_and_built_in_profiles(desk: Desk) ->
     assert await remedies(desk, "asker", "files:write") == ["`toolcrib allow asker files:write`"]
 
 
+async def test_why_names_all_that_has_to_be_done_where_one_step_is_not_enough(desk: Desk) -> None:
+    await desk.run("permission:allow", agent="reviewer", tools="files:w*", ask=True)
+    taken = "`toolcrib allow reviewer 'files:w*' --ask --remove`"
+    assert await remedies(desk, "reviewer", "files:write") == [f"{taken}, then `toolcrib allow reviewer files:write`"]
+    await desk.run("permission:allow", agent="reviewer", tools="files:write")
+    assert await remedies(desk, "reviewer", "files:write") == [taken]
+    await desk.run("permission:deny", agent="reviewer", tools="*:write")
+    assert await remedies(desk, "reviewer", "files:write") == [
+        f"`toolcrib deny reviewer '*:write' --remove`, then {taken}"
+    ]
+
+
+async def test_why_does_not_advise_trust_that_changes_nothing(desk: Desk) -> None:
+    await desk.run("permission:deny", agent="reviewer", tools="files:read")
+    assert await remedies(desk, "reviewer", "files:read") == [
+        "`toolcrib deny reviewer files:read --remove`, then `toolcrib allow reviewer files:read`"
+    ]
+
+
+@pytest.mark.req("KSI-3")
+async def test_why_names_what_has_to_be_done_for_a_child_and_for_those_above_it(desk: Desk) -> None:
+    await desk.crib.roster.add("kid", profile="nothing", parent="reviewer")
+    await desk.crib.roster.add("toddler", profile="trusted", parent="kid")
+    assert await remedies(desk, "toddler", "files:write") == [
+        "`toolcrib allow kid files:write`, then `toolcrib allow reviewer files:write`"
+    ]
+    await desk.run("permission:allow", agent="kid", tools="files:*", when={"path": {"under": "src"}})
+    inside = str(desk.crib.home.root / "src" / "a")
+    found = await desk.run("permission:why", agent="toddler", tool="files:read", arguments={"path": inside})
+    assert [row["rule"] for row in found["rules"]] == [
+        "profile trusted: allow *:*",
+        "its parent kid: agent kid: allow files:* when path under src",
+    ]
+    assert found["rule"] == "its parent kid: its parent reviewer: no rule allows it"
+    assert found["remedies"] == [BELIEVE, "`toolcrib allow reviewer files:read`"]
+
+
+@pytest.mark.parametrize("command", ["permission:allow", "permission:deny"])
+async def test_a_relative_folder_is_refused_for_an_agent_that_has_none(desk: Desk, command: str) -> None:
+    await desk.crib.roster.add("drifter", profile="nothing")
+    words: dict[str, Any] = {"agent": "drifter", "tools": "files:*"}
+    with pytest.raises(UsageError, match="drifter has no folder, so `path under docs` can't be judged") as caught:
+        await desk.run(command, **words, when={"path": {"under": "docs"}})
+    assert "whole path" in caught.value.remedy
+    assert "--workdir" in caught.value.remedy
+    assert desk.crib.roster.rules("drifter") == ()
+    assert (await desk.run(command, **words, when={"path": {"under": "/docs"}}))["changed"] is True
+    assert (await desk.run(command, **(words | {"agent": "reviewer"}), when={"path": {"under": "docs"}}))["changed"]
+
+
+async def test_a_profiles_rule_that_cannot_be_judged_is_told_where_it_matters(desk: Desk) -> None:
+    rules = [
+        {"allow": "files:*", "when": {"path": {"under": "docs"}}},
+        {"deny": "files:*", "when": {"path": {"under": "docs/secret"}}},
+        {"ask": "files:list", "when": {"path": {"under": "lib"}}},
+        {"allow": "files:*", "when": {"path": {"under": "/srv"}}},
+    ]
+    await desk.run("profile:put", name="docs", rules=rules)
+    said = [
+        "drifter has no folder, so `path under docs` can't be judged: "
+        "profile docs: allow files:* when path under docs never applies.",
+        "drifter has no folder, so `path under docs/secret` can't be judged: "
+        "profile docs: deny files:* when path under docs/secret may apply to every call that gives path.",
+        "drifter has no folder, so `path under lib` can't be judged: "
+        "profile docs: ask files:list when path under lib opens nothing.",
+    ]
+    assert (await desk.run("agent:add", name="drifter", profile="docs"))["unjudged"] == said
+    assert (await desk.run("agent:show", name="drifter"))["unjudged"] == said
+    found = await desk.run("permission:why", agent="drifter", tool="files:write")
+    assert set(found["unjudged"]) == set(said[:2])
+    settled = await desk.run("agent:add", name="settled", profile="docs", workdir=str(desk.crib.home.root))
+    assert settled["unjudged"] == []
+    assert (await desk.run("permission:why", agent="settled", tool="files:write"))["unjudged"] == []
+
+
+async def test_arguments_are_not_advised_where_they_cannot_be_judged(desk: Desk) -> None:
+    await desk.run("profile:put", name="docs", rules=[{"allow": "files:*", "when": {"path": {"under": "docs"}}}])
+    await desk.crib.roster.add("drifter", profile="docs")
+    assert await remedies(desk, "drifter", "files:write", {"path": "/docs"}) == ["`toolcrib allow drifter files:write`"]
+
+
+@pytest.mark.req("KSI-3")
+async def test_who_limits_a_child_is_told_with_it(desk: Desk) -> None:
+    kid = await desk.run("agent:add", name="kid", profile="trusted", parent="reviewer")
+    assert kid["limited_by"] == [{"agent": "reviewer", "profile": "read-only"}]
+    await desk.run("agent:add", name="toddler", profile="trusted", parent="kid")
+    assert (await desk.run("agent:show", name="toddler"))["limited_by"] == [
+        {"agent": "kid", "profile": "trusted"},
+        {"agent": "reviewer", "profile": "read-only"},
+    ]
+
+
 @pytest.mark.req("KSI-3")
 async def test_why_tells_what_a_parent_forbids(desk: Desk) -> None:
     await desk.crib.roster.add("lead", profile="developer")
@@ -215,8 +358,8 @@ async def test_why_tells_what_a_parent_forbids(desk: Desk) -> None:
     assert found["rule"] == "its parent lead: agent lead: deny files:write"
     assert [(row["agent"], row["rule"]) for row in found["rules"]] == [
         ("helper", "profile developer: allow *:*"),
-        ("lead", "agent lead: deny files:write"),
-        ("lead", "profile developer: allow *:*"),
+        ("lead", "its parent lead: agent lead: deny files:write"),
+        ("lead", "its parent lead: profile developer: allow *:*"),
     ]
     assert found["remedies"] == ["`toolcrib deny lead files:write --remove`"]
 

@@ -11,6 +11,7 @@ import pytest
 
 from toolcrib.cli.options import without_password
 from toolcrib.config import Config, Flags, Paths, Severity, load, mask, store_place
+from toolcrib.config.last_store import remember_store
 from toolcrib.config.settings import holds_password
 from toolcrib.errors import ConfigError, UsageError
 
@@ -136,3 +137,32 @@ def test_a_relative_file_among_the_arguments_starts_where_the_person_is(
     monkeypatch.chdir(tmp_path)
     assert without_password("crib.db") == str(tmp_path / "crib.db")
     assert without_password(None) is None
+
+
+@pytest.mark.req("BNS-3")
+def test_after_a_flag_nobody_opens_another_database_without_being_told(person: Person) -> None:
+    person.paths.state_dir.mkdir()
+    remember_store(person.paths, "postgresql://crib@db.example/crib")
+    assert person.paths.last_store.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ConfigError) as raised:
+        person.place()
+    assert "postgresql://crib@db.example/crib" in raised.value.message
+    for way in ("`store: postgresql", "TOOLCRIB_STORE", f"`toolcrib up --store {person.paths.database}`"):
+        assert way in raised.value.remedy
+    assert person.place("/tmp/flag.db") == "/tmp/flag.db"
+    person.environ["TOOLCRIB_STORE"] = URL
+    assert person.place() == URL
+    del person.environ["TOOLCRIB_STORE"]
+    person.says(store="/tmp/mine.db")
+    assert person.place() == "/tmp/mine.db"
+
+
+@pytest.mark.parametrize("back", [None, "the usual file"])
+def test_a_daemon_on_the_usual_file_or_told_otherwise_than_by_the_flag_ends_that(
+    person: Person, back: str | None
+) -> None:
+    person.paths.state_dir.mkdir()
+    remember_store(person.paths, "/elsewhere.db")
+    remember_store(person.paths, back and str(person.paths.database))
+    assert person.place() == person.paths.database
+    assert list(person.paths.state_dir.iterdir()) == []

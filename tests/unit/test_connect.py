@@ -409,6 +409,35 @@ def test_an_agent_that_two_files_use_ends_with_the_last(person: Path, say: Say, 
 
 
 @pytest.mark.req("KSI-2")
+def test_removing_an_agent_says_which_entries_still_name_it(
+    person: Path, say: Say, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say("agent", "add", "reviewer", "--profile", "read-only")
+    say("agent", "add", "kid", "--parent", "reviewer")
+    say("connect", "claude", "--write", "--agent", "reviewer")
+    say("connect", "codex", "--write", "--agent", "reviewer")
+    say("connect", "gemini", "--write", "--agent", "kid")
+    say("connect", "codex", "--remove")
+    claude, gemini = (str(person / name) for name in (".claude.json", ".gemini/settings.json"))
+    assert run(["agent", "remove", "reviewer"]) == 0
+    said = capsys.readouterr().err
+    assert f"{claude} still has an entry for reviewer: `toolcrib connect CLIENT --remove` takes it out." in said
+    assert f"{gemini} still has an entry for kid: " in said
+    assert "config.toml" not in said, "that entry was taken out"
+    say("connect", "claude", "--write")
+    assert say("agent", "remove", "claude")["named_in"] == {"claude": [claude]}
+    say("agent", "add", "plain")
+    assert say("agent", "remove", "plain")["named_in"] == {}
+
+
+@pytest.mark.req("KSI-2")
+def test_an_agent_is_removed_whatever_its_note_says(person: Path, say: Say) -> None:
+    say("agent", "add", "reviewer")
+    (person / "crib" / "state" / "agents" / "reviewer" / "connected.json").write_text("[1")
+    assert say("agent", "remove", "reviewer")["named_in"] == {}
+
+
+@pytest.mark.req("KSI-2")
 def test_nothing_is_made_for_a_file_that_cannot_be_written(person: Path, say: Say) -> None:
     (person / ".claude.json").write_text("{ // mine\n}")
     say("connect", "claude", "--write", code=3)

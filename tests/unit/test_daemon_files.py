@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,17 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+@pytest.fixture
+def answering(paths: Paths) -> Iterator[None]:
+    """A daemon's socket that takes connections."""
+    paths.run_dir.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(paths.socket))
+        listener.listen()
+        yield
+
+
+@pytest.mark.usefixtures("answering")
 def test_the_lock_is_held_by_one(paths: Paths) -> None:
     with held(paths):
         assert mode(paths.lock) == 0o600
@@ -42,6 +56,29 @@ def test_the_lock_is_held_by_one(paths: Paths) -> None:
         pass
 
 
+def test_a_command_that_holds_the_lock_is_waited_for(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is over in a moment; what a killed daemon left behind must not be taken for one that runs."""
+    let_go = contextlib.ExitStack()
+    let_go.enter_context(held(paths))
+    write_info(paths, {"pid": 42, "endpoint": "http://127.0.0.1:1/mcp"})
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        let_go.close()
+
+    monkeypatch.setattr("toolcrib.daemon.lock.time.sleep", wait)
+    with held(paths):
+        assert len(waits) == 1
+
+
+def test_a_command_that_takes_long_is_not_taken_for_a_daemon(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolcrib.daemon.lock._PATIENCE", 0.0)
+    with held(paths), pytest.raises(AlreadyRunning, match="Another command is changing something"), held(paths):
+        pass
+
+
+@pytest.mark.usefixtures("answering")
 def test_who_holds_the_lock_is_named(paths: Paths) -> None:
     with held(paths):
         write_info(paths, {"pid": 42, "endpoint": "http://127.0.0.1:1/mcp"})
@@ -49,6 +86,7 @@ def test_who_holds_the_lock_is_named(paths: Paths) -> None:
             pass
 
 
+@pytest.mark.usefixtures("answering")
 @pytest.mark.parametrize("info", ["", "{", "[]", "{}", '{"pid":1}', "null", "\x00"])
 def test_an_info_file_that_says_nothing_does_not_hide_the_reason(paths: Paths, info: str) -> None:
     with held(paths):
@@ -57,7 +95,8 @@ def test_an_info_file_that_says_nothing_does_not_hide_the_reason(paths: Paths, i
             pass
 
 
-def test_the_lock_of_a_killed_process_is_free_at_once(paths: Paths) -> None:
+def test_the_lock_of_a_killed_process_is_free_at_once(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolcrib.daemon.lock._PATIENCE", 0.0)
     code = (
         "import os, sys, time; from pathlib import Path; from toolcrib.config import Paths;"
         "from toolcrib.daemon.lock import held\n"

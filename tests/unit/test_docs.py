@@ -39,7 +39,17 @@ def test_the_example_configuration_loads_without_a_word(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/configuration.md"]
+    "page",
+    [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "docs/audit.md",
+        "docs/configuration.md",
+        "docs/errors.md",
+        "docs/permissions.md",
+    ],
 )
 def test_links_lead_somewhere(page):
     file = ROOT / page

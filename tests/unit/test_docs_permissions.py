@@ -32,7 +32,8 @@ def example() -> Profile:
 @pytest.mark.parametrize(("name", "arguments", "verdict", "rule"), ROWS)
 def test_each_row_of_the_table_is_what_the_profile_decides(name: str, arguments: str, verdict: str, rule: str) -> None:
     server, _, tool = name.partition(":")
-    (known,) = Catalog.build({server: (json.dumps({"name": tool}).encode(),)}, version=1).tools
+    listing = {server: (json.dumps({"name": tool}).encode(),)}
+    (known,) = Catalog.build(listing, version=1, folders={server: "/work"}).tools
     decision = permission(example(), agent="x", workdir=Path("/work")).decide(known, json.loads(arguments))
     assert (str(decision.verdict), decision.rule.removeprefix("profile mine: ")) == (verdict, rule)
 

@@ -12,6 +12,7 @@ import pytest
 from toolcrib.calls import Door, Request
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
+from toolcrib.config.model import NameStyle
 from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ProtocolViolation, ServerAway, UnknownTool
 from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, Event
 from toolcrib.policy import BUILTIN, OWNER, Caller, permission
@@ -33,9 +34,9 @@ class Shelf:
         self.limits: list[float | None] = []
         self._catalog = Catalog.build({"files": (READ,)}, version=1)
 
-    def find(self, name: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
         self._steps.append("resolve")
-        return self._catalog.find(name, shown=shown)
+        return self._catalog.find(name, shown=shown, style=style)
 
     def target(self, server: str, caller: Caller) -> Shelf:
         self._steps.append(f"target {server} for {caller.agent}")

@@ -10,12 +10,13 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from toolcrib.book.entry import Entry, Kind
 
 from toolcrib.agents.approvals import Approvals
+from toolcrib.book.entry import Entry, Kind
 from toolcrib.calls import Door, Request
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
+from toolcrib.config.model import NameStyle
 from toolcrib.errors import BookUnwritable, Denied, NotFound, StoreError, UnknownTool
 from toolcrib.events import AgentEnded, Bus, PermissionChanged
 from toolcrib.policy import BUILTIN, Caller, Condition, Effect, OneOf, Origin, Permission, Profile, Rule, permission
@@ -64,7 +65,10 @@ class Workshop:
             approvals=self.approvals,
             sessions=cast(Any, SimpleNamespace(count=lambda _, outcome, size: self.counted.append((outcome, size)))),
         )
-        self._catalog = Catalog.build({"files": (READ, WRITE, HIDDEN)}, version=1, believed=frozenset({"files"}))
+        self.list_anew(believed=frozenset({"files"}))
+
+    def list_anew(self, *, believed: frozenset[str]) -> None:
+        self._catalog = Catalog.build({"files": (READ, WRITE, HIDDEN)}, version=1, believed=believed)
 
     # The book.
 
@@ -81,9 +85,9 @@ class Workshop:
 
     # The roster.
 
-    def find(self, name: str, shown: Callable[[Tool], bool] | None = None) -> Any:
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Any:
         if shown is not None:
-            return self._catalog.find(name, shown=shown)
+            return self._catalog.find(name, shown=shown, style=style)
         if name not in self.agents:
             raise NotFound(name)
         return SimpleNamespace(permission=self.agents[name])
@@ -128,9 +132,9 @@ async def test_a_line_says_who_what_where_and_why() -> None:
         assert (entry.agent, entry.session, entry.conversation) == ("a", "s_1", "c")
         assert (entry.tool, entry.server, entry.decision) == ("files:write", "files", "allow")
         assert entry.rule == "agent a: allow files:*"
-        assert entry.arguments == b'{"path": "x"}'
         assert entry.mode == "full"
     assert intent.call == outcome.call
+    assert (intent.arguments, outcome.arguments) == (b'{"path": "x"}', None), "they are not repeated"
     assert (outcome.outcome, outcome.size, outcome.result) == ("ok", 14, b'{"content":[]}')
     assert shop.counted == [("ok", 14)]
 
@@ -164,13 +168,24 @@ async def test_a_name_that_no_tool_has_is_written_down_and_suggests_only_what_is
     assert [(entry.outcome, entry.tool) for entry in shop.entries] == [("unknown", "files_writ")]
 
 
+@pytest.mark.parametrize("style", list(NameStyle))
+async def test_a_suggestion_is_spelled_as_the_caller_knows_the_tools(style: NameStyle) -> None:
+    shop = Workshop()
+    caller = Caller(agent="a", permission=shop.agents["a"])
+    with pytest.raises(UnknownTool) as caught:
+        await shop.door.call(cast(Any, shop), caller, Request(tool="writ", style=style))
+    (near, *_) = caught.value.data["nearest"]
+    assert near == shop._catalog.find("files:write").public(style)
+    assert f"Did you mean {near}" in caught.value.remedy
+
+
 async def test_a_person_who_says_yes_lets_the_call_pass() -> None:
     shop = Workshop(may((Effect.ASK, "files:*")))
     using = asyncio.create_task(shop.use("files_write", '{"path": "x"}'))
     (asked,) = await shop.approvals.next(5)
     assert (asked.agent, asked.tool, asked.arguments) == ("a", "files:write", {"path": "x"})
     assert "forward" not in shop.steps
-    shop.approvals.answer(asked.id, approved=True, always=False)
+    shop.approvals.answer(asked.id, approved=True)
     await using
     assert shop.outcomes == ["ok"]
     assert shop.entries[-1].decision == "ask"
@@ -181,7 +196,7 @@ async def test_a_person_who_says_no_stops_it() -> None:
     shop = Workshop(may((Effect.ASK, "files:*")))
     using = asyncio.create_task(shop.use("files_write"))
     (asked,) = await shop.approvals.next(5)
-    shop.approvals.answer(asked.id, approved=False, always=False)
+    shop.approvals.answer(asked.id, approved=False)
     with pytest.raises(Denied, match="files:write"):
         await using
     assert (shop.outcomes, "forward" in shop.steps) == (["denied"], False)
@@ -257,3 +272,74 @@ async def test_the_arguments_decide_where_a_rule_looks_at_them() -> None:
     with pytest.raises(Denied):
         await shop.use("files_write", '{"path": "other"}')
     assert shop.outcomes == ["ok", "denied"]
+
+
+async def test_a_rule_that_allows_meanwhile_lets_those_pass_whom_it_covers_and_no_other() -> None:
+    shop = Workshop(may((Effect.ASK, "files:*")))
+    fine = asyncio.create_task(shop.use("files_write", '{"path": "fine"}'))
+    other = asyncio.create_task(shop.use("files_write", '{"path": "other"}'))
+    await shop.approvals.next(5)
+    await asyncio.sleep(0)
+    always = Rule(effect=Effect.ALLOW, tools="files:write", when=BY_PATH, origin=Origin.APPROVAL, holder="a")
+    shop.agents["a"] = permission(BUILTIN["nothing"], agent="a", rules=(*shop.allowed.rules, always))
+    shop.bus.publish(PermissionChanged(agent="a"))
+    assert (await fine).answer.result == b'{"content":[]}'
+    assert [one.arguments for one in shop.approvals.waiting()] == [{"path": "other"}]
+    shop.approvals.close()
+    with pytest.raises(Denied):
+        await other
+
+
+@pytest.mark.parametrize("arguments", ["{}", "null"])
+async def test_a_call_without_arguments_is_judged_again_as_one(arguments: str) -> None:
+    shop = Workshop(may((Effect.ASK, "files:*")))
+    using = asyncio.create_task(shop.use("files_write", arguments))
+    await shop.approvals.next(5)
+    by_path = Rule(effect=Effect.ALLOW, tools="files:write", when=BY_PATH, origin=Origin.AGENT, holder="a")
+    shop.agents["a"] = permission(BUILTIN["nothing"], agent="a", rules=(by_path,))
+    shop.bus.publish(PermissionChanged(agent="a"))
+    with pytest.raises(Denied):
+        await using
+
+
+@pytest.mark.parametrize("waits", ["for a person", "for the book"])
+async def test_a_tool_that_is_another_by_then_is_not_the_one_that_was_allowed(waits: str) -> None:
+    shop = Workshop(may((Effect.ASK if waits == "for a person" else Effect.ALLOW, "files:*")))
+    if waits == "for the book":
+        shop.durable.clear()
+    using = asyncio.create_task(shop.use("files_write"))
+    if waits == "for the book":
+        await asyncio.wait_for(shop.noted.wait(), 5)
+    else:
+        (asked,) = await shop.approvals.next(5)
+    shop.list_anew(believed=frozenset())
+    if waits == "for a person":
+        shop.approvals.answer(asked.id, approved=True)
+    shop.durable.set()
+    with pytest.raises(Denied, match="changed while the call waited"):
+        await using
+    assert "forward" not in shop.steps
+
+
+async def test_a_call_inside_a_call_is_stopped_once_for_both() -> None:
+    shop = Workshop()
+    reached = asyncio.Event()
+
+    async def inner() -> Answer:
+        reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nothing ends the wait")
+
+    async def outer() -> Answer:
+        shop.answer = lambda call: inner()
+        with pytest.raises(Denied):
+            await shop.use("files_write")
+        return Answer(result=b"{}")
+
+    shop.answer = lambda call: outer()
+    using = asyncio.create_task(shop.use("files_read"))
+    await asyncio.wait_for(reached.wait(), 5)
+    del shop.agents["a"]
+    shop.bus.publish(AgentEnded(agent="a"))
+    assert (await using).answer.result == b"{}"
+    assert using.cancelling() == 0

@@ -38,10 +38,16 @@ NOTHING = BUILTIN["nothing"]
 
 def tool(server: str = "git", name: str = "push", believed: bool = False, **annotations: Any) -> Tool:
     definition = json.dumps({"name": name, "annotations": annotations}).encode()
-    (made,) = Catalog.build({server: (definition,)}, version=1, believed=frozenset({server} if believed else ())).tools
+    (made,) = Catalog.build(
+        {server: (definition,)},
+        version=1,
+        believed=frozenset({server} if believed else ()),
+        folders={server: str(BASE)},
+    ).tools
     return made
 
 
+BASE = Path("/nowhere/work")
 PUSH = tool()
 
 
@@ -150,7 +156,6 @@ def test_a_rule_against_it_binds_even_the_owners_profile() -> None:
 
 
 IN_SRC = {"when": {"path": {"under": "src"}}}
-BASE = Path("/nowhere/work")
 
 
 @pytest.mark.parametrize(

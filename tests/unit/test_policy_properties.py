@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,10 @@ profiles = st.one_of(
 )
 
 
-def tool(server: str, name: str, **annotations: Any) -> Tool:
+def tool(server: str, name: str, folder: Path | None = BASE, **annotations: Any) -> Tool:
     definition = json.dumps({"name": name, "annotations": annotations}).encode()
-    (made,) = Catalog.build({server: (definition,)}, version=1, believed=frozenset({"git"})).tools
+    folders = {} if folder is None else {server: str(folder)}
+    (made,) = Catalog.build({server: (definition,)}, version=1, believed=frozenset({"git"}), folders=folders).tools
     return made
 
 
@@ -211,6 +213,83 @@ def test_no_disguise_of_an_argument_fulfils_an_allow(data: st.DataObject, value:
         effect=Effect.ALLOW, tools="*", when=(Condition(argument="path", test=Under("src")),), origin=Origin.APPROVAL
     )
     assert made(BUILTIN["nothing"], [allow]).decide(PUSH, arguments).verdict is Verdict.DENY
+
+
+spelled_names = st.lists(
+    st.sampled_from(["..", ".", "", "src", "lib", "in", "out", "up", "deep", "none"]), min_size=1, max_size=6
+).map("/".join)
+path_rules = st.lists(
+    st.builds(
+        Rule,
+        effect=st.sampled_from(Effect),
+        tools=st.just("git:*"),
+        when=st.sampled_from(["src", ".", "lib", "src/deep", "../.."]).map(
+            lambda folder: (Condition(argument="path", test=Under(folder)),)
+        ),
+        origin=st.sampled_from(Origin),
+    ),
+    max_size=4,
+)
+workdirs = st.sampled_from([".", "lib", "src", "src/deep"])
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders, and links into and out of them."""
+    root = tmp_path_factory.mktemp("tree").resolve() / "work"
+    for folder in ("src/deep", "lib/deep"):
+        (root / folder).mkdir(parents=True)
+    (root / "src/in").symlink_to("deep")
+    (root / "src/out").symlink_to("../lib/deep")
+    (root / "lib/in").symlink_to(root / "src/deep")
+    (root / "src/deep/up").symlink_to("../..")
+    return root
+
+
+def working(tree: Path, folder: str, profile: Profile, rules: list[Rule], **more: Any) -> Permission:
+    return permission(profile, agent="x", rules=rules, workdir=tree / folder, **more)
+
+
+@given(st.data(), profiles, path_rules, workdirs, workdirs, spelled_names)
+@pytest.mark.req("KSI-3")
+def test_every_spelling_of_a_file_is_decided_alike_and_for_a_child_never_wider(
+    tree: Path, data: st.DataObject, profile: Profile, own: list[Rule], agents: str, servers: str, value: str
+) -> None:
+    assume(value.strip("/") and not value.startswith("/"))
+    known = tool("git", "push", tree / servers)
+    parent = working(tree, agents, profile, own)
+    child = working(tree, data.draw(workdirs), data.draw(profiles), data.draw(path_rules), parent=parent)
+    padding = data.draw(st.sampled_from(["", "./", ".//", "././"]))
+    spellings = [value, f"{padding}{value}", f"{tree / servers}/{value}", f"//{tree / servers}/.//{value}"]
+    for each in (parent, child):
+        assert len({each.decide(known, {"path": spelling}) for spelling in spellings}) == 1
+    for above, below in product(spellings, spellings):
+        least = SEVERITY[parent.decide(known, {"path": above}).verdict]
+        assert SEVERITY[child.decide(known, {"path": below}).verdict] >= least
+
+
+@given(workdirs, workdirs, st.sampled_from(["src", ".", "lib", "src/deep"]), spelled_names)
+def test_what_is_allowed_is_where_the_server_will_find_it_and_what_is_denied_is_not(
+    tree: Path, agents: str, servers: str, folder: str, value: str
+) -> None:
+    assume(value.strip("/") and not value.startswith("/"))
+    known = tool("git", "push", tree / servers)
+    when = (Condition(argument="path", test=Under(folder)),)
+    allow, deny = (Rule(effect=effect, tools="*", when=when) for effect in (Effect.ALLOW, Effect.DENY))
+    inside = (tree / servers / value).resolve().is_relative_to((tree / agents / folder).resolve())
+    allowed = working(tree, agents, BUILTIN["nothing"], [allow]).decide(known, {"path": value}).verdict
+    denied = working(tree, agents, BUILTIN["developer"], [deny]).decide(known, {"path": value}).verdict
+    assert inside or allowed is Verdict.DENY
+    assert not inside or denied is Verdict.DENY
+
+
+@given(path_rules, st.sampled_from(["src/a", "./src/a", "../x", "a"]))
+def test_for_a_server_that_works_nobody_knows_where_no_rule_allows_a_relative_path(own: list[Rule], value: str) -> None:
+    far = tool("git", "push", None)
+    verdict = made(BUILTIN["nothing"], own).decide(far, {"path": value}).verdict
+    assert verdict is Verdict.DENY
+    denies = any(rule.effect is Effect.DENY for rule in own)
+    assert not denies or made(BUILTIN["developer"], own).decide(far, {"path": value}).verdict is Verdict.DENY
 
 
 @given(rule_lists, nested)

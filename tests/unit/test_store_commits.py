@@ -261,15 +261,64 @@ async def test_beyond_the_bound_the_newest_are_lost_and_counted(sqlite_store: St
 
 async def test_large_items_count_by_their_size(store: Store) -> None:
     commits = Commits(store, most_bytes=1000)
-    work = Counting()
+    work, watching = Counting(), Watching()
+    commits.watch(work, watching)
     for number in range(5):
         commits.add(work, number, 400)
-    await commits.settled()
+    await eventually(lambda: 3 in watching.seen)
     assert (work.batches, commits.dropped) == ([[0, 1]], 3)
     commits.add(work, 5, 400)
     await commits.settled()
     assert work.batches[-1] == [5]
     await commits.close()
+
+
+async def test_one_item_alone_is_never_too_large(store: Store) -> None:
+    commits = Commits(store, most_bytes=1000)
+    work = Counting()
+    commits.add(work, 0, 4000)
+    await commits.settled()
+    assert (work.batches, commits.dropped) == ([[0]], 0)
+    await commits.close()
+
+
+@pytest.mark.req("KSI-5")
+async def test_nobody_is_told_that_what_found_no_room_is_durable(store: Store) -> None:
+    commits = Commits(store, most_items=3)
+    work, watching = Counting(), Watching()
+    commits.watch(work, watching)
+    work.go_on.clear()
+    for number in range(3):
+        commits.add(work, number)
+    before = asyncio.create_task(commits.settled())
+    await eventually(work.began.is_set)
+    commits.add(work, 3)
+    with pytest.raises(StoreError, match="was not kept"):
+        await asyncio.wait_for(commits.settled(), LIMIT)
+    work.go_on.set()
+    await asyncio.wait_for(before, LIMIT)
+    await eventually(lambda: 1 in watching.seen)
+    commits.add(work, 4)
+    await asyncio.wait_for(commits.settled(), LIMIT)
+    assert work.batches == [[0, 1, 2], [4]]
+    await commits.close()
+
+
+@pytest.mark.req("KSI-5")
+async def test_who_waits_for_an_item_that_is_dropped_is_told_so_and_who_waits_for_one_before_it_is_not(
+    store: Store, commits: Commits
+) -> None:
+    def never(connection: sa.Connection, items: list[int]) -> None:
+        raise ValueError("a mistake")
+
+    commits.add(put, (1, "x"))
+    before = asyncio.create_task(commits.settled())
+    await asyncio.sleep(0)
+    commits.add(never, 2)
+    with pytest.raises(StoreError, match="dropped"):
+        await asyncio.wait_for(commits.settled(), LIMIT)
+    await asyncio.wait_for(before, LIMIT)
+    assert await store.read(kept) == [1]
 
 
 @pytest.mark.req("KSI-5")
@@ -306,6 +355,27 @@ async def test_a_mistake_of_one_work_does_not_take_the_others_along(store: Store
         await commits.settled()
     await commits.settled()
     assert await store.read(kept) == [1, 3]
+
+
+async def test_a_work_that_never_succeeds_is_not_told_of_its_losses_without_end(store: Store) -> None:
+    def mistaken(connection: sa.Connection, items: list[int]) -> None:
+        raise TypeError("a mistake")
+
+    commits = Commits(store)
+    add = commits.add
+
+    class Telling(Watching):
+        def lost(self, lost: Lost) -> None:
+            super().lost(lost)
+            add(mistaken, 0)
+
+    watching = Telling()
+    commits.watch(mistaken, watching)
+    commits.add(mistaken, 1)
+    with pytest.raises(StoreError, match="dropped"):
+        await commits.settled()
+    await asyncio.wait_for(commits.close(), LIMIT)
+    assert (watching.seen, commits.dropped) == ([], 1)
 
 
 async def test_the_end_writes_what_there_is(store: Store) -> None:

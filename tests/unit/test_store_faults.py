@@ -347,15 +347,26 @@ def test_connections_that_a_postgresql_cut_are_made_anew_unnoticed(postgres: dat
 
 
 @pytest.mark.slow
-def test_a_wrong_password_or_name_is_told_without_the_password(postgres: databases.Postgres) -> None:
-    for url, said in (
-        (postgres.url.replace(HUSH, "hush-wrong"), "password authentication failed"),
-        (postgres.url_of("nowhere"), "does not exist"),
+def test_who_is_not_let_in_is_told_what_to_do_without_the_password(
+    postgres: databases.Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSFILE", os.devnull)
+    for url, said, remedy in (
+        (
+            postgres.url.replace(HUSH, "hush-wrong"),
+            "password authentication failed",
+            "Correct the user or the password",
+        ),
+        (postgres.url.replace(f":{HUSH}", ""), "no password", "PGPASSFILE"),
+        (postgres.url_of("nowhere"), "does not exist", "`createdb nowhere`"),
+        (postgres.url_of("it's"), "does not exist", "createdb 'it'\"'\"'s'"),
+        (f"postgresql://test:{HUSH}@127.0.0.1:1/d", "refused", "Start PostgreSQL, or correct its address."),
     ):
         with pytest.raises(StoreError, match=said) as raised:
             Database.open(url)
         assert "hush" not in raised.value.text()
-        assert raised.value.remedy
+        assert remedy in raised.value.remedy
+        assert ("Start PostgreSQL" in raised.value.remedy) == (said == "refused")
 
 
 @pytest.mark.slow

@@ -53,7 +53,6 @@ class Approval:
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     approved: bool
-    always: bool = False
     why: str
     remedy: str = ""
     """What the caller can do about a no."""
@@ -61,6 +60,7 @@ class Answer:
 
 @dataclass(kw_only=True)
 class _Waiting:
+    call: str
     approval: Approval
     answer: asyncio.Future[Answer] = field(repr=False)
 
@@ -73,7 +73,7 @@ class Approvals:
         self._any = asyncio.Event()
         bus.subscribe(self._agent_ended, AgentEnded)
 
-    async def ask(self, *, agent: str, conversation: str, tool: str, rule: str, arguments: bytes) -> Answer:
+    async def ask(self, *, call: str, agent: str, conversation: str, tool: str, rule: str, arguments: bytes) -> Answer:
         """Waits for a person. No answer in time, or no room to wait, is a no."""
         if full := self._full(agent):
             return Answer(approved=False, why=full, remedy="Wait until some of them are answered.")
@@ -89,7 +89,7 @@ class Approvals:
             until=now + self._limit,
         )
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[approval.id] = _Waiting(approval=approval, answer=answer)
+        self._waiting[approval.id] = _Waiting(call=call, approval=approval, answer=answer)
         self._any.set()
         try:
             async with asyncio.timeout(self._limit):
@@ -125,10 +125,16 @@ class Approvals:
             )
         return found.approval
 
-    def answer(self, id: str, *, approved: bool, always: bool) -> Approval:
+    def release(self, call: str, *, why: str) -> None:
+        """The call need not wait any more: a rule allows it now."""
+        for id, one in tuple(self._waiting.items()):
+            if one.call == call:
+                self._settle(id, Answer(approved=True, why=f"allowed meanwhile by {why}"))
+
+    def answer(self, id: str, *, approved: bool) -> Approval:
         approval = self.find(id)
         why = "approved by the owner" if approved else "refused by the owner"
-        self._settle(id, Answer(approved=approved, always=always, why=why))
+        self._settle(id, Answer(approved=approved, why=why))
         return approval
 
     async def next(self, timeout: float) -> tuple[Approval, ...]:

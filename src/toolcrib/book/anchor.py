@@ -58,6 +58,8 @@ class Anchor:
             except ValueError:
                 # What a power failure left of it says nothing that could be kept.
                 heads = ()
+            # A book that was begun and never written, because its first commit failed, is none.
+            heads = tuple(one for one in heads if one.seq or one.place != head.place or one.chain == head.chain)
             place = next((place for place, one in enumerate(heads) if one.chain == head.chain), len(heads))
             if place < len(heads) and heads[place].seq >= head.seq:
                 return

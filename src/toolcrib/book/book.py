@@ -16,7 +16,7 @@ from typing import Any, Self
 import msgspec
 
 from toolcrib.book.chain import Keys
-from toolcrib.book.entry import Entry
+from toolcrib.book.entry import LOOKED_INTO, Entry, Large
 from toolcrib.book.key import read_key
 from toolcrib.book.retention import Retention
 from toolcrib.book.tokens import COUNTED_UP_TO
@@ -82,8 +82,11 @@ class Book:
 
     def note(self, entry: Entry) -> None:
         size = _ENTRY
-        if entry.arguments is not None:
-            size += len(entry.arguments)
+        if isinstance(entry.arguments, bytes):
+            if len(entry.arguments) > LOOKED_INTO:
+                entry.arguments = Large.of(entry.arguments)
+            else:
+                size += len(entry.arguments)
         if entry.result is not None:
             if len(entry.result) > COUNTED_UP_TO:
                 entry.result = None
@@ -112,19 +115,19 @@ class Book:
         wanted = Wanted(
             agent=agent, tool=tool, server=server, outcome=outcome, session=session, since=since, until=until
         )
-        if after is not None:
-            rows = await self._store.read(audit.find_after, wanted, after, limit)
-        else:
-            rows = await self._newest(wanted, limit)
-        return [_readable(row) for row in rows]
-
-    async def _newest(self, wanted: Wanted, limit: int) -> list[dict[str, Any]]:
-        """Goes back window by window, since what is wanted may be rare and the book long."""
-        high = await self.newest()
         base = await self._store.read(audit.base)
         low = 0 if base is None else base.seq
+        if after is not None:
+            rows = await self._store.read(audit.find_after, wanted, max(low, after), limit)
+        else:
+            rows = await self._newest(wanted, low, limit)
+        return [_readable(row) for row in rows]
+
+    async def _newest(self, wanted: Wanted, low: int, limit: int) -> list[dict[str, Any]]:
+        """Goes back window by window, since what is wanted may be rare and the book long."""
+        high = await self.newest()
         if wanted.since is not None:
-            first = await self._store.read(audit.first_since, wanted.since)
+            first = await self._store.read(audit.first_since, wanted.since, low)
             low = high if first is None else first - 1
         found: list[dict[str, Any]] = []
         while high > low and len(found) < limit:
@@ -193,16 +196,25 @@ class Book:
                 await self.prune()
             except StoreError as error:
                 log.warning("old entries of the book could not be let go: %s", error.text())
+            except Exception:
+                # A mistake in one row is no reason to keep everything for ever.
+                log.exception("old entries of the book could not be let go")
             await asyncio.sleep(_PRUNE_EVERY)
 
-    def describe(self) -> dict[str, Any]:
+    async def describe(self) -> dict[str, Any]:
         """For `status`."""
         failure = self.failure
+        head = None if self._writer.head is None else str(self._writer.head)
+        if head is None:
+            # Before the first entry of this process the end is what others left.
+            with contextlib.suppress(StoreError):
+                found = await self._store.read(audit.head)
+                head = None if found is None else f"{found[0]}:{found[1]}"
         return {
             "writable": failure is None,
             "failure": None if failure is None else failure.text(),
             "lost": self._commits.dropped,
-            "head": None if self._writer.head is None else str(self._writer.head),
+            "head": head,
         }
 
 

@@ -6,11 +6,15 @@ In: facts from `calls` and `crib`. Out: the same, for `row` to write down. Makin
 from __future__ import annotations
 
 import enum
+import hashlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
+
+LOOKED_INTO = 256 * 1024
+"""Bytes of arguments above which they are hashed as they came and their shape is only their size."""
 
 
 class Kind(enum.StrEnum):
@@ -24,6 +28,20 @@ class Kind(enum.StrEnum):
     """Entries that could not be written are missing before this one."""
     PRUNED = "pruned"
     """The oldest entries were let go."""
+    UNANCHORED = "unanchored"
+    """Whoever wrote this one found the end of the book not as the anchor, or they themselves, knew it."""
+
+
+class Large(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What is held of arguments that are not looked into: a queue of them would soon hold a lot."""
+
+    size: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, raw: bytes) -> Self:
+        """1 ms per MB, about what it takes to read them as JSON."""
+        return cls(size=len(raw), digest=hashlib.sha256(raw).digest())
 
 
 class Entry(msgspec.Struct, kw_only=True, gc=False):
@@ -39,8 +57,9 @@ class Entry(msgspec.Struct, kw_only=True, gc=False):
     decision: str = ""
     rule: str = ""
     mode: str = ""
-    arguments: bytes | None = None
-    """As they came; their shape and a keyed hash are kept, their values only if that is switched on."""
+    arguments: bytes | Large | None = None
+    """As they came; their shape and a keyed hash are kept, their values only if that is switched on. The outcome of a
+    call that has an intent does not repeat them."""
     outcome: str = ""
     duration: float = 0.0
     size: int = 0

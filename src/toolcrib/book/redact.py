@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote, quote_plus
 
 from toolcrib.config.redact import HIDDEN, mask_text, tells_a_secret
@@ -21,36 +21,48 @@ _REMEMBERED_LENGTH = 200
 
 
 class Redactor:
-    """Names of agents, tools and rules come again and again: what was masked once is remembered."""
+    """Used by several threads: what one of them learns must not meet what another has masked without knowing it."""
 
     def __init__(self, values: Callable[[], frozenset[str]]) -> None:
         self._values = values
-        self._known: frozenset[str] = frozenset()
-        self._forms: tuple[str, ...] = ()
-        self._masked: dict[str, str] = {}
+        self._mask = _Mask(frozenset())
 
     def __call__(self, text: str) -> str:
         values = self._values()
-        if values is not self._known:
-            self._learn(values)
+        mask = self._mask
+        if values is not mask.values:
+            mask = self._mask = _Mask(values, mask)
+        return mask(text)
+
+
+class _Mask:
+    """For one set of values, which never changes.
+
+    Names of agents, tools and rules come again and again: what was masked once is remembered.
+    """
+
+    def __init__(self, values: frozenset[str], before: Self | None = None) -> None:
+        self.values = values
+        self._forms: tuple[str, ...] = ()
+        self._masked: dict[str, str] = {}
+        if before is not None and before.values == values:
+            self._forms, self._masked = before._forms, before._masked
+            return
+        forms = {form for value in values if value for form in _forms(value)}
+        # The longest first: a form may be part of another.
+        self._forms = tuple(sorted(forms, key=len, reverse=True))
+
+    def __call__(self, text: str) -> str:
         masked = self._masked.get(text)
         if masked is None:
-            masked = self._mask(text)
+            masked = self._hide(text)
             if len(text) <= _REMEMBERED_LENGTH:
                 if len(self._masked) >= _REMEMBERED:
                     self._masked = {}
                 self._masked[text] = masked
         return masked
 
-    def _learn(self, values: frozenset[str]) -> None:
-        if values != self._known:
-            forms = {form for value in values if value for form in _forms(value)}
-            # The longest first: a form may be part of another.
-            self._forms = tuple(sorted(forms, key=len, reverse=True))
-            self._masked = {}
-        self._known = values
-
-    def _mask(self, text: str) -> str:
+    def _hide(self, text: str) -> str:
         for form in self._forms:
             if form in text:
                 text = text.replace(form, HIDDEN)

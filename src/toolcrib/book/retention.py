@@ -56,11 +56,10 @@ class Retention:
 
     def _let_go(self, connection: sa.Connection) -> int:
         audit.lock(connection)
-        last = self._last_to_go(connection)
         base = audit.base(connection)
+        last = self._last_to_go(connection)
         if last is None or base is None:
             return 0
-        audit.let_go(connection, last.seq, last.hash)
         detail = {
             "entries": last.entries,
             "through": last.seq,
@@ -68,11 +67,15 @@ class Retention:
             "chain": base.chain,
             "newest": last.at,
         }
+        # The rows go after it: the writer looks at the end of the book, which may be among them. Rows before the
+        # beginning are nothing of ours; they stay for `verify` to find.
         self._writer(connection, [Entry(kind=Kind.PRUNED, detail=detail)])
+        audit.let_go(connection, base.seq, last.seq, last.hash)
         return last.entries
 
     def _last_to_go(self, connection: sa.Connection) -> _Last | None:
-        rows = audit.oldest(connection, STEP)
+        base = audit.base(connection)
+        rows = [] if base is None else audit.oldest(connection, base.seq, STEP)
         too_old = time.time() - self._keep_seconds
         # Only a prefix may go: one row that is new enough keeps all that come after it.
         aged = next((place for place, row in enumerate(rows) if row.at >= too_old), len(rows))

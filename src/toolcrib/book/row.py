@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from toolcrib.book.entry import Entry, Kind
+from toolcrib.book.entry import Entry, Kind, Large
 from toolcrib.book.redact import redact_all
 from toolcrib.book.shape import shape_of
 from toolcrib.book.tokens import count
@@ -22,8 +22,6 @@ from toolcrib.store.text import storable
 
 Row = dict[str, Any]
 
-LOOKED_INTO = 256 * 1024
-"""Bytes of arguments above which they are hashed as they are and their shape is only their size."""
 VALUES_UP_TO = 4096
 """Characters that are kept of values and details."""
 
@@ -67,13 +65,13 @@ class RowMaker:
         # Masked before it is cut: half a secret is one too.
         return _bounded(self._redact(text), most) if text else ""
 
-    def _arguments(self, raw: bytes | None) -> tuple[str | None, str | None, str | None]:
+    def _arguments(self, raw: bytes | Large | None) -> tuple[str | None, str | None, str | None]:
         """Their shape, their keyed hash, and their values if those are kept."""
         if raw is None:
             return None, None, None
+        if isinstance(raw, Large):
+            return f'"{raw.size} bytes"', self._digest(raw.digest), None
         try:
-            if len(raw) > LOOKED_INTO:
-                raise ValueError("too long to be looked into")
             arguments = msgspec.json.decode(raw)
             canonical = msgspec.json.encode(arguments, order="deterministic")
             shape = storable(shape_of(arguments, self._redact))
@@ -88,7 +86,7 @@ class RowMaker:
     def _detail(self, entry: Entry) -> str | None:
         if not entry.detail:
             return None
-        if entry.kind in (Kind.GAP, Kind.PRUNED):
+        if entry.kind in (Kind.GAP, Kind.PRUNED, Kind.UNANCHORED):
             # Our own words; and `verify` reads the hashes in them.
             return msgspec.json.encode(entry.detail).decode()
         return self._json(dict(entry.detail))

@@ -7,6 +7,7 @@ first entry that is wrong and what is wrong with it. `Walk` goes page by page, s
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,7 +72,7 @@ def anchored(heads: Iterable[Head], chain: str, place: str) -> tuple[Mark | None
     for head in heads:
         if head.chain == chain:
             mark = Mark(seq=head.seq, hash=head.hash, whose="the anchor")
-        elif head.place == place:
+        elif head.place == place and head.seq:
             others.append(head)
     return mark, others
 
@@ -107,6 +108,9 @@ class Walk:
             # The beginning, or rows that were let go while we walked.
             self._seq, self._hash = base.seq, base.hash
             self._look_before(base)
+            lowest = audit.lowest(connection)
+            if lowest is not None and lowest <= base.seq:
+                raise Broken(f"Entry {lowest} was put in before the beginning of the book.", lowest)
         if not self.total:
             newest = audit.head(connection)
             self.total = 0 if newest is None else newest[0] - base.seq
@@ -120,9 +124,9 @@ class Walk:
             self.over = True
 
     def _without_book(self, connection: sa.Connection) -> None:
-        first = audit.page(connection, -1, 1)
-        if first:
-            raise Broken("The beginning of the book is missing (table audit_base).", first[0].seq)
+        lowest = audit.lowest(connection)
+        if lowest is not None:
+            raise Broken("The beginning of the book is missing (table audit_base).", lowest)
         self._seq = 0
         self._check_end()
         self.notes.append("The book is empty.")
@@ -146,9 +150,24 @@ class Walk:
         self.entries += 1
         if row.kind == Kind.PRUNED:
             self._pruned = msgspec.json.decode(row.detail)
+        if row.kind == Kind.UNANCHORED:
+            self._look_at_end(seq, row.at, msgspec.json.decode(row.detail))
         for mark in self.marks:
             if mark.seq == seq and not found.startswith(mark.hash):
                 raise Broken(f"Entry {seq} is another than {mark.whose} says.", seq)
+
+    def _look_at_end(self, seq: int, at: float, detail: Mapping[str, Any]) -> None:
+        """Whoever wrote this entry knew that some before it were gone, or could not know it."""
+        after, known = detail["after"], detail.get("known")
+        if known is None:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+            self.notes.append(
+                f"The anchor was missing when entry {seq} was written ({when}): "
+                f"if others had stood after entry {after}, nobody could see that they were cut off."
+            )
+            return
+        gone = _missing(after + 1, known) if known > after else f"entry {known} is another"
+        raise Broken(f"The end of the book was cut off or exchanged: by what entry {seq} knew, {gone}.", seq)
 
     def _check_base(self, base: audit.Base) -> None:
         """A beginning that was cut off looks like one that was let go, but for the entry that tells of it."""

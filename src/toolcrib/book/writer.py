@@ -10,6 +10,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -27,7 +28,15 @@ log = logging.getLogger(__name__)
 KEY_FILE = "audit.key"
 ANCHOR_FILE = "audit.head"
 
-_MOST_OPEN = 10_000
+
+@dataclass(frozen=True, kw_only=True)
+class _Attempt:
+    """A transaction that nobody knows the end of yet."""
+
+    entries: list[Entry]
+    head: Head
+    """What it will have made the head."""
+    counted: list[tuple[Callable[[int], None], int]]
 
 
 class Writer:
@@ -40,21 +49,15 @@ class Writer:
         self.anchor = Anchor(folder / ANCHOR_FILE)
         self.place = hashlib.sha256(place.encode()).hexdigest()[:16]
         self.head: Head | None = None
-        """The newest row that this process has written."""
+        """The newest row that this process has written, and which the book must hold for ever."""
         self._redact = redact
         self._values = values
         self._commits = commits
         self._keys: Keys | None = None
         self._maker: RowMaker | None = None
-        self._written: Head | None = None
-        """What the transaction under way will have made the head; stays if nobody knows how that ended."""
-        self._tried: list[Entry] = []
-        """The entries of that transaction."""
-        self._open: dict[str, None] = {}
-        """Calls whose intent holds their arguments, so that the outcome need not hold them once more."""
-        self._chain = ""
-        """The id of the book that this process has written in."""
-        self._counted: list[tuple[Callable[[int], None], int]] = []
+        self._attempt: _Attempt | None = None
+        self._there: dict[int, Entry] = {}
+        """Entries that are in the book, by identity, but will come again: their commit was reported as failed."""
         self._to_tell: deque[tuple[Callable[[int], None], int]] = deque()
         """Counted and durable; filled here, emptied on the loop."""
         self._anchored = True
@@ -63,28 +66,35 @@ class Writer:
     def __call__(self, connection: sa.Connection, entries: list[Entry]) -> None:
         audit.lock(connection)
         keys, maker = self._prepared()
-        entries = self._not_yet_written(connection, entries)
-        chain, seq, last = self._head(connection, keys)
+        self._look_back(connection)
+        chain, seq, last, told = self._end(connection, keys)
         rows = []
-        for entry in entries:
+        counted = []
+        for entry in (*told, *(entry for entry in entries if id(entry) not in self._there)):
             seq += 1
-            row = maker.row(seq, self._without_repetition(entry))
+            row = maker.row(seq, entry)
             last = row["hash"] = keys.link(last, row.values())
             rows.append(row)
             if entry.counted is not None and row["tokens"]:
-                self._counted.append((entry.counted, row["tokens"]))
+                counted.append((entry.counted, row["tokens"]))
         if rows:
             audit.append(connection, rows)
-        self._tried, self._written = entries, Head(chain=chain, place=self.place, seq=seq, hash=last)
+        head = Head(chain=chain, place=self.place, seq=seq, hash=last)
+        self._attempt = _Attempt(entries=entries, head=head, counted=counted)
 
     def committed(self) -> None:
-        if self._written is None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is None:
             return
-        self._to_tell.extend(self._counted)
-        self.head, self._written, self._counted, self._tried = self._written, None, [], []
-        self._chain = self.head.chain
+        for entry in attempt.entries:
+            self._there.pop(id(entry), None)
+        self._to_tell.extend(attempt.counted)
+        self.head = attempt.head
+        self._drop_anchor(attempt.head)
+
+    def _drop_anchor(self, head: Head) -> None:
         try:
-            self.anchor.advance(self.head)
+            self.anchor.advance(head)
             self._anchored = True
         except OSError as error:
             # The rows are safe; only a cut at the end would not be seen until it can be written again.
@@ -101,38 +111,61 @@ class Writer:
         detail = {"entries": lost.count, "from": lost.since, "to": lost.until}
         self._commits.add(self, Entry(kind=Kind.GAP, detail=detail))
 
-    def _head(self, connection: sa.Connection, keys: Keys) -> tuple[str, int, str]:
-        """The book's id, and its newest row, whoever wrote it, or where it begins."""
+    def _end(self, connection: sa.Connection, keys: Keys) -> tuple[str, int, str, list[Entry]]:
+        """The book's id; its newest row, whoever wrote it, or where it begins; and what must be told of this end."""
         head = audit.head(connection)
-        if head is not None and self._chain:
-            return self._chain, *head
-        base = audit.base(connection) or audit.begin(connection, keys.new_chain())
+        if self.head is not None and head == (self.head.seq, self.head.hash):
+            return self.head.chain, *head, []
+        base = audit.base(connection)
+        if base is None:
+            base = audit.begin(connection, keys.new_chain())
+            # Before the first row, so that a book without an anchor is one whose anchor was taken away.
+            self._drop_anchor(Head(chain=base.chain, place=self.place, seq=0, hash=base.hash))
+            return base.chain, base.seq, base.hash, []
         if not keys.began(base.chain):
             log.error("%s is not the key that the book was begun with; it cannot be verified", self.key_file)
-        return base.chain, *(head or (base.seq, base.hash))
+        seq, last = head or (base.seq, base.hash)
+        return base.chain, seq, last, self._told_of_the_known(connection, base, seq)
 
-    def _not_yet_written(self, connection: sa.Connection, entries: list[Entry]) -> list[Entry]:
+    def _told_of_the_known(self, connection: sa.Connection, base: audit.Base, seq: int) -> list[Entry]:
+        """An entry that stays in the chain if the row that was known to be there is gone or another."""
+        known = self._known(base.chain)
+        if known is None:
+            log.error("%s does not know this book: a cut at its end would not have been seen", self.anchor.file)
+            return [Entry(kind=Kind.UNANCHORED, detail={"after": seq})]
+        if known.seq < base.seq:
+            # What was let go can no longer be compared.
+            return []
+        found = [base] if known.seq == base.seq else audit.numbered(connection, [known.seq])
+        if found and found[0].hash == known.hash:
+            return []
+        log.error("the end of the book was cut off or exchanged: entry %s is gone or another", known)
+        return [Entry(kind=Kind.UNANCHORED, detail={"after": seq, "known": known.seq, "hash": known.hash})]
+
+    def _known(self, chain: str) -> Head | None:
+        """A row that the book had, by what we wrote ourselves or by the anchor."""
+        if self.head is not None and self.head.chain == chain:
+            return self.head
+        try:
+            heads = self.anchor.heads()
+        except (OSError, ValueError):
+            return None
+        return next((head for head in heads if head.chain == chain), None)
+
+    def _look_back(self, connection: sa.Connection) -> None:
         """A database that is lost in the middle of a commit may have made it all the same: then nothing is repeated."""
-        head, tried = self._written, self._tried
-        if head is not None and all(one is other for one, other in zip(tried, entries, strict=False)):
-            found = audit.numbered(connection, [head.seq])
-            if found and found[0].hash == head.hash:
-                return entries[len(tried) :]
-        self._written, self._counted = None, []
-        return entries
+        attempt = self._attempt
+        if attempt is None:
+            return
+        found = audit.numbered(connection, [attempt.head.seq])
+        self._attempt = None
+        if found and found[0].hash == attempt.head.hash:
+            self._there.update((id(entry), entry) for entry in attempt.entries)
+            self._to_tell.extend(attempt.counted)
+            self.head = attempt.head
 
     def _prepared(self) -> tuple[Keys, RowMaker]:
         if self._keys is None or self._maker is None:
             self._keys = Keys(read_key(self.key_file) or make_key(self.key_file))
             self._maker = RowMaker(key=self._keys.arguments, redact=self._redact, values=self._values)
         return self._keys, self._maker
-
-    def _without_repetition(self, entry: Entry) -> Entry:
-        if entry.kind is Kind.INTENT:
-            if len(self._open) >= _MOST_OPEN:
-                self._open.clear()
-            self._open[entry.call] = None
-        elif entry.kind is Kind.OUTCOME and entry.call in self._open:
-            del self._open[entry.call]
-            entry.arguments = None
-        return entry

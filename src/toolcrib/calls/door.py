@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -22,19 +23,20 @@ from msgspec import Raw
 
 from toolcrib.book.entry import Entry, Kind
 from toolcrib.calls.line import Line
+from toolcrib.calls.under_way import ENDED, UnderWay
 from toolcrib.catalog.schema_check import Checker
 from toolcrib.catalog.tool import Tool
+from toolcrib.config.model import NameStyle
 from toolcrib.errors import (
     BookUnwritable,
     CallTimeout,
     Denied,
-    NotFound,
     ServerFailure,
     StoreError,
     ToolcribError,
     UnknownTool,
 )
-from toolcrib.events import AgentEnded, Bus, Event, PermissionChanged
+from toolcrib.events import Bus
 from toolcrib.policy import Caller, Decision, Verdict, decide
 from toolcrib.servers.model import Answer, OnProgress, ToolCall
 
@@ -44,9 +46,12 @@ if TYPE_CHECKING:
     from toolcrib.agents.sessions import Sessions
     from toolcrib.book import Book
 
-_PROCESS = f"{os.getpid():x}-{time.time_ns():x}"
-_LONGEST_UNKNOWN = 120
-"""Characters of a name that no tool has, in the book."""
+log = logging.getLogger(__name__)
+
+PROCESS = f"{os.getpid():x}-{time.time_ns():x}"
+"""The beginning of every call's id: which process, also where a later one has the same number."""
+_LONGEST_UNKNOWN = 4096
+"""Characters that are taken of a name that no tool has; the book keeps fewer, once it has masked them."""
 
 
 class Target(Protocol):
@@ -60,8 +65,8 @@ class Target(Protocol):
 class Shelf(Protocol):
     """Where names are resolved: one project's catalog and the servers behind it."""
 
-    def find(self, name: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
-        """Raises `UnknownTool`, which suggests only tools that are `shown`."""
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
+        """Raises `UnknownTool`, which suggests only tools that are `shown`, as they are called in this style."""
         ...
 
     def target(self, server: str, caller: Caller) -> Target: ...
@@ -72,6 +77,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     tool: str
     """A name in any style."""
+    style: NameStyle | None = None
+    """How its caller knows the tools; None: as `server:tool`."""
     params: Mapping[str, Raw] = msgspec.field(default_factory=dict)
     """`arguments` and whatever else the params held, without `name` and `_meta`."""
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
@@ -99,15 +106,11 @@ class Door:
         """Without them: nothing is recorded, nobody is known whose permission could change, nobody can be asked."""
         self._bus = bus
         self._book = book
-        self._roster = roster
         self._approvals = approvals
         self._sessions = sessions
         self._checker = Checker()
         self._numbers = itertools.count(1)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._under_way: dict[str, set[Line]] = {}
-        """By agent: what is to be judged again when its permission changes."""
-        bus.subscribe(self._judge_again, PermissionChanged, AgentEnded)
+        self._under_way = None if roster is None else UnderWay(bus, roster, approvals)
         self.in_flight = 0
         self.finished = 0
 
@@ -115,7 +118,7 @@ class Door:
         tool = self._found(shelf, caller, request)
         arguments = request.params.get("arguments")
         line = Line(
-            f"{_PROCESS}-{next(self._numbers)}",
+            f"{PROCESS}-{next(self._numbers)}",
             caller,
             tool,
             decide(caller, tool),
@@ -124,12 +127,14 @@ class Door:
             book=self._book,
             sessions=self._sessions,
         )
-        checked = self._checked(line, arguments)
-        self._begin(line)
+        self._check(line, arguments)
+        if self._under_way is not None:
+            self._under_way.begin(line)
         try:
             if line.decision.verdict is Verdict.ASK:
                 await self._ask(line)
-            answer = await self._forward(shelf, line, request, checked)
+                _refuse_changed(shelf, line, request)
+            answer = await self._forward(shelf, line, request)
         except asyncio.CancelledError:
             if line.stopped is None:
                 raise
@@ -140,12 +145,15 @@ class Door:
                 stopped.remedy = "It was stopped while under way and may have run."
             raise stopped from None
         finally:
-            self._end(line)
+            if self._under_way is not None:
+                self._under_way.end(line)
         return Outcome(answer, tool)
 
     def _found(self, shelf: Shelf, caller: Caller, request: Request) -> Tool:
         try:
-            return shelf.find(request.tool, lambda tool: decide(caller, tool).verdict is not Verdict.DENY)
+            return shelf.find(
+                request.tool, lambda tool: decide(caller, tool).verdict is not Verdict.DENY, request.style
+            )
         except (UnknownTool, ServerFailure) as error:
             if self._book is not None:
                 self._book.note(
@@ -161,18 +169,17 @@ class Door:
                 )
             raise
 
-    def _checked(self, line: Line, arguments: Raw | None) -> dict[str, Any]:
-        """The arguments, if the caller may use the tool and may do so with them."""
+    def _check(self, line: Line, arguments: Raw | None) -> None:
+        """Whether the caller may use the tool, and may do so with these arguments."""
         # Who may not use a tool at all does not learn its schema from what is said of the arguments.
         self._refuse_denied(line)
         try:
-            checked = self._checker.check(line.tool, arguments)
+            line.checked = self._checker.check(line.tool, arguments)
         except ToolcribError:
             line.finish("invalid")
             raise
-        line.decision = decide(line.caller, line.tool, checked)
+        line.decision = decide(line.caller, line.tool, line.checked)
         self._refuse_denied(line)
-        return checked
 
     @staticmethod
     def _refuse_denied(line: Line) -> None:
@@ -186,6 +193,7 @@ class Door:
             raise Denied(f"{line.tool.display} needs a person's word, and nobody can be asked here.")
         try:
             answer = await self._approvals.ask(
+                call=line.call_id,
                 agent=line.caller.agent,
                 conversation=line.caller.conversation,
                 tool=line.tool.display,
@@ -200,13 +208,15 @@ class Door:
             line.finish("denied")
             raise _denied(line.caller, line.tool, line.decision, answer.remedy)
 
-    async def _forward(self, shelf: Shelf, line: Line, request: Request, checked: dict[str, Any]) -> Answer:
+    async def _forward(self, shelf: Shelf, line: Line, request: Request) -> Answer:
         tool = line.tool
         may_change = not tool.reads_only
-        call = ToolCall(name=tool.name, params=request.params, meta=request.meta, headers=tool.param_headers(checked))
+        headers = tool.param_headers(line.checked)
+        call = ToolCall(name=tool.name, params=request.params, meta=request.meta, headers=headers)
         line.intend()
         if may_change and self._book is not None:
             await self._written_down(line, self._book)
+            _refuse_changed(shelf, line, request)
         self.in_flight += 1
         line.left = True
         try:
@@ -248,52 +258,24 @@ class Door:
         except StoreError:
             return
 
-    def _begin(self, line: Line) -> None:
-        if self._roster is None:
-            return
-        if self._loop is None:
-            # Kept, because asking for it costs a system call in some versions of Python.
-            self._loop = asyncio.get_running_loop()
-        line.task = asyncio.current_task(self._loop)
-        at_work = self._under_way.get(line.caller.agent)
-        if at_work is None:
-            at_work = self._under_way[line.caller.agent] = set()
-        at_work.add(line)
-
-    def _end(self, line: Line) -> None:
-        at_work = self._under_way.get(line.caller.agent)
-        if at_work is not None:
-            at_work.discard(line)
-            if not at_work:
-                del self._under_way[line.caller.agent]
-
-    def _judge_again(self, event: Event) -> None:
-        """Stops what is under way and no longer permitted, before whoever changed the permission hears of it."""
-        if self._roster is None or not isinstance(event, PermissionChanged | AgentEnded):
-            return
-        for line in tuple(self._under_way.get(event.agent, ())):
-            decision = self._today(line) if isinstance(event, PermissionChanged) else _ENDED
-            if decision.verdict is Verdict.DENY and line.task is not None:
-                line.stopped = decision
-                line.task.cancel("no longer permitted")
-
-    def _today(self, line: Line) -> Decision:
-        if self._roster is None:
-            return line.decision
-        try:
-            agent = self._roster.find(line.caller.agent)
-        except NotFound:
-            return _ENDED
-        return agent.permission.decide(line.tool, msgspec.json.decode(line.arguments or b"{}"))
-
 
 _ASK_THE_OWNER = "Ask the owner of this machine to allow it."
-_ENDED = Decision(Verdict.DENY, "the agent has ended or its token was replaced")
+
+
+def _refuse_changed(shelf: Shelf, line: Line, request: Request) -> None:
+    """What was decided, or approved by a person, was this very tool: not another that took its name meanwhile."""
+    try:
+        if shelf.find(request.tool, lambda _: False) is line.tool:
+            return
+    except ToolcribError as error:
+        log.debug("%s is not there any more: %s", line.tool.display, error.message)
+    line.finish("denied")
+    raise Denied(f"{line.tool.display} changed while the call waited, so it did not run.", remedy="Call again.")
 
 
 def _denied(caller: Caller, tool: Tool, decision: Decision, remedy: str = _ASK_THE_OWNER) -> Denied:
     # Where nothing can be allowed, a model must not send its person to try.
-    can_be_allowed = decision is not _ENDED and caller.permission.floor(tool) is None
+    can_be_allowed = decision is not ENDED and caller.permission.floor(tool) is None
     return Denied(
         f"{caller.agent} may not use {tool.display}: {decision.rule}.",
         remedy=remedy if can_be_allowed else "",

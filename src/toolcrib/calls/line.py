@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolcrib.book.entry import Entry, Kind
 from toolcrib.catalog.tool import Tool
@@ -25,10 +25,12 @@ class Line:
         "_began",
         "_book",
         "_bus",
+        "_noted",
         "_sessions",
         "arguments",
         "call_id",
         "caller",
+        "checked",
         "decision",
         "left",
         "stopped",
@@ -52,12 +54,16 @@ class Line:
         self.caller = caller
         self.tool = tool
         self.decision = decision
+        self.checked: dict[str, Any] = {}
+        """The arguments, decoded."""
         self.stopped: Decision | None = None
         """The decision that ended the call while it was under way."""
         self.left = False
         """Whether it was handed to its server: from then on it may have run."""
         self.task: asyncio.Task[object] | None = None
         self.arguments = arguments
+        self._noted: bytes | None = arguments
+        """What the next entry holds of them: the outcome does not repeat what stands in the intent."""
         self._bus = bus
         self._book = book
         self._sessions = sessions
@@ -67,6 +73,7 @@ class Line:
         """The call is about to leave: from here on it may have run."""
         if self._book is not None:
             self._book.note(self._entry(Kind.INTENT))
+            self._noted = None
         if self._bus.hears(CallIntended):
             self._bus.publish(
                 CallIntended(
@@ -122,5 +129,5 @@ class Line:
             decision=self.decision.verdict,
             rule=self.decision.rule,
             mode="full" if session is None else session.mode,
-            arguments=self.arguments,
+            arguments=self._noted,
         )

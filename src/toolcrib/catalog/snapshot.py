@@ -71,9 +71,11 @@ class Catalog:
         limit: int | None = None,
         previous: Catalog | None = None,
         believed: frozenset[str] = frozenset(),
+        folders: Mapping[str, str] = MappingProxyType({}),
     ) -> Self:
         """The catalog of these listings. `limit` lowers the length of every style's names (the gateway's is 48);
-        `believed` are the servers, besides our own, whose annotations count.
+        `believed` are the servers, besides our own, whose annotations count, `folders` where servers work, as far
+        as that is known.
 
         What did not change since `previous` is taken over from it, object for object. A definition that cannot
         be read is left out and logged; it takes no other along.
@@ -92,13 +94,15 @@ class Catalog:
         tools: list[Tool] = []
         for server in sorted(listings):
             counts = server in believed or server in RESERVED_SERVER_NAMES
-            if server in kept:
-                tools += (_adapted(tool, names[server, tool.name], believed=counts) for tool in kept[server])
-            else:
-                tools += (
-                    Tool(server=server, name=name, fields=fields, names=names[server, name], believed=counts)
-                    for name, fields in read[server].items()
-                )
+            folder = folders.get(server)
+            tools += (
+                _adapted(tool, names[server, tool.name], believed=counts, folder=folder)
+                for tool in kept.get(server, ())
+            )
+            tools += (
+                Tool(server=server, name=name, fields=fields, names=names[server, name], believed=counts, folder=folder)
+                for name, fields in read.get(server, {}).items()
+            )
         return cls(version=version, tools=tuple(tools), _listings=dict(listings))
 
     def __contains__(self, name: str) -> bool:
@@ -167,10 +171,10 @@ def _read(server: str, definitions: tuple[bytes, ...]) -> dict[str, dict[str, Ra
     return tools
 
 
-def _adapted(tool: Tool, names: Names, *, believed: bool) -> Tool:
-    if tool.names == names and tool.believed is believed:
+def _adapted(tool: Tool, names: Names, *, believed: bool, folder: str | None) -> Tool:
+    if tool.names == names and tool.believed is believed and tool.folder == folder:
         return tool
-    return replace(tool, names=names, believed=believed)
+    return replace(tool, names=names, believed=believed, folder=folder)
 
 
 def _cut(name: str) -> str:

@@ -47,6 +47,8 @@ class Tool:
     names: Names
     believed: bool = False
     """Whether what its server says of it in `annotations` counts."""
+    folder: str | None = None
+    """Where its server works, and relative paths in its arguments start. None: nobody knows."""
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     """What was worked out once: decoded fields by their names, and where header marks are."""
 

@@ -53,12 +53,20 @@ def add(
         return 0
     _tell_token(found)
     hint(f"Next: `toolcrib connect claude --agent {name}` shows how a client becomes this agent (codex, gemini too).")
+    _tell_bounds(found)
     for server in found["not_believed"]:
         hint(
             f"What {server} says of its own tools is not believed, so it has none that only read: "
             f"`toolcrib trust --server {shlex.quote(server)}` changes that."
         )
     return 0
+
+
+def _tell_bounds(found: Mapping[str, Any]) -> None:
+    for above in found["limited_by"]:
+        hint(f"{above['agent']} ({above['profile']}) limits it: what {above['agent']} may not use, it may not use.")
+    for line in found["unjudged"]:
+        hint(line)
 
 
 def _whole(workdir: str | None) -> str | None:
@@ -133,6 +141,7 @@ def show(name: Name, *, as_json: AsJson = False) -> int:
         say(f"{'rule:':<11}{text}" + (" (you approved it for always)" if rule["origin"] == "approval" else ""))
     if found["fault"]:
         hint(f"It may do nothing: {found['fault']}.")
+    _tell_bounds(found)
     hint(f"`toolcrib profile show {found['profile']}` shows the rules of its profile.")
     return 0
 
@@ -152,11 +161,19 @@ def rotate(name: Name, *, as_json: AsJson = False) -> int:
 @agent.command()
 def remove(name: Name, *, as_json: AsJson = False) -> int:
     """End an agent and its children; their tokens are void at once."""
+    from toolcrib.cli.connect_agent import entries  # noqa: PLC0415
+
+    # What is known of them goes with the agent.
+    noted = entries()
     found = perform("agent:remove", {"name": name})
+    named = {one: files for one in (found["agent"], *found["children"]) if (files := noted.get(one))}
     if as_json:
-        say_json(found)
+        say_json({**found, "named_in": {one: sorted(files) for one, files in named.items()}})
         return 0
     say(f"Removed {found['agent']}.")
     if found["children"]:
         say(f"Its children ended with it: {', '.join(found['children'])}.")
+    for one, files in named.items():
+        for file in sorted(files):
+            hint(f"{file} still has an entry for {one}: `toolcrib connect CLIENT --remove` takes it out.")
     return 0

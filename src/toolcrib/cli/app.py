@@ -143,6 +143,6 @@ def _usage(error: typer.TyperException, *, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else PROGRAM
     remedy = f"`{where} --help` shows what it takes."
-    if where.endswith(" add") and "option" in message:
+    if where == f"{PROGRAM} add" and "option" in message:
         remedy += " Put `--` before the server's command."
     return report(UsageError(message, remedy=remedy), as_json=as_json)

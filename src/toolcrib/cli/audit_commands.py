@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
+from toolcrib.cli.audit_lines import COLUMNS, Lines, Rules, Times, entries_of
+from toolcrib.cli.columns import Cut, Yielding, fitted, shortened
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, say, say_json, table
+from toolcrib.cli.output import hint, say, say_json, screen_width, table
 from toolcrib.cli.reach import daemon_runs, perform
-from toolcrib.cli.results import size_of
 from toolcrib.errors import DaemonNotRunning, StoreError
 
-COLUMNS = ("time", "agent", "conversation", "tool", "decision", "outcome", "took", "size", "tokens", "note")
-
-_WIDTHS = (19, 12, 12, 28, 6, 10, 8, 8, 6, 0)
-"""Of the columns in lines that come one by one."""
+_YIELDING = Yielding(
+    text="note",
+    cut={"tool": 18, "agent": 12, "conversation": 12},
+    optional=("tokens", "size", "decision", "took", "conversation"),
+)
+_ALWAYS_THERE = ("owner", "client")
+_WIDE = 140
+"""Columns of a terminal that has room for the rules of allowed calls too."""
 
 audit = typer.Typer(rich_markup_mode=None, help="Show the book of calls and changes, or verify it.")
 
@@ -47,6 +51,9 @@ def query(
     until: Annotated[str | None, typer.Option(metavar="WHEN", help="As --since.")] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", help="How many, the newest.", min=1, max=10_000)] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the rule of allowed calls too, and whole times.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Show who called what, what was decided and what came of it; `audit verify` checks that it is all true."""
@@ -59,24 +66,51 @@ def query(
     # A line for people may be made of two entries.
     params["limit"] = lines if as_json else 2 * lines
     if follow:
-        return _follow(params, as_json=as_json)
+        return _follow(params, _lines(verbose=verbose), as_json=as_json)
     found = perform("audit:query", params)
     if as_json:
         say_json(found)
         return 0
-    shown = joined(found["entries"])[-lines:]
-    if shown:
-        table(COLUMNS, shown, one_line="note", state_column="")
-    else:
+    shown = _lines(verbose=verbose, cut_off=found["cut_off"]).joined(found["entries"])[-lines:]
+    if not shown:
         hint("Nothing in the book fits." if len(params) > 1 else "Nothing is in the book yet.")
+        if agent is not None and not _is_known(agent):
+            hint(f"There is no agent {agent} now; `toolcrib agent list` shows all.")
+    elif table(COLUMNS, shown, yielding=_YIELDING, state_column="") is Cut.SOME:
+        hint("A wider terminal shows more, `toolcrib audit --json` all of it.")
     return 0
 
 
-def _follow(params: Mapping[str, Any], *, as_json: bool) -> int:
+def _lines(*, verbose: bool, cut_off: Collection[str] = ()) -> Lines:
+    width = screen_width()
+    wide = width is not None and width >= _WIDE
+    return Lines(
+        cut_off=frozenset(cut_off),
+        rules=Rules.ALL if verbose or wide else Rules.OF_DENIALS,
+        times=Times.WHOLE if verbose or wide or width is None else Times.SHORT,
+    )
+
+
+def _is_known(agent: str) -> bool:
+    found = perform("agent:list")
+    return agent in {*_ALWAYS_THERE, *(row["name"] for row in found["agents"])}
+
+
+def _follow(params: Mapping[str, Any], lines: Lines, *, as_json: bool) -> int:
     if not daemon_runs():
         raise DaemonNotRunning(
             "No daemon runs, so nothing more will come.", remedy="Leave -f out to see what there is."
         )
+
+    room = screen_width()
+    widths = fitted(lines.widths, room, _YIELDING) if room is not None else lines.widths
+
+    def write(cells: Sequence[Any]) -> None:
+        texts = {column: str(cell or "-") for column, cell in zip(COLUMNS, cells, strict=True)}
+        shown = {
+            column: texts[column] if room is None else shortened(texts[column], widths[column]) for column in widths
+        }
+        say("  ".join(text.ljust(widths[column]) for column, text in shown.items()).rstrip())
 
     def show(event: dict[str, Any]) -> None:
         entry = event["entry"]
@@ -84,68 +118,14 @@ def _follow(params: Mapping[str, Any], *, as_json: bool) -> int:
             sys.stdout.write(json.dumps(entry, ensure_ascii=False) + "\n")
         elif entry["kind"] != "intent":
             # An outcome has all that its intent has: the call's line is written when it is over.
-            cells = [str(cell or "-") for cell in _cells(entry)]
-            say("  ".join(cell.ljust(width) for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip())
+            write(lines.cells(entry))
         sys.stdout.flush()
 
+    if not as_json:
+        write(COLUMNS)
+        sys.stdout.flush()
     perform("audit:follow", dict(params), timeout=None, on_event=show)
     return 0
-
-
-def joined(entries: Iterable[Mapping[str, Any]]) -> list[Sequence[Any]]:
-    """A line for each call, where its newest entry stands, and one for everything else."""
-    newest: dict[Any, Mapping[str, Any]] = {}
-    for entry in entries:
-        key = entry["call"] or entry["seq"]
-        newest.pop(key, None)
-        newest[key] = entry
-    return [_cells(entry) for entry in newest.values()]
-
-
-def _cells(entry: Mapping[str, Any]) -> Sequence[Any]:
-    is_call = entry["kind"] in ("intent", "outcome")
-    over = entry["kind"] == "outcome"
-    return (
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["at"])),
-        entry["agent"],
-        entry["conversation"],
-        entry["tool"],
-        entry["decision"],
-        entry["outcome"] if over else "not over" if is_call else entry["kind"],
-        _took(entry["duration"]) if over else None,
-        size_of(entry["size"]) if over and entry["size"] else None,
-        entry["tokens"],
-        _note(entry),
-    )
-
-
-def _note(entry: Mapping[str, Any]) -> str:
-    detail = entry["detail"] if isinstance(entry["detail"], dict) else {}
-    match entry["kind"]:
-        case "outcome" if entry["outcome"] == "denied":
-            return str(entry["rule"])
-        case "change":
-            said = ", ".join(f"{name} {_plain(value)}" for name, value in detail.items())
-            return f"{entry['outcome']}: {said}" if said else str(entry["outcome"])
-        case "gap":
-            begin, end = (time.strftime("%H:%M:%S", time.localtime(detail[name])) for name in ("from", "to"))
-            return f"{_entries(detail['entries'])} could not be written between {begin} and {end}"
-        case "pruned":
-            return f"{_entries(detail['entries'])} up to number {detail['through']} were let go"
-        case _:
-            return ""
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _took(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count:,} entries"
 
 
 @audit.command()
@@ -168,7 +148,7 @@ def verify(
     if as_json:
         say_json(found)
     elif found["ok"]:
-        say(f"The book is whole: {_entries(found['entries'])}. Head: {found['head'] or 'none'}")
+        say(f"The book is whole: {entries_of(found['entries'])}. Head: {found['head'] or 'none'}")
         for note in found["notes"]:
             hint(note)
         if found["head"]:
@@ -176,5 +156,5 @@ def verify(
     else:
         hint(f"The book is not what was written. {found['wrong']}")
         if found["head"]:
-            hint(f"Good: {_entries(found['entries'])}, up to {found['head']}.")
+            hint(f"Good: {entries_of(found['entries'])}, up to {found['head']}.")
     return 0 if found["ok"] else StoreError.exit_code

@@ -6,12 +6,15 @@ by `connect`; the owner's token is nobody's identity here. `connect_command` is 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from toolcrib.agents.folder import AgentFolders
 from toolcrib.cli.reach import paths, perform
 from toolcrib.coding_agents import made
+from toolcrib.coding_agents.made import Note
+from toolcrib.errors import ToolcribError
 
 PROFILE = "developer"
 """What a client may do for which nothing was said: use every tool, and change nothing of Toolcrib's own."""
@@ -46,25 +49,35 @@ def ensured(name: str) -> Identity:
 
 def take(who: Identity, file: Path) -> tuple[str, ...]:
     """Notes that the file's entry names this agent now; ends and tells those that were made for the one before."""
-    files = frozenset() if who.new else made.users(folders(), who.name)
-    if files is not None:
-        made.note(folders(), who.name, files | {str(file)})
+    before = made.noted(folders(), who.name)
+    made.note(folders(), who.name, Note(files=before.files | {str(file)}, made=before.made or who.new))
     return leave(file, but=who.name)
 
 
 def leave(file: Path, *, but: str = "") -> tuple[str, ...]:
     """Ends the agents that were made for this file and for no other."""
     ended = []
-    for name in made.made_for(folders(), _names(), file):
-        if name == but:
+    for name in _names():
+        before = made.noted(folders(), name)
+        if name == but or str(file) not in before.files:
             continue
-        rest = (made.users(folders(), name) or frozenset()) - {str(file)}
-        if rest:
-            made.note(folders(), name, rest)
-        else:
+        rest = before.files - {str(file)}
+        if before.made and not rest:
             end(name)
             ended.append(name)
+        else:
+            made.note(folders(), name, Note(files=rest, made=before.made))
     return tuple(ended)
+
+
+def entries() -> dict[str, frozenset[str]]:
+    """By agent: the files into which `connect` wrote an entry that names it."""
+    found = {}
+    for name in _names():
+        # Whatever is wrong with the note, an agent must be removable.
+        with contextlib.suppress(ToolcribError):
+            found[name] = made.noted(folders(), name).files
+    return found
 
 
 def end(name: str) -> None:

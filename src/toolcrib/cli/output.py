@@ -7,16 +7,17 @@ drawn. Text that came from servers is shown on a terminal with its control chara
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolcrib.cli.client import RemoteError
+from toolcrib.cli.columns import Cut, Yielding, fitted
 from toolcrib.errors import ToolcribError
 
 if TYPE_CHECKING:
@@ -27,16 +28,9 @@ TOOL_ERROR = 10
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SLOW = 1.0
-_NARROWEST = 20
-"""Characters that a column on one line keeps, however little room there is."""
+_UNBOUNDED = 100_000
+"""Characters: nothing is cut or wrapped in a pipe."""
 _STATE_COLOURS = {"ready": "green", "connecting": "yellow", "away": "yellow", "failed": "red"}
-
-
-class Cut(enum.Enum):
-    """Whether a table shows all of its text."""
-
-    NOTHING = enum.auto()
-    SOME = enum.auto()
 
 
 def say(text: str) -> None:
@@ -75,41 +69,50 @@ def report(error: ToolcribError, *, as_json: bool) -> int:
     return exit_code
 
 
+def screen_width() -> int | None:
+    """None: the output goes into a pipe or a file, which have no width."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def table(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, state_column: str = "state", one_line: str = ""
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    state_column: str = "state",
+    yielding: Yielding | None = None,
 ) -> Cut:
-    """Draws the rows. On a terminal the column `one_line` gets what room the others leave, and no second line."""
+    """Draws the rows. If it is said how columns make room, every row has one line on a terminal; a pipe gets it all."""
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     texts = [[visible("-" if value in (None, "") else str(value)).replace("\n", " ") for value in row] for row in rows]
-    terminal = sys.stdout.isatty()
-    # A pipe has no width: nothing is cut or wrapped there.
-    console = Console(file=sys.stdout, width=None if terminal else 100_000, **_styles())
+    room = screen_width()
+    console = Console(file=sys.stdout, width=room or _UNBOUNDED, **_styles())
+    natural = {
+        column: max(len(text) for text in (column, *(row[place] for row in texts)))
+        for place, column in enumerate(columns)
+    }
+    widths = fitted(natural, console.width, yielding) if yielding else natural
     drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    widths = [
-        max(len(text) for text in (column, *(row[place] for row in texts))) for place, column in enumerate(columns)
-    ]
-    room = 0
-    for column, width in zip(columns, widths, strict=True):
-        if column == one_line:
-            room = max(_NARROWEST, console.width - (sum(widths) - width + 2 * (len(columns) - 1)))
-            drawn.add_column(column, overflow="ellipsis", no_wrap=True, max_width=room)
+    for column, width in widths.items():
+        if yielding:
+            drawn.add_column(column, overflow="ellipsis", no_wrap=True, max_width=width)
         else:
             drawn.add_column(column, overflow="fold")
     for row in texts:
+        cells = [(column, text) for column, text in zip(columns, row, strict=True) if column in widths]
         drawn.add_row(
             *(
                 Text(text, style=_STATE_COLOURS.get(text, "") if column == state_column else "")
-                for column, text in zip(columns, row, strict=True)
+                for column, text in cells
             )
         )
     with console.capture() as captured:
         console.print(drawn)
     # Cells are padded to their column's width; the spaces after the last one say nothing.
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
-    return Cut.SOME if room and widths[columns.index(one_line)] > room else Cut.NOTHING
+    return Cut.NOTHING if widths == natural else Cut.SOME
 
 
 def _styles() -> dict[str, Any]:

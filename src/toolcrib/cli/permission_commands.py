@@ -17,7 +17,7 @@ from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, say, say_json, table
 from toolcrib.cli.reach import ANSWER_WITHIN, Ask, asking, perform
 from toolcrib.cli.tool_commands import schema_of
-from toolcrib.errors import Denied, ToolcribError, UsageError
+from toolcrib.errors import ConfigError, Denied, ToolcribError, UsageError
 
 profile = typer.Typer(rich_markup_mode=None, help="Profiles: sets of rules that agents share.")
 
@@ -89,7 +89,10 @@ def _rule(
 def _conditions(lines: Sequence[str]) -> dict[str, Any]:
     from toolcrib.policy import Effect, Rule, condition_from, rule_data  # noqa: PLC0415 - heavy
 
-    rule = Rule(effect=Effect.ALLOW, tools="*", when=tuple(map(condition_from, lines)))
+    try:
+        rule = Rule(effect=Effect.ALLOW, tools="*", when=tuple(map(condition_from, lines)))
+    except ConfigError as error:
+        raise UsageError(f"--when: {error.message}", remedy=error.remedy) from None
     found: dict[str, Any] = rule_data(rule)["when"]
     return found
 
@@ -109,18 +112,31 @@ def _tell_changed(found: Mapping[str, Any], *, as_json: bool) -> int:
     agent = found["agent"]
     if found["removed"]:
         say(f"Removed from {agent}: {rule}.")
-    else:
-        say(f"{agent}: {rule}." if found["changed"] else f"{agent} has it already: {rule}.")
-    if "covers" not in found:
         return 0
-    if not found["covers"]:
-        hint("No tool that is known now has such a name: `toolcrib tools` lists them.")
-    for denied in () if found["removed"] else found["still_denied"]:
-        hint(f"Still denied: {denied['tool']}: {denied['rule']}.")
-    if not found["removed"] and found["still_denied"]:
-        example = shlex.quote(found["still_denied"][0]["tool"])
-        hint(f"`toolcrib why {agent} {example}` says what would change that.")
+    say(f"{agent}: {rule}." if found["changed"] else f"{agent} has it already: {rule}.")
+    for line in _told_reach(found):
+        hint(line)
     return 0
+
+
+def _told_reach(found: Mapping[str, Any]) -> Iterator[str]:
+    if not found["covers"]:
+        away = ", ".join(found["unknown_servers"])
+        yield (
+            f"Which tools that covers cannot be said: those of {away} are not known now."
+            if away
+            else "No tool that is known now has such a name: `toolcrib tools` lists them."
+        )
+    for denied in found["still_denied"]:
+        yield f"Still denied: {denied['tool']}: {denied['rule']}."
+    more = found["still_denied_in_all"] - len(found["still_denied"])
+    if more:
+        yield f"And {more} more."
+    if found["still_denied"]:
+        example = shlex.quote(found["still_denied"][0]["tool"])
+        yield f"`toolcrib why {found['agent']} {example}` says what would change that."
+    for floor in found["never_allowed"]:
+        yield f"{floor['tools']} of them stay denied, which no rule changes: {floor['rule']}."
 
 
 def why(
@@ -167,6 +183,9 @@ def _explained(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"It is not known here now, so this is about its name alone: {found['unknown']}"
     if found["arguments"] is None and any(" when " in row["rule"] for row in found["rules"]):
         yield "Arguments were not given, so what allows under a condition counts: add KEY=VALUE for a call's answer."
+    yield from found["unjudged"]
+    if any(" under " in row["rule"] for row in found["rules"]):
+        yield _told_folder(found)
     if found["rules"]:
         yield ""
         yield "Rules that speak of it, the strongest first:"
@@ -180,6 +199,13 @@ def _explained(found: Mapping[str, Any]) -> Iterator[str]:
         yield "What would allow it:"
         for remedy in found["remedies"]:
             yield f"  {remedy}"
+
+
+def _told_folder(found: Mapping[str, Any]) -> str:
+    server = found["tool"].partition(":")[0]
+    if found["folder"] is None:
+        return f"Which folder {server} runs in is not known, so a relative path cannot be judged: give whole paths."
+    return f"A relative path is read as {server} reads it: from {found['folder']}, the folder it runs in."
 
 
 def _told_claims(found: Mapping[str, Any]) -> str:

@@ -83,8 +83,10 @@ def perform(
     try:
         with working("connecting to the servers …"):
             return _here(name, params or {}, servers, on_event)
-    except AlreadyRunning:
+    except AlreadyRunning as other:
         # A daemon started meanwhile: what it holds is changed through it.
+        if not daemon_runs():
+            raise other from None
         return from_daemon(name, params, timeout=timeout, on_event=on_event)
 
 

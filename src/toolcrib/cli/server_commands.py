@@ -15,8 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.client import RemoteError
+from toolcrib.cli.columns import Cut, Yielding
 from toolcrib.cli.options import AsJson, McpServers
-from toolcrib.cli.output import Cut, duration, hint, say, say_json, table
+from toolcrib.cli.output import duration, hint, say, say_json, table
 from toolcrib.cli.reach import daemon_pid, from_daemon, perform
 from toolcrib.errors import ServerAway, UsageError
 
@@ -24,6 +25,7 @@ COLUMNS = ("name", "state", "era", "transport", "tools", "believed", "pid", "upt
 MOST_FAULTS = 10
 """Problems that are told beside something else; `config check` has them all."""
 
+_YIELDING = Yielding(text="last error", optional=("uptime", "pid", "era"))
 _UNSET = re.compile(r"\$\{(\w+)\}, which is not set")
 
 
@@ -42,9 +44,9 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
         )
         for row in servers
     ]
-    cut = table(COLUMNS, rows, one_line="last error")
+    cut = table(COLUMNS, rows, yielding=_YIELDING)
     if cut is Cut.SOME:
-        hint("`toolcrib servers --json` shows the errors whole.")
+        hint("`toolcrib servers --json` shows all of it.")
     for row in servers:
         if row.get("last_error") and _spoke(row):
             hint(_logs(row["name"]))

@@ -9,12 +9,17 @@ from typing import Annotated
 
 import typer
 
+from toolcrib.cli.columns import Cut, Yielding
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import duration, say, say_json, table
+from toolcrib.cli.output import duration, hint, say, say_json, table
 from toolcrib.cli.reach import perform
 from toolcrib.cli.results import size_of
 
 COLUMNS = ("session", "agent", "conversation", "idle", "under way", "listings", "calls", "denied", "failed", "results")
+
+_YIELDING = Yielding(
+    text="conversation", cut={"agent": 12}, optional=("listings", "results", "failed", "under way", "denied")
+)
 
 sessions = typer.Typer(rich_markup_mode=None, help="List the sessions, or end some.")
 
@@ -30,7 +35,7 @@ def list_sessions(context: typer.Context, *, agent: _Agent = None, as_json: AsJs
     if as_json:
         say_json(found)
     elif found["sessions"]:
-        table(
+        cut = table(
             COLUMNS,
             [
                 (
@@ -47,7 +52,10 @@ def list_sessions(context: typer.Context, *, agent: _Agent = None, as_json: AsJs
                 )
                 for row in found["sessions"]
             ],
+            yielding=_YIELDING,
         )
+        if cut is Cut.SOME:
+            hint("`toolcrib sessions --json` shows all of it.")
     else:
         say("No sessions." if agent is None else f"{agent} has no sessions.")
     return 0

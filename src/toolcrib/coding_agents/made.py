@@ -1,35 +1,35 @@
-"""Agents that `connect` made, and the clients' files that use them.
+"""The clients' files that `connect` wrote an agent's name into, and whether `connect` made the agent for them.
 
-In: an agent's private folder and a client's file. Out: a note in that folder. An agent that a person made has no such
-note, and is never ended by taking an entry out of a file.
+In: an agent's private folder and a client's file. Out: a note in that folder, which goes with the agent. An agent that
+a person made is never ended by taking an entry out of a file.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import dataclass
+
+import msgspec
 
 from toolcrib.agents.folder import AgentFolders
 
 _NOTE = "connected.json"
 
 
-def users(folders: AgentFolders, agent: str) -> frozenset[str] | None:
-    """The files whose entries name the agent; None where `connect` did not make it."""
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    files: frozenset[str] = frozenset()
+    """Those whose entries name the agent."""
+    made: bool = False
+    """Whether `connect` made the agent."""
+
+
+def noted(folders: AgentFolders, agent: str) -> Note:
     text = folders.get(agent, _NOTE)
-    if text is None:
-        return None
     try:
-        return frozenset(map(str, json.loads(text)))
-    except (ValueError, TypeError):
-        return None
+        return Note() if text is None else msgspec.json.decode(text, type=Note)
+    except msgspec.MsgspecError:
+        return Note()
 
 
-def note(folders: AgentFolders, agent: str, files: Iterable[str]) -> None:
-    folders.put(agent, _NOTE, json.dumps(sorted(files)))
-
-
-def made_for(folders: AgentFolders, agents: Iterable[str], file: Path) -> tuple[str, ...]:
-    """Those of the agents that were made for this file, too."""
-    return tuple(agent for agent in agents if str(file) in (users(folders, agent) or ()))
+def note(folders: AgentFolders, agent: str, content: Note) -> None:
+    folders.put(agent, _NOTE, msgspec.json.encode(content, order="sorted").decode())

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from toolcrib.agents.agent import Agent, Minted
+from toolcrib.commands.reasons import unjudged
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
 from toolcrib.commands.span import seconds_of
 from toolcrib.errors import UsageError
@@ -27,6 +28,17 @@ def _described(context: Context, agent: Agent, used_at: float | None) -> dict[st
         "token_file": str(context.crib.roster.folder.token_file(agent.name)),
         "fault": agent.fault,
     }
+
+
+def _bounds(context: Context, agent: Agent) -> dict[str, Any]:
+    """What else one must know to tell what it may do: who stands above it, and which rules cannot be judged."""
+    roster, above = context.crib.roster, []
+    parent = agent.parent
+    while parent is not None:
+        one = roster.find(parent)
+        above.append({"agent": one.name, "profile": one.profile})
+        parent = one.parent
+    return {"limited_by": above, "unjudged": unjudged(agent.name, agent.permission, agent.permission.rules)}
 
 
 def _last_uses(context: Context) -> dict[str, float]:
@@ -55,6 +67,7 @@ async def show(context: Context, params: Named) -> dict[str, Any]:
     rules = () if agent.fault else roster.rules(agent.name)
     return {
         **_described(context, agent, _last_uses(context).get(agent.name)),
+        **_bounds(context, agent),
         "children": list(roster.children(agent.name)),
         "rules": [{"text": rule.text, "origin": rule.origin, **rule_data(rule)} for rule in rules],
     }
@@ -80,6 +93,7 @@ async def add(context: Context, params: Add) -> dict[str, Any]:
     )
     return {
         **_minted(context, minted),
+        **_bounds(context, minted.agent),
         "not_believed": _not_believed(context, context.crib.roster.profile(params.profile)),
     }
 
@@ -103,7 +117,7 @@ def _not_believed(context: Context, profile: Profile) -> list[str]:
     if not any(rule.effect is RuleEffect.ALLOW and rule.annotations for rule in profile.rules):
         return []
     servers = context.project.config.servers
-    return sorted(name for name, one in servers.items() if one.enabled and not context.crib.believes(one))
+    return sorted(name for name, one in servers.items() if one.enabled and not context.crib.trust.believes(one))
 
 
 @registry.command("agent:rotate", parameters=Named, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from typing import Any
@@ -43,45 +44,32 @@ class Answered(Parameters):
 @registry.command("approval:answer", parameters=Answered, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
 async def answer(context: Context, params: Answered) -> dict[str, Any]:
     """Approve or refuse a call that waits; `always` makes a rule of it."""
-    approval = context.crib.approvals.find(params.id)
-    roster = context.crib.roster
+    approvals = context.crib.approvals
+    approval = approvals.find(params.id)
+    waited = [one.id for one in approvals.waiting()]
     rule: Rule | None = None
-    if params.approved:
-        if params.always:
-            # First the rule: if it cannot be had, the call still waits for another answer.
-            rule = _allowed(context, approval)
-            await roster.add_rule(approval.agent, rule)
-        answered = _answer(context, approval, params)
-    else:
-        answered = _answer(context, approval, params)
-        if params.always:
-            rule = Rule(effect=RuleEffect.DENY, tools=approval.tool, origin=Origin.AGENT, holder=approval.agent)
-            await roster.add_rule(approval.agent, rule)
+    if params.always:
+        rule = _allowed(context, approval) if params.approved else _denied(approval)
+    if params.approved and rule is not None:
+        # First the rule: if it cannot be had, the call still waits for another answer.
+        await context.crib.roster.add_rule(approval.agent, rule)
+    # The rule may have been an answer already, to this call and to others that it covers.
+    with contextlib.suppress(NotFound):
+        approvals.answer(approval.id, approved=params.approved)
+    if not params.approved and rule is not None:
+        await context.crib.roster.add_rule(approval.agent, rule)
+    left = {one.id for one in approvals.waiting()}
     return {
         "approval": _described(approval),
         "approved": params.approved,
         "always": params.always,
-        "answered": answered,
+        "answered": [id for id in waited if id not in left],
         "rule": None if rule is None else rule.text,
     }
 
 
-def _answer(context: Context, approval: Approval, params: Answered) -> list[str]:
-    """The calls that were answered: with a rule, all that ask the same. None, if its time was over meanwhile."""
-    approvals = context.crib.approvals
-    same = [one.id for one in approvals.waiting() if params.always and _question(one) == _question(approval)]
-    answered = []
-    for id in dict.fromkeys((approval.id, *same)):
-        try:
-            approvals.answer(id, approved=params.approved, always=params.always)
-        except NotFound:
-            continue
-        answered.append(id)
-    return answered
-
-
-def _question(approval: Approval) -> tuple[str, str, str]:
-    return approval.agent, approval.tool, approval.rule
+def _denied(approval: Approval) -> Rule:
+    return Rule(effect=RuleEffect.DENY, tools=approval.tool, origin=Origin.AGENT, holder=approval.agent)
 
 
 def _allowed(context: Context, approval: Approval) -> Rule:

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import time
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 from pydantic import Field
 
+from toolcrib.book.entry import Kind
+from toolcrib.calls.door import PROCESS
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
 from toolcrib.commands.span import seconds_of
 from toolcrib.errors import UsageError
+
+OUTCOMES = (
+    "ok",
+    "tool_error",
+    "error",
+    "timeout",
+    "cancelled",
+    "away",
+    "denied",
+    "invalid",
+    "unknown",
+    "refused",
+)
+"""Of a call."""
 
 _LOOK_AGAIN = 0.25
 _AT_ONCE = 500
@@ -24,7 +42,7 @@ class Wanted(Parameters):
     agent: str | None = None
     tool: str | None = Field(default=None, description="server:tool or a glob; without a colon, the tool of any server")
     server: str | None = None
-    outcome: str | None = Field(default=None, description="ok, denied, tool_error, error, timeout, cancelled, away, …")
+    outcome: str | None = Field(default=None, description=", ".join(OUTCOMES))
     session: str | None = None
     since: str | None = Field(default=None, description="ago (90s, 1h, 2d) or a time (2026-11-16T10:00)")
     until: str | None = Field(default=None, description="as since")
@@ -32,13 +50,15 @@ class Wanted(Parameters):
 
     def filters(self) -> dict[str, Any]:
         wanted = self.model_dump(exclude={"limit"})
-        return wanted | {"since": moment(self.since), "until": moment(self.until)}
+        return wanted | {"outcome": known(self.outcome), "since": moment(self.since), "until": moment(self.until)}
 
 
 @registry.command("audit:query", parameters=Wanted, effect=Effect.REVEALS, reach=Reach.EVERYWHERE)
 async def query(context: Context, params: Wanted) -> dict[str, Any]:
     """Show the newest entries of the book that fit, the newest last: calls, denials, changes of permissions."""
-    return {"entries": await context.crib.book.query(**params.filters(), limit=params.limit)}
+    entries = await context.crib.book.query(**params.filters(), limit=params.limit)
+    # What came later than `until` is not looked at: it may hold the outcome.
+    return {"entries": entries, "cut_off": cut_off(entries) if params.until is None else []}
 
 
 @registry.command("audit:follow", parameters=Wanted, effect=Effect.REVEALS, reach=Reach.SOCKET)
@@ -76,6 +96,39 @@ async def verify(context: Context, params: Verified) -> dict[str, Any]:
             await context.emit({"checked": checked, "of": total})
 
     return dataclasses.asdict(await context.crib.book.verify(params.expect, progress))
+
+
+def known(outcome: str | None) -> str | None:
+    # A change has words of its own there: "agent added".
+    if outcome is None or " " in outcome or outcome in OUTCOMES:
+        return outcome
+    raise UsageError(f"{outcome!r} is no outcome.", remedy=f"Known: {', '.join(OUTCOMES)}; or a change's words.")
+
+
+def cut_off(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Calls without an outcome, of which none can come any more: the process that wrote the intent is gone."""
+    open_calls: dict[str, None] = {}
+    for entry in entries:
+        if entry["kind"] == Kind.INTENT:
+            open_calls[entry["call"]] = None
+        elif entry["kind"] == Kind.OUTCOME:
+            open_calls.pop(entry["call"], None)
+    return [call for call in open_calls if not _may_go_on(call)]
+
+
+def _may_go_on(call: str) -> bool:
+    process, _, _ = call.rpartition("-")
+    try:
+        pid = int(process.partition("-")[0], 16)
+        if process == PROCESS or pid == os.getpid():
+            return process == PROCESS
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except (ValueError, PermissionError):
+        # Not an id of ours, or somebody else's process: nobody can say.
+        return True
+    return True
 
 
 def moment(text: str | None) -> float | None:

@@ -48,7 +48,7 @@ async def trust(context: Context, params: Trusted) -> dict[str, Any]:
         raise ConfigError(
             f"{params.file} is not what it was when you looked at it.", remedy="Look again with `toolcrib trust`."
         )
-    await context.crib.trust(params.file, digest)
+    await context.crib.trust.add_file(params.file, digest)
     await context.crib.reload()
     return {"file": str(params.file), "sha256": digest}
 
@@ -56,6 +56,6 @@ async def trust(context: Context, params: Trusted) -> dict[str, Any]:
 @registry.command("trust:remove", parameters=Trusted, effect=Effect.CHANGES, reach=Reach.SOCKET)
 async def untrust(context: Context, params: Trusted) -> dict[str, Any]:
     """Take the trust in a project's file back; what it started ends."""
-    was_trusted = await context.crib.untrust(params.file)
+    was_trusted = await context.crib.trust.remove_file(params.file)
     await context.crib.reload()
     return {"file": str(params.file), "was_trusted": was_trusted}

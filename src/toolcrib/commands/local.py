@@ -50,6 +50,8 @@ _NEEDS_NONE = frozenset(
     }
 )
 
+_HELD_IN_MEMORY = ("agent:", "permission:", "profile:", "server:trust", "server:untrust", "session:", "trust:")
+
 Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -93,8 +95,8 @@ async def opened(
 
 
 def stands_alone(name: str) -> bool:
-    """Whether no daemon may start meanwhile: it would not know what was changed. A tool's call may take its time."""
-    return registry.find(name).effect is Effect.CHANGES and name != "tool:call"
+    """Whether no daemon may start meanwhile: it would not know of the change, having read all this before."""
+    return registry.find(name).effect is Effect.CHANGES and name.startswith(_HELD_IN_MEMORY)
 
 
 def _needed(name: str, params: dict[str, Any]) -> frozenset[str] | None:

@@ -14,6 +14,7 @@ from toolcrib.config.model import Layer, ServerConfig
 from toolcrib.config.one import server_config
 from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, project_config
 from toolcrib.errors import ConfigError, Denied, UnknownServer
+from toolcrib.policy import OWNER, Verdict, decide
 from toolcrib.servers.model import ServerState
 
 
@@ -25,7 +26,7 @@ def describe_server(context: Context, name: str) -> dict[str, Any]:
         "transport": config.transport,
         "state": "disabled",
         "source": str(config.source),
-        "believed": context.crib.believes(config),
+        "believed": context.crib.trust.believes(config),
         "tools": 0,
         "last_error": "",
     }
@@ -54,9 +55,32 @@ def describe_server(context: Context, name: str) -> dict[str, Any]:
 @registry.command("server:list", effect=Effect.READS, reach=Reach.EVERYWHERE)
 async def list_servers(context: Context, _: Parameters) -> dict[str, Any]:
     """List the MCP servers behind Toolcrib with their state, protocol era, number of tools and last error."""
+    if context.caller.profile != OWNER.profile:
+        return {"servers": [seen_from_outside(context, name) for name in usable_servers(context)]}
     return {
         "servers": [describe_server(context, name) for name in sorted(context.project.config.servers)],
         **describe_faults(context),
+    }
+
+
+def usable_servers(context: Context) -> list[str]:
+    """The servers of which the caller may use at least one tool; what the others do is none of its business."""
+    project, caller = context.project, context.caller
+    return [
+        name
+        for name in sorted(project.config.servers)
+        if any(decide(caller, tool).verdict is not Verdict.DENY for tool in project.catalog.of_server(name))
+    ]
+
+
+def seen_from_outside(context: Context, name: str) -> dict[str, Any]:
+    """Without what the server wrote or failed with: other agents' doings may stand there."""
+    tools = context.project.catalog.of_server(name)
+    server = context.project.servers.get(name)
+    return {
+        "name": name,
+        "state": None if server is None else server.status.state,
+        "tools": sum(decide(context.caller, tool).verdict is not Verdict.DENY for tool in tools),
     }
 
 
@@ -120,13 +144,13 @@ async def _in_project(context: Context, file: Path) -> InProject | None:
             "A project's file is not changed over MCP: that would be trust that nobody gave.",
             remedy="Use `toolcrib add --project` or `toolcrib remove` at the command line.",
         )
-    return InProject(root=root, trusted=await context.crib.trusted())
+    return InProject(root=root, trusted=await context.crib.trust.files())
 
 
 async def _written(context: Context, file: Path, digest: str) -> None:
     """The file was changed on its terms: what stood there was trusted, and the owner wrote the rest here and now."""
     if file != context.crib.paths.user_config:
-        await context.crib.trust(file, digest)
+        await context.crib.trust.add_file(file, digest)
     await context.crib.reload()
 
 
@@ -170,13 +194,12 @@ def _configured(context: Context, name: str) -> ServerConfig:
 async def trust(context: Context, params: Named) -> dict[str, Any]:
     """Believe what an MCP server says of its own tools; a changed command or URL is believed no longer."""
     config = _configured(context, params.name)
-    was_believed = context.crib.believes(config)
-    await context.crib.believe(config)
+    changed = await context.crib.trust.believe(config)
     tools = context.project.catalog.of_server(params.name)
     return {
         "server": params.name,
         "believed": True,
-        "changed": not was_believed,
+        "changed": changed,
         "tools": len(tools),
         "read_only": sum(tool.reads_only for tool in tools),
     }
@@ -186,4 +209,4 @@ async def trust(context: Context, params: Named) -> dict[str, Any]:
 async def untrust(context: Context, params: Named) -> dict[str, Any]:
     """Believe an MCP server no longer: every tool of it counts as one that may change things."""
     config = _configured(context, params.name)
-    return {"server": params.name, "believed": False, "changed": await context.crib.disbelieve(config)}
+    return {"server": params.name, "believed": False, "changed": await context.crib.trust.disbelieve(config)}

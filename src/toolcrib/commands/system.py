@@ -8,14 +8,17 @@ import time
 from typing import Any
 
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
-from toolcrib.commands.server import describe_faults, describe_server
+from toolcrib.commands.server import describe_faults, describe_server, seen_from_outside, usable_servers
 from toolcrib.config.model import Severity
+from toolcrib.policy import OWNER
 from toolcrib.servers.model import ServerState
 
 
 @registry.command("system:health", effect=Effect.READS, reach=Reach.EVERYWHERE)
 async def health(context: Context, _: Parameters) -> dict[str, Any]:
     """Say whether Toolcrib and the servers behind it work, and what is wrong with those that do not."""
+    if context.caller.profile != OWNER.profile:
+        return _health_from_outside(context)
     states = [server.status for server in context.project.servers.values()]
     away = [
         {"server": status.name, "state": status.state, "reason": status.last_error}
@@ -29,6 +32,19 @@ async def health(context: Context, _: Parameters) -> dict[str, Any]:
         "servers": {"ready": len(states) - len(away), "all": len(states)},
         "away": away,
         "problems": wrong,
+        "book": {"writable": writable},
+    }
+
+
+def _health_from_outside(context: Context) -> dict[str, Any]:
+    """Of the servers that the caller can use, without reasons: those may tell what others did."""
+    servers = [seen_from_outside(context, name) for name in usable_servers(context)]
+    away = [{"server": one["name"], "state": one["state"]} for one in servers if one["state"] != ServerState.READY]
+    writable = context.crib.book.failure is None
+    return {
+        "healthy": not away and writable,
+        "servers": {"ready": len(servers) - len(away), "all": len(servers)},
+        "away": away,
         "book": {"writable": writable},
     }
 
@@ -58,7 +74,7 @@ async def status(context: Context, _: Parameters) -> dict[str, Any]:
         **context.host.describe(),
         "project": str(context.project.root),
         "store": {"engine": context.crib.store.engine, "place": context.crib.store.place},
-        "book": context.crib.book.describe(),
+        "book": await context.crib.book.describe(),
         "agents": len(context.crib.roster.agents),
         "sessions": len(context.crib.sessions),
         "approvals": len(context.crib.approvals.waiting()),

@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from toolcrib.config.entries import TimeUnit
 from toolcrib.config.keys import Field
+from toolcrib.config.last_store import usual_store
 from toolcrib.config.model import Config, Flags, Layer, Problem, ServerConfig, Settings, Waiting
 from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, Paths, configs_in, home_of
 from toolcrib.config.problems import Report, describe, sorted_problems
@@ -64,7 +65,7 @@ def store_place(paths: Paths, environ: Mapping[str, str], flags: Flags) -> str |
     config = load(paths=paths, root=None, environ=environ, flags=flags)
     if problem := config.unusable.get("store"):
         raise ConfigError(str(problem), remedy="Nothing is started on another database than the one that is meant.")
-    return config.settings.store or paths.database
+    return config.settings.store or usual_store(paths)
 
 
 def _user(paths: Paths, around: Surroundings) -> Iterator[Contribution]:

@@ -89,6 +89,12 @@ class ServerConfig:
     spelled: Mapping[KeyPath, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
     """Values that held `${VAR}`, as they were written: `("env", "TOKEN")` → `${GITHUB_TOKEN}`. For `mask`."""
 
+    def works_in(self, root: Path | None) -> Path | None:
+        """The folder that its process runs in, for the project at `root`. None: that is not ours to say."""
+        if self.transport is not Transport.STDIO:
+            return None
+        return Path(self.cwd) if self.cwd else root
+
     @property
     def identity(self) -> str:
         """A digest of all that makes this server this server; the key of its instances and cache.

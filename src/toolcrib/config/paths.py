@@ -66,6 +66,11 @@ class Paths:
         return self.state_dir / "mcp_sessions.db"
 
     @property
+    def last_store(self) -> Path:
+        """Where the last daemon kept its things, if a flag said so."""
+        return self.state_dir / "store"
+
+    @property
     def owner_token(self) -> Path:
         return self.state_dir / "owner.token"
 

@@ -16,7 +16,7 @@ import msgspec
 from toolcrib.calls import Door, Request
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import ServerConfig
+from toolcrib.config.model import NameStyle, ServerConfig
 from toolcrib.crib.results import Result, read_answer
 from toolcrib.errors import ServerAway
 from toolcrib.events import Bus
@@ -88,11 +88,16 @@ class Client:
     @property
     def catalog(self) -> Catalog:
         if self._catalog is None:
-            self._catalog = Catalog.build({self.config.name: self._live().tools or ()}, version=1)
+            folder = self.config.works_in(self._root)
+            self._catalog = Catalog.build(
+                {self.config.name: self._live().tools or ()},
+                version=1,
+                folders={} if folder is None else {self.config.name: str(folder)},
+            )
         return self._catalog
 
-    def find(self, name: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
-        return self.catalog.find(name, shown=shown)
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
+        return self.catalog.find(name, shown=shown, style=style)
 
     def target(self, _server: str, _caller: Caller) -> Server:
         return self._live()

@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -32,14 +33,16 @@ from toolcrib.crib.client import Client
 from toolcrib.crib.project import Builtin, Project
 from toolcrib.crib.results import Result, read_answer
 from toolcrib.crib.secrets import KnownSecrets
+from toolcrib.crib.trust import Trust, trusted_files
 from toolcrib.errors import ServerAway, StoreError
-from toolcrib.events import Bus, CatalogChanged, Change
+from toolcrib.events import Bus, CatalogChanged
 from toolcrib.listing import Listings
 from toolcrib.policy import OWNER
 from toolcrib.servers.pool import Pool
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
-from toolcrib.store import Store, tools, trust
+from toolcrib.store import Store, tools
+from toolcrib.store.trust import believed_servers
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +86,7 @@ class Crib:
         self._attendant: Attendant | None = None
         self._open = contextlib.AsyncExitStack()
         """What ends with us, in the order opposite to its beginning."""
-        self._believed: frozenset[str] = frozenset()
-        """Identities of the servers whose word on their own tools the person believes."""
+        self._trust: Trust | None = None
         self._pool = Pool(bus=self.bus, on_tools=self._tools_changed, log_file=self.paths.server_log)
         self._listings: Listings | None = None
 
@@ -106,11 +108,20 @@ class Crib:
         self._store = await Store.open(store_place(self.paths, self.environ, self._flags))
         self._open.push_async_callback(self._store.close)
         settings = (await self.read_config(self.root)).settings
-        self._believed = await self._store.read(trust.believed_servers)
         secrets = KnownSecrets(lambda: (project.config for project in self.projects))
         self._attendant = await self._open.enter_async_context(
             attending(self._store, self.bus, self.paths, settings, secrets)
         )
+        self._trust = Trust(
+            self._store,
+            await self._store.read(believed_servers),
+            note=partial(note, self._attendant.book),
+            on_belief=self._catalogs_changed,
+        )
+
+    def _catalogs_changed(self) -> None:
+        for project in self.projects:
+            project.changed()
 
     async def _close(self) -> None:
         self._closed = True
@@ -126,6 +137,12 @@ class Crib:
         if self._store is None:
             raise RuntimeError(_NOT_OPEN)
         return self._store
+
+    @property
+    def trust(self) -> Trust:
+        if self._trust is None:
+            raise RuntimeError(_NOT_OPEN)
+        return self._trust
 
     @property
     def attendant(self) -> Attendant:
@@ -175,7 +192,7 @@ class Crib:
         return self._listings
 
     async def read_config(self, root: Path) -> Config:
-        trusted = await self.trusted()
+        trusted = await trusted_files(self.store)
         return load(
             paths=self.paths,
             root=root,
@@ -183,45 +200,6 @@ class Crib:
             flags=self._flags,
             is_trusted=lambda _, digest: digest in trusted,
         )
-
-    async def trusted(self) -> frozenset[str]:
-        """The digests of all that was trusted: each covers a file's place as well as its bytes."""
-        return frozenset(file.sha256 for file in await self.store.read(trust.files))
-
-    async def trust(self, file: Path, digest: str) -> None:
-        """Trusts the file with the content that the digest stands for, and no other."""
-        await self.store.write(trust.trust_file, _place(file), digest)
-        await self._note("file trusted", file=str(file))
-
-    async def untrust(self, file: Path) -> bool:
-        """Whether it had been trusted."""
-        was_trusted = await self.store.write(trust.untrust_file, _place(file))
-        await self._note("file no longer trusted", file=str(file))
-        return was_trusted
-
-    async def believe(self, config: ServerConfig) -> None:
-        """From now on the server's word counts: what it calls read-only may be used by who may only read."""
-        await self.store.write(trust.believe_server, config.identity, config.name)
-        self._now_believed(self._believed | {config.identity})
-        await self._note("server believed", server=config.name)
-
-    async def disbelieve(self, config: ServerConfig) -> bool:
-        """Whether it had been believed."""
-        self._now_believed(self._believed - {config.identity})
-        was_believed = await self.store.write(trust.disbelieve_server, config.identity)
-        await self._note("server no longer believed", server=config.name)
-        return was_believed
-
-    async def _note(self, what: str, **detail: str) -> None:
-        await note(self.book, Change(what=what, detail=detail))
-
-    def believes(self, config: ServerConfig) -> bool:
-        return config.identity in self._believed
-
-    def _now_believed(self, identities: frozenset[str]) -> None:
-        self._believed = identities
-        for project in self.projects:
-            project.changed()
 
     async def project(self, root: Path) -> Project:
         """The project at this root: read and connected when first asked for."""
@@ -250,7 +228,7 @@ class Crib:
                 config,
                 builtins=self._builtins,
                 next_version=lambda: next(self._versions),
-                believes=self.believes,
+                believes=self.trust.believes,
             )
             self._projects[root] = project
             project.subscribe(lambda: self._announce(project))
@@ -406,8 +384,3 @@ class Crib:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
-
-
-def _place(file: Path) -> Path:
-    """Where the file really is; the file itself may not be a link, and is not followed."""
-    return file.absolute().parent.resolve() / file.name

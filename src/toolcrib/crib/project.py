@@ -17,7 +17,7 @@ import msgspec
 from toolcrib.calls.door import Target
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import Config, ServerConfig
+from toolcrib.config.model import Config, NameStyle, ServerConfig
 from toolcrib.config.slug import slug
 from toolcrib.errors import ServerAway, UnknownTool
 from toolcrib.policy import Caller
@@ -82,12 +82,14 @@ class Project:
         """A new snapshot, or the last one where nothing that a client sees has changed."""
         last = self._last
         believed = {name for name, server in self.servers.items() if self._believes(server.config)}
+        folders = {name: server.config.works_in(self.root) for name, server in self.servers.items()}
         made = Catalog.build(
             listings,
             version=self._next_version(),
             limit=LONGEST_NAME,
             previous=last,
             believed=frozenset(believed | self._builtins.keys()),
+            folders={name: str(folder) for name, folder in folders.items() if folder is not None},
         )
         if last is not None and made.tools == last.tools:
             return last
@@ -103,10 +105,10 @@ class Project:
     def knows(self, name: str) -> bool:
         return name in self.catalog
 
-    def find(self, name: str, shown: Callable[[Tool], bool] | None = None) -> Tool:
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
         """The tool of this name; of a server that was never listed, the reason why its tools are not known."""
         try:
-            return self.catalog.find(name, shown=shown)
+            return self.catalog.find(name, shown=shown, style=style)
         except UnknownTool as unknown:
             meant, tool = self._meant(name)
             if shown is None or shown(_most_harmless(meant, tool)):

@@ -12,18 +12,19 @@ from toolcrib.servers.environment import Mask
 
 
 class KnownSecrets:
-    """Worked out again only when a configuration is another than before."""
+    """Worked out again only when a configuration is another than before. Asked by several threads."""
 
     def __init__(self, configs: Callable[[], Iterable[Config]]) -> None:
         self._configs = configs
-        self._seen: tuple[Config, ...] = ()
-        self._values: frozenset[str] = frozenset()
+        self._known: tuple[tuple[Config, ...], frozenset[str]] = ((), frozenset())
+        """Of which configurations, and the values; put in place together."""
 
     def __call__(self) -> frozenset[str]:
         configs = tuple(self._configs())
-        if len(configs) != len(self._seen) or any(new is not old for new, old in zip(configs, self._seen, strict=True)):
-            self._values = frozenset(
+        seen, values = self._known
+        if len(configs) != len(seen) or any(new is not old for new, old in zip(configs, seen, strict=True)):
+            values = frozenset(
                 secret for config in configs for server in config.servers.values() for secret in Mask(server).secrets
             )
-            self._seen = configs
-        return self._values
+            self._known = configs, values
+        return values

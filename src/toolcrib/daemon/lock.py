@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ def held(paths: Paths) -> Iterator[None]:
     descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if not _locked(descriptor, paths):
+            if not _answers(paths.socket):
+                raise AlreadyRunning("Another command is changing something here.", remedy="Try again when it is over.")
             known = read_info(paths)
             who = f" (pid {known['pid']}, {known['endpoint']})" if known and {"pid", "endpoint"} <= known.keys() else ""
             raise AlreadyRunning(
@@ -45,11 +48,21 @@ def _locked(descriptor: int, paths: Paths) -> bool:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if paths.daemon_info.exists() or time.monotonic() > deadline:
+            if _answers(paths.socket) or time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
         else:
             return True
+
+
+def _answers(path: Path) -> bool:
+    """Whether a daemon is there; a file that a killed one left says nothing."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def private_folder(folder: Path) -> None:

@@ -25,6 +25,7 @@ from toolcrib.coding_agents.generated import renew
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
 from toolcrib.config import Flags, Paths
+from toolcrib.config.last_store import remember_store
 from toolcrib.crib import Crib
 from toolcrib.daemon.lock import held, unusable, write_info
 from toolcrib.daemon.log import LOGGED, log_to, write_to_log
@@ -106,6 +107,7 @@ class Daemon:
         )
         commands.crib = crib
         async with crib:
+            remember_store(self._paths, self._flags.store)
             settings = crib.home.config.settings
             logging.getLogger("toolcrib").setLevel(settings.log_level.upper())
             crib.bus.subscribe(write_to_log, *LOGGED)

@@ -6,7 +6,7 @@ with them. `http` and `pipe` bring the messages and carry the answers; every too
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -170,6 +170,7 @@ class Desk:
             name = _decode_name(params.pop("name"))
         except (KeyError, msgspec.ValidationError) as error:
             raise Rejected(Case.ARGUMENT, why="params.name must be the name of a tool") from error
+        _refuse_twins(params)
         token = message.meta.get("progressToken")
 
         def progress(report: dict[str, Any]) -> None:
@@ -177,6 +178,7 @@ class Desk:
 
         request = Request(
             tool=name,
+            style=self._crib.listings.style,
             params=params,
             meta=eras.forwarded_meta(message.meta),
             on_progress=None if token is None else progress,
@@ -211,6 +213,16 @@ def _status_of(error: bytes, era: Era) -> int:
     except (msgspec.MsgspecError, RecursionError):
         return 200
     return eras.HTTP_STATUS.get(code, 200)
+
+
+_READ_BY_US = frozenset({"name", "arguments", "_meta"})
+
+
+def _refuse_twins(params: Mapping[str, msgspec.Raw]) -> None:
+    """`Arguments` beside `arguments`: readers that ignore case take the last of them, and it is not what we checked."""
+    for key in params:
+        if key != "arguments" and key.casefold() in _READ_BY_US:
+            raise Rejected(Case.ARGUMENT, why=f"params has a member {key[:20]!r}; it is written in small letters")
 
 
 def _refuse_cursor(message: Message) -> None:

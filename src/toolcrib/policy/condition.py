@@ -1,6 +1,6 @@
 """A condition on a call's arguments: `path under src`, `mode one_of a, b`, `sql matches select .*`.
 
-In: the decoded arguments of a call and the agent's folder. Out: whether the condition surely holds (what an allow
+In: the decoded arguments of a call, and the `Ground` for paths. Out: whether the condition surely holds (what an allow
 needs), or whether it may hold (what is enough for a deny). Whatever cannot be judged is never sure, and always may.
 `rule` holds conditions; nothing else asks them.
 
@@ -13,9 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import re
-import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,22 +21,18 @@ from typing import Any
 from jsonschema_rs import RegexOptions, validator_for
 
 from toolcrib.errors import ConfigError
+from toolcrib.policy.paths import MOST_PATHS, Ground, encodable, folded, is_plain
 
 Scalar = str | int | float | bool | None
 
 LONGEST = 10_000
 """Characters of a value that are looked at; a longer one cannot be judged."""
-LONGEST_PATH = 4096
-DEEPEST_PATH = 64
 MOST_VALUES = 256
-"""Values of one argument; of more, none can be judged: each path costs a look at every folder on its way."""
+"""Values of one argument; of more, none can be judged."""
 MOST_CHOICES = 1000
 LONGEST_WORD = 1000
 """Characters of a pattern, a folder or a choice in a rule."""
 
-# What a server may take for something else than a path from the folder it works in: home, a variable, an option,
-# a quoted or padded name. A `./` before it makes it plain.
-_ODD_PATH = re.compile(r"[~$'\"\s-]|[a-zA-Z][a-zA-Z0-9+.-]*://|file:", re.IGNORECASE)
 _LINE = re.compile(r"(.+?) (under|one_of|matches) (.+)", re.DOTALL)
 _CHOICES = re.compile(r'\s*"(?:[^"\\]|\\.)*"\s*(?=,|$)|[^,"]+(?=,|$)')
 _JSON_WORD = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -53,7 +47,7 @@ class Under:
 
     def __post_init__(self) -> None:
         _word(self.path, "a folder")
-        if _ODD_PATH.match(self.path) or "\\" in self.path:
+        if not is_plain(self.path):
             raise ConfigError(
                 f"{self.path!r} cannot be used as a folder.",
                 remedy='Write it whole ("/srv/data") or from the agent\'s folder ("src").',
@@ -62,23 +56,20 @@ class Under:
     def __str__(self) -> str:
         return f"under {self.path}"
 
-    def surely(self, value: Any, base: str | None) -> bool:
-        places, root = _places(value, base), _root(self.path, base)
-        if places is None or root is None:
-            return False
-        real = os.path.realpath(root)
-        written, *followed = places
-        return (_inside(written, root) or _inside(written, real)) and all(_inside(place, real) for place in followed)
+    @property
+    def relative(self) -> bool:
+        """Whether it starts at the agent's folder."""
+        return not self.path.startswith("/")
 
-    def maybe(self, value: Any, base: str | None) -> bool:
+    def surely(self, value: Any, ground: Ground) -> bool:
+        path, folder = ground.sight.value(value), ground.folder(self.path)
+        return path is not None and folder is not None and path.surely_in(folder)
+
+    def maybe(self, value: Any, ground: Ground) -> bool:
         if value is None:
             return False
-        places, root = _places(value, base), _root(self.path, base)
-        if places is None or root is None:
-            return True
-        # Some file systems do not tell cases or compositions of letters apart.
-        roots = {_folded(root), _folded(os.path.realpath(root))}
-        return any(_inside(_folded(place), root) for place in places for root in roots)
+        path, folder = ground.sight.value(value), ground.folder(self.path)
+        return path is None or folder is None or path.maybe_in(folder)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +101,10 @@ class OneOf:
     def __str__(self) -> str:
         return f"one_of {', '.join(map(_choice, self.values))}"
 
-    def surely(self, value: Any, base: str | None) -> bool:
+    def surely(self, value: Any, ground: Ground) -> bool:
         return any(_kind(value) == _kind(choice) and value == choice for choice in self.values)
 
-    def maybe(self, value: Any, base: str | None) -> bool:
+    def maybe(self, value: Any, ground: Ground) -> bool:
         if value is None and None not in self.values:
             return False
         if _kind(value) not in {_kind(choice) for choice in self.values}:
@@ -142,10 +133,10 @@ class Matches:
     def __str__(self) -> str:
         return f"matches {self.pattern}"
 
-    def surely(self, value: Any, base: str | None) -> bool:
+    def surely(self, value: Any, ground: Ground) -> bool:
         return _readable(value) and _fits(self.pattern)(value)
 
-    def maybe(self, value: Any, base: str | None) -> bool:
+    def maybe(self, value: Any, ground: Ground) -> bool:
         return value is not None and (not _readable(value) or _fits(self.pattern)(value))
 
 
@@ -166,15 +157,22 @@ class Condition:
     def __str__(self) -> str:
         return f"{self.argument} {self.test}"
 
-    def surely(self, arguments: Any, base: str | None) -> bool:
+    def surely(self, arguments: Any, ground: Ground) -> bool:
         """Every value is there and holds."""
-        found = _find(arguments, self.argument)
-        return found.whole and bool(found.values) and all(self.test.surely(value, base) for value in found.values)
+        found = self._found(arguments)
+        return found.whole and bool(found.values) and all(self.test.surely(value, ground) for value in found.values)
 
-    def maybe(self, arguments: Any, base: str | None) -> bool:
+    def maybe(self, arguments: Any, ground: Ground) -> bool:
         """One value holds, or is there and cannot be judged."""
+        found = self._found(arguments)
+        return found.unclear or any(self.test.maybe(value, ground) for value in found.values)
+
+    def _found(self, arguments: Any) -> _Found:
         found = _find(arguments, self.argument)
-        return found.unclear or any(self.test.maybe(value, base) for value in found.values)
+        # Each path costs a look at every folder on its way.
+        if isinstance(self.test, Under) and len(found.values) > MOST_PATHS:
+            found.unclear = True
+        return found
 
 
 def condition_from(text: str) -> Condition:
@@ -272,39 +270,6 @@ def _steps(node: Mapping[Any, Any], keys: tuple[str, ...]) -> list[tuple[Any, tu
     ]
 
 
-def _root(path: str, base: str | None) -> str | None:
-    if not path.startswith("/") and base is None:
-        return None
-    return _normal(os.path.join(base or "/", path))  # noqa: PTH118 - a Path would hide `..` and double slashes
-
-
-def _places(value: Any, base: str | None) -> tuple[str, str, str] | None:
-    """The path as it is written, where it leads, and where it leads if `..` is taken away first. None: unclear."""
-    if not isinstance(value, str) or not value or len(value) > LONGEST_PATH or value.count("/") > DEEPEST_PATH:
-        return None
-    if _ODD_PATH.match(value) or value != value.rstrip() or "\\" in value or "\0" in value or not _encodable(value):
-        return None
-    if base is None and not value.startswith("/"):
-        return None
-    raw = os.path.join(base or "/", value)  # noqa: PTH118 - as above
-    written = _normal(raw)
-    followed = _normal(os.path.realpath(raw))
-    return written, followed, followed if written == raw else _normal(os.path.realpath(written))
-
-
-def _normal(path: str) -> str:
-    """Without `.`, `..` and repeated slashes; also without the two at the front that POSIX would keep."""
-    return "/" + os.path.normpath(path).lstrip("/")
-
-
-def _inside(path: str, root: str) -> bool:
-    return path == root or path.startswith(root if root.endswith("/") else f"{root}/")
-
-
-def _folded(text: str) -> str:
-    return unicodedata.normalize("NFC", text).casefold()
-
-
 def _kind(value: Any) -> str:
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return type(value).__name__
@@ -312,7 +277,7 @@ def _kind(value: Any) -> str:
 
 
 def _loose(value: Any) -> str:
-    return _folded(value.strip()) if isinstance(value, str) else _told(value)
+    return folded(value.strip()) if isinstance(value, str) else _told(value)
 
 
 def _told(value: Scalar) -> str:
@@ -328,15 +293,7 @@ def _told(value: Scalar) -> str:
 
 
 def _readable(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= LONGEST and _encodable(value)
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return isinstance(value, str) and len(value) <= LONGEST and encodable(value)
 
 
 @functools.lru_cache(maxsize=1024)

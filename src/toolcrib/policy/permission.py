@@ -13,7 +13,7 @@ import enum
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.policy.condition import Under
+from toolcrib.policy.paths import Ground, Sight
 from toolcrib.policy.profile import BUILTIN, Profile
 from toolcrib.policy.rule import Effect, Origin, Rule, is_glob
 
@@ -98,17 +99,23 @@ class Permission:
         """The decision on a call with these arguments. None: they are not known yet, as in a listing; then an allow
         or ask with conditions counts, since a call may fulfil them, and a deny with conditions does not."""
         plan = self._plan(tool)
-        return plan if isinstance(plan, Decision) else plan.decide(arguments)
+        return plan if isinstance(plan, Decision) else plan.decide(arguments, Sight(tool.folder))
 
-    def by_itself(self, tool: Tool, arguments: Mapping[str, Any] | None) -> Decision:
-        """The decision as if there were no parent."""
-        plan = self.floor(tool) or self._ruled(tool)
-        return plan if isinstance(plan, Decision) else plan.decide(arguments)
+    @property
+    def folder(self) -> str | None:
+        """Where relative folders of its rules start; None: nowhere, so they cannot be judged."""
+        return self._base
+
+    def by_itself(self, tool: Tool, arguments: Mapping[str, Any] | None, *, without: Collection[Rule] = ()) -> Decision:
+        """The decision as if there were no parent, and none of the rules in `without`."""
+        plan = self.floor(tool) or self._ruled(tool, without)
+        return plan if isinstance(plan, Decision) else plan.decide(arguments, Sight(tool.folder))
 
     def matching(self, tool: Tool, arguments: Mapping[str, Any] | None) -> tuple[Match, ...]:
         """Every rule that speaks of this tool, the strongest first."""
         steps = sorted(map(_Step, self._indexed().covering(tool)), key=_Step.order)
-        return tuple(Match(rule=step.rule, applies=step.applies(arguments, self._base)) for step in steps)
+        ground = Ground(self._base, Sight(tool.folder))
+        return tuple(Match(rule=step.rule, applies=step.applies(arguments, ground)) for step in steps)
 
     def floor(self, tool: Tool) -> Decision | None:
         """The decision that no rule changes."""
@@ -133,9 +140,10 @@ class Permission:
             return _stricter(own, above, self.parent)
         return _Bound(own, above, self.parent)
 
-    def _ruled(self, tool: Tool) -> Decision | _Plan:
+    def _ruled(self, tool: Tool, without: Collection[Rule] = ()) -> Decision | _Plan:
         steps = []
-        for step in sorted(map(_Step, self._indexed().covering(tool)), key=_Step.order):
+        rules = (rule for rule in self._indexed().covering(tool) if rule not in without)
+        for step in sorted(map(_Step, rules), key=_Step.order):
             steps.append(step)
             if not step.rule.when:
                 break
@@ -174,7 +182,7 @@ def permission(
 class _Plan(Protocol):
     """How to decide about one tool where that depends on the arguments."""
 
-    def decide(self, arguments: Mapping[str, Any] | None) -> Decision: ...
+    def decide(self, arguments: Mapping[str, Any] | None, sight: Sight) -> Decision: ...
 
 
 class _Step:
@@ -191,14 +199,14 @@ class _Step:
         """The strongest first; among equals one without conditions, then by their words: never as they came."""
         return self.rank, bool(self.rule.when), self.decision.rule
 
-    def applies(self, arguments: Mapping[str, Any] | None, base: str | None) -> bool:
+    def applies(self, arguments: Mapping[str, Any] | None, ground: Ground) -> bool:
         if not self.rule.when:
             return True
         if arguments is None:
             return self.rule.effect is not Effect.DENY
         if self.rule.effect is Effect.DENY:
-            return self.rule.maybe(arguments, base)
-        return self.rule.surely(arguments, base)
+            return self.rule.maybe(arguments, ground)
+        return self.rule.surely(arguments, ground)
 
 
 class _Steps:
@@ -210,13 +218,14 @@ class _Steps:
         self._steps = tuple(steps)
         self._base = base
 
-    def decide(self, arguments: Mapping[str, Any] | None) -> Decision:
+    def decide(self, arguments: Mapping[str, Any] | None, sight: Sight) -> Decision:
+        ground = Ground(self._base, sight)
         doubtful: Decision | None = None
         for step in self._steps:
-            if step.applies(arguments, self._base):
+            if step.applies(arguments, ground):
                 # What may be a case for asking is asked before a weaker allow lets it pass; denies came first.
                 return doubtful or step.decision
-            if doubtful is None and step.rule.effect is Effect.ASK and step.rule.maybe(arguments, self._base):
+            if doubtful is None and step.rule.effect is Effect.ASK and step.rule.maybe(arguments, ground):
                 doubtful = step.decision
         return NO_RULE
 
@@ -231,9 +240,9 @@ class _Bound:
         self._above = above
         self._parent = parent
 
-    def decide(self, arguments: Mapping[str, Any] | None) -> Decision:
+    def decide(self, arguments: Mapping[str, Any] | None, sight: Sight) -> Decision:
         own, above = (
-            plan if isinstance(plan, Decision) else plan.decide(arguments) for plan in (self._own, self._above)
+            plan if isinstance(plan, Decision) else plan.decide(arguments, sight) for plan in (self._own, self._above)
         )
         return _stricter(own, above, self._parent)
 

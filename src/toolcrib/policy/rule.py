@@ -23,6 +23,7 @@ from typing import Any
 from toolcrib.catalog.tool import Tool
 from toolcrib.errors import ConfigError
 from toolcrib.policy.condition import LONGEST_WORD, Condition, Matches, OneOf, Test, Under
+from toolcrib.policy.paths import Ground
 
 CLAIMS: Mapping[str, str] = MappingProxyType(
     {
@@ -125,11 +126,21 @@ class Rule:
             return False
         return not self.annotations or self.annotations.items() <= claims(tool).items()
 
-    def surely(self, arguments: Any, base: str | None) -> bool:
-        return all(condition.surely(arguments, base) for condition in self.when)
+    def reaches(self, server: str) -> bool:
+        """Whether it may speak of a tool of this server, whatever the tool is."""
+        name = server if self.effect is Effect.ALLOW else server.casefold()
+        return any(of_server(name) for of_server, _ in self._matchers)
 
-    def maybe(self, arguments: Any, base: str | None) -> bool:
-        return all(condition.maybe(arguments, base) for condition in self.when)
+    @property
+    def from_folder(self) -> tuple[Condition, ...]:
+        """The conditions that start at the agent's folder: for an agent that has none, they cannot be judged."""
+        return tuple(one for one in self.when if isinstance(one.test, Under) and one.test.relative)
+
+    def surely(self, arguments: Any, ground: Ground) -> bool:
+        return all(condition.surely(arguments, ground) for condition in self.when)
+
+    def maybe(self, arguments: Any, ground: Ground) -> bool:
+        return all(condition.maybe(arguments, ground) for condition in self.when)
 
 
 def claims(tool: Tool) -> dict[str, bool]:
@@ -174,6 +185,8 @@ def _checked_glob(tools: Any) -> str:
         raise ConfigError(
             "Tools are named by one printable line.", remedy='Write `server:tool`, for instance "git:*" or "*:read_*".'
         )
+    if not tools.strip():
+        raise ConfigError("No tools are named.", remedy='Write `server:tool`, for instance "git:*" or "*:read_*".')
     server, colon, tool = tools.partition(":")
     if not colon:
         raise ConfigError(f"{tools!r} names no server.", remedy=f'Write "{tools}:*" or "*:{tools}".')

@@ -205,7 +205,7 @@ async def _running(config: ServerConfig, root: Path | None, reaper: Reaper, stde
 
 async def _start(config: ServerConfig, root: Path | None, marker: str, stderr: StderrLog) -> Child:
     environment = child_environment(config, os.environ, marker)
-    cwd = Path(config.cwd) if config.cwd else root
+    cwd = config.works_in(root)
     if cwd is not None and not cwd.is_dir():
         raise ServerAway(f"The folder {cwd} that it should run in does not exist.")
     command = _find(config.command, environment, cwd)

@@ -29,7 +29,7 @@ _INSERT = {
     dialect: f"INSERT INTO audit ({', '.join(COLUMNS)}) VALUES ({', '.join([mark] * len(COLUMNS))})"  # noqa: S608
     for dialect, mark in (("sqlite", "?"), ("postgresql", "%s"))
 }
-_HEAD = sa.select(audit.c.seq, audit.c.hash).order_by(audit.c.seq.desc()).limit(1)
+_HEAD = "SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def begin(connection: sa.Connection, chain: str) -> Base:
 
 def head(connection: sa.Connection) -> tuple[int, str] | None:
     """The newest row's number and hash."""
-    row = connection.execute(_HEAD).first()
+    row = connection.exec_driver_sql(_HEAD).first()
     return None if row is None else (row.seq, row.hash)
 
 
@@ -95,26 +95,33 @@ def page(connection: sa.Connection, after: int, limit: int) -> Sequence[sa.Row[*
     return connection.execute(sa.select(audit).where(audit.c.seq > after).order_by(audit.c.seq).limit(limit)).all()
 
 
-def oldest(connection: sa.Connection, limit: int) -> Sequence[sa.Row[int, float, str]]:
-    """Number, time and hash of the oldest rows."""
-    return connection.execute(sa.select(audit.c.seq, audit.c.at, audit.c.hash).order_by(audit.c.seq).limit(limit)).all()
+def oldest(connection: sa.Connection, after: int, limit: int) -> Sequence[sa.Row[int, float, str]]:
+    """Number, time and hash of the oldest rows above `after`."""
+    query = sa.select(audit.c.seq, audit.c.at, audit.c.hash).where(audit.c.seq > after)
+    return connection.execute(query.order_by(audit.c.seq).limit(limit)).all()
 
 
 def numbered(connection: sa.Connection, numbers: Sequence[int]) -> Sequence[sa.Row[*tuple[Any, ...]]]:
     return connection.execute(sa.select(audit).where(audit.c.seq.in_(numbers))).all()
 
 
-def let_go(connection: sa.Connection, seq: int, hash_: str) -> None:
-    """Deletes all rows up to this one."""
-    connection.execute(audit.delete().where(audit.c.seq <= seq))
+def let_go(connection: sa.Connection, after: int, seq: int, hash_: str) -> None:
+    """Deletes all rows above `after` up to this one."""
+    connection.execute(audit.delete().where(audit.c.seq > after, audit.c.seq <= seq))
     upsert(connection, audit_base, [{"id": _KEPT, "seq": seq, "hash": hash_}])
 
 
-def first_since(connection: sa.Connection, at: float) -> int | None:
-    """The lowest number among the rows that are not older."""
+def first_since(connection: sa.Connection, at: float, after: int) -> int | None:
+    """The lowest number above `after` among the rows that are not older."""
     number: int | None = connection.execute(
-        sa.select(sa.func.min(audit.c.seq)).where(audit.c.at >= at)
+        sa.select(sa.func.min(audit.c.seq)).where(audit.c.at >= at, audit.c.seq > after)
     ).scalar_one_or_none()
+    return number
+
+
+def lowest(connection: sa.Connection) -> int | None:
+    """The lowest number of all."""
+    number: int | None = connection.execute(sa.select(sa.func.min(audit.c.seq))).scalar_one_or_none()
     return number
 
 

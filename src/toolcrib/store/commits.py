@@ -5,7 +5,8 @@ their items came. While a transaction is being written, what comes collects for 
 lingers a moment, so that a thousand reads cost a few transactions. `book` and `agents.sessions` write through it.
 
 What cannot be written now is kept and tried again, up to a bound; whoever waits is told at once. An item that the
-database will never take is dropped, so that it does not hold up the rest.
+database will never take is dropped, so that it does not hold up the rest. Nobody is told that what was dropped is
+durable.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ _LONGEST_PAUSE = 2.0
 _SOONEST = 0.2
 """Seconds between attempts, however often somebody asks while nothing can be written."""
 
+_FULL = "Too much waits to be written already, and this was not kept."
+_FULL_REMEDY = "Try again in a moment; `toolcrib status` counts what was lost."
 _CLOSED = "The database is closed."
 _CLOSED_REMEDY = "Toolcrib is stopping; start it again."
 
@@ -95,6 +98,8 @@ class Commits:
         self._task: asyncio.Task[None] | None = None
         self._watchers: dict[Work[Any], Watcher] = {}
         self._lost: dict[Work[Any], Lost] = {}
+        self._overflowed = False
+        """Whether an item found no room since the last transaction: who waits now may wait for it."""
         self._pause = _FIRST_PAUSE
         self._tried_at = 0.0
         self.failure: StoreError | None = None
@@ -108,7 +113,9 @@ class Commits:
     def add(self, work: Work[T], item: T, size: int = _ITEM) -> None:
         """Returns at once; `size` is about what the item holds in memory."""
         queue = self._queue
-        if len(queue) >= self._most_items or self._bytes + size > self._most_bytes:
+        # A single one is never too large: what was lost could not be told before something is written.
+        if len(queue) >= self._most_items or (queue and self._bytes + size > self._most_bytes):
+            self._overflowed = True
             self._lose(work)
             return
         queue.append((work, item, size))
@@ -117,11 +124,17 @@ class Commits:
             self._timer = self._loop.call_later(self._linger, self._begin)
 
     async def settled(self) -> None:
-        """Returns when all that was added before is durable; `StoreError` at once if it cannot be written now."""
+        """Returns when all that was added before is durable; `StoreError` at once if it cannot be written now.
+
+        Who adds and then waits without giving way in between is also told if there was no room for it.
+        """
         if self.failure is not None:
             if self._loop.time() - self._tried_at >= _SOONEST:
                 self._begin()
             raise _again(self.failure)
+        if self._overflowed:
+            self._begin()
+            raise StoreError(_FULL, remedy=_FULL_REMEDY)
         if not self._queue:
             return
         waiter = self._loop.create_future()
@@ -157,8 +170,10 @@ class Commits:
         wait = 0.0
         try:
             while self._queue:
-                await self._write_in_order(list(itertools.islice(self._queue, _BATCH)))
+                written = await self._write_in_order(list(itertools.islice(self._queue, _BATCH)))
                 self._recovered()
+                if written:
+                    self._tell_of_lost()
                 if not self._waiters and len(self._queue) < _BATCH:
                     wait = self._linger
                     break
@@ -170,8 +185,11 @@ class Commits:
         if self._queue and self._most_items:
             self._timer = self._loop.call_later(wait, self._begin)
 
-    async def _write_in_order(self, batch: list[tuple[Work[Any], Any, int]]) -> None:
-        """Halves a batch that holds an item which the database will never take, until that one stands alone."""
+    async def _write_in_order(self, batch: list[tuple[Work[Any], Any, int]]) -> bool:
+        """Halves a batch that holds an item which the database will never take, until that one stands alone.
+
+        Returns whether any of them was written.
+        """
         try:
             await self._store.run(_carry_out, batch, self._watchers)
         except Exception as error:
@@ -179,15 +197,15 @@ class Commits:
                 raise
             if len(batch) == 1:
                 self._drop(batch[0][0], error)
-                return
+                return False
             half = len(batch) // 2
-            await self._write_in_order(batch[:half])
-            await self._write_in_order(batch[half:])
-            return
+            first = await self._write_in_order(batch[:half])
+            return await self._write_in_order(batch[half:]) or first
         self._leave(len(batch))
         for work in {work for work, _, _ in batch}:
             if work in self._watchers:
                 _call(self._watchers[work].told)
+        return True
 
     def _leave(self, count: int) -> None:
         for _ in range(count):
@@ -203,6 +221,10 @@ class Commits:
             log.warning("the database can be written again")
             self.failure = None
         self._pause = _FIRST_PAUSE
+        self._overflowed = False
+
+    def _tell_of_lost(self) -> None:
+        """Only after something was written: a watcher may add an item, which would be lost and told of without end."""
         lost, self._lost = self._lost, {}
         for work, what in lost.items():
             log.error("%d items of %s were lost", what.count, _name(work))
@@ -223,10 +245,11 @@ class Commits:
     def _drop(self, work: Work[Any], error: Exception) -> None:
         log.error("an item of %s is dropped, since the database does not take it: %s", _name(work), error)
         self._lose(work)
-        self._leave(1)
+        # Before it leaves the queue, as if it were written: among those who wait are those who wait for it.
         self._tell_waiters(
             StoreError("Something before it could not be written, and was dropped.", remedy="See the log.")
         )
+        self._leave(1)
 
     def _lose(self, work: Work[Any]) -> None:
         now = time.time()

@@ -99,8 +99,13 @@ def _set_up_sqlite(engine: sa.Engine, busy_timeout: float) -> None:
     def _begun(connection: sa.Connection) -> None:
         # A reader that turns writer cannot wait for a lock, so writers take it at once.
         writing = connection.get_execution_options().get("toolcrib_writing")
-        connection.exec_driver_sql(f"PRAGMA query_only = {'OFF' if writing else 'ON'}")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+        driver: Any = connection.connection.driver_connection
+        wanted = "OFF" if writing else "ON"
+        # By the driver itself, and only what is needed: these are part of every commit.
+        if connection.info.get("query_only") != wanted:
+            driver.execute(f"PRAGMA query_only = {wanted}")
+            connection.info["query_only"] = wanted
+        driver.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
 
 
 def _limits(url: sa.URL) -> dict[str, Any]:

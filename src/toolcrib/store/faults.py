@@ -6,6 +6,7 @@ In: whatever a driver raises. Out: `StoreError` with what to do. Nothing here tr
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ def _explained(url: sa.URL, error: SQLAlchemyError | sqlite3.Error) -> StoreErro
         remedy = "Another process may have changed them meanwhile; look, then try again."
     elif url.get_backend_name() == "postgresql" and _is_away(error):
         message = f"The database {place} cannot be reached: {words}."
-        remedy = "Start PostgreSQL, or correct its address; a running Toolcrib then goes on by itself."
+        remedy = f"{_how_to_come_in(original, words, url)} A running Toolcrib then goes on by itself."
     else:
         message, remedy = f"The database {place} failed: {words}.", "See the log, and whether its disk is in order."
     return StoreError(message, remedy=remedy)
@@ -95,6 +96,24 @@ def _explained(url: sa.URL, error: SQLAlchemyError | sqlite3.Error) -> StoreErro
 def _is_away(error: Exception) -> bool:
     """Of an error at connecting SQLAlchemy knows no connection; one that was lost it calls invalid."""
     return isinstance(error, DBAPIError) and (error.connection_invalidated or error.statement is None)
+
+
+def _how_to_come_in(original: BaseException, words: str, url: sa.URL) -> str:
+    """libpq gives no code for what fails before there is a connection: only its words tell."""
+    if getattr(getattr(original, "pgconn", None), "needs_password", False):
+        return (
+            "It wants a password: put it into a PGPASSFILE (mode 0600), into TOOLCRIB_STORE, or into your "
+            "configuration as `store: postgresql://user:${DB_PASSWORD}@host/name`."
+        )
+    if "authentication failed" in words:
+        return "Correct the user or the password, where you keep it: PGPASSFILE, TOOLCRIB_STORE or `store:`."
+    if "no pg_hba.conf entry" in words:
+        return "Allow this user, database and address in the server's pg_hba.conf, or ask who runs it."
+    if "database" in words and "does not exist" in words:
+        return f"Make it (`createdb {shlex.quote(url.database or '')}` on that server), or correct its name."
+    if "role" in words and "does not exist" in words:
+        return "Make that user on the server (`createuser`), or correct its name."
+    return "Start PostgreSQL, or correct its address."
 
 
 def _how_to_replace(url: sa.URL) -> str:

@@ -1,0 +1,105 @@
+"""A call's relative path is judged where the server that gets it works, not where the agent does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from toolcrib.config import Flags, Paths, load, store_place
+from toolcrib.config.model import Layer, ServerConfig, Source, Transport
+from toolcrib.config.project import project_of
+from toolcrib.crib import Crib
+from toolcrib.crib.client import Client
+from toolcrib.policy import Origin, Verdict, rule_from
+from toolcrib.servers.server import Server
+from toolcrib.store import Store, tools
+
+pytestmark = pytest.mark.req("KSI-5")
+
+
+@pytest.fixture
+async def crib(tmp_path: Path) -> AsyncIterator[Crib]:
+    """Of a project with a folder in it, and three servers that are away but were seen before."""
+    root = (tmp_path / "project").resolve()
+    for folder in (".git", "sub", "keys", "kid/.git", "kid/src", "src"):
+        (root / folder).mkdir(parents=True)
+    environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
+    paths = Paths.of_user(environ)
+    paths.user_config.parent.mkdir(parents=True, exist_ok=True)
+    missing = str(tmp_path / "no-such-program")
+    servers = {
+        "files": {"command": missing},
+        "own": {"command": missing, "cwd": str(root / "sub")},
+        "far": {"url": "http://127.0.0.1:9/mcp"},
+    }
+    paths.user_config.with_suffix(".json").write_text(json.dumps({"mcpServers": servers}))
+    store = await Store.open(store_place(paths, environ, Flags()))
+    for config in load(paths=paths, root=root, environ=environ).servers.values():
+        for place in (root, root / "kid"):
+            await store.write(tools.remember, config.identity, str(place), (b'{"name": "read"}',))
+    await store.close()
+    async with Crib(paths=paths, root=root, environ=environ) as crib:
+        yield crib
+
+
+async def verdict(crib: Crib, agent: str, tool: str, path: Path | str) -> Verdict:
+    found = crib.roster.find(agent)
+    assert found.workdir is not None
+    project = await crib.project(project_of(found.workdir))
+    return found.permission.decide(project.find(tool), {"path": str(path)}).verdict
+
+
+async def test_a_tool_knows_the_folder_its_server_works_in(crib: Crib) -> None:
+    assert {tool.server: tool.folder for tool in crib.home.catalog.tools} == {
+        "files": str(crib.root),
+        "own": str(crib.root / "sub"),
+        "far": None,
+    }
+    kid = await crib.project(crib.root / "kid")
+    assert kid.find("files:read").folder == str(crib.root / "kid")
+
+
+async def test_an_agent_in_a_folder_below_gets_no_file_above_it_by_a_relative_path(crib: Crib) -> None:
+    allow = rule_from({"allow": "*", "when": {"path": {"under": "."}}}, where="t", origin=Origin.AGENT)
+    await crib.roster.add("w", profile="nothing", workdir=crib.root / "sub", rules=[allow])
+    for path in (crib.root / "a", "a", "./a", "sub/../a"):
+        assert await verdict(crib, "w", "files:read", path) is Verdict.DENY
+    for tool, path in (("files:read", "sub/a"), ("own:read", "a"), ("far:read", crib.root / "sub/a")):
+        assert await verdict(crib, "w", tool, path) is Verdict.ALLOW
+    assert await verdict(crib, "w", "far:read", "a") is Verdict.DENY
+
+
+async def test_a_denied_folder_is_denied_by_a_relative_path(crib: Crib) -> None:
+    deny = rule_from({"deny": "*", "when": {"path": {"under": str(crib.root / "keys")}}}, where="t")
+    await crib.roster.add("d", profile="developer", workdir=crib.root / "sub", rules=[deny])
+    for tool, path in (("files:read", "keys/k"), ("own:read", "../keys/k"), ("far:read", "keys/k"), ("far:read", "k")):
+        assert await verdict(crib, "d", tool, path) is Verdict.DENY
+    for tool, path in (("files:read", "src/a"), ("own:read", "keys/k"), ("far:read", "/srv/a")):
+        assert await verdict(crib, "d", tool, path) is Verdict.ALLOW
+
+
+@pytest.mark.req("KSI-3")
+async def test_a_child_in_another_project_is_no_wider_than_its_parent_by_a_relative_path(crib: Crib) -> None:
+    allow = rule_from({"allow": "files:*", "when": {"path": {"under": "src"}}}, where="t", origin=Origin.AGENT)
+    await crib.roster.add("lead", profile="nothing", workdir=crib.root, rules=[allow])
+    await crib.roster.add("kid", profile="developer", workdir=crib.root / "kid", parent="lead")
+    for path in (crib.root / "kid/src/x", "src/x"):
+        assert await verdict(crib, "kid", "files:read", path) is Verdict.DENY
+    for path in (crib.root / "src/x", "../src/x"):
+        assert await verdict(crib, "kid", "files:read", path) is Verdict.ALLOW
+
+
+@pytest.mark.parametrize(
+    ("transport", "cwd", "folder"),
+    [(Transport.STDIO, None, "/root"), (Transport.STDIO, "/own", "/own"), (Transport.HTTP, None, None)],
+)
+def test_a_client_of_one_server_knows_it_too(transport: Transport, cwd: str | None, folder: str | None) -> None:
+    config = ServerConfig(name="s", transport=transport, source=Source(layer=Layer.USER), cwd=cwd)
+    client = Client(config, root=Path("/root"))
+    client._server = cast(Server, SimpleNamespace(tools=(b'{"name": "read"}',)))
+    assert [tool.folder for tool in client.list_tools()] == [folder]
