@@ -19,6 +19,7 @@ from integration.kept import kept_open
 from parts.client import MODES, at_endpoint
 from parts.daemon import PROGRAM, Cli, Daemon, Home, StartDaemon
 from parts.own import StartServer, stdio_words
+from toolcrib.config.project import project_of
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +60,8 @@ def new_project(home: Home) -> Path:
 @dataclass(kw_only=True)
 class Bridge:
     client: Client
+    daemon: Daemon
+    folder: Path
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the client was told that the list changed."""
 
@@ -69,8 +72,9 @@ class Bridge:
         return result.structured_content
 
     async def pid(self, server: str) -> int:
-        """The process that serves this client."""
-        rows = (await self.call("crib_server_list"))["servers"]
+        """The process that serves this client, as the owner is told; to the client itself it is nobody's business."""
+        listed = await asyncio.to_thread(self.daemon.command, "server:list", project_of(self.folder))
+        rows = listed["servers"]
         pid: int = next(row["pid"] for row in rows if row["name"] == server)
         return pid
 
@@ -93,7 +97,7 @@ async def bridge_in(daemon: Daemon, folder: Path, era: str = "legacy") -> AsyncI
 
     words = StdioServerParameters(command=str(PROGRAM), args=["stdio"], env=daemon.home.environ(), cwd=folder)
     async with Client(words, mode=MODES[era], message_handler=hear) as client:
-        yield Bridge(client=client, changed=changed)
+        yield Bridge(client=client, daemon=daemon, folder=folder, changed=changed)
 
 
 def heard(folder: Path, word: str) -> bool:
@@ -155,7 +159,7 @@ async def test_servers_that_do_not_depend_on_the_folder_are_shared(daemon_of_all
         bridge_in(daemon_of_all, folders[1], "modern") as two,
         at_endpoint(daemon_of_all, "modern") as three,
     ):
-        everybody = (one, two, Bridge(client=three))
+        everybody = (one, two, Bridge(client=three, daemon=daemon_of_all, folder=daemon_of_all.home.project))
         for number, bridge in enumerate(everybody):
             await bridge.call("fixed_ok", word=f"from {number}")
         assert len({await bridge.pid("fixed") for bridge in everybody}) == 1

@@ -124,12 +124,14 @@ class Daemon:
     token: str = field(default="", repr=False)
     pid: int = 0
 
-    def command(self, name: str, /, **params: Any) -> dict[str, Any]:
+    def command(self, name: str, /, in_project: Path | None = None, **params: Any) -> dict[str, Any]:
         """Asks the daemon over its socket, as the command line does, but without starting a process."""
+        where = {} if in_project is None else {"root": str(in_project)}
+        asked = {"jsonrpc": "2.0", "id": 1, "method": name, "params": params, **where}
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(COMMAND_LIMIT)
             line.connect(str(self.home.socket))
-            line.sendall(json.dumps({"jsonrpc": "2.0", "id": 1, "method": name, "params": params}).encode() + b"\n")
+            line.sendall(json.dumps(asked).encode() + b"\n")
             with line.makefile("rb") as answers:
                 answer: dict[str, Any] = json.loads(answers.readline())
         assert "error" not in answer, answer

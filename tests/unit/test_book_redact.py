@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from toolcrib.book import redact as redact_module
 from toolcrib.book.redact import Redactor, redact_all
-from toolcrib.config.redact import tells_a_secret
+from toolcrib.config.redact import mask_text, tells_a_secret
 
 LIMIT = 10.0
 SECRET = 'p@ss/w"ord+é?1'
@@ -92,7 +92,6 @@ def test_what_one_thread_masks_while_another_learns_of_a_secret_is_not_remembere
     known: list[frozenset[str]] = [frozenset()]
     redact = Redactor(lambda: known[0])
     masking, go_on = threading.Event(), threading.Event()
-    mask_text = redact_module.mask_text
 
     def slow(text: str) -> str:
         if threading.current_thread().name == "slow":
