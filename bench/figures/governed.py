@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -32,8 +32,6 @@ from targets import (
 CALLS_OF_CALLERS = {1: 1000, 16: 4000, 64: 8000}
 RULES = 1000
 NO_BOOK, READ, CHANGE, AGENT = "no book", "read", "change", f"read, agent with {RULES} rules"
-
-Prepare = Callable[[ToolcribCommand, Target], Target]
 
 
 def measure(settings: Settings) -> Figure:
@@ -64,21 +62,21 @@ def measure(settings: Settings) -> Figure:
 
 @contextlib.contextmanager
 def ways(settings: Settings, upstream: Upstream) -> Iterator[dict[str, Target | str]]:
+    servers = {SERVER: upstream.entry}
+
     @contextlib.contextmanager
-    def prepared(prepare: Prepare) -> Iterator[Target]:
-        with toolcrib(settings.command, {SERVER: upstream.entry}) as target:
-            yield prepare(settings.command, target)
+    def agent() -> Iterator[Target]:
+        with toolcrib(settings.command, servers, believed=True) as target:
+            yield _agent(settings.command, target)
 
     with opened(
         {
             DIRECT: lambda: nullcontext(direct(upstream)),
             FORWARDER: lambda: forwarder(upstream),
-            NO_BOOK: lambda: toolcrib_in_foreground(
-                settings.command, [str(HERE / "without_book.py")], {SERVER: upstream.entry}
-            ),
-            READ: lambda: prepared(_believed),
-            CHANGE: lambda: prepared(lambda _, target: target),
-            AGENT: lambda: prepared(_agent),
+            NO_BOOK: lambda: toolcrib_in_foreground(settings.command, [str(HERE / "without_book.py")], servers),
+            READ: lambda: toolcrib(settings.command, servers, believed=True),
+            CHANGE: lambda: toolcrib(settings.command, servers),
+            AGENT: agent,
         }
     ) as up:
         yield up
@@ -93,14 +91,8 @@ def _run(command: ToolcribCommand, target: Target, *words: str) -> str:
     return done.stdout
 
 
-def _believed(command: ToolcribCommand, target: Target) -> Target:
-    _run(command, target, "trust", "--server", SERVER)
-    return target
-
-
 def _agent(command: ToolcribCommand, target: Target) -> Target:
     """An agent whose profile has many rules, of which one allows the tool."""
-    target = _believed(command, target)
     rules = [{"allow": f"server{number}:tool_*"} for number in range(RULES - 1)]
     if target.home is None:
         raise NotMeasured("its home is not known")

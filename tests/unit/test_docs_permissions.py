@@ -33,8 +33,8 @@ def example() -> Profile:
 def test_each_row_of_the_table_is_what_the_profile_decides(name: str, arguments: str, verdict: str, rule: str) -> None:
     server, _, tool = name.partition(":")
     listing = {server: (json.dumps({"name": tool}).encode(),)}
-    (known,) = Catalog.build(listing, version=1, folders={server: "/work"}).tools
-    decision = permission(example(), agent="x", workdir=Path("/work")).decide(known, json.loads(arguments))
+    (known,) = Catalog.build(listing, version=1, folders={server: "/repo"}).tools
+    decision = permission(example(), agent="x", workdir=Path("/repo")).decide(known, json.loads(arguments))
     assert (str(decision.verdict), decision.rule.removeprefix("profile mine: ")) == (verdict, rule)
 
 
