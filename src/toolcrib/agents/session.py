@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from toolcrib.store import sessions as rows
@@ -15,6 +15,9 @@ from toolcrib.store.sessions import LegacyRow, SessionRow
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+
+_WRITTEN = tuple(field.name for field in fields(SessionRow))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -71,44 +74,11 @@ class Session:
             end()
 
     def row(self) -> SessionRow:
-        return SessionRow(
-            agent=self.agent,
-            conversation=self.conversation,
-            id=self.id,
-            started_at=self.started_at,
-            used_at=self.used_at,
-            catalog_version=self.catalog_version,
-            permission_version=self.permission_version,
-            mode=self.mode,
-            listings=self.listings,
-            calls=self.calls,
-            denied=self.denied,
-            failed=self.failed,
-            result_bytes=self.result_bytes,
-            tokens=self.tokens,
-        )
+        return SessionRow(**{name: getattr(self, name) for name in _WRITTEN})
 
     @classmethod
     def of(cls, row: SessionRow, *, idle_since: float, mark: Callable[[Session], None]) -> Session:
-        return cls(
-            agent=row.agent,
-            conversation=row.conversation,
-            id=row.id,
-            started_at=row.started_at,
-            used_at=row.used_at,
-            idle_since=idle_since,
-            catalog_version=row.catalog_version,
-            permission_version=row.permission_version,
-            mode=row.mode,
-            listings=row.listings,
-            calls=row.calls,
-            denied=row.denied,
-            failed=row.failed,
-            result_bytes=row.result_bytes,
-            tokens=row.tokens,
-            kept=True,
-            mark=mark,
-        )
+        return cls(**vars(row), idle_since=idle_since, kept=True, mark=mark)
 
 
 @dataclass(frozen=True, slots=True)
