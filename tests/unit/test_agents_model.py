@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from parts.shaky_store import Shaky
 from toolcrib.agents.roster import Roster
 from toolcrib.catalog.snapshot import Catalog
-from toolcrib.errors import StoreError, ToolcribError
+from toolcrib.errors import ToolcribError
 from toolcrib.events import Bus, Change
 from toolcrib.policy import Verdict
 from toolcrib.policy.profile import profile_from
@@ -55,26 +56,6 @@ class Model:
         return own and (known.parent is None or self.may(known.parent, tool))
 
 
-class Failing:
-    """A store that fails for as long as it is told to, before or after it did its work."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.place = store.place
-        self.fails = ""
-
-    async def read(self, *args: Any, **kwargs: Any) -> Any:
-        return await self._store.read(*args, **kwargs)
-
-    async def write(self, *args: Any, **kwargs: Any) -> Any:
-        if self.fails == "before":
-            raise StoreError("no")
-        done = await self._store.write(*args, **kwargs)
-        if self.fails == "after":
-            raise StoreError("nobody knows")
-        return done
-
-
 async def nowhere(_: Change) -> None: ...
 
 
@@ -82,7 +63,7 @@ class Both:
     """Does the same to the roster and to the model, and holds them against each other."""
 
     def __init__(self, store: Store, folder: Path) -> None:
-        self.store = Failing(store)
+        self.store = Shaky(store)
         self.folder = folder
         self.model = Model()
         self.tokens: list[str] = []

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parts.shaky_store import Shaky
 from toolcrib.agents.agent import DEEPEST, checked_name
 from toolcrib.agents.register import load
 from toolcrib.agents.roster import Roster
@@ -50,26 +51,6 @@ def deny(tools: str) -> Rule:
 
 def ask(tools: str) -> Rule:
     return Rule(effect=Effect.ASK, tools=tools, origin=Origin.AGENT)
-
-
-class Shaky:
-    """A store that can be told to fail, before or after it has done its work."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.place = store.place
-        self.fails = ""
-
-    async def read(self, *args: Any, **kwargs: Any) -> Any:
-        return await self._store.read(*args, **kwargs)
-
-    async def write(self, *args: Any, **kwargs: Any) -> Any:
-        if self.fails == "before":
-            raise StoreError("The disk is full.", remedy="Make room.")
-        done = await self._store.write(*args, **kwargs)
-        if self.fails == "after":
-            raise StoreError("The connection was lost.", remedy="Look after it.")
-        return done
 
 
 class World:

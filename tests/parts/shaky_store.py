@@ -1,0 +1,27 @@
+"""A store that can be told to fail, before or after it has done its work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolcrib.errors import StoreError
+from toolcrib.store import Store
+
+
+class Shaky:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.place = store.place
+        self.fails = ""
+        """`before`, `after`, or empty: for as long as it says so."""
+
+    async def read(self, *args: Any, **kwargs: Any) -> Any:
+        return await self._store.read(*args, **kwargs)
+
+    async def write(self, *args: Any, **kwargs: Any) -> Any:
+        if self.fails == "before":
+            raise StoreError("The disk is full.", remedy="Make room.")
+        done = await self._store.write(*args, **kwargs)
+        if self.fails == "after":
+            raise StoreError("The connection was lost.", remedy="Look after it.")
+        return done
