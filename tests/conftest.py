@@ -91,6 +91,28 @@ def parts() -> Callable[[str], list[str]]:
     return command
 
 
+def _on_path(part: str) -> Path:
+    """A program that the product looks for itself: found on the path from now on, also where it is not installed."""
+    try:
+        program = Path(fleet.command(part)[0])
+    except fleet.NotRun as reason:
+        not_run(part, str(reason))
+    if not shutil.which(program.name):
+        os.environ["PATH"] += f"{os.pathsep}{program.parent}"
+    return program
+
+
+@pytest.fixture(scope="session")
+def bwrap() -> Path:
+    """Bubblewrap, which a test of anything that runs code needs."""
+    return _on_path("bwrap")
+
+
+@pytest.fixture(scope="session")
+def ripgrep() -> Path:
+    return _on_path("ripgrep")
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[databases.Postgres]:
     """A PostgreSQL that the tests of this run share."""

@@ -16,6 +16,7 @@ only rooms that turn an error into bytes, a status or an exit code; they read th
     │   ├── ServerAway         not connected now
     │   ├── CallTimeout        no answer in time (it may have run)
     │   └── ProtocolViolation  it answered with something that is not MCP
+    ├── WorkspaceError         a workspace tool cannot do what was asked
     ├── BookUnwritable         what may change something is not done unrecorded
     ├── ToolError              the server answered a call with a JSON-RPC error
     ├── TooManySessions        no room for one more conversation
@@ -134,6 +135,13 @@ class CallTimeout(ServerFailure):
 
 class ProtocolViolation(ServerFailure):
     http_status = 502
+
+
+class WorkspaceError(ToolcribError):
+    """Told to a model, which shall act on it: what, where, and what would work."""
+
+    code = INVALID_PARAMS
+    http_status = 400
 
 
 class BookUnwritable(ToolcribError):

@@ -78,7 +78,7 @@ class Home:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.project = folder / "project"
-        (self.project / ".git").mkdir(parents=True)
+        (self.project / ".git" / "HEAD").mkdir(parents=True)
         (self.project / "src").mkdir()
         self.daemon_file = folder / "daemon.py"
         self.daemon_file.write_text(DAEMON)

@@ -323,7 +323,7 @@ def test_listings_of_every_wrong_shape_hide_nothing_but_themselves(daemon: Start
     tools = [{"name": name, "description": "d" * 1_000_000} for name in (long_name, odd_name, "_", "-", "a b", "a_b")]
     file.write_text(json.dumps({"tools": tools}))
     servers["odd"] = stdio("scripted_server", "--listing", str(file))
-    started = daemon({"servers": servers})
+    started = daemon({"servers": servers, "workspace": False})
     started.wait_until_ready("healthy", "odd")
     door = Endpoint(started)
 

@@ -53,7 +53,7 @@ def daemon_of_all(shared_home: Home, start_shared_server: StartServer, start_sha
 
 def new_project(home: Home) -> Path:
     folder = home.path / f"project{next(_folders)}"
-    (folder / ".git").mkdir(parents=True)
+    (folder / ".git" / "HEAD").mkdir(parents=True)
     return folder
 
 
@@ -260,7 +260,7 @@ def test_trust_lasts_over_a_restart_and_ends_with_the_content(
 
     project_file(toolcrib_home.project, proof, tools=2)
     proof.unlink()
-    second = daemon({})
+    second = daemon({"workspace": False})
     status = second.status()
     assert [server["name"] for server in status["servers"]] == []
     assert status["untrusted"] == [str(toolcrib_home.project / ".toolcrib" / "config.yml")]

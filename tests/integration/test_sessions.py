@@ -167,7 +167,7 @@ def test_an_agent_with_a_folder_uses_the_servers_of_that_project(
     running = daemon(config)
     running.wait_until_ready()
     owner = Owner(running)
-    (tmp_path / "other" / ".git").mkdir(parents=True)
+    (tmp_path / "other" / ".git" / "HEAD").mkdir(parents=True)
     (tmp_path / "other" / "src").mkdir()
     tokens = {
         "home": owner.add("home", "w:*"),

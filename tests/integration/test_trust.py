@@ -15,7 +15,7 @@ EVIL = "  evil: {{command: touch, args: [{mark}]}}\n"
 def project(toolcrib_home: Home) -> Path:
     root = toolcrib_home.path / "project"
     (root / ".toolcrib").mkdir(parents=True)
-    (root / ".git").mkdir()
+    (root / ".git" / "HEAD").mkdir(parents=True)
     return root
 
 

@@ -50,6 +50,12 @@ class Pin:
         made_of = json.dumps([self.kind, self.packages, sys.version_info[:2] if self.kind == "pypi" else None])
         return cache() / f"{self.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
 
+    @property
+    def on_this_machine(self) -> Path | None:
+        """A program of the distribution that is installed already, whichever version it is."""
+        found = shutil.which(Path(self.entry).name) if self.kind == "deb" else None
+        return Path(found) if found else None
+
 
 def cache() -> Path:
     return Path(os.environ.get("TOOLCRIB_TEST_CACHE") or Path.home() / ".cache" / "toolcrib-tests")
@@ -78,6 +84,8 @@ def ensure(name: str) -> Path:
     pin = pins()[name]
     if pin.folder.is_dir():
         return pin.folder
+    if here := pin.on_this_machine:
+        return here.parent
     cache().mkdir(parents=True, exist_ok=True)
     with _locked(cache() / f"{pin.folder.name}.lock"):
         if not pin.folder.is_dir():
@@ -88,6 +96,8 @@ def ensure(name: str) -> Path:
 def command(name: str) -> list[str]:
     """The words that start a part, without arguments of its own."""
     pin = pins()[name]
+    if here := pin.on_this_machine:
+        return [str(here)]
     folder = ensure(name)
     if not pin.bin:
         return [str(folder / pin.entry)]
@@ -107,6 +117,8 @@ def _locked(path: Path) -> Iterator[None]:
 def _install(pin: Pin) -> None:
     if pin.kind == "npm":
         _npm(pin)
+    elif pin.kind == "deb":
+        _unpacked(pin)
     else:
         _venv(pin)
 
@@ -123,6 +135,32 @@ def _npm(pin: Pin) -> None:
         Path(building).rename(pin.folder)
 
 
+def _unpacked(pin: Pin) -> None:
+    """A package of the distribution, unpacked but not installed: the machine stays as it is; nobody need be root."""
+    for program in ("apt-get", "dpkg-deb"):
+        if not shutil.which(program):
+            raise NotRun(f"{' '.join(pin.packages)} is not installed, and there is no {program} to fetch it with")
+    with tempfile.TemporaryDirectory(prefix=f".{pin.name}-", dir=cache(), ignore_cleanup_errors=True) as building:
+        # The download runs as another user where root asks for it, who must be able to write here.
+        Path(building).chmod(0o755 if os.geteuid() else 0o777)
+        download = ["apt-get", "download", "-qq", *pin.packages]
+        try:
+            _run(pin, download, building)
+        except NotRun:
+            if os.geteuid():
+                raise
+            # A fresh machine may never have asked what there is.
+            _run(pin, ["apt-get", "update", "-qq"])
+            _run(pin, download, building)
+        for package in Path(building).glob("*.deb"):
+            _run(pin, ["dpkg-deb", "--extract", str(package), building])
+            package.unlink()
+        if not (Path(building) / pin.entry).is_file():
+            raise NotRun(f"{pin.name}: {' '.join(pin.packages)} holds no {pin.entry}")
+        Path(building).chmod(0o755)
+        Path(building).rename(pin.folder)
+
+
 def _venv(pin: Pin) -> None:
     """A venv holds absolute paths, so it is built where it stays; the link to it, made last, says that it is whole."""
     place = pin.folder.with_name(pin.folder.name + ".venv")
@@ -136,12 +174,14 @@ def _venv(pin: Pin) -> None:
     link.rename(pin.folder)
 
 
-def _run(pin: Pin, words: list[str]) -> None:
+def _run(pin: Pin, words: list[str], folder: str | None = None) -> None:
     environ = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     # The tests' own interpreter paths must not leak into the part's environment.
     environ.pop("PYTHONPATH", None)
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=INSTALL_LIMIT, env=environ, check=False)
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=INSTALL_LIMIT, env=environ, cwd=folder, check=False
+        )
     except subprocess.TimeoutExpired:
         raise NotRun(f"{pin.name}: installing took longer than {INSTALL_LIMIT:.0f} s") from None
     if done.returncode:

@@ -37,8 +37,17 @@ class Slow:
         self.called = asyncio.Event()
         self.go_on = asyncio.Event()
 
+    def tools_in(self, project: Project) -> tuple[bytes, ...]:
+        return self.tools
+
     def target(self, project: Project, caller: Caller) -> Target:
         return _Asked(self, project)
+
+    async def refresh(self, crib: Crib) -> None:
+        """Nothing depends on the configuration."""
+
+    async def close(self) -> None:
+        """Nothing was opened."""
 
 
 class _Asked:

@@ -42,7 +42,7 @@ LIMIT = 10.0
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOOLCRIB_HOME", str(tmp_path))
     monkeypatch.delenv("CLAUDE_PROJECT_DIR", raising=False)
-    (tmp_path / "project" / ".git").mkdir(parents=True)
+    (tmp_path / "project" / ".git" / "HEAD").mkdir(parents=True)
     (tmp_path / "state").mkdir(mode=0o700)
     monkeypatch.chdir(tmp_path / "project")
     return tmp_path

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -82,7 +83,7 @@ class Daemon:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOOLCRIB_HOME", str(tmp_path))
     monkeypatch.delenv("CLAUDE_PROJECT_DIR", raising=False)
-    (tmp_path / "project" / ".git").mkdir(parents=True)
+    (tmp_path / "project" / ".git" / "HEAD").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "project")
     return tmp_path
 
@@ -397,8 +398,7 @@ def test_with_servers_of_its_own_a_command_does_not_ask_the_daemon(
 
 
 def test_a_working_folder_that_is_gone_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (home / "project" / ".git").rmdir()
-    (home / "project").rmdir()
+    shutil.rmtree(home / "project")
     assert run(["servers"]) == 2
     assert "no longer exists" in capsys.readouterr().err
 

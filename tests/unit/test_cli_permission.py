@@ -34,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "home").mkdir()
     servers = {"files": {"command": str(tmp_path / "no-such-program")}}
     (tmp_path / "home" / "config.json").write_text(json.dumps({"mcpServers": servers}))
-    (tmp_path / "project" / ".git").mkdir(parents=True)
+    (tmp_path / "project" / ".git" / "HEAD").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "project")
     return tmp_path
 

@@ -67,7 +67,6 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     await store.close()
     commands = CommandServer(registry, cast(Host, None))
     async with Crib(paths=paths, root=root, environ=environ, builtins={"crib": commands}) as crib:
-        commands.crib = crib
         await crib.roster.add("reviewer", profile="read-only", workdir=root)
         yield Desk(crib)
 

@@ -317,7 +317,7 @@ def test_a_client_whose_file_is_unknown_is_only_shown(tmp_path: Path) -> None:
 @pytest.fixture
 def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with a project in it, where the command line is used without a daemon."""
-    (tmp_path / "project" / ".git").mkdir(parents=True)
+    (tmp_path / "project" / ".git" / "HEAD").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "project")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TOOLCRIB_HOME", str(tmp_path / "crib"))

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.req("KSI-5")
 async def crib(tmp_path: Path) -> AsyncIterator[Crib]:
     """Of a project with a folder in it, and three servers that are away but were seen before."""
     root = (tmp_path / "project").resolve()
-    for folder in (".git", "sub", "keys", "kid/.git", "kid/src", "src"):
+    for folder in (".git/HEAD", "sub", "keys", "kid/.git/HEAD", "kid/src", "src"):
         (root / folder).mkdir(parents=True)
     environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     paths = Paths.of_user(environ)

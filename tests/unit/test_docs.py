@@ -49,6 +49,7 @@ def test_the_example_configuration_loads_without_a_word(tmp_path):
         "docs/configuration.md",
         "docs/errors.md",
         "docs/permissions.md",
+        "docs/workspace.md",
     ],
 )
 def test_links_lead_somewhere(page):

@@ -38,11 +38,13 @@ class TestWhereARequestWorks:
             answer = await house.modern("tools/call", one, name="slow_where", arguments={})
             assert where(answer) == house.crib.root
 
-    @pytest.mark.parametrize("mark", [".git", ".toolcrib"])
+    @pytest.mark.parametrize("mark", [".git/HEAD", ".toolcrib/config.yml", ".toolcrib/workspace.yml"])
     async def test_an_agent_works_in_the_project_of_its_folder(self, house: House, tmp_path: Path, mark: str) -> None:
         inner = tmp_path / "project" / "src" / "deep"
         inner.mkdir(parents=True)
-        (tmp_path / "project" / mark).mkdir()
+        file = tmp_path / "project" / mark
+        file.parent.mkdir()
+        file.touch()
         token = await house.agent("a", workdir=inner)
         assert where(await house.modern("tools/call", token, name="slow_where", arguments={})) == tmp_path / "project"
         session = await house.initialize(token)

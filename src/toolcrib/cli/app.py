@@ -27,6 +27,7 @@ from toolcrib.cli import (
     server_commands,
     session_commands,
     tool_commands,
+    workspace_commands,
 )
 from toolcrib.cli.output import report, say
 from toolcrib.errors import ToolcribError, UsageError
@@ -41,7 +42,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="One room for the tools of all your agents.",
     epilog="Exit codes: 0 fine, 1 other error, 2 wrong words or arguments, 3 configuration, 4 unknown name, 5 denied, "
-    "6 a server failed, 7 no daemon, 8 already running or port taken, 9 database, 10 the tool says that it failed.",
+    "6 a server failed, 7 no daemon, 8 already running or port taken, 9 database, 10 the tool says that it failed, "
+    "11 running code is refused here.",
 )
 
 
@@ -105,12 +107,13 @@ app.add_typer(agent_commands.agent, name="agent")
 app.add_typer(permission_commands.profile, name="profile")
 app.add_typer(audit_commands.audit, name="audit")
 app.add_typer(session_commands.sessions, name="sessions")
+app.add_typer(workspace_commands.workspace, name="workspace")
 
 
 def run(words: Sequence[str]) -> int:
     """Runs one command line; every error ends here."""
     as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
-    if list(words) in ([], ["config"], ["agent"], ["profile"]):
+    if list(words) in ([], ["config"], ["agent"], ["profile"], ["workspace"]):
         words = [*words, "--help"]
     try:
         code = app(args=list(words), prog_name=PROGRAM, standalone_mode=False)

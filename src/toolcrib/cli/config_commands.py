@@ -17,7 +17,7 @@ import typer
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, say, say_json
 from toolcrib.cli.reach import paths, perform, root
-from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, configs_in
+from toolcrib.config.paths import CONFIG_NAMES, PROJECT_FOLDER, SHARED_PROJECT_FILE, WORKSPACE_NAMES, configs_in
 from toolcrib.errors import ConfigError, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def check(*, as_json: AsJson = False) -> int:
         for problem in found["problems"]:
             say(_problem(problem))
         for file in found["untrusted"]:
-            hint(f"Not trusted yet, so not in use: {file}. `toolcrib trust` shows what it would do.")
+            standing = "it only forbids" if Path(file).name in WORKSPACE_NAMES else "not in use"
+            hint(f"Not trusted yet, so {standing}: {file}. `toolcrib trust` shows what it would do.")
         if not found["problems"]:
             say(f"Nothing is wrong. Servers: {', '.join(found.get('servers', [])) or 'none yet'}.")
     return 0 if found.get("ok", not found["problems"]) else ConfigError.exit_code
@@ -156,10 +157,13 @@ def _agrees() -> bool:
 def _waiting(file: Path | None) -> list[Waiting]:
     """The project's files as if none were trusted, so that what is shown is all that each would do."""
     from toolcrib.config import load  # noqa: PLC0415 - YAML
+    from toolcrib.workspace.load import load_settings  # noqa: PLC0415
 
     loaded = load(paths=paths(), root=root(), environ=os.environ)
+    workspace = load_settings(root(), environ=os.environ)
+    waiting = (*loaded.waiting, *filter(None, [workspace.waiting]))
     wanted = None if file is None else file.resolve()
-    found = [one for one in loaded.waiting if wanted is None or one.file.resolve() == wanted]
+    found = [one for one in waiting if wanted is None or one.file.resolve() == wanted]
     if not found:
         what = f"{file} asks for no trust" if file is not None else f"No file of the project {root()} asks for trust"
         raise NotFound(f"{what}.", remedy="`toolcrib config path` lists the files that are read here.")
@@ -172,7 +176,8 @@ def _trust(one: Waiting) -> dict[str, Any]:
 
 def _project_files() -> list[Path]:
     shared = root() / SHARED_PROJECT_FILE
-    return [*([shared] if shared.is_file() else []), *configs_in(root() / PROJECT_FOLDER)]
+    own = configs_in(root() / PROJECT_FOLDER, (*CONFIG_NAMES, *WORKSPACE_NAMES))
+    return [*([shared] if shared.is_file() else []), *own]
 
 
 def untrust(

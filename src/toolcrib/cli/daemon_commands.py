@@ -47,6 +47,13 @@ def up(
             help="The database, postgresql://user@host/name or a SQLite file, without a password.",
         ),
     ] = None,
+    unsafe_no_sandbox: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-no-sandbox",
+            help="Dangerous: the workspace's commands run as you, confined by nothing; each is written down.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Start the daemon, in the foreground or detached."""
@@ -58,11 +65,13 @@ def up(
         else:
             say(f"Toolcrib runs: {daemon['endpoint']} (pid {daemon['pid']})")
             hint(f"Its token is in {daemon['token_file']}.")
+            if unsafe_no_sandbox:
+                hint("WARNING: the workspace's commands run WITHOUT A SANDBOX: what an agent runs, it runs as you.")
             tell_faults(daemon)
             hint("Next: `toolcrib add NAME -- COMMAND`, `toolcrib servers`, `toolcrib connect claude`.")
         sys.stdout.flush()
 
-    flags = Flags(mcp_servers=tuple(mcp_server or ()), port=port, store=store)
+    flags = Flags(mcp_servers=tuple(mcp_server or ()), port=port, store=store, unsafe_no_sandbox=unsafe_no_sandbox)
     if not detach:
         from toolcrib.daemon.process import run_foreground  # noqa: PLC0415
 

@@ -38,11 +38,12 @@ is a text on stderr that says what to do; with `--json` there is also
 | 8 | a daemon runs already, or the port is taken |
 | 9 | the database |
 | 10 | the tool answered that it failed (`isError`) |
+| 11 | from `workspace check`: the folder, or running code in it, is refused |
 | 130 | Ctrl-C |
 
 Where a daemon runs, commands go to it over its socket. Where none runs, `servers`, `tools`, `call`, `add`, `remove`,
-`config`, `trust`, `untrust` and `logs` work for themselves; `servers`, `tools` and `call` do so always with
-`--mcp-server`.
+`config`, `trust`, `untrust`, `workspace` and `logs` work for themselves; `servers`, `tools` and `call` do so always
+with `--mcp-server`.
 
 The project is `CLAUDE_PROJECT_DIR` where it is set, else the nearest folder upwards with `.toolcrib` or `.git`, else
 the working folder. `TOOLCRIB_HOME` moves all of a user's files into one folder. A daemon that `toolcrib stdio` starts

@@ -17,6 +17,7 @@ from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, say, say_json, table
 from toolcrib.cli.reach import ANSWER_WITHIN, Ask, asking, perform
 from toolcrib.cli.tool_commands import schema_of
+from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.errors import ConfigError, Denied, ToolcribError, UsageError
 
 profile = typer.Typer(rich_markup_mode=None, help="Profiles: sets of rules that agents share.")
@@ -211,8 +212,8 @@ def _told_folder(found: Mapping[str, Any]) -> str:
 def _told_claims(found: Mapping[str, Any]) -> str:
     server = found["tool"].partition(":")[0]
     counts = ", ".join(name if value else f"not {name}" for name, value in found["counts_as"].items())
-    if server == "crib":
-        return f"It is a command of Toolcrib itself: {counts}."
+    if server in RESERVED_SERVER_NAMES:
+        return f"It is a tool of Toolcrib itself: {counts}."
     quoted = shlex.quote(server)
     if found["believed"]:
         return f"{server} is believed (`toolcrib untrust --server {quoted}` ends that); the tool counts as {counts}."

@@ -13,6 +13,7 @@ from toolcrib.commands import (
     session,
     system,
     tool,
+    workspace,
 )
 from toolcrib.commands.registry import registry
 
@@ -30,4 +31,5 @@ __all__ = [
     "session",
     "system",
     "tool",
+    "workspace",
 ]

@@ -12,11 +12,21 @@ from typing import Any
 import msgspec
 
 from toolcrib.commands.registry import Command, Context, Effect, Host, Reach, Registry, Via
-from toolcrib.crib import Crib, Project
+from toolcrib.crib import Builtin, Crib, Project
+from toolcrib.crib.workspace import WorkspaceServer
 from toolcrib.errors import ToolcribError
 from toolcrib.policy import Caller
 from toolcrib.policy.permission import OWNER_MARK
 from toolcrib.servers.model import Answer, OnProgress, ToolCall
+
+
+def builtins(registry: Registry, host: Host, *, unsafe_no_sandbox: bool = False) -> dict[str, Builtin]:
+    """The servers that live in this process, by their reserved names."""
+    servers: tuple[Builtin, ...] = (
+        CommandServer(registry, host),
+        WorkspaceServer(unsafe_no_sandbox=unsafe_no_sandbox),
+    )
+    return {server.name: server for server in servers}
 
 
 class CommandServer:
@@ -28,6 +38,15 @@ class CommandServer:
         self._host = host
         self.crib: Crib | None = None
         self.tools = tuple(_definition(command) for command in self._commands.values())
+
+    async def refresh(self, crib: Crib) -> None:
+        self.crib = crib
+
+    async def close(self) -> None:
+        """Nothing was opened."""
+
+    def tools_in(self, project: Project) -> tuple[bytes, ...]:
+        return self.tools
 
     def target(self, project: Project, caller: Caller) -> _Asked:
         return _Asked(self, project, caller)

@@ -9,22 +9,26 @@ from typing import Any
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
 from toolcrib.config import mask, trust_digest
 from toolcrib.config.model import Severity
+from toolcrib.config.problems import sorted_problems
 from toolcrib.errors import ConfigError
+from toolcrib.workspace.load import load_settings
 
 
 @registry.command("config:check", effect=Effect.READS, reach=Reach.SOCKET)
 async def check(context: Context, _: Parameters) -> dict[str, Any]:
     """Read the configuration anew and report everything that is wrong with it."""
-    config = await context.crib.read_config(context.project.root)
+    crib, root = context.crib, context.project.root
+    config = await crib.read_config(root)
+    trusted = await crib.trust.files()
+    workspace = load_settings(root, environ=crib.environ, is_trusted=lambda _, digest: digest in trusted)
+    problems = sorted_problems((*config.problems, *workspace.problems))
+    waiting = [*config.waiting, *filter(None, [workspace.waiting])]
     return {
-        "ok": not any(problem.severity is Severity.ERROR for problem in config.problems),
+        "ok": not any(problem.severity is Severity.ERROR for problem in problems),
         "servers": sorted(config.servers),
-        "problems": [{**asdict(problem), "text": str(problem)} for problem in config.problems],
-        "untrusted": [str(file) for file in config.untrusted],
-        "waiting": [
-            {"file": str(waiting.file), "digest": waiting.digest, "effects": list(waiting.effects)}
-            for waiting in config.waiting
-        ],
+        "problems": [{**asdict(problem), "text": str(problem)} for problem in problems],
+        "untrusted": [str(one.file) for one in waiting],
+        "waiting": [{"file": str(one.file), "digest": one.digest, "effects": list(one.effects)} for one in waiting],
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from toolcrib import __version__
 from toolcrib.commands.all import registry
-from toolcrib.commands.builtin import CommandServer
+from toolcrib.commands.builtin import builtins
 from toolcrib.commands.registry import Context, Effect, Via
 from toolcrib.config import Flags, Paths
 from toolcrib.crib import Crib
@@ -47,6 +47,7 @@ _NEEDS_NONE = frozenset(
         "session:list",
         "trust:add",
         "trust:remove",
+        "workspace:check",
     }
 )
 
@@ -77,16 +78,14 @@ async def opened(
     """Wires what this command needs, and runs it and others like it until the block ends."""
     registry.find(name)
     host = NoDaemon()
-    commands = CommandServer(registry, host)
     crib = Crib(
         paths=Paths.of_user(os.environ),
         root=root,
         environ=os.environ,
         flags=flags,
-        builtins={"crib": commands},
+        builtins=builtins(registry, host),
         only=_needed(name, params),
     )
-    commands.crib = crib
     async with crib:
         if name in _WAITS_FOR_ALL or _is_a_command(name, params):
             await crib.home.settled()

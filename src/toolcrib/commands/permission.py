@@ -138,7 +138,7 @@ async def why(context: Context, params: Asked) -> dict[str, Any]:
         "arguments": params.arguments,
         "rules": list(case.rules()),
         "unjudged": case.unjudged(),
-        "folder": tool.folder,
+        "folder": permission.folder_of(tool),
         "believed": tool.believed,
         "claimed": tool.annotations,
         "counts_as": claims(tool),

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from toolcrib.calls import Request
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.crib.results import read_answer
 from toolcrib.errors import UnknownServer
 
@@ -21,7 +22,7 @@ class Listed(Parameters):
 async def list_tools(context: Context, params: Listed) -> dict[str, Any]:
     """List the tools of all servers, or of one."""
     project = context.project
-    if params.server is not None and params.server not in {*project.config.servers, "crib"}:
+    if params.server is not None and params.server not in {*project.config.servers, *RESERVED_SERVER_NAMES}:
         known = ", ".join(sorted(project.config.servers)) or "none"
         raise UnknownServer(f"There is no server {params.server!r}.", remedy=f"Servers: {known}.")
     await project.settled(None if params.server is None else [params.server])

@@ -58,7 +58,7 @@ def check_name(name: Any, path: KeyPath, report: Report) -> bool:
         report.error(path, found=describe(name), expected=f"a printable name of 1 to {_LONGEST_NAME} characters")
     elif same_name(name) in RESERVED_SERVER_NAMES:
         report.error(
-            path, found=describe(name), expected="another name", suggestion="It is kept for the daemon's own commands."
+            path, found=describe(name), expected="another name", suggestion="It is kept for the daemon's own tools."
         )
     else:
         return True

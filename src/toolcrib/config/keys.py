@@ -56,7 +56,16 @@ AUTH_KEYS = {
     key: key for key in ("type", "token", "header_name", "api_key", "token_path", "auth_url", "token_url", "client_id")
 } | {"client_secret": "client_secret", "scope": "scopes", "scopes": "scopes"}
 TOP_KEYS = {"servers": "servers", "mcp_servers": "mcp_servers", "port": "port", "names": "names"} | {
-    key: key for key in ("log_level", "store", "audit_values", "audit_keep_days", "audit_keep_mb", "session_idle_hours")
+    key: key
+    for key in (
+        "log_level",
+        "store",
+        "audit_values",
+        "audit_keep_days",
+        "audit_keep_mb",
+        "session_idle_hours",
+        "workspace",
+    )
 }
 
 _SLIPS = {"cmd": "command", "arguments": "args", "environment": "env", "uri": "url", "endpoint": "url"}

@@ -73,28 +73,29 @@ def _user(paths: Paths, around: Surroundings) -> Iterator[Contribution]:
     document = read_document(path)
     if document is None:
         return
-    _warn_of_others(configs_in(paths.config_dir)[1:], document)
-    if _writable_by_all(path):
-        document.report.warning(
-            (),
-            found="a file that everybody may write",
-            expected="a file that is yours alone",
-            suggestion="It starts programs in your name: chmod 600 it.",
-        )
+    warn_of_others(configs_in(paths.config_dir)[1:], document)
+    warn_if_open(path, document)
     yield contribution_of(document, dataclasses.replace(around, file=path))
 
 
-def _warn_of_others(others: tuple[Path, ...], document: Document) -> None:
+def warn_of_others(others: tuple[Path, ...], document: Document) -> None:
     for other in others:
         document.report.warning((), found=f"{other.name} beside it", expected="one file; only this one is read")
 
 
-def _writable_by_all(path: Path) -> bool:
+def warn_if_open(path: Path, document: Document) -> None:
     try:
-        return bool(path.stat().st_mode & stat.S_IWOTH)
+        open_to_all = path.stat().st_mode & stat.S_IWOTH
     except OSError:
         # It was read a moment ago and is gone now: nothing left to warn of.
-        return False
+        return
+    if open_to_all:
+        document.report.warning(
+            (),
+            found="a file that everybody may write",
+            expected="a file that is yours alone",
+            suggestion="It decides what runs in your name: chmod 600 it.",
+        )
 
 
 def _project(
@@ -132,7 +133,7 @@ def _project_documents(root: Path | None) -> Iterator[tuple[Path, Document]]:
             yield path, Document(data={}, report=report)
         elif document := read_document(path):
             if path != shared:
-                _warn_of_others(own[1:], document)
+                warn_of_others(own[1:], document)
             yield path, document
 
 

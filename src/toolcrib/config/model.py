@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-RESERVED_SERVER_NAMES = frozenset({"crib"})
-"""`crib` is the daemon's own commands, seen as a server."""
+WORKSPACE = "workspace"
+RESERVED_SERVER_NAMES = frozenset({"crib", WORKSPACE})
+"""`crib` is the daemon's own commands, seen as a server; `workspace` the tools for the caller's own folder."""
 
 
 KeyPath = tuple[str | int, ...]
@@ -156,6 +157,8 @@ class Settings:
     audit_keep_days: float = 90
     audit_keep_mb: float = 1024
     session_idle_hours: float = 168
+    workspace: bool = True
+    """Whether the tools for the caller's own folder are offered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +169,8 @@ class Flags:
     """Each `NAME=URL` or `NAME=COMMAND`."""
     port: int | None = None
     store: str | None = None
+    unsafe_no_sandbox: bool = False
+    """Commands of the workspace run as the user does, confined by nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from toolcrib.config.slug import slug
 
 CONFIG_NAMES = ("config.yml", "config.yaml", "config.json")
 """In the order of preference; only the first that exists is read."""
+
+WORKSPACE_NAMES = ("workspace.yml", "workspace.yaml", "workspace.json")
+"""The settings of the workspace server, chosen likewise."""
 
 PROJECT_FOLDER = ".toolcrib"
 SHARED_PROJECT_FILE = ".mcp.json"
@@ -108,9 +111,9 @@ def _short(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
 
 
-def configs_in(folder: Path) -> tuple[Path, ...]:
+def configs_in(folder: Path, names: Sequence[str] = CONFIG_NAMES) -> tuple[Path, ...]:
     """The configuration files that stand in a folder, the one to read first; a link counts, wherever it leads."""
-    return tuple(path for name in CONFIG_NAMES if os.path.lexists(path := folder / name))
+    return tuple(path for name in names if os.path.lexists(path := folder / name))
 
 
 def project_config(root: Path) -> Path:

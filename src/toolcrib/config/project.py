@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MARKS = (".toolcrib", ".git")
+from toolcrib.config.paths import CONFIG_NAMES, PROJECT_FOLDER
+
+WORKSPACE_FILE = "workspace.yml"
+_SETTINGS = (*CONFIG_NAMES, WORKSPACE_FILE)
 
 
 def project_of(folder: Path) -> Path:
-    """The nearest folder upwards with `.toolcrib` or `.git`, else the folder itself."""
+    """The nearest folder upwards with settings of ours or a git repository, else the folder itself."""
     here = folder.resolve()
     for one in (here, *here.parents):
-        if any((one / mark).exists() for mark in MARKS):
+        if _is_repository(one / ".git") or any((one / PROJECT_FOLDER / name).exists() for name in _SETTINGS):
             return one
     return here
+
+
+def _is_repository(mark: Path) -> bool:
+    """A worktree and a submodule have a file there. An empty folder is none: git does not take it for one either."""
+    return mark.is_file() or (mark / "HEAD").exists()

@@ -72,7 +72,7 @@ def parse_document(source: str, content: bytes) -> Document:
         if parsed.data is None:
             parsed.data = {}
         if not isinstance(parsed.data, dict):
-            raise Unreadable(found=describe_type(parsed.data), expected="a mapping with `servers:`", line=1)
+            raise Unreadable(found=describe_type(parsed.data), expected="a mapping of names and values", line=1)
     except Unreadable as error:
         return unusable(source, error, content)
     report = Report(source, parsed.lines)

@@ -82,7 +82,10 @@ SETTINGS: Mapping[str, Callable[[Field, Values], Any]] = {
     "audit_keep_days": lambda given, values: values.number(given, least=1, most=36_500),
     "audit_keep_mb": lambda given, values: values.number(given, least=1, most=1_000_000),
     "session_idle_hours": lambda given, values: values.number(given, least=0.01, most=87_600),
+    "workspace": lambda given, values: values.flag(given),
 }
 
-USERS_ALONE = frozenset({"store", "audit_values", "audit_keep_days", "audit_keep_mb", "session_idle_hours"})
+USERS_ALONE = frozenset(
+    {"store", "audit_values", "audit_keep_days", "audit_keep_mb", "session_idle_hours", "workspace"}
+)
 """Settings that a project's file may not have, trusted or not: they are about all projects."""

@@ -25,6 +25,7 @@ def mask(config: Config) -> dict[str, Any]:
             "audit_keep_days": config.settings.audit_keep_days,
             "audit_keep_mb": config.settings.audit_keep_mb,
             "session_idle_hours": config.settings.session_idle_hours,
+            "workspace": config.settings.workspace,
         },
         "problems": [str(problem) for problem in config.problems],
         "untrusted": [{"file": str(item.file), "effects": list(item.effects)} for item in config.waiting],

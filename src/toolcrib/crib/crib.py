@@ -12,7 +12,6 @@ import itertools
 import logging
 import os
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -35,7 +34,7 @@ from toolcrib.crib.results import Result, read_answer
 from toolcrib.crib.secrets import KnownSecrets
 from toolcrib.crib.trust import Trust, trusted_files
 from toolcrib.errors import ServerAway, StoreError
-from toolcrib.events import Bus, CatalogChanged
+from toolcrib.events import Bus, CatalogChanged, Change
 from toolcrib.listing import Listings
 from toolcrib.policy import OWNER
 from toolcrib.servers.pool import Pool
@@ -70,7 +69,7 @@ class Crib:
         self.paths = paths or Paths.of_user(self.environ)
         self.root = (root or Path.cwd()).resolve()
         self.bus = Bus()
-        self._flags = flags
+        self.flags = flags
         self._builtins = dict(builtins or {})
         self._only = only
         self._versions = itertools.count(1)
@@ -93,6 +92,7 @@ class Crib:
     async def __aenter__(self) -> Self:
         try:
             await self._open_books()
+            await self._open_builtins()
             await self.project(self.root)
         except BaseException:
             await self._close()
@@ -105,7 +105,7 @@ class Crib:
         await self._close()
 
     async def _open_books(self) -> None:
-        self._store = await Store.open(store_place(self.paths, self.environ, self._flags))
+        self._store = await Store.open(store_place(self.paths, self.environ, self.flags))
         self._open.push_async_callback(self._store.close)
         settings = (await self.read_config(self.root)).settings
         secrets = KnownSecrets(lambda: (project.config for project in self.projects))
@@ -115,9 +115,18 @@ class Crib:
         self._trust = Trust(
             self._store,
             await self._store.read(believed_servers),
-            note=partial(note, self._attendant.book),
+            note=self.note,
             on_belief=self._catalogs_changed,
         )
+
+    async def _open_builtins(self) -> None:
+        for builtin in self._builtins.values():
+            await builtin.refresh(self)
+            self._open.push_async_callback(builtin.close)
+
+    async def note(self, change: Change) -> None:
+        """Writes into the book what is no call; durable when it returns."""
+        await note(self.book, change)
 
     def _catalogs_changed(self) -> None:
         for project in self.projects:
@@ -197,7 +206,7 @@ class Crib:
             paths=self.paths,
             root=root,
             environ=self.environ,
-            flags=self._flags,
+            flags=self.flags,
             is_trusted=lambda _, digest: digest in trusted,
         )
 
@@ -243,6 +252,8 @@ class Crib:
 
     async def _reloaded(self) -> None:
         async with self._wiring:
+            for builtin in self._builtins.values():
+                await builtin.refresh(self)
             for project in self.projects:
                 project.config = await self.read_config(project.root)
                 await self._connect(project)

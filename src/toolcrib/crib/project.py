@@ -10,19 +10,22 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from toolcrib.calls.door import Target
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import Config, NameStyle, ServerConfig
+from toolcrib.config.model import WORKSPACE, Config, NameStyle, ServerConfig
 from toolcrib.config.slug import slug
 from toolcrib.errors import ServerAway, UnknownTool
 from toolcrib.policy import Caller
 from toolcrib.servers.model import Era, ServerState
 from toolcrib.servers.server import Server
+
+if TYPE_CHECKING:
+    from toolcrib.crib.crib import Crib
 
 LONGEST_NAME = 48
 """So that a client's own prefix still fits into the 64 characters that model providers take."""
@@ -32,9 +35,16 @@ class Builtin(Protocol):
     """A server that lives in this process."""
 
     name: str
-    tools: tuple[bytes, ...]
+
+    def tools_in(self, project: Project) -> tuple[bytes, ...]: ...
 
     def target(self, project: Project, caller: Caller) -> Target: ...
+
+    async def refresh(self, crib: Crib) -> None:
+        """Called before the first project is opened, and when the configuration is read again."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 class Project:
@@ -74,7 +84,7 @@ class Project:
                 for name, server in self.servers.items()
                 if server.tools is not None
             }
-            listings.update({name: builtin.tools for name, builtin in self._builtins.items()})
+            listings.update({name: builtin.tools_in(self) for name, builtin in self._builtins.items()})
             self._catalog = self._built(listings)
         return self._catalog
 
@@ -83,6 +93,7 @@ class Project:
         last = self._last
         believed = {name for name, server in self.servers.items() if self._believes(server.config)}
         folders = {name: server.config.works_in(self.root) for name, server in self.servers.items()}
+        folders[WORKSPACE] = self.root
         made = Catalog.build(
             listings,
             version=self._next_version(),

@@ -24,7 +24,12 @@ def main() -> int:
         with report:
             report.write(json.dumps(answer) + "\n")
 
-    flags = Flags(mcp_servers=tuple(order["mcp_servers"]), port=order["port"], store=order["store"])
+    flags = Flags(
+        mcp_servers=tuple(order["mcp_servers"]),
+        port=order["port"],
+        store=order["store"],
+        unsafe_no_sandbox=order["unsafe_no_sandbox"],
+    )
     try:
         return run_foreground(Path(order["root"]), flags, ready=tell)
     except ToolcribError as error:

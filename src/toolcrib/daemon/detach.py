@@ -33,6 +33,7 @@ def start_detached(root: Path, flags: Flags) -> dict[str, Any]:
             "mcp_servers": flags.mcp_servers,
             "port": flags.port,
             "store": flags.store,
+            "unsafe_no_sandbox": flags.unsafe_no_sandbox,
             "report": writing,
         }
     )

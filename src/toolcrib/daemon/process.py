@@ -23,7 +23,7 @@ import uvloop
 from toolcrib import __version__
 from toolcrib.coding_agents.generated import renew
 from toolcrib.commands.all import registry
-from toolcrib.commands.builtin import CommandServer
+from toolcrib.commands.builtin import builtins
 from toolcrib.config import Flags, Paths
 from toolcrib.config.last_store import remember_store
 from toolcrib.crib import Crib
@@ -97,15 +97,13 @@ class Daemon:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.stop)
         token = owner_token(self._paths.owner_token)
-        commands = CommandServer(registry, self)
         crib = Crib(
             paths=self._paths,
             root=self._root,
             environ=os.environ,
             flags=self._flags,
-            builtins={"crib": commands},
+            builtins=builtins(registry, self, unsafe_no_sandbox=self._flags.unsafe_no_sandbox),
         )
-        commands.crib = crib
         async with crib:
             remember_store(self._paths, self._flags.store)
             settings = crib.home.config.settings
@@ -125,6 +123,8 @@ class Daemon:
                 for file in (self._paths.socket, self._paths.daemon_info):
                     crib.reaper.unlink(file)
                 _settle_memory()
+                if self._flags.unsafe_no_sandbox:
+                    log.warning("commands of the workspace run without a sandbox, as --unsafe-no-sandbox asks")
                 log.info("serving %s, root %s", self.describe()["endpoint"], self._root)
                 ready({**self.describe(), **self._faults(crib)})
                 await self._stopping.wait()

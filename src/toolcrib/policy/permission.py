@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import RESERVED_SERVER_NAMES
+from toolcrib.config.model import RESERVED_SERVER_NAMES, WORKSPACE
 from toolcrib.policy.condition import Under
 from toolcrib.policy.paths import Ground, Sight
 from toolcrib.policy.profile import BUILTIN, Profile
@@ -99,7 +99,12 @@ class Permission:
         """The decision on a call with these arguments. None: they are not known yet, as in a listing; then an allow
         or ask with conditions counts, since a call may fulfil them, and a deny with conditions does not."""
         plan = self._plan(tool)
-        return plan if isinstance(plan, Decision) else plan.decide(arguments, Sight(tool.folder))
+        return plan if isinstance(plan, Decision) else plan.decide(arguments, Sight(self.folder_of(tool)))
+
+    def folder_of(self, tool: Tool) -> str | None:
+        """Where the tool works for this caller: the workspace serves every agent in the agent's own folder."""
+        own = self._base if tool.server == WORKSPACE else None
+        return own or tool.folder
 
     @property
     def folder(self) -> str | None:
@@ -109,12 +114,12 @@ class Permission:
     def by_itself(self, tool: Tool, arguments: Mapping[str, Any] | None, *, without: Collection[Rule] = ()) -> Decision:
         """The decision as if there were no parent, and none of the rules in `without`."""
         plan = self.floor(tool) or self._ruled(tool, without)
-        return plan if isinstance(plan, Decision) else plan.decide(arguments, Sight(tool.folder))
+        return plan if isinstance(plan, Decision) else plan.decide(arguments, Sight(self.folder_of(tool)))
 
     def matching(self, tool: Tool, arguments: Mapping[str, Any] | None) -> tuple[Match, ...]:
         """Every rule that speaks of this tool, the strongest first."""
         steps = sorted(map(_Step, self._indexed().covering(tool)), key=_Step.order)
-        ground = Ground(self._base, Sight(tool.folder))
+        ground = Ground(self._base, Sight(self.folder_of(tool)))
         return tuple(Match(rule=step.rule, applies=step.applies(arguments, ground)) for step in steps)
 
     def floor(self, tool: Tool) -> Decision | None:

@@ -1,0 +1,152 @@
+"""Runs pytest and tells, line by line, what happens. Stand-alone: it runs in the sandbox, under the project's Python.
+
+In: pytest's arguments; the number of a pipe in TOOLCRIB_REPORT_FD. Out: one JSON object a line on that pipe, each
+written at once, so that a run that is ended or ends itself has still told what it was doing. `testing` sends this
+file's own text as `python -c`, since the sandbox need not see where Toolcrib is installed, and reads the lines.
+
+It imports nothing of ours, and nothing that Python 3.8 does not have: the project chooses its Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+DETAILED = 20
+"""So many failures come with a traceback; the ones after them with a message."""
+NAMED = 200
+"""So many failures are told at all; the ones after them are only counted."""
+NAME, MESSAGE, TRACE, OUTPUT = 500, 1000, 4000, 2000
+
+
+class Reporter:
+    """A plugin for pytest. The words for outcomes are those of pytest's last line."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.owner = os.getpid()
+        self.failures = 0
+        self.warnings = 0
+        self.deselected = 0
+        self.config: Any = None
+
+    def tell(self, what: str, **fields: Any) -> None:
+        # A test that forks has this plugin twice; only the first one counts.
+        if self.fd < 0 or os.getpid() != self.owner:
+            return
+        line = memoryview(json.dumps({"is": what, **fields}).encode() + b"\n")
+        try:
+            while line:
+                line = line[os.write(self.fd, line) :]
+        except OSError:
+            self.fd = -1
+
+    def pytest_configure(self, config: Any) -> None:
+        self.config = config
+
+    def pytest_deselected(self, items: Any) -> None:
+        self.deselected += len(items)
+
+    def pytest_warning_recorded(self) -> None:
+        self.warnings += 1
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        self.tell("collected", total=len(session.items), deselected=self.deselected)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.tell("start", id=cut(nodeid, NAME))
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.tell("finish", id=cut(nodeid, NAME))
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.outcome("error", report)
+        elif report.skipped:
+            self.outcome("skipped", report)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        status = self.config.hook.pytest_report_teststatus(report=report, config=self.config)
+        if status and status[0]:
+            self.outcome(str(status[0]), report)
+
+    def pytest_internalerror(self, excrepr: Any) -> None:
+        self.tell("internal", trace=ends(str(excrepr), TRACE))
+
+    def outcome(self, category: str, report: Any) -> None:
+        self.tell("outcome", category=cut(category, 40))
+        if category not in ("failed", "error"):
+            return
+        self.failures += 1
+        if self.failures > NAMED:
+            return
+        file, line, message = place(report)
+        found = {
+            "category": category,
+            "id": cut(report.nodeid, NAME),
+            "file": cut(file, NAME),
+            "line": line,
+            "message": cut(message, MESSAGE),
+        }
+        if self.failures <= DETAILED:
+            found["trace"] = ends(str(report.longrepr or ""), TRACE)
+            found["output"] = ends("\n".join(f"[{name}]\n{text}" for name, text in report.sections), OUTPUT)
+        self.tell("failure", **found)
+
+
+def place(report: Any) -> tuple[str, int, str]:
+    """File, line and message of a failure: where the project's own code raised it, else where the test stands."""
+    location = getattr(report, "location", None) or (str(report.nodeid).partition("::")[0], None, "")
+    file, line = str(location[0]), int(location[1] or 0) + 1
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        lines = str(report.longrepr or "").strip().splitlines()
+        said = next((line for line in reversed(lines) if line.startswith("E ")), lines[-1] if lines else "")
+        return file, line, said[2:].strip() if said.startswith("E ") else said
+    path = str(crash.path)
+    if path.startswith(os.getcwd() + os.sep) and "site-packages" not in path:  # noqa: PTH109 - for Python 3.8
+        file, line = path, int(crash.lineno)
+    return file, line, str(crash.message)
+
+
+def cut(text: object, limit: int) -> str:
+    told = sound(str(text))
+    return told if len(told) <= limit else told[: limit - 1] + "…"
+
+
+def ends(text: str, limit: int) -> str:
+    """A quarter from the beginning, the rest from the end, where what matters stands."""
+    text = sound(text)
+    if len(text) <= limit:
+        return text
+    head, tail = limit // 4, limit - limit // 4
+    return f"{text[:head]}\n… {len(text) - head - tail} characters left out …\n{text[-tail:]}"
+
+
+def sound(text: str) -> str:
+    """Without halves of surrogate pairs, which are no text to whoever reads the lines."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def main() -> int:
+    # Children of the tests shall neither know of the pipe nor keep it open.
+    fd = int(os.environ.pop("TOOLCRIB_REPORT_FD", "-1"))
+    if fd >= 0:
+        os.set_inheritable(fd, False)
+    reporter = Reporter(fd)
+    try:
+        import pytest  # noqa: PLC0415 - it is the project's, and may be missing
+    except ImportError:
+        reporter.tell("missing")
+        return 4
+    sys.argv[0] = "pytest"
+    reporter.tell("begin", pytest=str(pytest.__version__), python=sys.version.split()[0])
+    code = int(pytest.main(sys.argv[1:], plugins=[reporter]))
+    reporter.tell("end", code=code, warnings=reporter.warnings)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

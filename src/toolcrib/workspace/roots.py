@@ -1,0 +1,58 @@
+"""Which folders can be a workspace.
+
+In: the folder, links resolved, and Toolcrib's own folders. Out: nothing, or a `WorkspaceError` that says what would
+work. `folder` asks when it opens one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace import names
+
+# fmt: off
+_SYSTEM = tuple(Path("/", name) for name in (
+    "usr", "etc", "proc", "sys", "dev", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "boot", "run",
+    "nix", "snap", "System", "Library",
+))
+# fmt: on
+_FINE_INSIDE = tuple(map(Path, ("/usr/src", "/usr/local/src", "/dev/shm", "/run/media")))  # noqa: S108
+"""Folders in those of the system where people and containers keep projects."""
+_SHARED = tuple(map(Path, ("/home", "/tmp", "/var", "/var/tmp", "/Users")))  # noqa: S108
+"""Hold the projects of many; themselves they are none."""
+_REMEDY = "Choose the folder of one project."
+
+
+def check_root(root: Path, unfit: Sequence[Path] = (), *, home: Path | None = None) -> None:
+    """`unfit`: folders that it may neither hold nor lie in. `home`: the user's, which it may lie in."""
+    if why := _why_unfit(_real(root), [_real(path) for path in unfit], _real(home or Path.home())):
+        raise WorkspaceError(f"{root} cannot be a workspace: {why}.", remedy=_REMEDY, data={"root": str(root)})
+
+
+def _why_unfit(root: Path, unfit: Sequence[Path], home: Path) -> str:
+    if root == Path("/"):
+        return "it is the whole system"
+    if home.is_relative_to(root):
+        return "it holds your home"
+    if root in _SHARED:
+        return "it holds the folders of many"
+    if any(path.is_relative_to(root) for path in unfit):
+        return "it holds Toolcrib's own files"
+    if any(root.is_relative_to(path) for path in unfit):
+        return "it lies among Toolcrib's own files"
+    if name := names.guarded(root.parts):
+        return f"{name} is not for tools"
+    if any(path.is_relative_to(root) for path in _SYSTEM):
+        return "it is a folder of the system"
+    if any(root.is_relative_to(path) for path in _SYSTEM):
+        return "" if any(path in root.parents for path in _FINE_INSIDE) else "it is a folder of the system"
+    return ""
+
+
+def _real(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path.absolute()

@@ -1,0 +1,158 @@
+"""What lies over the folder while a command runs: git's and Toolcrib's own files, hidden ones, doors to outside.
+
+In: the folder, the settings, whether the command may write. Out: bubblewrap's words for it, and what `inner` shall
+find. `git` knows what of a repository is dangerous, `survey` what there is, `placeholders` hold what is not there.
+
+The words name paths, and a command that still runs could exchange a folder on the way for a link. So `inner` compares
+every place with the device and inode that were seen here, and nothing is run if one differs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.folder import Folder, Spot
+from toolcrib.workspace.sandbox import git
+from toolcrib.workspace.sandbox.placeholders import Placeholders
+from toolcrib.workspace.sandbox.survey import GIT, TOOLCRIB, Found, Kind, Survey, look, survey
+from toolcrib.workspace.settings import GitMode, Settings
+
+
+@dataclass(kw_only=True)
+class Layout:
+    root: Path
+    places: dict[tuple[str, ...], tuple[Found, bool]] = field(default_factory=dict)
+    """What is mounted on itself, and whether read-only: it cannot be renamed or replaced, nor changed if read-only."""
+    masks: list[Found] = field(default_factory=list)
+    own: list[Found] | None = None
+    """What is left of `.toolcrib`, beginning with the folder itself; None if there is none."""
+
+    def fix(self, found: Found, *, read_only: bool) -> None:
+        if found.parts not in self.places or read_only:
+            self.places[found.parts] = (found, read_only)
+
+    def at(self, parts: tuple[str, ...]) -> str:
+        return str(self.root.joinpath(*parts))
+
+    def words(self) -> list[str]:
+        """For bubblewrap. Outer places first: a mount hides what was mounted below it before."""
+        mounts: list[tuple[int, list[str]]] = []
+        for parts, (_, read_only) in self.places.items():
+            mounts.append((len(parts), ["--ro-bind" if read_only else "--bind", self.at(parts), self.at(parts)]))
+        mounts += [(len(found.parts), self._mask(found)) for found in self.masks]
+        if self.own is not None:
+            mounts.append((1, self._own_words(self.own)))
+        return [word for _, words in sorted(mounts, key=lambda mount: mount[0]) for word in words]
+
+    def expected(self) -> tuple[list[tuple[bytes, int, int, bool]], list[tuple[bytes, int]]]:
+        """For `inner`: places with device, inode and whether read-only; masks with the device they must not be on."""
+        places = [*self.places.values(), *((found, True) for found in (self.own or ())[1:])]
+        masks = [*self.masks, *(self.own or ())[:1]]
+        return (
+            [(os.fsencode(self.at(found.parts)), found.device, found.inode, only) for found, only in places],
+            [(os.fsencode(self.at(found.parts)), found.device) for found in masks],
+        )
+
+    def _mask(self, found: Found) -> list[str]:
+        path = self.at(found.parts)
+        if found.kind is Kind.FOLDER:
+            return ["--perms", "0555", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
+        # Bound without devices, so that nobody can open it.
+        return ["--ro-bind", "/dev/null", path]
+
+    def _own_words(self, own: list[Found]) -> list[str]:
+        path = self.at(own[0].parts)
+        words = ["--perms", "0755", "--size", "65536", "--tmpfs", path]
+        for entry in own[1:]:
+            words += ["--ro-bind", self.at(entry.parts), self.at(entry.parts)]
+        return [*words, "--remount-ro", path]
+
+
+def lay_out(folder: Folder, settings: Settings, placeholders: Placeholders, *, writes: bool) -> Layout:
+    layout = Layout(root=folder.root)
+    there = os.fstat(folder.fd)
+    root = Found(parts=(), kind=Kind.FOLDER, device=there.st_dev, inode=there.st_ino)
+    layout.fix(root, read_only=not writes)
+    seen = survey(folder, hides=bool(settings.hidden)) if writes or settings.hidden else Survey()
+    if writes:
+        _repository(layout, folder, settings.git, placeholders)
+        for found in seen.repositories:
+            _nested_repository(layout, folder, found)
+    _own_files(layout, folder, placeholders, writes=writes)
+    for found in [*seen.hidden, *seen.sockets]:
+        if found.kind is Kind.LINK:
+            continue
+        layout.masks.append(found)
+        if writes and found in seen.hidden:
+            _pin_way_to(layout, folder, found)
+    return layout
+
+
+def _repository(layout: Layout, folder: Folder, mode: GitMode, placeholders: Placeholders) -> None:
+    found = look(folder, (GIT,))
+    if found is None or placeholders.may_be_one(GIT, None):
+        placeholders.hold_folder(GIT)
+        layout.fix(_must_be_there(folder, (GIT,)), read_only=True)
+        return
+    if found.kind is Kind.LINK:
+        raise _link_error(GIT)
+    may_commit = mode is GitMode.COMMIT and found.kind is Kind.FOLDER and git.is_plain(folder)
+    layout.fix(found, read_only=not may_commit)
+    if may_commit:
+        for part in git.hold_missing(folder, placeholders):
+            layout.fix(_must_be_there(folder, (GIT, *part)), read_only=part not in git.PINNED)
+
+
+def _nested_repository(layout: Layout, folder: Folder, found: Found) -> None:
+    """A link cannot be mounted over, so what it lies in is made read-only."""
+    if found.kind is Kind.LINK:
+        found = _must_be_there(folder, found.parts[:-1])
+    if found.kind in {Kind.FOLDER, Kind.FILE}:
+        layout.fix(found, read_only=True)
+
+
+def _own_files(layout: Layout, folder: Folder, placeholders: Placeholders, *, writes: bool) -> None:
+    """An empty folder takes the place of `.toolcrib`, and what commands may read is bound into it; so logs of runs that
+    begin meanwhile are not seen either."""
+    found = look(folder, (TOOLCRIB,))
+    if found is None and not writes:
+        return
+    if found is None or placeholders.may_be_one(TOOLCRIB, None):
+        placeholders.hold_folder(TOOLCRIB)
+        found = _must_be_there(folder, (TOOLCRIB,))
+    if found.kind is not Kind.FOLDER:
+        raise _link_error(TOOLCRIB)
+    layout.own = [found, *_readable_entries(folder)]
+
+
+def _readable_entries(folder: Folder) -> list[Found]:
+    descriptor = os.open(TOOLCRIB, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder.fd)
+    try:
+        names = sorted(os.listdir(descriptor))[:100]  # noqa: PTH208 - by descriptor
+    finally:
+        os.close(descriptor)
+    entries = [look(folder, (TOOLCRIB, name)) for name in names if folder.readable(Spot((TOOLCRIB, name)))]
+    return [entry for entry in entries if entry is not None and entry.kind in {Kind.FOLDER, Kind.FILE}]
+
+
+def _pin_way_to(layout: Layout, folder: Folder, found: Found) -> None:
+    """A folder on the way could be renamed, and what is hidden by its path would be seen by the next command."""
+    for length in range(1, len(found.parts)):
+        layout.fix(_must_be_there(folder, found.parts[:length]), read_only=False)
+
+
+def _must_be_there(folder: Folder, parts: tuple[str, ...]) -> Found:
+    found = look(folder, parts)
+    if found is None:
+        raise WorkspaceError(f"{'/'.join(parts)} was removed just now.", remedy="Try again.")
+    return found
+
+
+def _link_error(name: str) -> WorkspaceError:
+    return WorkspaceError(
+        f"{name} in the workspace's folder is no folder but a link or a file, which cannot be protected from commands.",
+        remedy=f"Put a folder in its place (for {GIT}: a file of git's own is fine too).",
+    )

@@ -1,0 +1,98 @@
+"""Limits that hold for a command with all that it starts: memory, processes, size of files.
+
+In: the settings' limits and the pid of the sandbox's first process, before it runs anything. Out: whether a limit was
+passed. A cgroup does it where one can be made (`cgroup`); elsewhere every process gets limits of its own (rlimits, set
+by `inner`) and a watcher adds up what all of them use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Collection
+from pathlib import Path
+
+from toolcrib.workspace.sandbox.cgroup import Group
+from toolcrib.workspace.sandbox.model import Ending
+from toolcrib.workspace.settings import Limits
+
+OPEN_FILES = 4096
+TICK = 0.1
+"""Seconds between two looks."""
+TICK_WATCHING = 0.02
+"""The same where only the watcher stands between a fork bomb and the machine."""
+_FULL_FOR = 10
+"""Looks: so long a cgroup may be full before it is taken for a bomb."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Guard:
+    """Watches one tree of processes, whose first one is `pid`."""
+
+    def __init__(self, limits: Limits, pid: int, group: Group | None) -> None:
+        self._limits = limits
+        self._pid = pid
+        self._group = group
+        self._full = 0
+        self.tick = TICK if group else TICK_WATCHING
+
+    def begin(self, pids: Collection[int]) -> None:
+        """`pids`: all of the tree that there is by now."""
+        if self._group:
+            for pid in pids:
+                self._group.take(pid)
+
+    def passed(self) -> Ending | None:
+        if self._group:
+            if self._group.ran_out_of_memory():
+                return Ending.MEMORY
+            self._full = self._full + 1 if self._group.is_full() else 0
+            return Ending.PROCESSES if self._full >= _FULL_FOR else None
+        threads, memory = usage(self._pid, most=self._limits.processes)
+        if threads > self._limits.processes:
+            return Ending.PROCESSES
+        return Ending.MEMORY if memory > self._limits.memory else None
+
+    def end(self) -> None:
+        if self._group:
+            self._group.remove()
+
+
+def rlimits(limits: Limits, *, counted: bool) -> dict[str, int]:
+    """For each process; `counted`: a cgroup sees to the sum."""
+    each = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": limits.file_size, "RLIMIT_NOFILE": OPEN_FILES}
+    if counted:
+        return each
+    # Processes are counted in the sandbox's own user namespace; root is never bound by it.
+    return each | {"RLIMIT_DATA": limits.memory, "RLIMIT_NPROC": limits.processes}
+
+
+def for_inner(limits: Limits, *, counted: bool) -> list[tuple[int, int]]:
+    """As `inner` sets them: the kernel's number, and the limit; never above what this process has itself."""
+    each = [(getattr(resource, name), limit) for name, limit in rlimits(limits, counted=counted).items()]
+    own = [resource.getrlimit(kind)[1] for kind, _ in each]
+    return [
+        (kind, limit if hard == resource.RLIM_INFINITY else min(limit, hard))
+        for (kind, limit), hard in zip(each, own, strict=True)
+    ]
+
+
+def usage(pid: int, *, most: int) -> tuple[int, int]:
+    """Threads and bytes of a process and all below it; what runs away from its parents belongs to the first again.
+
+    Looks no further when `most` is passed: what is above it is ended whatever it is.
+    """
+    threads = memory = 0
+    waiting = [pid]
+    while waiting and threads <= most:
+        current = waiting.pop()
+        with contextlib.suppress(OSError, ValueError):
+            place = Path(f"/proc/{current}")
+            tasks = [task.name for task in (place / "task").iterdir()]
+            threads += len(tasks)
+            resident, shared = (place / "statm").read_text().split()[1:3]
+            memory += (int(resident) - int(shared)) * _PAGE
+            for task in tasks:
+                waiting += [int(child) for child in (place / "task" / task / "children").read_text().split()]
+    return threads, memory

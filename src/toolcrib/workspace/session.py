@@ -1,0 +1,83 @@
+"""What one user of a workspace has used up: calls, seconds of commands, bytes written.
+
+In: the limits of the settings, and what the tools do. Out: nothing, or a `WorkspaceError` when something is used up.
+One session belongs to one connection, or to one session of an agent at the daemon. File tools run in threads, so
+every count is taken under a lock.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.settings import MB, Limits
+
+_REMEDY = "A new session begins at nought; `limits.{key}` in .toolcrib/workspace.yml changes the limit."
+
+
+class Session:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._seconds = 0.0
+        self._written = 0
+
+    @property
+    def calls(self) -> int:
+        return self._calls
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds
+
+    @property
+    def written(self) -> int:
+        return self._written
+
+    def call(self) -> None:
+        """Counts one call, before it is made."""
+        with self._lock:
+            if self._calls >= self.limits.session_calls:
+                raise _used_up(f"all {self.limits.session_calls} calls", "session_calls", "No tool answers any more.")
+            self._calls += 1
+
+    def wrote(self, count: int) -> None:
+        """Counts bytes, before they are written: what does not fit is not counted, and must not be written."""
+        with self._lock:
+            left = self.limits.session_bytes - self._written
+            if count > left:
+                raise _used_up(
+                    f"{_mb(self._written)} of the {_mb(self.limits.session_bytes)} that it may write, and "
+                    f"{count} bytes more do not fit",
+                    "session_mb",
+                    f"At most {left} bytes can still be written.",
+                )
+            self._written += count
+
+    def left(self) -> float:
+        """The seconds that a command may still take: more than nought."""
+        with self._lock:
+            left = self.limits.session_seconds - self._seconds
+        if left <= 0:
+            raise _used_up(
+                f"all {self.limits.session_seconds:g} seconds of commands",
+                "session_seconds",
+                "The file tools still work.",
+            )
+        return left
+
+    def ran(self, seconds: float) -> None:
+        """Counts what a command took, when it is over. It is `left` that refuses the next one."""
+        with self._lock:
+            self._seconds += seconds
+
+
+def _mb(count: int) -> str:
+    return f"{count / MB:.4g} MB"
+
+
+def _used_up(what: str, key: str, still: str) -> WorkspaceError:
+    return WorkspaceError(
+        f"This session has used {what}. {still}", remedy=_REMEDY.format(key=key), data={"limit": f"limits.{key}"}
+    )

@@ -1,0 +1,58 @@
+"""Claude Code, Codex and Gemini CLI themselves at work in a folder, with the workspace tools of the real daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from parts import coding_agents
+from parts.coding_agents import CodingAgent
+from parts.daemon import Cli, Home, StartDaemon
+from parts.models.script import Call
+from parts.models.server import serving
+
+pytestmark = [pytest.mark.req("FRG-1"), pytest.mark.usefixtures("bwrap")]
+
+WRONG = "def double(number: int) -> int:\n    return number + 2\n"
+RIGHT = WRONG.replace("+ 2", "* 2")
+TEST = "from doubling import double\n\n\ndef test_three_doubled_is_six() -> None:\n    assert double(3) == 6\n"
+
+
+@pytest.fixture(params=coding_agents.ALL, ids=lambda agent: str(agent.name))
+def client(request: pytest.FixtureRequest, parts: Callable[[str], list[str]]) -> CodingAgent:
+    agent: CodingAgent = request.param
+    parts(agent.name)
+    return agent
+
+
+def test_a_coding_agent_reads_fails_mends_and_passes(
+    client: CodingAgent, toolcrib_home: Home, daemon: StartDaemon, cli: Cli
+) -> None:
+    project = toolcrib_home.path / "doubling"
+    project.mkdir()
+    (project / "doubling.py").write_text(WRONG)
+    (project / "test_doubling.py").write_text(TEST)
+    daemon()
+    cli("agent", "add", "worker", "--profile", "developer", "--workdir", str(project)).ok()
+    generated = cli("connect", client.name, "--agent", "worker", "--json").ok().json["generated"]
+    steps = (
+        Call("workspace_read_file", {"path": "doubling.py"}),
+        Call("workspace_run_tests", {}),
+        Call("workspace_edit_file", {"path": "doubling.py", "old": "number + 2", "new": "number * 2"}),
+        Call("workspace_run_tests", {}),
+        Call("workspace_read_file", {"path": "../t/config.json"}),
+    )
+    with serving(client.provider, steps) as model:
+        coding_agents.seat(client, toolcrib_home.path / "client", model).run(cwd=project, generated=Path(generated))
+    read, failed, edited, passed, outside = model.results
+    assert "return number + 2" in read
+    assert "crashed" not in failed.lower()
+    assert "test_three_doubled_is_six" in failed
+    assert "assert 5 == 6" in failed
+    assert "1 failed" in failed or '"failed":1' in failed
+    assert "doubling.py" in edited
+    assert "1 passed" in passed or '"passed":1' in passed
+    assert "servers" not in outside
+    assert (project / "doubling.py").read_text() == RIGHT

@@ -1,0 +1,206 @@
+"""The workspace tools through the daemon: every agent in its own folder, under its permission, on the record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parts import leftovers
+from parts.crowd import ERAS, Member, Owner, all_at_once, refusal
+from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.waiting import wait_for
+
+pytestmark = [pytest.mark.req("FRG-1", "FRG-9"), pytest.mark.usefixtures("bwrap")]
+
+READING = {
+    "workspace_read_file",
+    "workspace_list_dir",
+    "workspace_stat_file",
+    "workspace_find_files",
+    "workspace_search_text",
+    "workspace_project_diff",
+    "workspace_project_structure",
+}
+CHANGING = {
+    "workspace_write_file",
+    "workspace_edit_file",
+    "workspace_run_tests",
+    "workspace_run_lint",
+    "workspace_run_shell_safe",
+}
+
+
+def workspace_tools(member: Member) -> set[str]:
+    return {name for name in member.tools() if name.startswith("workspace_")}
+
+
+def data(answer: Any) -> dict[str, Any]:
+    assert not refusal(answer), refusal(answer)
+    found: dict[str, Any] = answer.result["structuredContent"]
+    return found
+
+
+@pytest.fixture
+def folders(toolcrib_home: Home) -> tuple[Path, Path]:
+    made = tuple(toolcrib_home.path / name for name in ("left", "right"))
+    for folder in made:
+        folder.mkdir()
+        (folder / "name.txt").write_text(f"{folder.name}\n")
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_two_agents_work_in_two_folders_at_once_and_neither_reaches_the_other_s(
+    daemon: StartDaemon, folders: tuple[Path, Path], era: str
+) -> None:
+    running = daemon()
+    owner = Owner(running)
+
+    def work(folder: Path) -> tuple[str, str, str]:
+        token = owner.add(folder.name, profile="developer", workdir=str(folder))
+        other = next(one for one in folders if one != folder)
+        with Member(running, folder.name, token, era) as agent:
+            assert workspace_tools(agent) == READING | CHANGING
+            read = data(agent.call("workspace_read_file", path="name.txt"))
+            agent.call("workspace_write_file", path="made.txt", content=folder.name)
+            ran = data(agent.call("workspace_run_shell_safe", command="cat name.txt; pwd"))
+            outside = refusal(agent.call("workspace_read_file", path=str(other / "name.txt")))
+            stolen = data(agent.call("workspace_run_shell_safe", command=f"cat {other}/name.txt || echo none"))
+            assert other.name not in stolen["stdout"], stolen
+            return read["text"], ran["stdout"], outside
+
+    for folder, (text, printed, outside) in zip(folders, all_at_once(work, folders), strict=True):
+        assert text == f"{folder.name}\n"
+        assert printed == f"{folder.name}\n{folder}\n"
+        assert "outside" in outside or "leaves" in outside or "beneath" in outside, outside
+        assert (folder / "made.txt").read_text() == folder.name
+        assert sorted(path.name for path in folder.iterdir()) == ["made.txt", "name.txt"]
+
+
+def test_an_agent_that_may_only_read_has_only_what_reads(daemon: StartDaemon, folders: tuple[Path, Path]) -> None:
+    running = daemon()
+    token = Owner(running).add("reader", profile="read-only", workdir=str(folders[0]))
+    with Member(running, "reader", token, "modern") as agent:
+        assert workspace_tools(agent) == READING
+        assert "may not use" in refusal(agent.call("workspace_write_file", path="a", content="x"))
+    assert not (folders[0] / "a").exists()
+
+
+def test_every_call_stands_in_the_book_also_one_that_was_refused(
+    daemon: StartDaemon, folders: tuple[Path, Path]
+) -> None:
+    running = daemon()
+    owner = Owner(running)
+    token = owner.add("left", profile="developer", workdir=str(folders[0]))
+    with Member(running, "left", token, "modern") as agent:
+        agent.call("workspace_write_file", path="a.txt", content="x")
+        agent.call("workspace_read_file", path="../right/name.txt")
+    # What only reads is not waited for.
+    wait_for(lambda: len(owner.book(agent="left", server="workspace")) == 4, "the book to have it all", 10)
+    rows = [(row["tool"], row["kind"], row["outcome"]) for row in owner.book(agent="left", server="workspace")]
+    assert rows == [
+        ("workspace:write_file", "intent", ""),
+        ("workspace:write_file", "outcome", "ok"),
+        ("workspace:read_file", "intent", ""),
+        ("workspace:read_file", "outcome", "tool_error"),
+    ]
+
+
+def test_a_rule_about_paths_starts_at_the_agent_s_own_folder(daemon: StartDaemon, folders: tuple[Path, Path]) -> None:
+    left = folders[0]
+    for folder in (left / "src", left / ".git"):
+        folder.mkdir()
+    (left / ".git" / "HEAD").touch()
+    (left / "src" / "inner").mkdir()
+    running = daemon()
+    owner = Owner(running)
+    token = owner.add("inner", "workspace:read_file", workdir=str(left / "src"))
+    owner.allow("inner", "workspace:write_file", when={"path": {"under": "inner"}})
+    with Member(running, "inner", token, "modern") as agent:
+        assert not refusal(agent.call("workspace_write_file", path="inner/a.txt", content="x"))
+        assert "may not use" in refusal(agent.call("workspace_write_file", path="b.txt", content="x"))
+        # The project's root is above the agent's folder, and not the agent's.
+        assert refusal(agent.call("workspace_read_file", path="../name.txt"))
+    assert (left / "src" / "inner" / "a.txt").read_text() == "x"
+    assert not (left / "src" / "b.txt").exists()
+
+
+def test_a_settings_file_that_nobody_trusts_only_narrows(
+    daemon: StartDaemon, cli: Cli, folders: tuple[Path, Path]
+) -> None:
+    left = folders[0]
+    (left / ".toolcrib").mkdir()
+    settings = left / ".toolcrib" / "workspace.yml"
+    settings.write_text("tools: {write_file: off}\ngit: commit\nlimits: {read_kb: 1}\n")
+    running = daemon()
+    token = Owner(running).add("left", profile="developer", workdir=str(left))
+    with Member(running, "left", token, "modern") as agent:
+        assert workspace_tools(agent) == (READING | CHANGING) - {"workspace_write_file"}
+        told = cli("workspace", "check", "--json", cwd=left).json
+        assert told["settings"]["git"] == "read-only"
+        cli("trust", "--yes", cwd=left).ok()
+        assert cli("workspace", "check", "--json", cwd=left).json["settings"]["git"] == "commit"
+        settings.write_text("read_only: true\n")
+        assert "read-only" in refusal(agent.call("workspace_edit_file", path="name.txt", old="left", new="x"))
+    assert (left / "name.txt").read_text() == "left\n"
+
+
+def test_a_folder_that_holds_the_person_s_own_files_has_no_workspace(daemon: StartDaemon, toolcrib_home: Home) -> None:
+    running = daemon()
+    token = Owner(running).add("wide", profile="developer", workdir=str(toolcrib_home.user))
+    (toolcrib_home.user / ".ssh").mkdir()
+    with Member(running, "wide", token, "modern") as agent:
+        assert workspace_tools(agent) == set()
+        assert refusal(agent.call("workspace_list_dir"))
+
+
+def test_the_person_can_do_without_them(daemon: StartDaemon) -> None:
+    running = daemon({"workspace": False})
+    token = Owner(running).add("a", profile="developer")
+    with Member(running, "a", token, "modern") as agent:
+        assert workspace_tools(agent) == set()
+
+
+def test_code_that_runs_without_a_sandbox_is_written_down_before_it_runs(
+    daemon: StartDaemon, folders: tuple[Path, Path]
+) -> None:
+    running: Daemon = daemon(None, "--unsafe-no-sandbox")
+    assert "WITHOUT A SANDBOX" in running.output.read_text()
+    owner = Owner(running)
+    token = owner.add("left", profile="developer", workdir=str(folders[0]))
+    with Member(running, "left", token, "modern") as agent:
+        ran = agent.call("workspace_run_shell_safe", command="echo ran")
+        agent.call("workspace_read_file", path="name.txt")
+    assert "sandbox" in ran.result["content"][0]["text"].lower()
+    noted = [row for row in owner.book(agent="left") if row["outcome"] == "code run without a sandbox"]
+    assert [json.loads(row["detail"]) if isinstance(row["detail"], str) else row["detail"] for row in noted] == [
+        {"tool": "run_shell_safe", "folder": str(folders[0])}
+    ]
+
+
+def test_a_person_calls_them_in_the_project_at_hand(daemon: StartDaemon, cli: Cli, toolcrib_home: Home) -> None:
+    (toolcrib_home.project / "here.txt").write_text("here")
+    daemon()
+    told = cli("call", "workspace:read_file", "path=here.txt", "--json").ok().json
+    assert told["structuredContent"]["text"] == "here"
+
+
+def test_a_removed_agent_s_command_ends_with_it(daemon: StartDaemon, folders: tuple[Path, Path]) -> None:
+    running = daemon()
+    owner = Owner(running)
+    token = owner.add("left", profile="developer", workdir=str(folders[0]))
+    agent = Member(running, "left", token, "modern")
+    agent.send_call("workspace_run_shell_safe", command="touch started; exec sleep 1003")
+    wait_for((folders[0] / "started").exists, "the command to start", 20)
+    assert _sleeping()
+    owner.remove("left")
+    assert refusal(agent.told())
+    agent.close()
+    wait_for(lambda: not _sleeping(), "the command to be gone", 10)
+
+
+def _sleeping() -> bool:
+    return any(process.words.split()[:2] == ["sleep", "1003"] for process in leftovers.living())

@@ -1,0 +1,137 @@
+"""An attacker that swaps names in a folder for links that lead out, as fast as it can, in a process of its own.
+
+In: a folder to attack and a folder outside it. Out: `Race`, which tells what got out: `CANARY` is only outside, and
+nothing outside may change. `door` (a folder) and `note.txt` (a file) are swapped; `door/inner.txt`,
+`door/sub/inner.txt` and `hall/way/inner.txt` hold `INSIDE`, and their namesakes outside hold `CANARY`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+INSIDE = "this lies inside\n"
+CANARY = "canary: this lies outside\n"
+READABLE = ("door/inner.txt", "door/sub/inner.txt", "note.txt", "hall/way/inner.txt", "hall/up.txt")
+"""Files to read, one of them through a link that goes up."""
+WRITABLE = ("door/written.txt", "door/sub/inner.txt", "note.txt", "hall/way/inner.txt", "door/new/folder/written.txt")
+FOLDERS = ("door", "door/sub", "hall", "hall/way")
+
+_EXCHANGE = 2
+_AT_CWD = -100
+_FILES = ("inner.txt", "sub/inner.txt", "way/inner.txt", "note.txt")
+
+
+class Race:
+    def __init__(self, root: Path, outside: Path) -> None:
+        self.root = root
+        self.outside = outside
+        self.swaps = 0
+        """How often names were swapped; known when the race is over."""
+        self._before = self._seen()
+
+    def changed(self) -> list[str]:
+        """What is new, gone or different outside."""
+        now = self._seen()
+        return sorted(path for path in self._before.keys() | now.keys() if self._before.get(path) != now.get(path))
+
+    def _seen(self) -> dict[str, bytes]:
+        found = {}
+        for folder, folders, files in os.walk(self.outside):
+            found |= {str(Path(folder, name)): b"folder" for name in folders}
+            found |= {str(Path(folder, name)): Path(folder, name).read_bytes() for name in files}
+        return found
+
+
+@contextlib.contextmanager
+def racing(root: Path, outside: Path) -> Iterator[Race]:
+    """Lays out both folders, and attacks for as long as the block lasts."""
+    _lay(root, outside)
+    race = Race(root, outside)
+    words = [sys.executable, "-I", __file__, str(root), str(outside)]
+    attacker = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        assert attacker.stdout is not None
+        assert attacker.stdout.readline() == "ready\n"
+        yield race
+    finally:
+        attacker.terminate()
+        told, _ = attacker.communicate(timeout=20)
+        race.swaps = int(told or 0)
+
+
+def _lay(root: Path, outside: Path) -> None:
+    for name in _FILES:
+        (outside / name).parent.mkdir(parents=True, exist_ok=True)
+        (outside / name).write_text(CANARY)
+    for name in ("door/inner.txt", "door/sub/inner.txt", "hall/way/inner.txt", "note.txt"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(INSIDE)
+    (root / "hall" / "up.txt").symlink_to("way/../../note.txt")
+    (root / "door.swap").symlink_to(outside)
+    (root / "note.swap").symlink_to(outside / "note.txt")
+    (root / "hall" / "way.swap").symlink_to(outside / "way")
+
+
+def _exchanger() -> Callable[[Path, Path], None]:
+    """Swaps two names in one step, which no name is missing between."""
+    call = ctypes.CDLL(None, use_errno=True).renameat2
+
+    def exchange(one: Path, other: Path) -> None:
+        if call(_AT_CWD, bytes(one), _AT_CWD, bytes(other), _EXCHANGE):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    return exchange
+
+
+def _step_by_step(one: Path, other: Path) -> None:
+    """The same by three renames: now and then a name leads nowhere."""
+    away = one.with_suffix(".away")
+    one.rename(away)
+    other.rename(one)
+    away.rename(other)
+
+
+def _mend(name: Path, swap: Path, target: Path) -> None:
+    """A writer that replaced the link took the attack away."""
+    if not name.is_symlink() and not swap.is_symlink():
+        new = swap.with_suffix(".new")
+        new.symlink_to(target)
+        new.rename(swap)
+
+
+def _attack(root: Path, outside: Path) -> None:
+    going = True
+
+    def stop(*_: object) -> None:
+        nonlocal going
+        going = False
+
+    signal.signal(signal.SIGTERM, stop)
+    names = [root / name for name in ("door", "note.txt", "hall/way")]
+    swaps = [name.with_suffix(".swap") for name in names]
+    exchange = _exchanger()
+    print("ready", flush=True)
+    for turn in itertools.count():
+        if not going or os.getppid() == 1:
+            break
+        swap = _step_by_step if turn % 8 == 7 else exchange
+        for name, other in zip(names, swaps, strict=True):
+            # A writer may have put a file of its own where a name was missing.
+            with contextlib.suppress(OSError):
+                swap(name, other)
+        with contextlib.suppress(OSError):
+            _mend(names[1], swaps[1], outside / "note.txt")
+    print(turn * len(names), flush=True)
+
+
+if __name__ == "__main__":
+    _attack(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,28 @@
+"""What a file tool works with, without a server around it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.session import Session
+from toolcrib.workspace.settings import DEFAULTS
+from toolcrib.workspace.tool import Scene
+
+
+async def _no_sandbox() -> Any:
+    raise AssertionError("a file tool asked for the sandbox")
+
+
+@contextlib.contextmanager
+def scene_in(root: Path, **chosen: Any) -> Iterator[Scene]:
+    """`chosen`: settings, and limits by their names."""
+    names = {field.name for field in dataclasses.fields(DEFAULTS)}
+    limits = dataclasses.replace(DEFAULTS.limits, **{k: v for k, v in chosen.items() if k not in names})
+    settings = dataclasses.replace(DEFAULTS, limits=limits, **{k: v for k, v in chosen.items() if k in names})
+    with contextlib.closing(Folder(root, hidden=settings.hidden)) as folder:
+        yield Scene(folder=folder, settings=settings, session=Session(settings.limits), sandbox=_no_sandbox, environ={})

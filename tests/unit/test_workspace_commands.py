@@ -1,0 +1,215 @@
+"""The workspace's commands without a sandbox: what is started, and how what is printed reaches a model."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parts.finished import finished
+from parts.scenes import scene_in
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.command import Gathered, Turn, how_it_ended, printed, real_folder
+from toolcrib.workspace.printed import LONGEST, MOST, PAUSE, Lines, clean, ends
+from toolcrib.workspace.sandbox.model import Ending, Finished
+from toolcrib.workspace.shell import words
+from toolcrib.workspace.tool import Scene
+
+pytestmark = pytest.mark.req("FRG-1")
+
+ODD = "".join(map(chr, [*range(9), *range(11, 32), 127, *range(128, 160)]))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text("")
+    (tmp_path / "-rf").write_text("")
+    (tmp_path / "@args").write_text("")
+    with scene_in(tmp_path) as scene:
+        yield scene
+
+
+# What is printed
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07text", "text"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1b(Bplain\x1b=", "plain"),
+        ("10%\r50%\r100%\nend", "100%\nend"),
+        ("dos\r\nlines\r\n", "dos\nlines\n"),
+        ("a\0b\x07", "a\ufffdb\ufffd"),
+        ("tab\tstays — ünïcode ✓", "tab\tstays — ünïcode ✓"),
+        ("cut \x1b[", "cut "),
+    ],
+)
+def test_control_sequences_do_not_reach_a_model(raw: str, shown: str) -> None:
+    assert clean(raw) == shown
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8") | st.sampled_from("\x1b[]0;m\r\n\x07\\")))
+def test_cleaned_text_has_no_control_character(text: str) -> None:
+    shown = clean(text)
+    assert not set(shown) & set(ODD)
+    assert clean(shown) == shown
+
+
+@given(st.text(), st.integers(min_value=2, max_value=50))
+def test_a_text_is_cut_in_the_middle_and_says_so(text: str, limit: int) -> None:
+    shown = ends(text, limit)
+    if len(text) <= limit:
+        assert shown == text
+    else:
+        assert "left out" in shown
+        assert len(shown) <= limit + 60
+
+
+def test_both_streams_share_the_room_and_neither_starves() -> None:
+    out, err = printed(finished(out=b"o" * 5000, err=b"e" * 5000), 1000)
+    assert 400 < out.count("o") <= 520
+    assert 400 < err.count("e") <= 520
+    out, err = printed(finished(out=b"o" * 900, err=b"e" * 50), 1000)
+    assert (out, err) == ("o" * 900, "e" * 50)
+
+
+@given(
+    st.lists(st.text(alphabet=st.characters(codec="utf-8", exclude_categories=("Cc",)), max_size=20), max_size=30),
+    st.lists(st.integers(min_value=1, max_value=40), max_size=40),
+)
+def test_lines_are_told_whole_however_the_bytes_come(lines: list[str], cuts: list[int]) -> None:
+    raw = "\n".join(lines).encode()
+
+    async def follow() -> list[str]:
+        heard: list[str] = []
+        stream = Lines(heard.append)
+        rest = raw
+        for size in (*cuts, len(raw)):
+            stream.take("stdout", rest[:size])
+            rest = rest[size:]
+        stream.take("stdout", rest)
+        stream.close()
+        return heard
+
+    heard = asyncio.run(follow())
+    # An empty end is no line.
+    expected = lines[:-1] if lines and not lines[-1] else lines
+    assert "\n".join(heard) == "\n".join(expected)
+
+
+async def test_progress_is_told_seldom_and_in_small_pieces() -> None:
+    heard: list[tuple[float, str]] = []
+    loop = asyncio.get_running_loop()
+    stream = Lines(lambda text: heard.append((loop.time(), text)))
+    began = loop.time()
+    while loop.time() - began < 0.5:
+        stream.take("stdout", b"a line of output\n" * 200)
+        stream.take("stderr", b"x" * 1000)
+        await asyncio.sleep(0)
+    stream.close()
+    assert 2 <= len(heard) <= 7
+    # Closing tells the rest at once.
+    gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(heard[:-1])]
+    assert all(gap >= PAUSE * 0.9 for gap in gaps)
+    assert all(len(text) <= 2 * MOST + 60 for _, text in heard)
+    assert "lines left out" in heard[1][1]
+
+
+async def test_a_line_without_end_is_told_and_not_kept_for_ever() -> None:
+    heard: list[str] = []
+    stream = Lines(heard.append)
+    for _ in range(100):
+        stream.take("stdout", b"y" * 10_000)
+    assert len(stream._open["stdout"]) <= LONGEST
+    stream.close()
+    assert 0 < sum(map(len, heard)) <= 2 * MOST + 60
+
+
+async def test_bytes_that_are_no_text_are_replaced() -> None:
+    heard: list[str] = []
+    stream = Lines(heard.append)
+    stream.take("stdout", b"caf\xc3")
+    stream.take("stdout", b"\xa9 \xff\n")
+    stream.close()
+    assert heard == ["café \ufffd"]
+
+
+@given(st.lists(st.binary(max_size=30)), st.integers(min_value=0, max_value=100))
+def test_what_is_gathered_is_the_beginning_and_knows_whether_it_is_all(chunks: list[bytes], limit: int) -> None:
+    gathered = Gathered(limit)
+    for chunk in chunks:
+        gathered.take("stdout", chunk)
+        gathered.take("stderr", b"other")
+    whole = b"".join(chunks)
+    assert bytes(gathered.stdout) == whole[:limit]
+    assert gathered.is_cut == (len(whole) > limit)
+
+
+# What is started
+
+
+def test_a_line_goes_to_a_shell_that_cannot_take_it_for_options() -> None:
+    shell, *rest = words("-x; echo")
+    assert Path(shell).exists()
+    assert rest == ["-c", "--", "-x; echo"]
+
+
+def test_a_list_is_run_as_it_is() -> None:
+    assert words(["ls", "-l", "a b", ""]) == ("ls", "-l", "a b", "")
+
+
+@pytest.mark.parametrize("command", ["", "  \n", [], [""], "a\0b", ["ls", "\0"], "\ud800", ["x"] * 5000, "x" * 200_000])
+def test_what_cannot_be_a_command_is_refused_with_a_remedy(command: str | list[str]) -> None:
+    with pytest.raises(WorkspaceError) as caught:
+        words(command)
+    assert caught.value.remedy
+
+
+def test_a_command_runs_in_a_folder_inside_by_its_real_place(scene: Scene) -> None:
+    (scene.folder.root / "link").symlink_to("tests")
+    (scene.folder.root / "out").symlink_to("/etc")
+    assert str(real_folder(scene.folder, "link")) == "tests"
+    assert str(real_folder(scene.folder, ".")) == "."
+    for path in ("out", "..", "/etc", "tests/test_a.py", "nowhere"):
+        with pytest.raises(WorkspaceError):
+            real_folder(scene.folder, path)
+
+
+@pytest.mark.req("FRG-10")
+def test_a_turn_is_as_short_as_the_shortest_limit(tmp_path: Path) -> None:
+    with scene_in(tmp_path, session_seconds=100.0) as scene:
+        assert Turn(scene, "run_shell_safe").limit == 100.0
+        assert Turn(scene, "run_shell_safe", 5).limit == 5
+        assert Turn(scene, "run_shell_safe", 5000).limit == 100.0
+        scene.session.ran(60)
+        assert Turn(scene, "run_shell_safe").limit == 40.0
+        assert Turn(scene, "project_diff").limit == 30.0
+        for wrong in (0.0, -1.0, float("nan")):
+            with pytest.raises(WorkspaceError):
+                Turn(scene, "run_shell_safe", wrong)
+        scene.session.ran(60)
+        with pytest.raises(WorkspaceError):
+            Turn(scene, "run_shell_safe")
+
+
+@pytest.mark.parametrize(
+    ("how", "words_for_it"),
+    [
+        (finished(code=3), "Exit code 3"),
+        (finished(code=None, signal=9), "Ended by signal SIGKILL"),
+        (finished(code=137, signal=9), "Exit code 137 (as by signal SIGKILL)"),
+        (finished(code=None, signal=250), "Ended by signal 250"),
+        (finished(code=None, ending=Ending.TIMEOUT), "Ended at the time limit of 120 s"),
+        (finished(code=None, ending=Ending.MEMORY), "Ended at the memory limit"),
+    ],
+)
+def test_every_ending_has_words(scene: Scene, how: Finished, words_for_it: str) -> None:
+    assert how_it_ended(how, Turn(scene, "run_shell_safe")) == words_for_it

@@ -1,0 +1,262 @@
+"""Globs choose what a plain reading of them says, and no pattern takes long."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.globs import MOST_ALTERNATIVES, Globs
+from toolcrib.workspace.ignores import Rules, Verdict
+
+pytestmark = pytest.mark.req("FRG-1")
+
+
+def fits(pattern: str | list[str], path: str) -> bool:
+    return Globs([pattern] if isinstance(pattern, str) else pattern).matches(path.split("/"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("*.py", ["a.py", "x/y/a.py", ".py"], ["a.pyc", "a.py/b"]),
+        ("**/*.py", ["a.py", "x/y/a.py"], ["a.pyc"]),
+        ("src/**/test_*.py", ["src/test_a.py", "src/x/y/test_a.py"], ["test_a.py", "x/src/test_a.py"]),
+        ("src/*", ["src/a"], ["src/a/b", "src"]),
+        ("src/**", ["src/a", "src/a/b"], ["src", "srcs/a"]),
+        ("src/", ["src/a", "src/a/b"], ["src"]),
+        ("/a.py", ["a.py"], ["x/a.py"]),
+        ("./a.py", ["a.py"], ["x/a.py"]),
+        ("**", ["a", "a/b"], []),
+        ("{a,b}.txt", ["a.txt", "x/b.txt"], ["c.txt", "a,b.txt"]),
+        ("{src,tests}/**/*.{py,pyi}", ["src/a.py", "tests/x/a.pyi"], ["docs/a.py"]),
+        ("{a,{b,c}d}", ["a", "bd", "cd"], ["b", "d"]),
+        ("{a/**,b}/c", ["a/c", "a/x/c", "b/c"], ["c"]),
+        ("[a-c]?", ["ax", "cé"], ["dx", "a", "a/"]),
+        ("[!a]", ["b", "x/b", "é"], ["a"]),
+        ("x[!a]y", ["xby"], ["x/y", "xay"]),
+        ("x[+-9]y", ["x+y", "x0y"], ["x/y"]),
+        ("[]]", ["]"], ["a"]),
+        ("[[:digit:]]*", ["1x"], ["x1"]),
+        (r"\*", ["*"], ["a"]),
+        (r"a\{b", ["a{b"], ["ab"]),
+        ("a,b", ["a,b"], ["a"]),
+        ("*x", ["caf\udce9x"], ["caf\udce9"]),
+        ("a\nb", ["a\nb"], ["a", "b"]),
+        ("ä?", ["äö"], ["ä"]),
+    ],
+)
+def test_a_glob_fits_what_people_expect(pattern: str, yes: list[str], no: list[str]):
+    assert [path for path in yes if not fits(pattern, path)] == []
+    assert [path for path in no if fits(pattern, path)] == []
+
+
+def test_a_leading_exclamation_mark_leaves_out():
+    patterns = ["*.js", "!*.min.js", "!vendor/"]
+    assert [p for p in ("a.js", "a.min.js", "vendor/a.js", "a.py") if fits(patterns, p)] == ["a.js"]
+    assert fits(["!*.js"], "a.py")
+    assert not fits(["!*.js"], "a.js")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "place"),
+    [("[a", 1), ("x{a,b", 2), ("a}", 2), ("a\\", 2), ("[[:nope:]]", 2), ("[", 1), ("[a\\", 1), ("", 1), ("{" * 20, 9)],
+)
+def test_a_glob_that_means_nothing_is_refused_with_its_place(pattern: str, place: int):
+    with pytest.raises(WorkspaceError) as error:
+        Globs([pattern])
+    assert f"at character {place}." in error.value.message
+    assert "backslash" in error.value.remedy
+
+
+def test_braces_that_stand_for_too_many_patterns_are_refused():
+    with pytest.raises(WorkspaceError, match=str(MOST_ALTERNATIVES)):
+        Globs(["{a,b,c,d}" * 20])
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a*" * 100 + "b", "**/" * 100 + "b", "*/**/" * 50 + "x", "[ab]*" * 100, "{a*,b*}{a*,b*}{a*,b*}" + "*a" * 90],
+)
+def test_no_glob_takes_long(pattern: str):
+    path = ["a" * 200] * 20
+    began = time.perf_counter()
+    Globs([pattern]).matches(path)
+    Rules([pattern]).verdict("/".join(path), is_folder=False)
+    assert time.perf_counter() - began < 2.0
+
+
+# A pattern as a structure, its text, and a plain reading of the structure.
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True)
+class Star:
+    pass
+
+
+@dataclass(frozen=True)
+class One:
+    pass
+
+
+@dataclass(frozen=True)
+class OneOf:
+    characters: str
+    negated: bool
+
+
+@dataclass(frozen=True)
+class Slash:
+    pass
+
+
+@dataclass(frozen=True)
+class Choice:
+    choices: tuple[tuple[object, ...], ...]
+
+
+letters = st.sampled_from("ab*é")
+plain = st.one_of(
+    st.builds(Text, letters),
+    st.just(Star()),
+    st.just(One()),
+    st.just(Slash()),
+    st.builds(OneOf, st.text("ab-", min_size=1, max_size=2), st.booleans()),
+)
+tokens = st.one_of(
+    plain, plain, st.builds(Choice, st.lists(st.lists(plain, max_size=3).map(tuple), min_size=1, max_size=3).map(tuple))
+)
+patterns = st.lists(tokens, min_size=1, max_size=7).map(tuple)
+paths = st.lists(st.text("ab*-é", min_size=1, max_size=3), min_size=1, max_size=4).map("/".join)
+
+
+def written(pattern: tuple[object, ...]) -> str:
+    words = []
+    for token in pattern:
+        match token:
+            case Text(text):
+                words.append("\\*" if text == "*" else text)
+            case Star():
+                words.append("*")
+            case One():
+                words.append("?")
+            case Slash():
+                words.append("/")
+            case OneOf(characters, negated):
+                words.append(f"[{'!' if negated else ''}{''.join(sorted(characters))}]")
+            case Choice(choices):
+                words.append("{" + ",".join(written(choice) for choice in choices) + "}")
+    return "".join(words)
+
+
+def without_choices(pattern: tuple[object, ...]) -> list[tuple[object, ...]]:
+    parts = [token.choices if isinstance(token, Choice) else ((token,),) for token in pattern]
+    return [tuple(itertools.chain(*parts)) for parts in itertools.product(*parts)]
+
+
+def reads(pattern: tuple[object, ...], path: str) -> bool:
+    """Component by component, by going back wherever it was wrong."""
+    groups = [
+        list(group) for is_slash, group in itertools.groupby(pattern, lambda t: isinstance(t, Slash)) if not is_slash
+    ]
+    texts = written(pattern)
+    anchored = texts.startswith("/")
+    if texts.endswith("/"):
+        groups.append([Star(), Star()])
+    if not anchored and "/" not in texts:
+        groups.insert(0, [Star(), Star()])
+    return fits_parts(groups, path.split("/"))
+
+
+def fits_parts(groups: list[list[object]], names: list[str]) -> bool:
+    if not groups:
+        return not names
+    if groups[0] == [Star(), Star()]:
+        if len(groups) == 1:
+            return bool(names)
+        return fits_parts(groups[1:], names) or (bool(names) and fits_parts(groups, names[1:]))
+    return bool(names) and fits_name(groups[0], names[0]) and fits_parts(groups[1:], names[1:])
+
+
+def fits_name(group: list[object], name: str) -> bool:
+    if not group:
+        return not name
+    first, rest = group[0], group[1:]
+    if isinstance(first, Star):
+        return any(fits_name(rest, name[n:]) for n in range(len(name) + 1))
+    if not name or not fits_name(rest, name[1:]):
+        return False
+    match first:
+        case Text(text):
+            return text == name[0]
+        case OneOf(characters, negated):
+            return (name[0] in characters) is not negated
+        case _:
+            return True
+
+
+@settings(max_examples=500)
+@given(patterns, paths)
+def test_globs_mean_what_a_plain_reading_of_them_means(pattern: tuple[object, ...], path: str):
+    text = written(pattern)
+    # Two slashes in a row and the like have no meaning that anybody agrees on.
+    alternatives = [one for one in without_choices(pattern) if written(one)]
+    if any("//" in written(one) or written(one) in ("/", "") for one in alternatives) or not alternatives:
+        return
+    if len(alternatives) != len(without_choices(pattern)):
+        return
+    assert fits(text, path) == any(reads(one, path) for one in alternatives)
+
+
+@pytest.mark.parametrize(
+    ("lines", "ignored", "kept"),
+    [
+        (["*.pyc"], ["a.pyc", "x/a.pyc"], ["a.py"]),
+        (["/a"], ["a"], ["x/a"]),
+        (["a/b"], ["a/b"], ["x/a/b"]),
+        (["build/"], ["build/", "x/build/"], ["build"]),
+        (["**/x"], ["x", "a/x"], ["ax"]),
+        (["a/**"], ["a/b", "a/b/c"], ["a/"]),
+        (["a/**/b"], ["a/b", "a/x/b"], ["b"]),
+        (["# no", "", "\\#yes", "\\!yes"], ["#yes", "!yes"], ["no"]),
+        (["a ", "b\\ "], ["a", "b "], ["b"]),
+        (["*", "!*/", "!*.py"], ["a.txt", "x/a.txt"], ["x/", "a.py", "x/a.py"]),
+        (["[ab"], [], ["[ab", "a"]),
+        (["a\\"], [], ["a", "a\\"]),
+        (["{a,b}"], ["{a,b}"], ["a"]),
+        (["x?z", "[!a]b"], ["xyz", "cb"], ["x/z", "ab"]),
+    ],
+)
+def test_rules_of_gitignore_decide_as_git_does(lines: list[str], ignored: list[str], kept: list[str]):
+    rules = Rules(lines)
+
+    def is_ignored(path: str) -> bool:
+        return rules.verdict(path.removesuffix("/"), is_folder=path.endswith("/")) is Verdict.IGNORED
+
+    assert [path for path in ignored if not is_ignored(path)] == []
+    assert [path for path in kept if is_ignored(path)] == []
+
+
+def test_a_gitignore_file_may_have_a_bom_and_lines_from_windows():
+    rules = Rules.of_file(b"\xef\xbb\xbf*.log\r\n!keep.log\r\n")
+    assert rules is not None
+    assert rules.verdict("a.log", is_folder=False) is Verdict.IGNORED
+    assert rules.verdict("keep.log", is_folder=False) is Verdict.KEPT
+    assert rules.verdict("a.txt", is_folder=False) is None
+
+
+def test_a_gitignore_file_of_thousands_of_lines_decides_by_the_last_that_fits():
+    rules = Rules([*(f"name{n}" for n in range(1500)), "!name7", *(f"other{n}" for n in range(1500))])
+    assert rules.verdict("name8", is_folder=False) is Verdict.IGNORED
+    assert rules.verdict("name7", is_folder=False) is Verdict.KEPT
+    assert rules.verdict("other1499", is_folder=False) is Verdict.IGNORED

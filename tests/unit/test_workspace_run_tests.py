@@ -1,0 +1,316 @@
+"""run_tests without a sandbox: pytest's arguments, its reports, and which Python."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from parts.finished import finished
+from parts.scenes import scene_in
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace import pytest_report, report
+from toolcrib.workspace.command import Turn
+from toolcrib.workspace.interpreter import Found, Interpreter, names, read_answers
+from toolcrib.workspace.report import MOST_CATEGORIES, MOST_FAILURES, MOST_RUNNING, Tally
+from toolcrib.workspace.sandbox.model import Ending, Finished
+from toolcrib.workspace.settings import Settings
+from toolcrib.workspace.testing import RunTests, judge, plugin, pytest_words, told
+from toolcrib.workspace.tool import Scene
+
+pytestmark = pytest.mark.req("FRG-1")
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text("")
+    (tmp_path / "-rf").write_text("")
+    (tmp_path / "@args").write_text("")
+    with scene_in(tmp_path) as scene:
+        yield scene
+
+
+# pytest's arguments
+
+
+def test_tests_are_named_so_that_none_is_an_option(scene: Scene) -> None:
+    given_paths = ["tests", "./tests/test_a.py::TestX::test_y[a::b]", "-rf", "@args", str(scene.folder.root / "tests")]
+    said = pytest_words(
+        scene,
+        RunTests(paths=given_paths, select="--version", marker="-x", max_failures=2, last_failed=True),
+    )
+    assert said == (
+        "-q", "--tb=short", "--color=no", "-k=--version", "-m=-x", "--last-failed", "--maxfail=2",
+        "./tests", "./tests/test_a.py::TestX::test_y[a::b]", "./-rf", "./@args", "./tests",
+    )  # fmt: skip
+
+
+@pytest.mark.req("FRG-9")
+@pytest.mark.parametrize(
+    "path", ["../x", "/etc/passwd", "..::x", "a\0b", "nosuch.py", "tests/test_a.py::a\0", "x" * 5000]
+)
+def test_paths_of_tests_stay_inside(scene: Scene, path: str) -> None:
+    with pytest.raises(WorkspaceError):
+        pytest_words(scene, RunTests(paths=["tests", path]))
+
+
+def test_a_folder_that_cannot_be_written_gets_no_cache(tmp_path: Path) -> None:
+    for read_only in (True, False):
+        with scene_in(tmp_path, read_only=read_only) as scene:
+            assert ("no:cacheprovider" in pytest_words(scene, RunTests())) is read_only
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.text(max_size=30), select=st.text(max_size=30), marker=st.text(max_size=30))
+def test_no_text_of_a_model_becomes_a_word_of_its_own(scene: Scene, path: str, select: str, marker: str) -> None:
+    try:
+        said = pytest_words(scene, RunTests(paths=[f"tests::{path}"], select=select, marker=marker))
+    except WorkspaceError:
+        return
+    ours = 3 + bool(select) + bool(marker)
+    assert len(said) == ours + 1
+    assert [word for word in said if not word.startswith(("-k=", "-m=", "./"))] == ["-q", "--tb=short", "--color=no"]
+
+
+# pytest's reports
+
+
+def lines_of(*rows: object) -> bytes:
+    return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+
+
+FAILURE = {"is": "failure", "category": "failed", "id": "t.py::a", "file": "t.py", "line": 3, "message": "no"}
+SAMPLE = lines_of(
+    {"is": "begin", "pytest": "9.2.0", "python": "3.11.7"},
+    {"is": "collected", "total": 2, "deselected": 1},
+    {"is": "start", "id": "t.py::a"},
+    {"is": "outcome", "category": "failed"},
+    FAILURE,
+    {"is": "finish", "id": "t.py::a"},
+    {"is": "start", "id": "t.py::b"},
+    {"is": "outcome", "category": "passed"},
+    {"is": "finish", "id": "t.py::b"},
+    {"is": "end", "code": 1, "warnings": 4},
+)
+
+
+def state_of(tally: Tally) -> tuple[object, ...]:
+    return (
+        dict(tally.counts), [msgspec.structs.asdict(one) for one in tally.failures], dict(tally.running),
+        tally.total, tally.deselected, tally.warnings, tally.code, tally.done, tally.versions,
+    )  # fmt: skip
+
+
+@given(st.lists(st.integers(min_value=1, max_value=200)))
+def test_a_report_is_read_however_its_bytes_come(cuts: list[int]) -> None:
+    tally, rest = Tally(), SAMPLE
+    for size in cuts:
+        tally.take(rest[:size])
+        rest = rest[size:]
+    tally.take(rest)
+    assert tally.counts == {"failed": 1, "passed": 1}
+    assert (tally.total, tally.deselected, tally.warnings, tally.code, tally.done) == (2, 1, 4, 1, 2)
+    assert [one.id for one in tally.failures] == ["t.py::a"]
+    assert not tally.running
+
+
+HOSTILE = st.one_of(
+    st.binary(),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=5,
+    ).map(lambda value: msgspec.json.encode(value) if not isinstance(value, bytes) else value),
+    st.fixed_dictionaries(
+        {
+            "is": st.sampled_from(
+                ["begin", "collected", "start", "finish", "outcome", "failure", "internal", "end", "x"]
+            )
+        },
+        optional={
+            name: st.integers() | st.text(max_size=5) | st.none()
+            for name in (
+                "id",
+                "category",
+                "total",
+                "deselected",
+                "code",
+                "warnings",
+                "line",
+                "file",
+                "message",
+                "trace",
+            )
+        },
+    ).map(lambda row: msgspec.json.encode(row, enc_hook=str)),
+)
+
+
+@given(st.lists(HOSTILE, max_size=10))
+def test_a_hostile_report_is_passed_over(pieces: list[bytes]) -> None:
+    tally = Tally()
+    for piece in pieces:
+        tally.take(piece + b"\n")
+    before = tally.counts["passed"]
+    tally.take(lines_of({"is": "outcome", "category": "passed"}))
+    assert tally.counts["passed"] == before + 1
+    assert all(type(count) is int and count >= 0 for count in (tally.total or 0, tally.deselected, tally.warnings))
+
+
+def test_what_is_kept_of_a_report_is_bounded() -> None:
+    tally = Tally()
+    tally.take(b"[" * 100_000 + b"\n")
+    tally.take(b"z" * 300_000)
+    tally.take(b"z" * 300_000 + b"\n")
+    for number in range(500):
+        tally.take(
+            lines_of(
+                FAILURE,
+                {"is": "start", "id": f"t.py::{number}"},
+                {"is": "outcome", "category": f"odd {number}"},
+                {"is": "failure", **FAILURE, "message": "m" * 6000},
+            )
+        )
+    assert len(tally.failures) == MOST_FAILURES
+    assert len(tally.running) == MOST_RUNNING
+    assert len(tally.counts) == MOST_CATEGORIES
+    assert max(len(one.message) for one in tally.failures) <= 5000
+    tally.take(SAMPLE)
+    assert tally.code == 1
+
+
+@pytest.mark.parametrize(("name", "flood"), [("MOST_BYTES", b"x" * 2000), ("MOST_LINES", b"\n" * 2000)])
+def test_a_report_without_end_is_not_read_for_ever(name: str, flood: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, name, 1500)
+    tally = Tally()
+    tally.take(flood + b"\n")
+    tally.take(SAMPLE)
+    assert tally.code is None
+
+
+def test_the_plugin_needs_nothing_of_ours_and_an_old_python() -> None:
+    tree = ast.parse(plugin(), feature_version=(3, 8))
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert imported - {"pytest"} <= sys.stdlib_module_names
+    assert len(plugin().encode()) < 100_000
+
+
+def test_the_plugin_tells_nothing_from_a_forked_child() -> None:
+    reading, writing = os.pipe()
+    try:
+        reporter = pytest_report.Reporter(writing)
+        reporter.tell("start", id="mine")
+        reporter.owner += 1
+        reporter.tell("start", id="the child's")
+        assert os.read(reading, 1000) == b'{"is": "start", "id": "mine"}\n'
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "outcome", "says"),
+    [
+        (finished(code=0), lines_of({"is": "end", "code": 0, "warnings": 0}), "passed", "passed"),
+        (finished(code=1), SAMPLE, "failed", "failed"),
+        (finished(code=5), lines_of({"is": "end", "code": 5, "warnings": 0}), "no_tests", "No test"),
+        (
+            finished(code=4, err=b"no such option"),
+            lines_of({"is": "end", "code": 4, "warnings": 0}),
+            "usage_error",
+            "use",
+        ),
+        (finished(code=0), lines_of({"is": "start", "id": "t.py::x"}), "crashed", "t.py::x"),
+        (finished(code=None, signal=11), lines_of({"is": "start", "id": "t.py::x"}), "crashed", "SIGSEGV"),
+        (finished(code=None, ending=Ending.TIMEOUT), lines_of({"is": "start", "id": "t.py::x"}), "stopped", "t.py::x"),
+        (finished(code=77), lines_of({"is": "end", "code": 77, "warnings": 0}), "failed", "77"),
+    ],
+)
+def test_the_end_of_a_run_is_told_as_what_it_was(
+    scene: Scene, how: Finished, said: bytes, outcome: str, says: str
+) -> None:
+    tally = Tally()
+    tally.take(said)
+    ran = judge(how, tally, Turn(scene, "run_tests"), "pytest")
+    assert (ran.outcome, says in ran.ending) == (outcome, True)
+    assert told(ran, 10_000).startswith(outcome.replace("_", " ").upper())
+
+
+def test_failures_share_the_room_of_a_result(tmp_path: Path) -> None:
+    tally = Tally()
+    one = {**FAILURE, "trace": "t" * 4000}
+    for number in range(100):
+        tally.take(lines_of({"is": "outcome", "category": "failed"}, {**one, "id": str(number)}))
+    with scene_in(tmp_path, output=10_000) as scene:
+        ran = judge(finished(code=1), tally, Turn(scene, "run_tests"), "pytest")
+    assert [bool(one.traceback) for one in ran.failures][:4] == [True, True, False, False]
+    assert len(ran.failures) + ran.more_failures == 100
+    assert len(told(ran, 10_000)) < 10_100
+
+
+def test_files_of_failures_are_named_from_the_root(scene: Scene) -> None:
+    tally = Tally()
+    tally.take(
+        lines_of({**FAILURE, "file": f"{scene.folder.root}/tests/test_a.py"}, {**FAILURE, "file": "/usr/lib/x.py"})
+    )
+    ran = judge(finished(code=1), tally, Turn(scene, "run_tests"), "pytest")
+    assert [one.file for one in ran.failures] == ["tests/test_a.py", "/usr/lib/x.py"]
+
+
+# Which Python
+
+
+def test_a_venv_of_the_project_comes_first_and_a_named_python_is_the_only_one(scene: Scene) -> None:
+    found = names(scene.folder, Settings())
+    assert found[0] == f"{scene.folder.root}/.venv/bin/python"
+    assert found[-2:] == ("python3", sys.executable)
+    assert names(scene.folder, Settings(python="tools/bin/python")) == (f"{scene.folder.root}/tools/bin/python",)
+    assert names(scene.folder, Settings(python="/opt/python")) == ("/opt/python",)
+    assert names(scene.folder, Settings(python="python3.13")) == ("python3.13",)
+
+
+def test_only_candidates_are_believed() -> None:
+    said = lines_of(
+        {"python": "/evil", "version": "3", "modules": ["pytest"]},
+        {"python": "b", "version": "3.12", "modules": ["pytest", "evil"]},
+        {"python": "a", "version": "3" * 500, "modules": []},
+        {"program": "rm"},
+        {"program": "pytest"},
+        {"program": "ruff"},
+    )
+    found = read_answers(b"noise\n[[[\n" + said, ("a", "b"))
+    assert found == Found(
+        pythons=(
+            Interpreter(path="a", version="3" * 40, modules=frozenset()),
+            Interpreter(path="b", version="3.12", modules=frozenset({"pytest"})),
+        ),
+        programs=frozenset({"ruff"}),
+    )
+    assert found.start("pytest") == ("b", "-m", "pytest")
+    assert found.start("ruff") == ("ruff",)
+    assert found.start("mypy") is None
+
+
+@given(st.binary())
+def test_hostile_answers_of_interpreters_are_passed_over(said: bytes) -> None:
+    found = read_answers(said, ("a",))
+    assert not found.programs - {"ruff", "mypy"}
+    assert all(python.path == "a" for python in found.pythons)

@@ -1,0 +1,302 @@
+"""The walk shows all that may be seen, in order, and nothing else, whatever the tree looks like."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from parts.racer import CANARY, Race, racing
+from parts.scenes import scene_in
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace import walk as walking
+from toolcrib.workspace.folder import Folder, Spot
+from toolcrib.workspace.look import DirListed, FilesFound, FindFiles, ListDir, find_files, list_dir
+from toolcrib.workspace.search import SearchText, TextFound, search_text
+from toolcrib.workspace.structure import ProjectStructure, Structure, project_structure
+from toolcrib.workspace.walk import DEEPEST, Entry, Ignored, Kind, Stop, Walk
+
+pytestmark = pytest.mark.req("FRG-9")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def folder(root: Path) -> Iterator[Folder]:
+    with contextlib.closing(Folder(root)) as folder:
+        yield folder
+
+
+def lay(root: Path, *names: str, **contents: str) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            path.mkdir(exist_ok=True)
+        else:
+            path.write_text(contents.get(name, "x"))
+
+
+def walk(folder: Folder, start: str = ".", **how: object) -> Walk:
+    return Walk(folder, folder.spot(start), until=time.monotonic() + 60, **how)  # type: ignore[arg-type]
+
+
+def seen(folder: Folder, start: str = ".", **how: object) -> list[str]:
+    return ["/".join(entry.parts) for entry in walk(folder, start, **how)]
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_entries_come_sorted_and_a_folder_before_what_it_holds(folder: Folder, root: Path):
+    lay(root, "b/z", "b/a/x", "a.txt", "b-c", "c")
+    found = seen(folder)
+    assert found == ["a.txt", "b", "b/a", "b/a/x", "b/z", "b-c", "c"]
+
+
+def test_every_kind_is_named_and_nothing_is_opened_to_know_it(folder: Folder, root: Path):
+    lay(root, "file", "folder/inner")
+    (root / "link").symlink_to("folder")
+    os.mkfifo(root / "fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(root / "socket"))
+        kinds = {entry.name: entry.kind for entry in walk(folder, depth=1)}
+    assert kinds == {
+        "fifo": Kind.OTHER,
+        "file": Kind.FILE,
+        "folder": Kind.FOLDER,
+        "link": Kind.LINK,
+        "socket": Kind.OTHER,
+    }
+
+
+def test_links_are_shown_and_never_followed(folder: Folder, root: Path, tmp_path: Path):
+    lay(tmp_path, "outside/secret")
+    lay(root, "a/b")
+    (root / "out").symlink_to(tmp_path / "outside")
+    (root / "a" / "loop").symlink_to("..")
+    (root / "self").symlink_to(".")
+    assert seen(folder) == ["a", "a/b", "a/loop", "out", "self"]
+
+
+def test_a_link_that_is_named_and_stays_inside_is_walked_where_it_leads(folder: Folder, root: Path):
+    lay(root, "a/b/c")
+    (root / "way").symlink_to("a/b")
+    assert seen(folder, "way") == ["a/b/c"]
+
+
+def test_ignored_things_are_left_out_with_all_that_is_below(folder: Folder, root: Path):
+    lay(root, "build/x", "src/a.py", "src/a.pyc", "src/keep.pyc", "src/deep/only.txt", "src/deep/b.pyc")
+    (root / ".gitignore").write_text("build/\n*.pyc\n")
+    (root / "src" / ".gitignore").write_text("!keep.pyc\n")
+    (root / "src" / "deep" / ".gitignore").write_text("/only.txt\n")
+    left = [".gitignore", "src", "src/.gitignore", "src/a.py", "src/deep", "src/deep/.gitignore", "src/keep.pyc"]
+    assert seen(folder) == left
+    assert seen(folder, "src/deep") == ["src/deep/.gitignore"], "rules from above count below"
+    everything = seen(folder, ignored=Ignored.SHOWN)
+    assert {"build", "build/x", "src/a.pyc", "src/deep/only.txt"} < set(everything)
+
+
+def test_a_folder_that_is_named_is_shown_though_it_is_ignored(folder: Folder, root: Path):
+    lay(root, "node_modules/pkg/index.js", "node_modules/pkg/dist/x")
+    (root / ".gitignore").write_text("node_modules/\n")
+    (root / "node_modules/pkg/.gitignore").write_text("dist\n")
+    assert seen(folder, "node_modules") == [
+        "node_modules/pkg",
+        "node_modules/pkg/.gitignore",
+        "node_modules/pkg/index.js",
+    ]
+
+
+@pytest.mark.parametrize("what", ["fifo", "link", "folder"])
+def test_a_gitignore_that_is_no_file_says_nothing(folder: Folder, root: Path, tmp_path: Path, what: str):
+    lay(root, "a", "b")
+    (tmp_path / "rules").write_text("a\n")
+    make = {
+        "fifo": os.mkfifo,
+        "link": lambda path: path.symlink_to(tmp_path / "rules"),
+        "folder": lambda path: path.mkdir(),
+    }[what]
+    make(root / ".gitignore")
+    assert seen(folder) == [".gitignore", "a", "b"]
+
+
+def test_git_and_run_logs_are_never_shown_and_toolcribs_folder_only_if_asked_for(folder: Folder, root: Path):
+    lay(
+        root,
+        ".git/config",
+        "sub/.GIT/x",
+        ".toolcrib/runs/log",
+        ".toolcrib/output/a.log",
+        ".toolcrib/workspace.yml",
+        "f",
+    )
+    (root / ".toolcrib" / "output" / ".gitignore").write_text("*\n")
+    assert seen(folder) == ["f", "sub"]
+    own = [".toolcrib/output", ".toolcrib/output/.gitignore", ".toolcrib/output/a.log", ".toolcrib/workspace.yml"]
+    assert seen(folder, ".toolcrib") == own
+    assert seen(folder, ignored=Ignored.SHOWN) == [".toolcrib", *own, "f", "sub"]
+    for start in (".git", "sub/.GIT", ".toolcrib/runs"):
+        with pytest.raises(WorkspaceError):
+            seen(folder, start)
+
+
+def test_what_the_settings_hide_is_not_shown(root: Path):
+    lay(root, "secrets/key", "a/.env", "a/b")
+    with contextlib.closing(Folder(root, hidden=("secrets/", ".env"))) as folder:
+        assert seen(folder, ignored=Ignored.SHOWN) == ["a", "a/b"]
+
+
+@pytest.fixture
+def deep_tree(root: Path) -> Iterator[Path]:
+    try:
+        here = os.open(root, os.O_RDONLY)
+        for _ in range(2000):
+            os.mkdir("level", dir_fd=here)
+            below = os.open("level", os.O_RDONLY, dir_fd=here)
+            os.close(here)
+            here = below
+        os.close(here)
+        yield root
+    finally:
+        # Python's rmtree would go as deep as the tree, and no deeper than its stack.
+        subprocess.run(["rm", "-rf", "--", str(root / "level")], check=True, timeout=60)
+
+
+@pytest.mark.usefixtures("deep_tree")
+def test_a_tree_of_two_thousand_levels_ends_and_holds_few_descriptors(folder: Folder):
+    before = descriptors()
+    most = 0
+    deep = walk(folder)
+    count = 0
+    for count, _ in enumerate(deep, start=1):  # noqa: B007 - it counts
+        most = max(most, descriptors() - before)
+    assert count == DEEPEST
+    assert deep.stops == [Stop.DEPTH]
+    assert most <= DEEPEST + 2
+    assert descriptors() == before
+
+
+def test_a_walk_that_is_left_early_closes_what_it_opened(folder: Folder, root: Path):
+    lay(root, "a/b/c/d")
+    before = descriptors()
+    for _ in range(50):
+        entries = iter(walk(folder))
+        for _ in range(3):
+            next(entries)
+        entries.close()  # type: ignore[attr-defined]
+    assert descriptors() == before
+
+
+def test_a_walk_ends_when_its_time_is_up(folder: Folder, root: Path):
+    for n in range(2000):
+        (root / f"f{n}").touch()
+    late = Walk(folder, Spot(), until=time.monotonic() - 1)
+    assert 0 < len(list(late)) < 1000
+    assert late.stops == [Stop.TIME]
+
+
+def test_a_walk_ends_at_its_most_entries(folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch):
+    lay(root, *(f"d{n}/f{m}" for n in range(10) for m in range(10)))
+    monkeypatch.setattr(walking, "MOST", 30)
+    many = walk(folder)
+    assert len(list(many)) == 30
+    assert many.stops == [Stop.ENTRIES]
+    monkeypatch.undo()
+    monkeypatch.setattr(walking, "MOST_IN_ONE", 5)
+    wide = walk(folder)
+    assert len(list(wide)) == 5 + 5 * 5
+    assert wide.stops == [Stop.ONE_FOLDER]
+
+
+def test_names_that_are_no_utf8_come_as_they_are(folder: Folder, root: Path):
+    (root / os.fsdecode(b"caf\xe9")).write_text("x")
+    assert [os.fsencode(entry.name) for entry in walk(folder)] == [b"caf\xe9"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_folder_that_is_closed_to_us_is_counted(folder: Folder, root: Path):
+    lay(root, "closed/a", "open/b")
+    (root / "closed").chmod(0)
+    try:
+        shut = walk(folder)
+        assert ["/".join(e.parts) for e in shut] == ["closed", "open", "open/b"]
+        assert shut.unreadable == 1
+    finally:
+        (root / "closed").chmod(0o700)
+
+
+def test_a_file_that_became_a_pipe_or_a_link_is_not_opened(folder: Folder, root: Path, tmp_path: Path):
+    lay(root, "a", "b")
+    lay(tmp_path, "secret")
+    entries: dict[str, Entry] = {}
+    for entry in walk(folder):
+        (root / entry.name).unlink()
+        if entry.name == "a":
+            os.mkfifo(root / "a")
+        else:
+            (root / "b").symlink_to(tmp_path / "secret")
+        with pytest.raises(OSError):
+            entry.open(folder)
+        entries[entry.name] = entry
+    assert set(entries) == {"a", "b"}
+
+
+async def everything_told(race: Race, seconds: float) -> tuple[int, int]:
+    """What the walking tools tell while names are swapped; how often they were asked, and how often refused."""
+    tries = refused = 0
+    end = time.monotonic() + seconds
+    with scene_in(race.root) as scene:
+        for path in itertools.cycle((".", "door", "door/sub", "hall", "hall/way")):
+            if time.monotonic() > end:
+                return tries, refused
+            tries += 4
+            for ask in (
+                lambda path=path: list_dir(scene, ListDir(path=path, depth=5)),
+                lambda path=path: find_files(scene, FindFiles(glob="**", path=path)),
+                lambda path=path: project_structure(scene, ProjectStructure(path=path)),
+                lambda path=path: search_text(scene, SearchText(pattern="lies", path=path)),
+            ):
+                try:
+                    done = ask()
+                    done = await done if not hasattr(done, "data") else done
+                except WorkspaceError as error:
+                    refused += 1
+                    told = error.text()
+                else:
+                    told = done.text
+                    assert isinstance(done.data, DirListed | FilesFound | Structure | TextFound)
+                assert CANARY.split(":")[0] not in told
+                assert "canary" not in told
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.slow
+async def test_nothing_outside_is_listed_or_searched_while_names_are_swapped(
+    tmp_path: Path, sized: Callable[[int, int], int], record_property: Callable[[str, object], None]
+):
+    for name in ("root", "outside"):
+        (tmp_path / name).mkdir()
+    with racing(tmp_path / "root", tmp_path / "outside") as race:
+        # Their names and their text are only outside.
+        (race.outside / "canary-name").write_text(CANARY)
+        (race.outside / "sub" / "canary-name").write_text(CANARY)
+        (race.outside / "way" / "canary-name").write_text(CANARY)
+        tries, refused = await everything_told(race, sized(3, 10))
+    told = f"list, find, structure, search: {tries} tries, {refused} refused, {race.swaps} swaps, 0 escapes"
+    print(told)
+    record_property("race", told)
+    assert tries > 200
+    assert 0 < refused < tries
