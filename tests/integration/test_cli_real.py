@@ -100,7 +100,7 @@ def test_servers_shows_state_era_transport_tools_pid_and_uptime(run: Cli) -> Non
 @pytest.mark.req("BNS-8", "ENG-10")
 def test_tools_lists_all_or_one_servers(run: Cli) -> None:
     every = run("tools", "--json").ok().json["tools"]
-    assert {tool["server"] for tool in every} == {"own", "raw", "twin", "crib"}
+    assert {tool["server"] for tool in every} == {"own", "raw", "twin", "crib", "workspace"}
     own = run("tools", "own", "--json").ok().json["tools"]
     assert {tool["server"] for tool in own} == {"own"}
     add = next(tool for tool in own if tool["tool"] == "add")

@@ -275,7 +275,7 @@ async def test_threads_count_as_processes(root: Path, means: str) -> None:
             started = 0
             try:
                 for _ in range(200):
-                    threading.Thread(target=time.sleep, args=(3,), daemon=True).start()
+                    threading.Thread(target=time.sleep, args=(3,)).start()
                     started += 1
             except RuntimeError:
                 pass

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolcrib.config.slug import slug
+from toolcrib.errors import ConfigError
 
 CONFIG_NAMES = ("config.yml", "config.yaml", "config.json")
 """In the order of preference; only the first that exists is read."""
@@ -27,7 +28,12 @@ SHARED_PROJECT_FILE = ".mcp.json"
 
 def home_of(environ: Mapping[str, str]) -> Path:
     home = environ.get("HOME", "")
-    return Path(home) if Path(home).is_absolute() else Path.home()
+    if Path(home).is_absolute():
+        return Path(home)
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise ConfigError("This user has no home.", remedy="Set HOME to a folder of yours.") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toolcrib.config.paths import CONFIG_NAMES, PROJECT_FOLDER
+from toolcrib.config.paths import CONFIG_NAMES, PROJECT_FOLDER, WORKSPACE_NAMES
 
-WORKSPACE_FILE = "workspace.yml"
-_SETTINGS = (*CONFIG_NAMES, WORKSPACE_FILE)
+_SETTINGS = (*CONFIG_NAMES, *WORKSPACE_NAMES)
 
 
 def project_of(folder: Path) -> Path:

@@ -33,7 +33,7 @@ from toolcrib.daemon.socket import CommandSocket
 from toolcrib.daemon.token import owner_token
 from toolcrib.errors import PortTaken
 from toolcrib.events import Event, TokenReplaced
-from toolcrib.gateway.arrival import HttpServer
+from toolcrib.arrival import HttpServer
 from toolcrib.gateway.http import HttpGateway
 
 log = logging.getLogger(__name__)

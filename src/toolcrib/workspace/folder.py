@@ -15,16 +15,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace import names
 from toolcrib.workspace.beneath import Last, lies_at, reach, step
+from toolcrib.workspace.ignores import Rules
 from toolcrib.workspace.refusal import kind_of, refusal
 from toolcrib.workspace.roots import check_root
-
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
 
 __all__ = ["Folder", "Spot", "check_root"]
 
@@ -212,15 +209,14 @@ class Folder:
         return any(self._matches(folder[:length]) for length in range(1, len(folder) + 1))
 
     def _matches(self, parts: tuple[str, ...]) -> bool:
-        path = "/".join(parts).casefold()
-        return self._globs.match_file(path) or self._globs.match_file(f"{path}/")
+        return self._rules.verdict("/".join(parts).casefold(), is_folder=True) is not None
 
     @functools.cached_property
-    def _globs(self) -> GitIgnoreSpec:
-        # Few workspaces hide anything; the others shall not wait for the import.
-        from pathspec import GitIgnoreSpec  # noqa: PLC0415
-
-        return GitIgnoreSpec.from_lines(glob.casefold() for glob in self._hidden)
+    def _rules(self) -> Rules:
+        rules = Rules(pattern.casefold() for pattern in self._hidden)
+        if not rules.is_whole:
+            raise WorkspaceError("The patterns of `hidden:` are too many or too large.", remedy="Name fewer places.")
+        return rules
 
 
 def _plain(parts: Sequence[str]) -> tuple[str, ...] | None:

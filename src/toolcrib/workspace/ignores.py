@@ -49,10 +49,13 @@ class Rules:
     """Of one file. Paths are relative to the folder that it lies in."""
 
     def __init__(self, lines: Iterable[str]) -> None:
-        rules = [rule for line in lines if (rule := _rule(line)) is not None][:MOST_PATTERNS]
+        found = [rule for line in lines if (rule := _rule(line)) is not None]
+        rules = found[:MOST_PATTERNS]
         groups = [_group(tuple(rules[n : n + _TOGETHER])) for n in range(0, len(rules), _TOGETHER)]
         # The last rule that fits is the one that counts.
         self._groups = [group for group in reversed(groups) if group is not None]
+        self.is_whole = len(rules) == len(found) and len(self._groups) == len(groups)
+        """Whether every pattern counts, also where they are many or large."""
 
     @classmethod
     def of_file(cls, content: bytes) -> Rules | None:
@@ -100,6 +103,12 @@ def _rule(line: str) -> _Rule | None:
         return None
     start = "" if anchored else "(?:[^/]+/)*"
     return _Rule(verdict, f"{start}{body}{'/' if folders_only else '/?'}")
+
+
+def ignores_something(pattern: str) -> bool:
+    """Whether it can leave anything out, which a comment or a `!` cannot."""
+    rule = _rule(pattern)
+    return rule is not None and rule.verdict is Verdict.IGNORED and Rules([pattern]).is_whole
 
 
 def _without_spaces(line: str) -> str:

@@ -20,6 +20,7 @@ from toolcrib.config.model import KeyPath
 from toolcrib.config.problems import Report, describe, describe_type
 from toolcrib.config.read import Document
 from toolcrib.workspace.environment_names import why_not_passed
+from toolcrib.workspace.ignores import ignores_something
 from toolcrib.workspace.keys import LIMITS, LIMITS_KEYS, SECONDS, SECONDS_KEYS, TOP_KEYS, LimitKey
 from toolcrib.workspace.narrow import Said
 from toolcrib.workspace.readable import Private, why_not_readable
@@ -182,14 +183,9 @@ def _hidden(given: Field, reader: Reader) -> dict[str, Any]:
 
 def _hides(pattern: str) -> bool:
     """A pattern that hides nothing, as a comment does, was meant otherwise."""
-    from pathspec import GitIgnoreSpec  # noqa: PLC0415 - few files hide anything
-
     if pattern != pattern.strip() or ".." in pattern.split("/") or "\\" in pattern:
         return False
-    try:
-        return [one.include for one in GitIgnoreSpec.from_lines([pattern]).patterns] == [True]
-    except ValueError:
-        return False
+    return ignores_something(pattern)
 
 
 def _python(given: Field, reader: Reader) -> dict[str, Any]:

@@ -27,14 +27,23 @@ _REMEDY = "Choose the folder of one project."
 
 def check_root(root: Path, unfit: Sequence[Path] = (), *, home: Path | None = None) -> None:
     """`unfit`: folders that it may neither hold nor lie in. `home`: the user's, which it may lie in."""
-    if why := _why_unfit(_real(root), [_real(path) for path in unfit], _real(home or Path.home())):
+    home = home or own_home()
+    if why := _why_unfit(_real(root), [_real(path) for path in unfit], home and _real(home)):
         raise WorkspaceError(f"{root} cannot be a workspace: {why}.", remedy=_REMEDY, data={"root": str(root)})
 
 
-def _why_unfit(root: Path, unfit: Sequence[Path], home: Path) -> str:
+def own_home() -> Path | None:
+    """None where the system knows none, as for a user of a container that is only a number."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
+def _why_unfit(root: Path, unfit: Sequence[Path], home: Path | None) -> str:
     if root == Path("/"):
         return "it is the whole system"
-    if home.is_relative_to(root):
+    if home and home.is_relative_to(root):
         return "it holds your home"
     if root in _SHARED:
         return "it holds the folders of many"

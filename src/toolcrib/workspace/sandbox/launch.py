@@ -85,20 +85,18 @@ class Launched:
     """To read from: stdout, stderr, and report if there is one."""
     control: socket.socket
 
-    def stands(self) -> int | None:
-        """The pid of `inner`, if it has said that it waits; it is the kernel that tells us who wrote."""
+    def hear(self) -> tuple[bytes, int]:
+        """What `inner` says, empty when it is gone, and its pid: it is the kernel that tells us who wrote."""
         try:
-            said, ancillary, _, _ = self.control.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
-        except BlockingIOError:
-            return None
-        for level, kind, data in ancillary:
-            if said == READY and (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
-                pid: int = _CREDENTIALS.unpack(data)[0]
-                return pid
-        return None
-
-    def go_on(self) -> None:
-        self.control.send(GO)
+            said, ancillary, _, _ = self.control.recvmsg(2048, socket.CMSG_SPACE(_CREDENTIALS.size))
+        except ConnectionError:
+            return b"", 0
+        pids = [
+            _CREDENTIALS.unpack(data)[0]
+            for level, kind, data in ancillary
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+        ]
+        return said, pids[0] if pids else 0
 
 
 def launch(start: Start) -> Launched:

@@ -79,6 +79,8 @@ def lay_out(folder: Folder, settings: Settings, placeholders: Placeholders, *, w
     seen = survey(folder, hides=bool(settings.hidden)) if writes or settings.hidden else Survey()
     if writes:
         _repository(layout, folder, settings.git, placeholders)
+        for parts in git.submodules(folder):
+            _submodule(layout, folder, parts, placeholders)
         for found in seen.repositories:
             _nested_repository(layout, folder, found)
     _own_files(layout, folder, placeholders, writes=writes)
@@ -104,6 +106,28 @@ def _repository(layout: Layout, folder: Folder, mode: GitMode, placeholders: Pla
     if may_commit:
         for part in git.hold_missing(folder, placeholders):
             layout.fix(_must_be_there(folder, (GIT, *part)), read_only=part not in git.PINNED)
+
+
+def _submodule(layout: Layout, folder: Folder, parts: tuple[str, ...], placeholders: Placeholders) -> None:
+    """Git goes in by itself, so there must be no other `.git`, nor another folder at this place."""
+    for length in range(1, len(parts) + 1):
+        found = look(folder, parts[:length])
+        if found is None or placeholders.may_be_one("/".join(parts[:length]), None):
+            placeholders.hold_folder("/".join(parts[:length]))
+        elif found.kind is not Kind.FOLDER:
+            # A link or a file on the way: git does not go through it, and it cannot be mounted over.
+            return
+    place = (*parts, GIT)
+    found = look(folder, place)
+    if found is None or placeholders.may_be_one("/".join(place), None):
+        placeholders.hold_folder("/".join(place))
+    found = _must_be_there(folder, place)
+    if found.kind is not Kind.LINK:
+        layout.fix(found, read_only=True)
+        _pin_way_to(layout, folder, found)
+    else:
+        layout.fix(_must_be_there(folder, parts), read_only=True)
+        _pin_way_to(layout, folder, _must_be_there(folder, parts))
 
 
 def _nested_repository(layout: Layout, folder: Folder, found: Found) -> None:

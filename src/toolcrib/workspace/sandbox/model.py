@@ -84,6 +84,8 @@ class Finished:
     stderr: Captured
     report: bytes
     seconds: float
+    notes: tuple[str, ...] = ()
+    """What was put right afterwards because a person's git would have run it."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.sandbox.launch import Launched, Start, Watch, launch
+from toolcrib.workspace.sandbox.launch import GO, READY, Launched, Start, Watch, launch
 from toolcrib.workspace.sandbox.means import remedy_for
 from toolcrib.workspace.sandbox.model import Ending, Finished
 from toolcrib.workspace.sandbox.output import Kept, Stream
@@ -26,7 +26,6 @@ from toolcrib.workspace.sandbox.output import Kept, Stream
 OnOutput = Callable[[str, bytes], None]
 
 MOST_REPORT = 8 * 1024 * 1024
-MOST_SAID = 64 * 1024
 AFTER_SECONDS = 2.0
 """For pipes to close after the last process; outside a sandbox somebody may have run away with one."""
 _PIECE = 256 * 1024
@@ -88,30 +87,38 @@ class Tree:
         self._timers["time"] = self._loop.call_later(self._start.seconds, self.end, Ending.TIMEOUT)
 
     def _control(self) -> None:
-        if self._watch is None:
-            if pid := self._launched.stands():
-                self._stands(pid)
-            else:
-                self._loop.remove_reader(self._launched.control)
-        elif said := self._launched.control.recv(MOST_SAID):
-            self._complaint += said
-        else:
+        """`inner` says that it waits, then perhaps what is wrong; it closes when it becomes the command."""
+        try:
+            said, pid = self._launched.hear()
+        except BlockingIOError:
+            return
+        if not said:
             self._loop.remove_reader(self._launched.control)
+        elif self._watch is None and not self._complaint and said == READY:
+            self._stands(pid)
+        else:
+            self._complaint += said
 
     def _stands(self, inner: int) -> None:
         """`inner` waits: the tree gets its limits before it may go on."""
+        starter = self._launched.process.pid
         try:
             first = inner if self._start.wrapping is None else _parent_of(inner)
+            if self._start.wrapping is not None and _parent_of(first) != starter:
+                # No bubblewrap that we know, and what we would end with it might be ourselves.
+                raise OSError("what was started is no sandbox")
             self._first = self._waiting.get(first) or self._wait_for(first)
             self._watch = self._start.watch(first)
             self._watch.begin({first, inner})
         except OSError as error:
             self._complaint += f"limits cannot be set: {error}".encode()
+            self._launched.process.kill()
             self.end(Ending.EXITED)
         if self._ending is not None:
             self.end(self._ending)
         else:
-            self._launched.go_on()
+            with contextlib.suppress(OSError):
+                self._launched.control.send(GO)
             self._look()
 
     def _look(self) -> None:

@@ -13,11 +13,12 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.folder import Folder
-from toolcrib.workspace.sandbox import bwrap, landlock, means, places, seccomp, selftest, stage
+from toolcrib.workspace.sandbox import bwrap, git, landlock, means, places, seccomp, selftest, stage
 from toolcrib.workspace.sandbox.cgroup import Nest, find_nest
 from toolcrib.workspace.sandbox.launch import Start, Wrapping
 from toolcrib.workspace.sandbox.layout import lay_out
@@ -28,7 +29,7 @@ from toolcrib.workspace.sandbox.output import Kept
 from toolcrib.workspace.sandbox.placeholders import Placeholders
 from toolcrib.workspace.sandbox.run import OnOutput, Tree
 from toolcrib.workspace.sandbox.syscalls import MACHINES
-from toolcrib.workspace.settings import Settings
+from toolcrib.workspace.settings import GitMode, Settings
 
 log = logging.getLogger(__name__)
 
@@ -132,12 +133,20 @@ class Sandbox:
             kept = Kept(self.folder, command.name, after=limits.output)
         with Placeholders(self.folder) as placeholders:
             start = self._outside(command) if self.unsafe else self._inside(command, placeholders)
+            before = git.Before.look(self.folder) if self._may_commit(command) else None
             tree = Tree(start, kept, on_output)
             self._trees.add(tree)
+            notes: list[str] = []
             try:
-                return await tree.run()
+                finished = await tree.run()
             finally:
                 self._trees.discard(tree)
+                if before is not None:
+                    notes = before.mend(self.folder)
+            return replace(finished, notes=tuple(notes))
+
+    def _may_commit(self, command: Command) -> bool:
+        return command.writes and not self.settings.read_only and self.settings.git is GitMode.COMMIT
 
     async def _build(self) -> None:
         is_root = os.geteuid() == 0

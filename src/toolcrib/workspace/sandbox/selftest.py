@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+from toolcrib.workspace import roots
 from toolcrib.workspace.sandbox import places
 from toolcrib.workspace.sandbox.model import Command, Ending, Finished, Probe
 
@@ -81,7 +82,7 @@ def _private(root: Path, bound: Sequence[Path]) -> list[str]:
     """What there is around the folder and in the home, and of the system what tells secrets; not what is bound."""
     open_ways = {place for path in (root, *bound) for place in (path, *path.parents)}
     around = ["/etc/shadow", "/run", "/var", "/sys", "/boot", "/root", "/home"]
-    for place in {root.parent, Path.home()}:
+    for place in {root.parent, roots.own_home() or root.parent}:
         with contextlib.suppress(OSError):
             around += [entry.path for _, entry in zip(range(50), os.scandir(place), strict=False)]
     return [

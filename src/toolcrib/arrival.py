@@ -1,7 +1,8 @@
 """uvicorn's HTTP protocol with a limit on how long a request may take to arrive, and a stop that ends in time.
 
-In: the ASGI app and a listening socket. Out: a running server. Neither limit is in uvicorn: a half-sent request would
-hold its connection, and the daemon's end, for as long as its sender likes.
+In: the ASGI app and listening sockets. Out: a running server. Neither limit is in uvicorn: a half-sent request would
+hold its connection, and the server's end, for as long as its sender likes. Below everybody who serves HTTP: the gateway
+and the workspace. What a request says of itself is theirs to judge.
 """
 
 from __future__ import annotations
@@ -121,6 +122,10 @@ class _Connection(HttpToolsProtocol):
         self.transport.close()
 
 
+class _Mark:
+    """Stands for one connection."""
+
+
 class HttpServer:
     def __init__(self, app: ASGIApp) -> None:
         self._config = uvicorn.Config(
@@ -137,18 +142,21 @@ class HttpServer:
         )
         self._config.load()
         self._state = ServerState()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
 
-    async def start(self, sock: socket.socket) -> None:
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(config=self._config, server_state=self._state, app_state={}), sock=sock, backlog=2048
-        )
+    async def start(self, *sockets: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self._servers = [await loop.create_server(self._connection, sock=sock, backlog=2048) for sock in sockets]
+
+    def _connection(self) -> _Connection:
+        # What an app keeps per connection it can keep by this mark, which ends with it.
+        state = {"connection": _Mark()}
+        return _Connection(config=self._config, server_state=self._state, app_state=state)
 
     async def stop(self, limit: float) -> None:
         """Takes no more requests, lets those under way end, and cuts what is left after `limit` seconds."""
-        if self._server is None:
-            return
-        self._server.close()
+        for server in self._servers:
+            server.close()
         for connection in list(self._state.connections):
             connection.shutdown()
         if self._state.tasks:
