@@ -357,6 +357,31 @@ async def test_memory_that_belongs_to_no_process_is_limited_too(root: Path, mean
         assert finished.stdout.text().split("\n")[1] == "0 -1 38"
 
 
+MAPS = """
+import mmap, os, sys
+place = -1 if sys.argv[1] == "nothing" else os.open(sys.argv[1], os.O_RDWR)
+held = []
+for _ in range(1000):
+    held.append(mmap.mmap(place, 1 << 20, mmap.MAP_SHARED | (mmap.MAP_ANONYMOUS if place < 0 else 0)))
+    held[-1].write(bytes(1 << 20))
+    held[-1].madvise(mmap.MADV_DONTNEED)
+print("held", flush=True)
+"""
+
+
+@pytest.mark.parametrize("place", ["nothing", "/dev/zero"])
+async def test_shared_maps_are_limited_too(root: Path, means: str, place: str) -> None:
+    """They can be let go of without being given back, and then are in no process's figures."""
+    async with opened(root, limited(memory=200 * MB)) as sandbox:
+        finished = await python(sandbox, MAPS, place, seconds=30)
+    assert "held" not in finished.stdout.text()
+    if means == "watcher" or place == "/dev/zero":
+        assert finished.code == 1
+        assert "Error" in finished.stderr.text()
+    else:
+        assert finished.ending is Ending.MEMORY or finished.signal == signal.SIGKILL
+
+
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
 async def test_the_private_places_cannot_be_filled(root: Path, place: str, means: str) -> None:
     async with opened(root, limited(memory=200 * MB)) as sandbox:

@@ -600,6 +600,6 @@ async def test_a_signal_ends_a_call_under_way(
                 await calling
         code = await ending
     assert time.monotonic() - begun < 8
-    assert isinstance(calling.exception(), MCPError)
+    assert calling.cancelled() or isinstance(calling.exception(), MCPError)
     assert (code, running_with(mark)) == (0, [])
     assert "Traceback" not in server.said

@@ -36,6 +36,7 @@ RUN_LOG = "RUNLOGLINE88D1"
 PASSWD = "root:x:0:0"
 """In /etc/passwd, of which commands get another one."""
 WRITTEN = "INTRUDER"
+_MOST_COMPARED = 100_000
 LEAKS = (WORD, NAME, str(SIZE), *DAYS, RAN, SECRET, RUN_LOG, PASSWD)
 
 
@@ -72,7 +73,8 @@ def seen(top: Path) -> dict[str, str]:
             there = path.lstat()
             what = [stat.filemode(there.st_mode), str(there.st_uid), str(there.st_nlink)]
             if stat.S_ISREG(there.st_mode):
-                what += [str(there.st_mtime_ns), str(there.st_size), path.read_bytes().hex() if there.st_size < 10_000 else ""]
+                what += [str(there.st_mtime_ns), str(there.st_size)]
+                what.append(path.read_bytes().hex() if there.st_size < _MOST_COMPARED else "")
             elif stat.S_ISDIR(there.st_mode):
                 what.append(str(there.st_mtime_ns))
             elif stat.S_ISLNK(there.st_mode):
@@ -110,7 +112,7 @@ def _lay_outside(ground: Ground) -> None:
 
 def _lay_project(root: Path) -> None:
     files = {
-        "pyproject.toml": "[tool.ruff]\nline-length = 100\n",
+        "pyproject.toml": "[tool.ruff]\nline-length = 100\n[tool.pytest.ini_options]\nnorecursedirs = ['slash']\n",
         "src/a.py": "import os\nhere = 1\n",
         "src/b.py": "there = 2\n",
         "test_ok.py": "def test_ok():\n    pass\n",
@@ -168,7 +170,6 @@ def _lay_odd_files(ground: Ground) -> None:
     (ground.outside / "hard.txt").write_text("as it was\n")
     os.link(ground.outside / "hard.txt", ground.root / "hard.txt")
     os.mkfifo(ground.root / "pipe")
-    os.mkfifo(ground.root / "pipe.py")
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(ground.root / "door"))
     if os.geteuid() == 0:
@@ -238,6 +239,7 @@ def links_out(_: Ground) -> dict[str, str]:
         "a link to a folder that is not there yet": "gonedir",
         "a link to a program": "marker",
         "a loop": "loop",
+        "a link to the logs of runs": "runs",
     }
 
 
@@ -246,7 +248,6 @@ def run_logs(_: Ground) -> dict[str, str]:
         "a log": ".toolcrib/runs/log.txt",
         "the logs": ".toolcrib/runs",
         "a log, oddly spelled": "./src/..//.toolcrib/./runs/log.txt",
-        "the logs through a link": "runs",
         "a log through a link": "runs/log.txt",
         "a log through a link above": "own/runs/log.txt",
         "a log of a project within": "sub/.toolcrib/runs/log.txt",

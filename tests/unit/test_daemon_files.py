@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from toolcrib.config import Paths
-from toolcrib.daemon.lock import held, private_folder, read_info, unusable, write_info
+from toolcrib.config.private import private_folder, unusable
+from toolcrib.daemon.lock import held, read_info, write_info
 from toolcrib.daemon.log import log_to
 from toolcrib.daemon.token import owner_token
 from toolcrib.errors import AlreadyRunning, ConfigError, StoreError

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.config import Flags, Paths
-from toolcrib.daemon.lock import private_folder
+from toolcrib.config.private import private_folder
 from toolcrib.errors import AlreadyRunning, ConfigError, PortTaken, StoreError, ToolcribError
 from toolcrib.servers.environment import MARKER
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.config import Paths
-from toolcrib.errors import AlreadyRunning, StoreError
+from toolcrib.config.private import private_folder
+from toolcrib.errors import AlreadyRunning
 
 _PATIENCE = 5.0
 
@@ -63,24 +64,6 @@ def _answers(path: Path) -> bool:
         except OSError:
             return False
     return True
-
-
-def private_folder(folder: Path) -> None:
-    """A folder of ours that nobody else may enter, also if it was made with other rights."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_mode & 0o077:
-            folder.chmod(0o700)
-    except OSError as error:
-        raise unusable(error, folder) from error
-
-
-def unusable(error: OSError, place: Path) -> StoreError:
-    """What to say of a file or folder of the user's that cannot be made, read or written."""
-    return StoreError(
-        f"{error.filename or place} cannot be used: {error.strerror or error}.",
-        remedy="Make room, or make it writable for you; TOOLCRIB_HOME names another folder.",
-    )
 
 
 def write_info(paths: Paths, info: dict[str, Any]) -> None:

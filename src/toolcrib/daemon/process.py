@@ -21,19 +21,20 @@ from typing import Any
 import uvloop
 
 from toolcrib import __version__
+from toolcrib.arrival import HttpServer
 from toolcrib.coding_agents.generated import renew
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
 from toolcrib.config import Flags, Paths
 from toolcrib.config.last_store import remember_store
+from toolcrib.config.private import unusable
 from toolcrib.crib import Crib
-from toolcrib.daemon.lock import held, unusable, write_info
+from toolcrib.daemon.lock import held, write_info
 from toolcrib.daemon.log import LOGGED, log_to, write_to_log
 from toolcrib.daemon.socket import CommandSocket
 from toolcrib.daemon.token import owner_token
 from toolcrib.errors import PortTaken
 from toolcrib.events import Event, TokenReplaced
-from toolcrib.arrival import HttpServer
 from toolcrib.gateway.http import HttpGateway
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from toolcrib.agents.token import mint
-from toolcrib.daemon.lock import private_folder
+from toolcrib.config.private import private_folder
 from toolcrib.errors import ConfigError
 
 

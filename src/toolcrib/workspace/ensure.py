@@ -25,8 +25,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from toolcrib.config.paths import Paths
+from toolcrib.config.private import private_folder
 from toolcrib.errors import ConfigError, ServerAway, WorkspaceError
-from toolcrib.workspace.listeners import LONGEST_PATH, private_folder
+from toolcrib.workspace.listeners import LONGEST_PATH
 from toolcrib.workspace.token import VARIABLE
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from toolcrib.workspace import names
 from toolcrib.workspace.beneath import Last, lies_at, reach, step
 from toolcrib.workspace.ignores import Rules
 from toolcrib.workspace.refusal import kind_of, refusal
-from toolcrib.workspace.roots import check_root
+from toolcrib.workspace.roots import check_root, running_us
 
 __all__ = ["Folder", "Spot", "check_root"]
 
@@ -74,6 +74,8 @@ class Folder:
         except BaseException:
             self.close()
             raise
+        self.running = tuple(running_us(self.root))
+        """Names of what runs us, where that lies in the folder: who can change it is not confined."""
         there = os.fstat(self.fd)
         self.owner = (there.st_uid, there.st_gid)
         self.writing = threading.Lock()
@@ -123,13 +125,15 @@ class Folder:
         return not names.is_run_log(real.parts) and not self._is_hidden(real)
 
     def writable(self, real: Spot) -> bool:
-        """By its names: neither git's nor Toolcrib's own, nothing hidden."""
-        return names.guarded(real.parts) is None and not self._is_hidden(real)
+        """By its names: neither git's nor Toolcrib's own, nothing hidden, nothing that runs us."""
+        return not self.why_not_writable(real)
 
     def why_not_writable(self, real: Spot) -> str:
         """Empty if its names allow it."""
         if name := names.guarded(real.parts):
             return f"{name} belongs to {'git' if 'git' in names.folded(name) else 'Toolcrib'} and is not for tools"
+        if any(real.parts[: len(place)] == place for place in self.running):
+            return "it belongs to the Python environment that Toolcrib itself runs in"
         return "it is hidden by the workspace's settings" if self._is_hidden(real) else ""
 
     @contextlib.contextmanager

@@ -117,16 +117,3 @@ def _make_room(path: Path) -> None:
         except OSError:
             pass
     raise AlreadyRunning(f"A server already listens at {path}.", remedy="Use that one, or choose another path.")
-
-
-def private_folder(folder: Path) -> None:
-    """A folder of ours that nobody else may enter, also if it was made with other rights."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_mode & 0o077:
-            folder.chmod(0o700)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be used: {error.strerror}.",
-            remedy="Make it writable for you; TOOLCRIB_HOME names another folder.",
-        ) from error

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.config.paths import Paths
+from toolcrib.config.private import private_folder
 from toolcrib.errors import ConfigError, ToolcribError, UsageError
 from toolcrib.workspace.load import load_settings
 from toolcrib.workspace.pipes import claim
@@ -156,7 +157,7 @@ async def _over_stdio(workspace: Workspace) -> None:
 
 
 async def _over_http(workspace: Workspace, port: int, token_file: Path | None) -> None:
-    from toolcrib.workspace.listeners import loopback, private_folder  # noqa: PLC0415
+    from toolcrib.workspace.listeners import loopback  # noqa: PLC0415
 
     listeners = loopback(port)
     number = listeners[0].getsockname()[1]

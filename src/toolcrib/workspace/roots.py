@@ -6,7 +6,8 @@ work. `folder` asks when it opens one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from toolcrib.errors import WorkspaceError
@@ -22,6 +23,7 @@ _FINE_INSIDE = tuple(map(Path, ("/usr/src", "/usr/local/src", "/dev/shm", "/run/
 """Folders in those of the system where people and containers keep projects."""
 _SHARED = tuple(map(Path, ("/home", "/tmp", "/var", "/var/tmp", "/Users")))  # noqa: S108
 """Hold the projects of many; themselves they are none."""
+_OF_ENVIRONMENT = ("bin", "lib", "lib64", "pyvenv.cfg")
 _REMEDY = "Choose the folder of one project."
 
 
@@ -30,6 +32,15 @@ def check_root(root: Path, unfit: Sequence[Path] = (), *, home: Path | None = No
     home = home or own_home()
     if why := _why_unfit(_real(root), [_real(path) for path in unfit], home and _real(home)):
         raise WorkspaceError(f"{root} cannot be a workspace: {why}.", remedy=_REMEDY, data={"root": str(root)})
+
+
+def running_us(root: Path) -> Iterator[tuple[str, ...]]:
+    """Names below the root of the Python environment that runs us, if it lies there."""
+    for place in {_real(Path(sys.prefix)), _real(Path(sys.base_prefix))}:
+        if place == root:
+            yield from ((name,) for name in _OF_ENVIRONMENT)
+        elif place.is_relative_to(root):
+            yield place.relative_to(root).parts
 
 
 def own_home() -> Path | None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from toolcrib.workspace.sandbox import places
 
 LOWEST_VERSION = (0, 8)
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts")
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts")
+"""That may be written to. Not /dev/zero: who may write to it can map it as memory that no limit counts."""
 
 CLOSING = ("--remount-ro", "/")
 """The root of the sandbox is a tmpfs without a bound; nobody shall fill it."""

@@ -82,8 +82,11 @@ def hold_missing(folder: Folder, placeholders: Placeholders) -> list[tuple[str, 
         if look(folder, (GIT, *part)) is None or placeholders.may_be_one(path, content):
             placeholders.hold_file(path, content)
         parts.append(part)
-    parts += [(name,) for name in UNDER_WAY if look(folder, (GIT, name)) is not None]
     return parts
+
+
+def under_way(folder: Folder) -> list[str]:
+    return [name for name in UNDER_WAY if look(folder, (GIT, name)) is not None]
 
 
 def submodules(folder: Folder) -> list[tuple[str, ...]]:
@@ -106,6 +109,8 @@ class Before:
 
     head: bytes
     submodules: frozenset[tuple[str, ...]]
+    has_index: bool
+    """One that can be read, or none."""
     under_way: frozenset[str]
 
     @classmethod
@@ -113,8 +118,12 @@ class Before:
         head = b""
         with contextlib.suppress(OSError):
             head = _read(folder, f"{GIT}/HEAD", 4096)
-        under_way = frozenset(name for name in UNDER_WAY if look(folder, (GIT, name)) is not None)
-        return cls(head=head, submodules=frozenset(submodules(folder)), under_way=under_way)
+        return cls(
+            head=head,
+            submodules=frozenset(submodules(folder)),
+            has_index=_has_index(folder),
+            under_way=frozenset(under_way(folder)),
+        )
 
     def mend(self, folder: Folder) -> list[str]:
         """Puts right what could not be held, when nothing of the command runs any more; says what it did."""
@@ -124,6 +133,10 @@ class Before:
                 with contextlib.suppress(OSError):
                     _remove(folder, f"{GIT}/{name}")
                     done.append(f"{GIT}/{name} was removed: what it says would be run later, outside.")
+        if self.has_index and not _has_index(folder):
+            with contextlib.suppress(OSError):
+                os.rename(f"{GIT}/index", f"{GIT}/index.disarmed", src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+                done.append(f"{GIT}/index is now index.disarmed: it cannot be read. `git reset` makes a new one.")
         for parts in submodules(folder):
             if parts not in self.submodules and look(folder, (*parts, GIT)) is not None:
                 with contextlib.suppress(OSError):
@@ -139,6 +152,16 @@ class Before:
             return bool(_HEAD.fullmatch(_read(folder, f"{GIT}/HEAD", 4096)))
         except OSError:
             return False
+
+
+def _has_index(folder: Folder) -> bool:
+    try:
+        gitlinks(_read(folder, f"{GIT}/index", MOST_INDEX))
+    except FileNotFoundError:
+        return True
+    except (OSError, NotAnIndex):
+        return False
+    return True
 
 
 def _read(folder: Folder, path: str, most: int) -> bytes:

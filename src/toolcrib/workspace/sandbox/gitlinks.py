@@ -28,9 +28,13 @@ def gitlinks(data: bytes) -> list[bytes]:
         return []
     for hash_size in _HASHES:
         try:
-            return [path for path, mode in _entries(data, hash_size) if mode & 0o170000 == _GITLINK]
+            found = [path for path, mode in _entries(data, hash_size) if mode & 0o170000 == _GITLINK]
         except (NotAnIndex, struct.error, IndexError):
             continue
+        if b"" in found:
+            # In a split index a changed entry has no name of its own. Git never makes a submodule of a file that way.
+            raise NotAnIndex("a submodule without a path")
+        return found
     raise NotAnIndex("no index of version 2, 3 or 4")
 
 
@@ -57,8 +61,6 @@ def _entries(data: bytes, hash_size: int) -> Iterator[tuple[bytes, int]]:
             end = data.index(b"\0", at)
             path = data[at:end]
             at = begin + (end - begin + 8) // 8 * 8
-        if not path:
-            raise NotAnIndex("an entry without a path")
         before = path
         yield path, mode
 

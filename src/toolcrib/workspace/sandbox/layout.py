@@ -71,29 +71,38 @@ class Layout:
         return [*words, "--remount-ro", path]
 
 
-def lay_out(folder: Folder, settings: Settings, placeholders: Placeholders, *, writes: bool) -> Layout:
+def look_through(folder: Folder, settings: Settings) -> Survey:
+    """What there is to be protected below the folder's top."""
+    seen = survey(folder, hides=bool(settings.hidden))
+    seen.submodules = git.submodules(folder)
+    seen.under_way = git.under_way(folder)
+    return seen
+
+
+def lay_out(folder: Folder, mode: GitMode, seen: Survey, placeholders: Placeholders, *, writes: bool) -> Layout:
+    """`seen` is what may be mounted over by now."""
     layout = Layout(root=folder.root)
     there = os.fstat(folder.fd)
     root = Found(parts=(), kind=Kind.FOLDER, device=there.st_dev, inode=there.st_ino)
     layout.fix(root, read_only=not writes)
-    seen = survey(folder, hides=bool(settings.hidden)) if writes or settings.hidden else Survey()
     if writes:
-        _repository(layout, folder, settings.git, placeholders)
-        for parts in git.submodules(folder):
+        _repository(layout, folder, mode, seen, placeholders)
+        for parts in seen.submodules:
             _submodule(layout, folder, parts, placeholders)
         for found in seen.repositories:
             _nested_repository(layout, folder, found)
+        _what_runs_us(layout, folder)
     _own_files(layout, folder, placeholders, writes=writes)
     for found in [*seen.hidden, *seen.sockets]:
         if found.kind is Kind.LINK:
             continue
         layout.masks.append(found)
-        if writes and found in seen.hidden:
+        if writes:
             _pin_way_to(layout, folder, found)
     return layout
 
 
-def _repository(layout: Layout, folder: Folder, mode: GitMode, placeholders: Placeholders) -> None:
+def _repository(layout: Layout, folder: Folder, mode: GitMode, seen: Survey, placeholders: Placeholders) -> None:
     found = look(folder, (GIT,))
     if found is None or placeholders.may_be_one(GIT, None):
         placeholders.hold_folder(GIT)
@@ -104,7 +113,7 @@ def _repository(layout: Layout, folder: Folder, mode: GitMode, placeholders: Pla
     may_commit = mode is GitMode.COMMIT and found.kind is Kind.FOLDER and git.is_plain(folder)
     layout.fix(found, read_only=not may_commit)
     if may_commit:
-        for part in git.hold_missing(folder, placeholders):
+        for part in [*git.hold_missing(folder, placeholders), *((name,) for name in seen.under_way)]:
             layout.fix(_must_be_there(folder, (GIT, *part)), read_only=part not in git.PINNED)
 
 
@@ -136,6 +145,16 @@ def _nested_repository(layout: Layout, folder: Folder, found: Found) -> None:
         found = _must_be_there(folder, found.parts[:-1])
     if found.kind in {Kind.FOLDER, Kind.FILE}:
         layout.fix(found, read_only=True)
+        _pin_way_to(layout, folder, found)
+
+
+def _what_runs_us(layout: Layout, folder: Folder) -> None:
+    """The next server would be whatever a command makes of it."""
+    for parts in folder.running:
+        found = look(folder, parts)
+        if found is not None and found.kind in {Kind.FOLDER, Kind.FILE}:
+            layout.fix(found, read_only=True)
+            _pin_way_to(layout, folder, found)
 
 
 def _own_files(layout: Layout, folder: Folder, placeholders: Placeholders, *, writes: bool) -> None:
@@ -163,7 +182,8 @@ def _readable_entries(folder: Folder) -> list[Found]:
 
 
 def _pin_way_to(layout: Layout, folder: Folder, found: Found) -> None:
-    """A folder on the way could be renamed, and what is hidden by its path would be seen by the next command."""
+    """A folder on the way could be renamed: the next command would find what is hidden at another path, and a sandbox
+    that is just made would mount over something else."""
     for length in range(1, len(found.parts)):
         layout.fix(_must_be_there(folder, found.parts[:length]), read_only=False)
 

@@ -19,8 +19,8 @@ from types import TracebackType
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.folder import Folder
 
-MARK = 1_000_000_000
-"""When it was last changed, by its own word. What a person has made empty says otherwise and is never removed."""
+MARK = stat.S_ISVTX
+"""A bit of the mode that means nothing here. What a person has made empty lacks it and is never removed."""
 _TRIES = 200
 
 
@@ -87,10 +87,10 @@ class Placeholders:
     def _make(self, path: str, content: bytes | None) -> None:
         try:
             if content is None:
-                os.mkdir(path, 0o755, dir_fd=self._folder.fd)
+                os.mkdir(path, MARK | 0o755, dir_fd=self._folder.fd)
             else:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-                descriptor = os.open(path, flags, 0o644, dir_fd=self._folder.fd)
+                descriptor = os.open(path, flags, MARK | 0o644, dir_fd=self._folder.fd)
                 try:
                     os.write(descriptor, content)
                 finally:
@@ -99,7 +99,6 @@ class Placeholders:
             return
         if os.geteuid() == 0:
             os.chown(path, *self._folder.owner, dir_fd=self._folder.fd, follow_symlinks=False)
-        os.utime(path, (MARK, MARK), dir_fd=self._folder.fd, follow_symlinks=False)
 
     def _open(self, path: str, content: bytes | None) -> int:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_DIRECTORY if content is None else 0)
@@ -134,4 +133,4 @@ def _is_plain(descriptor: int, content: bytes | None) -> bool:
 
 
 def _is_ours(descriptor: int, content: bytes | None) -> bool:
-    return int(os.fstat(descriptor).st_mtime) == MARK and _is_plain(descriptor, content)
+    return bool(os.fstat(descriptor).st_mode & MARK) and _is_plain(descriptor, content)

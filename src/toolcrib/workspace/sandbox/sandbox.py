@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,14 +20,16 @@ from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.folder import Folder
 from toolcrib.workspace.sandbox import bwrap, git, landlock, means, places, seccomp, selftest, stage
 from toolcrib.workspace.sandbox.cgroup import Nest, find_nest
+from toolcrib.workspace.sandbox.floor import Floor
 from toolcrib.workspace.sandbox.launch import Start, Wrapping
-from toolcrib.workspace.sandbox.layout import lay_out
+from toolcrib.workspace.sandbox.layout import lay_out, look_through
 from toolcrib.workspace.sandbox.limits import Guard, for_inner, rlimits
 from toolcrib.workspace.sandbox.means import Means
 from toolcrib.workspace.sandbox.model import Command, Ending, Finished, Probe
 from toolcrib.workspace.sandbox.output import Kept
 from toolcrib.workspace.sandbox.placeholders import Placeholders
 from toolcrib.workspace.sandbox.run import OnOutput, Tree
+from toolcrib.workspace.sandbox.survey import Survey
 from toolcrib.workspace.sandbox.syscalls import MACHINES
 from toolcrib.workspace.settings import GitMode, Settings
 
@@ -52,6 +54,7 @@ class Sandbox:
         self._stage: stage.Stage | None = None
         self._nest: Nest | None = find_nest(settings.limits)
         self._trees: set[Tree] = set()
+        self._floor = Floor(folder)
         is_root = os.geteuid() == 0
         self.uid, self.gid = folder.owner if is_root else (os.geteuid(), os.getegid())
         self._bound = places.toolchains(settings, environ)
@@ -93,6 +96,7 @@ class Sandbox:
         if self._stage is not None:
             self._stage.close()
             self._stage = None
+        self._floor.close()
 
     def describe(self) -> dict[str, Any]:
         """Which means are in force."""
@@ -131,8 +135,25 @@ class Sandbox:
         kept = None
         if command.keeps and not self.settings.read_only:
             kept = Kept(self.folder, command.name, after=limits.output)
+        async with self._on_the_floor(command) as seen:
+            return await self._run_over(command, seen, kept, on_output)
+
+    @contextlib.asynccontextmanager
+    async def _on_the_floor(self, command: Command) -> AsyncIterator[Survey]:
+        if self.unsafe:
+            yield Survey()
+            return
+        seen = await self._floor.enter(lambda: look_through(self.folder, self.settings), command.seconds)
+        try:
+            yield seen
+        finally:
+            self._floor.leave()
+
+    async def _run_over(
+        self, command: Command, seen: Survey, kept: Kept | None, on_output: OnOutput | None
+    ) -> Finished:
         with Placeholders(self.folder) as placeholders:
-            start = self._outside(command) if self.unsafe else self._inside(command, placeholders)
+            start = self._outside(command) if self.unsafe else self._inside(command, seen, placeholders)
             before = git.Before.look(self.folder) if self._may_commit(command) else None
             tree = Tree(start, kept, on_output)
             self._trees.add(tree)
@@ -176,11 +197,11 @@ class Sandbox:
             why = f"the sandbox does not hold: not true is “{failed.name}” ({failed.detail})"
             raise means.refused(why, means.remedy_for(failed.detail))
 
-    def _inside(self, command: Command, placeholders: Placeholders) -> Start:
+    def _inside(self, command: Command, seen: Survey, placeholders: Placeholders) -> Start:
         if self._means is None:
             raise RuntimeError("a sandbox that was not opened")
         writes = command.writes and not self.settings.read_only
-        layout = lay_out(self.folder, self.settings, placeholders, writes=writes)
+        layout = lay_out(self.folder, self.settings.git, seen, placeholders, writes=writes)
         expected, masks = layout.expected()
         trees = [b"/tmp", b"/dev/shm", *([os.fsencode(self.folder.root)] if writes else [])]
         abi = self._means.landlock
@@ -238,6 +259,7 @@ class Sandbox:
         )
 
     def _guard(self, pid: int) -> Guard:
+        self._floor.stands()
         limits = self.settings.limits
         group = None
         if self._nest is not None:

@@ -43,6 +43,8 @@ PERSONALITIES = (0, 8, 0x20000, 0x20008, 0x0040000, 0xFFFFFFFF)
 """Plain Linux, 32 bits, old uname, no random addresses (debuggers), and the question what it is now."""
 BAD_IOCTLS = (0x5412, 0x541C, 0x541D)
 """TIOCSTI, TIOCLINUX, TIOCCONS: typing into a terminal, and taking the console."""
+SHARED_MEMORY = 0x21
+"""MAP_SHARED and MAP_ANONYMOUS."""
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 SOCK_TYPE, SOCK_STREAM, SOCK_DGRAM = 0xF, 1, 2
 
@@ -66,7 +68,7 @@ def program(machine: str, *, counts_memory: bool) -> bytes:
         code += [(_EQUAL, 0, 1, number), _refuse(errno.ENOSYS)]
     for number in _numbers(FORBIDDEN, known):
         code += [(_EQUAL, 0, 1, number), _refuse(errno.EPERM)]
-    for name, check in _checks().items():
+    for name, check in _checks(counts_memory=counts_memory).items():
         for number in _numbers([name], known):
             code += [(_EQUAL, 0, len(check), number), *check]
     code.append(_answer(ALLOW))
@@ -77,7 +79,7 @@ def _numbers(names: Sequence[str], machine: Machine) -> list[int]:
     return [number for name in names if (number := NUMBERS[name][machine.column]) != NONE]
 
 
-def _checks() -> dict[str, Code]:
+def _checks(*, counts_memory: bool) -> dict[str, Code]:
     """What is looked at behind a call's number. Each ends with an answer. Only the low half of an argument counts:
     the kernel looks at no more, and a filter that did could be passed with bits above."""
     return {
@@ -99,8 +101,20 @@ def _checks() -> dict[str, Code]:
             _refuse(errno.EPERM),
         ],
         "socket": _sockets(),
+        **({} if counts_memory else {"mmap": _mapping()}),
         "socketpair": [_argument(0), (_EQUAL, 1, 0, AF_UNIX), _refuse(errno.EAFNOSUPPORT), _answer(ALLOW)],
     }
+
+
+def _mapping() -> Code:
+    """Shared memory without a file can be let go of by all who mapped it but for a page: no watcher would see it."""
+    return [
+        _argument(3),
+        (_AND, 0, 0, SHARED_MEMORY),
+        (_EQUAL, 0, 1, SHARED_MEMORY),
+        _refuse(errno.ENOMEM),
+        _answer(ALLOW),
+    ]
 
 
 def _sockets() -> Code:

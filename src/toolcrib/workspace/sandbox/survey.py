@@ -50,6 +50,14 @@ class Survey:
     """The topmost of what is hidden."""
     sockets: list[Found] = field(default_factory=list)
     """Doors to processes outside."""
+    submodules: list[tuple[str, ...]] = field(default_factory=list)
+    """Where git goes in by itself, whether or not there is anything."""
+    under_way: list[str] = field(default_factory=list)
+    """Of `.git`: what git is in the middle of."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.repositories or self.hidden or self.sockets or self.submodules or self.under_way)
 
 
 def look(folder: Folder, parts: tuple[str, ...]) -> Found | None:

@@ -35,6 +35,7 @@ NONE = -1
 NUMBERS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "open": (2, NONE),
+        "mmap": (9, 222),
         "ioctl": (16, 29),
         "shmget": (29, 194),
         "socket": (41, 198),
