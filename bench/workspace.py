@@ -25,7 +25,7 @@ from typing import Any
 
 from report import Figure, median, rounded
 from toolcrib.workspace.session import Session
-from toolcrib.workspace.settings import DEFAULTS, Limits, Settings
+from toolcrib.workspace.settings.model import DEFAULTS, Limits, Settings
 from toolcrib.workspace.workspace import Workspace
 
 ROUNDS = 7

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,8 +105,13 @@ def _on_path(part: str) -> Path:
 
 @pytest.fixture(scope="session")
 def bwrap() -> Path:
-    """Bubblewrap, which a test of anything that runs code needs."""
-    return _on_path("bwrap")
+    """Bubblewrap, which a test of anything that runs code needs, on a system that lets it work."""
+    program = _on_path("bwrap")
+    words = [program, "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode != 0:
+        not_run("bwrap", done.stderr.strip())
+    return program
 
 
 @pytest.fixture(scope="session")

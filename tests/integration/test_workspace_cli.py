@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from parts.daemon import Cli, Home, StartDaemon
-from toolcrib.workspace.example import EXAMPLE
-from toolcrib.workspace.keys import flat
-from toolcrib.workspace.settings import DEFAULTS, TOOL_NAMES
+from toolcrib.workspace.settings.example import EXAMPLE
+from toolcrib.workspace.settings.keys import flat
+from toolcrib.workspace.settings.model import DEFAULTS, TOOL_NAMES
 
 CODE_REFUSED = 11
 

@@ -21,7 +21,8 @@ from parts.waiting import wait_for
 from parts.workspace import is_running, running_with
 from toolcrib.errors import ServerAway, ToolcribError, WorkspaceError
 from toolcrib.servers.environment import MARKER
-from toolcrib.workspace import Running, ensure, ensure_workspace
+from toolcrib.workspace import Running, ensure_workspace
+from toolcrib.workspace.serving import ensure
 
 pytestmark = pytest.mark.slow
 

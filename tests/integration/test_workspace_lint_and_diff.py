@@ -12,8 +12,8 @@ import pytest
 
 from parts.small_project import Place, make_project, place_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.diff import Differs, ProjectDiff, project_diff
-from toolcrib.workspace.linting import LintRan, RunLint, run_lint
+from toolcrib.workspace.running.diff import Differs, ProjectDiff, project_diff
+from toolcrib.workspace.running.linting import LintRan, RunLint, run_lint
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("FRG-1")]
 

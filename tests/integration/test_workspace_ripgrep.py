@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from parts.racer import CANARY, INSIDE, racing
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace import search as searching
-from toolcrib.workspace.dialect import CaseRule, understood
-from toolcrib.workspace.folder import Folder, Spot
-from toolcrib.workspace.ripgrep import files_worth_opening
+from toolcrib.workspace.confined.folder import Folder, Spot
+from toolcrib.workspace.looking import search as searching
+from toolcrib.workspace.looking.ripgrep import files_worth_opening
+from toolcrib.workspace.looking.search import SearchText, TextFound, search_text
+from toolcrib.workspace.looking.walk import Ignored, Kind, Walk
+from toolcrib.workspace.patterns.dialect import CaseRule, understood
 from toolcrib.workspace.sandbox import Sandbox
-from toolcrib.workspace.search import SearchText, TextFound, search_text
 from toolcrib.workspace.tool import Scene
-from toolcrib.workspace.walk import Ignored, Kind, Walk
 
 pytestmark = [pytest.mark.req("FRG-1"), pytest.mark.usefixtures("bwrap", "ripgrep")]
 

@@ -12,8 +12,8 @@ import pytest
 from parts.sandboxes import SOMEBODY, own
 from parts.small_project import Place, is_running, make_project, place_in, run_pytest, shell, size_of
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.diff import ProjectDiff, project_diff
-from toolcrib.workspace.linting import RunLint, run_lint
+from toolcrib.workspace.running.diff import ProjectDiff, project_diff
+from toolcrib.workspace.running.linting import RunLint, run_lint
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("FRG-1")]
 

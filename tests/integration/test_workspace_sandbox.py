@@ -10,17 +10,19 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from parts.sandboxes import SOMEBODY, opened, own, printed, python, shell, spot, usual
+from parts.waiting import wait_for
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.confined.folder import Folder
 from toolcrib.workspace.sandbox import Command, Ending, Sandbox
-from toolcrib.workspace.settings import DEFAULTS
+from toolcrib.workspace.settings.model import DEFAULTS
 
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.usefixtures("bwrap")]
 
@@ -120,6 +122,28 @@ async def test_of_all_files_outside_not_one_can_be_changed(root: Path) -> None:
     assert found["paths"] > 1000
     assert found["tried"] > 5000
     assert found["got"] == []
+
+
+@pytest.mark.parametrize("inside", [".venv", "tools/python", "."])
+async def test_the_environment_that_runs_us_cannot_be_changed(
+    root: Path, inside: str, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next server, started by a client that trusts it, would be the command's."""
+    packages = root / inside / "lib"
+    packages.mkdir(parents=True)
+    (packages / "code.py").write_text("x = 1\n")
+    own(root, owner)
+    monkeypatch.setattr(sys, "prefix", str(root / inside))
+    async with opened(root) as sandbox:
+        finished = await shell(
+            sandbox,
+            f"cd {inside}; echo y >> lib/code.py; touch lib/new.pth; mv lib other;"
+            f"cd {root}; mv tools else; mv .venv else; cat $OLDPWD/lib/code.py; echo fine > made.txt",
+        )
+    assert finished.stdout.text() == "x = 1\n"
+    assert [path.name for path in packages.iterdir()] == ["code.py"]
+    assert (packages / "code.py").read_text() == "x = 1\n"
+    assert (root / "made.txt").read_text() == "fine\n"
 
 
 async def test_the_folder_itself_and_the_private_places_are_writable(root: Path, owner: str) -> None:
@@ -550,9 +574,7 @@ async def test_two_sandboxes_do_not_see_each_other(tmp_path: Path) -> None:
     (second / "secret").write_text("canary-second")
     async with opened(first) as one, opened(second) as two:
         going = asyncio.create_task(shell(two, "touch /tmp/mark ready; sleep 20"))
-        async with asyncio.timeout(20):
-            while not (second / "ready").exists():
-                await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_for, (second / "ready").exists, "the second", 20)
         found = await shell(one, f"ls {second}; cat {second}/secret; ls /tmp/mark; ps ax | grep -c '[s]leep 20'")
         going.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -583,6 +605,68 @@ async def test_sockets_of_outside_that_lie_in_the_folder_are_closed_doors(root: 
                 """,
             )
     assert said == "closed"
+
+
+SWAP = r"""
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+os.makedirs("n/.git"); open("n/.git/x", "w").close()
+os.makedirs("m"); open("m/.git", "w").write("gitdir: x")
+os.makedirs("h"); open("h/a.hide", "w").close(); open("b.hide", "w").close()
+names = [b"n", b"m", b"h", b"b.hide"]
+for name in names:
+    os.symlink(b"/oldroot" + os.fsencode(sys.argv[1]) + (b"/b.hide" if name == b"b.hide" else b""), b"l" + name)
+open("ready", "w").close()
+while True:
+    for name in names:
+        libc.renameat2(-100, name, -100, b"l" + name, 2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [(), ("*.hide",)], ids=["repositories", "hidden"])
+async def test_a_command_that_swaps_folders_for_links_gains_nothing_of_the_next(
+    root: Path, owner: str, hidden: tuple[str, ...], sized: Callable[[int, int], int]
+) -> None:
+    """While a sandbox is made, bubblewrap goes to places by their paths; a link there would lead it out."""
+    outside = root.parent / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("canary")
+    own(outside, owner)
+    settings = replace(DEFAULTS, hidden=hidden)
+    ran = 0
+    async with opened(root, settings) as one, opened(root, settings) as two:
+        swapping = asyncio.create_task(python(one, SWAP, str(outside), seconds=300))
+        await asyncio.to_thread(wait_for, (root / "ready").exists, "the swapping", 20)
+        end = time.monotonic() + sized(5, 60)
+        while time.monotonic() < end:
+            for sandbox in (one, two):
+                with contextlib.suppress(WorkspaceError):
+                    finished = await shell(sandbox, "cat */secret */.git/secret; ls -a n m h", seconds=1)
+                    assert "canary" not in finished.stdout.text()
+                    ran += 1
+        swapping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await swapping
+    assert ran or hidden
+    assert [path.name for path in outside.iterdir()] == ["secret"]
+
+
+async def test_what_must_be_hidden_waits_for_quiet_if_another_process_runs_something(root: Path, owner: str) -> None:
+    (root / "deep").mkdir()
+    (root / "deep" / "key.pem").write_text("canary")
+    own(root, owner)
+    settings = replace(DEFAULTS, hidden=("*.pem",))
+    async with opened(root) as careless, opened(root, settings) as careful:
+        going = asyncio.create_task(shell(careless, "touch ready; while [ ! -e stop ]; do sleep 0.02; done"))
+        await asyncio.to_thread(wait_for, (root / "ready").exists, "the first", 20)
+        with pytest.raises(WorkspaceError, match="still runs in this folder"):
+            await shell(careful, "cat deep/key.pem", seconds=0.3)
+        waiting = asyncio.create_task(shell(careful, "cat deep/key.pem; ls deep", seconds=20))
+        (root / "stop").touch()
+        finished = await waiting
+        await going
+    assert finished.stdout.text() == "key.pem\n"
 
 
 async def test_ordinary_work_goes_on(root: Path, owner: str) -> None:

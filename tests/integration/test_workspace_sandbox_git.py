@@ -12,7 +12,7 @@ import pytest
 
 from parts.sandboxes import opened, own, shell, usual
 from parts.waiting import wait_for
-from toolcrib.workspace.settings import DEFAULTS, GitMode
+from toolcrib.workspace.settings.model import DEFAULTS, GitMode
 
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.usefixtures("bwrap")]
 

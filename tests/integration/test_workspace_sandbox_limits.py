@@ -23,7 +23,7 @@ from parts.waiting import wait_for
 from toolcrib.workspace.sandbox import Ending
 from toolcrib.workspace.sandbox import sandbox as module
 from toolcrib.workspace.sandbox.cgroup import candidates, find_nest
-from toolcrib.workspace.settings import DEFAULTS, GitMode, Limits
+from toolcrib.workspace.settings.model import DEFAULTS, GitMode, Limits
 
 pytestmark = [pytest.mark.req("FRG-9", "FRG-10"), pytest.mark.usefixtures("bwrap")]
 
@@ -157,9 +157,9 @@ async def test_closing_the_sandbox_ends_what_runs(root: Path, token: str) -> Non
 SERVER = """
 import asyncio, os, sys
 from pathlib import Path
-from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.confined.folder import Folder
 from toolcrib.workspace.sandbox import Command, Sandbox
-from toolcrib.workspace.settings import DEFAULTS
+from toolcrib.workspace.settings.model import DEFAULTS
 async def main():
     sandbox = await Sandbox.open(Folder(Path(sys.argv[1])), DEFAULTS, environ=dict(os.environ))
     print("ready", flush=True)

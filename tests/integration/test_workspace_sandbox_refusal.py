@@ -15,10 +15,10 @@ import pytest
 
 from parts.sandboxes import opened, python, shell, usual
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.confined.folder import Folder
 from toolcrib.workspace.sandbox import Command, Ending, Sandbox, landlock, means, selftest, stage
 from toolcrib.workspace.sandbox import sandbox as module
-from toolcrib.workspace.settings import DEFAULTS, Settings
+from toolcrib.workspace.settings.model import DEFAULTS, Settings
 
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.usefixtures("bwrap")]
 

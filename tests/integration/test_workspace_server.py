@@ -111,7 +111,7 @@ async def test_a_client_uses_every_tool_over_every_transport(
 async def test_the_definitions_arrive_as_they_were_made(
     start_workspace: StartWorkspace, home_folder: Home, transport: str, era: str
 ) -> None:
-    from toolcrib.workspace.settings import DEFAULTS
+    from toolcrib.workspace.settings.model import DEFAULTS
     from toolcrib.workspace.tools import TOOLS, definition
 
     async with asyncio.timeout(LIMIT), start_workspace(transport).client(era) as client:
@@ -346,7 +346,7 @@ def test_stdout_carries_nothing_but_the_protocol(start_workspace: StartWorkspace
 
 
 def test_a_line_that_never_ends_is_passed_over(start_workspace: StartWorkspace, home_folder: Home) -> None:
-    from toolcrib.workspace.pipes import LARGEST_MESSAGE
+    from toolcrib.workspace.serving.pipes import LARGEST_MESSAGE
 
     with popen(start_workspace("stdio")) as process:
         assert process.stdin is not None

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from toolcrib.workspace.folder import Folder, Spot
+from toolcrib.workspace.confined.folder import Folder, Spot
 from toolcrib.workspace.sandbox import Command, Finished, Sandbox
-from toolcrib.workspace.settings import DEFAULTS, Limits, Settings
+from toolcrib.workspace.settings.model import DEFAULTS, Limits, Settings
 
 SOMEBODY = 1234
 """A uid that is nobody's."""

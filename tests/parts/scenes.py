@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.confined.folder import Folder
 from toolcrib.workspace.session import Session
-from toolcrib.workspace.settings import DEFAULTS
+from toolcrib.workspace.settings.model import DEFAULTS
 from toolcrib.workspace.tool import Scene
 
 

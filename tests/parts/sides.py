@@ -57,10 +57,16 @@ class Side:
 
 @contextlib.contextmanager
 def over_stdio(
-    home: Home, *flags: str, env: Mapping[str, str] | None = None, root: Path | None = None
+    home: Home,
+    *flags: str,
+    env: Mapping[str, str] | None = None,
+    root: Path | None = None,
+    words: list[str] | None = None,
 ) -> Iterator[Side]:
+    """`words`: in the place of those that usually start it."""
     with workspaces.starting(home) as start, anyio.from_thread.start_blocking_portal() as portal:
         server = start("stdio", *flags, env=env, root=root)
+        server.words = words or server.words
         with portal.wrap_async_context_manager(server.client("modern")) as client:
 
             def ask(tool: str, arguments: dict[str, Any]) -> dict[str, Any]:

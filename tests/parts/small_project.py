@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from parts.sandboxes import opened
+from toolcrib.workspace.running.shell import RunShellSafe, ShellRan, run_shell_safe
+from toolcrib.workspace.running.testing import PytestRan, RunTests, run_tests
 from toolcrib.workspace.sandbox import Sandbox
 from toolcrib.workspace.session import Session
-from toolcrib.workspace.settings import DEFAULTS
-from toolcrib.workspace.shell import RunShellSafe, ShellRan, run_shell_safe
-from toolcrib.workspace.testing import PytestRan, RunTests, run_tests
+from toolcrib.workspace.settings.model import DEFAULTS
 from toolcrib.workspace.tool import Done, Scene
 
 PROJECT = {

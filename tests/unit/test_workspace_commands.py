@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from parts.finished import finished
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.command import Gathered, Turn, how_it_ended, printed, real_folder
-from toolcrib.workspace.printed import LONGEST, MOST, PAUSE, Lines, clean, ends
+from toolcrib.workspace.running.command import Gathered, Turn, how_it_ended, printed, real_folder
+from toolcrib.workspace.running.printed import LONGEST, MOST, PAUSE, Lines, clean, ends
+from toolcrib.workspace.running.shell import words
 from toolcrib.workspace.sandbox.model import Ending, Finished
-from toolcrib.workspace.shell import words
 from toolcrib.workspace.tool import Scene
 
 pytestmark = pytest.mark.req("FRG-1")

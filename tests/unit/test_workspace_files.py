@@ -24,8 +24,9 @@ from parts.report import not_run
 from parts.scenes import scene_in
 from parts.small_disk import small_disk
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.atomic import own_dir
-from toolcrib.workspace.files import (
+from toolcrib.workspace.confined.atomic import own_dir
+from toolcrib.workspace.confined.folder import Spot
+from toolcrib.workspace.files.files import (
     EditFile,
     FileEdited,
     FileStatus,
@@ -40,8 +41,7 @@ from toolcrib.workspace.files import (
     stat_file,
     write_file,
 )
-from toolcrib.workspace.folder import Spot
-from toolcrib.workspace.replacing import Edit, replace
+from toolcrib.workspace.files.replacing import Edit, replace
 from toolcrib.workspace.tool import Scene
 
 pytestmark = pytest.mark.req("FRG-1")

@@ -22,9 +22,11 @@ from hypothesis import strategies as st
 from parts.report import not_run
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace import beneath
-from toolcrib.workspace.beneath import reach
-from toolcrib.workspace.files import (
+from toolcrib.workspace.confined import beneath
+from toolcrib.workspace.confined.beneath import reach
+from toolcrib.workspace.confined.folder import Folder, Spot, check_root
+from toolcrib.workspace.confined.openat2 import openat2
+from toolcrib.workspace.files.files import (
     EditFile,
     Mode,
     ReadFile,
@@ -35,8 +37,6 @@ from toolcrib.workspace.files import (
     stat_file,
     write_file,
 )
-from toolcrib.workspace.folder import Folder, Spot, check_root
-from toolcrib.workspace.openat2 import openat2
 from toolcrib.workspace.tool import Done, Scene
 
 pytestmark = pytest.mark.req("FRG-9")
@@ -509,6 +509,35 @@ def test_a_folder_knows_whether_its_path_still_leads_to_it_and_works_where_it_we
     assert folder.fd == -1
     with pytest.raises(WorkspaceError):
         folder.open_file(Spot(("src", "main.py")))
+
+
+@pytest.mark.parametrize("tool", WRITERS)
+@pytest.mark.parametrize("inside", [".venv", "tools/python", "."])
+def test_the_environment_that_runs_us_cannot_be_written(
+    tmp_path: Path, tool: str, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / inside / "lib" / "code.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("a = 1\n")
+    (tmp_path / "lib.py").write_text("a = 1\n")
+    monkeypatch.setattr("sys.prefix", str(tmp_path / inside))
+    with scene_in(tmp_path) as scene:
+        for path in (code, code.parent / "new.pth"):
+            with pytest.raises(WorkspaceError):
+                TOOLS[tool](scene, str(path.relative_to(tmp_path)))
+        TOOLS[tool](scene, "new.py" if tool == "create" else "lib.py")
+    assert code.read_text() == "a = 1\n"
+    assert [path.name for path in code.parent.iterdir()] == ["code.py"]
+
+
+def test_a_user_without_a_home_has_workspaces_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    Folder(tmp_path).close()
+    with pytest.raises(WorkspaceError):
+        check_root(Path("/usr"))
 
 
 @pytest.mark.parametrize("root", ["/", "/usr", "/usr/lib", "/etc", "/proc/self", "/dev", "/tmp", "/home", "/run"])

@@ -11,7 +11,7 @@ import hypothesis.strategies as some
 import pytest
 from hypothesis import given
 
-from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.confined.folder import Folder
 from toolcrib.workspace.sandbox import git
 from toolcrib.workspace.sandbox.gitlinks import NotAnIndex, gitlinks
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.globs import MOST_ALTERNATIVES, Globs
-from toolcrib.workspace.ignores import Rules, Verdict
+from toolcrib.workspace.patterns.globs import MOST_ALTERNATIVES, Globs
+from toolcrib.workspace.patterns.ignores import Rules, Verdict
 
 pytestmark = pytest.mark.req("FRG-1")
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace import git
-from toolcrib.workspace.diff import readable
-from toolcrib.workspace.folder import Folder
-from toolcrib.workspace.git import Change, FileStat
-from toolcrib.workspace.interpreter import Found, Interpreter
-from toolcrib.workspace.linters import LINTERS, NotRead, Used, read_findings, used_in
+from toolcrib.workspace.confined.folder import Folder
+from toolcrib.workspace.running import git
+from toolcrib.workspace.running.diff import readable
+from toolcrib.workspace.running.git import Change, FileStat
+from toolcrib.workspace.running.interpreter import Found, Interpreter
+from toolcrib.workspace.running.linters import LINTERS, NotRead, Used, read_findings, used_in
 
 pytestmark = pytest.mark.req("FRG-1")
 

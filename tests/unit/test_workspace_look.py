@@ -19,9 +19,9 @@ import pytest
 
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.look import DirListed, FilesFound, FindFiles, ListDir, Sort, find_files, list_dir
-from toolcrib.workspace.search import SearchText, search_text
-from toolcrib.workspace.structure import ProjectStructure, Structure, project_structure
+from toolcrib.workspace.looking.look import DirListed, FilesFound, FindFiles, ListDir, Sort, find_files, list_dir
+from toolcrib.workspace.looking.search import SearchText, search_text
+from toolcrib.workspace.looking.structure import ProjectStructure, Structure, project_structure
 from toolcrib.workspace.tool import Done, Scene
 
 pytestmark = pytest.mark.req("FRG-1")

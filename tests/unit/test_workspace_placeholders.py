@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.confined.folder import Folder
 from toolcrib.workspace.sandbox.placeholders import Placeholders
 
 pytestmark = pytest.mark.req("FRG-9")

@@ -14,8 +14,8 @@ import pytest
 from parts.racer import CANARY, INSIDE, READABLE, WRITABLE, Race, racing
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace import beneath
-from toolcrib.workspace.files import (
+from toolcrib.workspace.confined import beneath
+from toolcrib.workspace.files.files import (
     EditFile,
     FileStatus,
     FileText,

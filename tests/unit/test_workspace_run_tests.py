@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from parts.finished import finished
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace import pytest_report, report
-from toolcrib.workspace.command import Turn
-from toolcrib.workspace.interpreter import Found, Interpreter, names, read_answers
-from toolcrib.workspace.report import MOST_CATEGORIES, MOST_FAILURES, MOST_RUNNING, Tally
+from toolcrib.workspace.running import pytest_report, report
+from toolcrib.workspace.running.command import Turn
+from toolcrib.workspace.running.interpreter import Found, Interpreter, names, read_answers
+from toolcrib.workspace.running.report import MOST_CATEGORIES, MOST_FAILURES, MOST_RUNNING, Tally
+from toolcrib.workspace.running.testing import RunTests, judge, plugin, pytest_words, told
 from toolcrib.workspace.sandbox.model import Ending, Finished
-from toolcrib.workspace.settings import Settings
-from toolcrib.workspace.testing import RunTests, judge, plugin, pytest_words, told
+from toolcrib.workspace.settings.model import Settings
 from toolcrib.workspace.tool import Scene
 
 pytestmark = pytest.mark.req("FRG-1")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from toolcrib.workspace.sandbox import Captured, bwrap, cgroup, landlock, output, places
-from toolcrib.workspace.settings import DEFAULTS, GitMode, Limits
+from toolcrib.workspace.settings.model import DEFAULTS, GitMode, Limits
 
 pytestmark = pytest.mark.req("FRG-9")
 

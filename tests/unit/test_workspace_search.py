@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace import grep
-from toolcrib.workspace.dialect import CaseRule, understood
-from toolcrib.workspace.search import SearchText, TextFound, search_text
+from toolcrib.workspace.looking import grep
+from toolcrib.workspace.looking.search import SearchText, TextFound, search_text
+from toolcrib.workspace.patterns.dialect import CaseRule, understood
 from toolcrib.workspace.tool import Scene
 
 pytestmark = pytest.mark.req("FRG-1")

@@ -9,7 +9,7 @@ import pytest
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.session import Session
-from toolcrib.workspace.settings import Limits
+from toolcrib.workspace.settings.model import Limits
 
 
 def limits(**chosen: float) -> Limits:

@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 from toolcrib.config.model import Severity
 from toolcrib.config.trust import trust_digest
 from toolcrib.workspace.ci import in_ci
-from toolcrib.workspace.example import EXAMPLE
-from toolcrib.workspace.keys import LIMITS, LIMITS_KEYS, SECONDS_KEYS, TOP_KEYS, flat
-from toolcrib.workspace.load import Loaded, Standing, load_settings, settings_files
-from toolcrib.workspace.main import HELP
-from toolcrib.workspace.narrow import narrow
-from toolcrib.workspace.settings import (
+from toolcrib.workspace.serving.main import HELP
+from toolcrib.workspace.settings.example import EXAMPLE
+from toolcrib.workspace.settings.keys import LIMITS, LIMITS_KEYS, SECONDS_KEYS, TOP_KEYS, flat
+from toolcrib.workspace.settings.load import Loaded, Standing, load_settings, settings_files
+from toolcrib.workspace.settings.model import (
     DEFAULTS,
     KB,
     MB,
@@ -37,6 +36,7 @@ from toolcrib.workspace.settings import (
     Limits,
     Settings,
 )
+from toolcrib.workspace.settings.narrow import narrow
 from toolcrib.workspace.tool import Runs
 from toolcrib.workspace.tools import TOOLS
 

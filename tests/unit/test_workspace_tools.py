@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 from toolcrib.book.tokens import count
 from toolcrib.errors import ConfigError, WorkspaceError
 from toolcrib.workspace import arguments, workspace
-from toolcrib.workspace.pipes import LARGEST_MESSAGE, split
 from toolcrib.workspace.schemas import Of, schema_of
+from toolcrib.workspace.serving.pipes import LARGEST_MESSAGE, split
+from toolcrib.workspace.serving.token import token
 from toolcrib.workspace.session import Session
-from toolcrib.workspace.settings import DEFAULTS, TOOL_NAMES, WRITING_TOOLS, Settings
-from toolcrib.workspace.token import token
+from toolcrib.workspace.settings.model import DEFAULTS, TOOL_NAMES, WRITING_TOOLS, Settings
 from toolcrib.workspace.tool import Done, Runs, Scene, Tool
 from toolcrib.workspace.tools import BY_NAME, TOOLS, definition
 from toolcrib.workspace.workspace import Workspace

@@ -16,12 +16,12 @@ import pytest
 from parts.racer import CANARY, Race, racing
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace import walk as walking
-from toolcrib.workspace.folder import Folder, Spot
-from toolcrib.workspace.look import DirListed, FilesFound, FindFiles, ListDir, find_files, list_dir
-from toolcrib.workspace.search import SearchText, TextFound, search_text
-from toolcrib.workspace.structure import ProjectStructure, Structure, project_structure
-from toolcrib.workspace.walk import DEEPEST, Entry, Ignored, Kind, Stop, Walk
+from toolcrib.workspace.confined.folder import Folder, Spot
+from toolcrib.workspace.looking import walk as walking
+from toolcrib.workspace.looking.look import DirListed, FilesFound, FindFiles, ListDir, find_files, list_dir
+from toolcrib.workspace.looking.search import SearchText, TextFound, search_text
+from toolcrib.workspace.looking.structure import ProjectStructure, Structure, project_structure
+from toolcrib.workspace.looking.walk import DEEPEST, Entry, Ignored, Kind, Stop, Walk
 
 pytestmark = pytest.mark.req("FRG-9")
 

@@ -157,7 +157,7 @@ def _agrees() -> bool:
 def _waiting(file: Path | None) -> list[Waiting]:
     """The project's files as if none were trusted, so that what is shown is all that each would do."""
     from toolcrib.config import load  # noqa: PLC0415 - YAML
-    from toolcrib.workspace.load import load_settings  # noqa: PLC0415
+    from toolcrib.workspace.settings.load import load_settings  # noqa: PLC0415
 
     loaded = load(paths=paths(), root=root(), environ=os.environ)
     workspace = load_settings(root(), environ=os.environ)

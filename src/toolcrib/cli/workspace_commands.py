@@ -57,7 +57,7 @@ def init(
     as_json: AsJson = False,
 ) -> int:
     """Write .toolcrib/workspace.yml, with every setting switched off."""
-    from toolcrib.workspace.example import EXAMPLE  # noqa: PLC0415
+    from toolcrib.workspace.settings.example import EXAMPLE  # noqa: PLC0415
 
     folder = _folder(root) / PROJECT_FOLDER
     held = configs_in(folder, WORKSPACE_NAMES)

@@ -11,7 +11,7 @@ from toolcrib.config import mask, trust_digest
 from toolcrib.config.model import Severity
 from toolcrib.config.problems import sorted_problems
 from toolcrib.errors import ConfigError
-from toolcrib.workspace.load import load_settings
+from toolcrib.workspace.settings.load import load_settings
 
 
 @registry.command("config:check", effect=Effect.READS, reach=Reach.SOCKET)

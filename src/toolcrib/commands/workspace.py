@@ -7,7 +7,7 @@ from typing import Any
 
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
 from toolcrib.errors import NotFound
-from toolcrib.workspace.load import load_settings
+from toolcrib.workspace.settings.load import load_settings
 
 
 class Where(Parameters):

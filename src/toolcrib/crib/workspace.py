@@ -24,8 +24,8 @@ from toolcrib.errors import CallTimeout, StoreError, ToolcribError, WorkspaceErr
 from toolcrib.events import Change
 from toolcrib.policy import Caller
 from toolcrib.servers.model import Answer, OnProgress, ToolCall
-from toolcrib.workspace.load import load_settings, settings_files
 from toolcrib.workspace.session import Session
+from toolcrib.workspace.settings.load import load_settings, settings_files
 from toolcrib.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolcrib.workspace.ensure import Running, ensure_workspace
+    from toolcrib.workspace.serving.ensure import Running, ensure_workspace
     from toolcrib.workspace.workspace import Workspace
 
 __all__ = ["Running", "Workspace", "ensure_workspace"]
 
 _HOMES = {
-    "Running": "toolcrib.workspace.ensure",
+    "Running": "toolcrib.workspace.serving.ensure",
     "Workspace": "toolcrib.workspace.workspace",
-    "ensure_workspace": "toolcrib.workspace.ensure",
+    "ensure_workspace": "toolcrib.workspace.serving.ensure",
 }
 
 

@@ -12,7 +12,7 @@ import sys
 if not sys.flags.safe_path and sys.path[:1] in ([""], [os.getcwd()]):  # noqa: PTH109
     del sys.path[0]
 
-from toolcrib.workspace.main import main
+from toolcrib.workspace.serving.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,10 +13,10 @@ from typing import Any
 
 from toolcrib.errors import ToolcribError, WorkspaceError
 from toolcrib.workspace.ci import in_ci
-from toolcrib.workspace.keys import flat
-from toolcrib.workspace.load import Loaded
 from toolcrib.workspace.sandbox import Sandbox
-from toolcrib.workspace.settings import SHELL_TOOLS, TOOL_NAMES, WRITING_TOOLS
+from toolcrib.workspace.settings.keys import flat
+from toolcrib.workspace.settings.load import Loaded
+from toolcrib.workspace.settings.model import SHELL_TOOLS, TOOL_NAMES, WRITING_TOOLS
 from toolcrib.workspace.workspace import Workspace
 
 

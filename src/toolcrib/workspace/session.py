@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.settings import MB, Limits
+from toolcrib.workspace.settings.model import MB, Limits
 
 _REMEDY = "A new session begins at nought; `limits.{key}` in .toolcrib/workspace.yml changes the limit."
 

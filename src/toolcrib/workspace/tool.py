@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from toolcrib.workspace.folder import Folder
+    from toolcrib.workspace.confined.folder import Folder
     from toolcrib.workspace.sandbox import Sandbox
     from toolcrib.workspace.session import Session
-    from toolcrib.workspace.settings import Settings
+    from toolcrib.workspace.settings.model import Settings
 
 
 class Runs(enum.Enum):

@@ -10,9 +10,11 @@ from types import MappingProxyType
 
 import msgspec
 
-from toolcrib.workspace import diff, files, linting, look, search, shell, structure, testing
+from toolcrib.workspace.files import files
+from toolcrib.workspace.looking import look, search, structure
+from toolcrib.workspace.running import diff, linting, shell, testing
 from toolcrib.workspace.schemas import Of, schema_of
-from toolcrib.workspace.settings import Settings
+from toolcrib.workspace.settings.model import Settings
 from toolcrib.workspace.tool import Runs, Tool
 
 TOOLS: tuple[Tool, ...] = (

@@ -24,10 +24,10 @@ from toolcrib.config.paths import home_of
 from toolcrib.errors import ToolcribError, WorkspaceError
 from toolcrib.workspace.arguments import decode
 from toolcrib.workspace.ci import in_ci
-from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.confined.folder import Folder
 from toolcrib.workspace.sandbox import Sandbox
 from toolcrib.workspace.session import Session
-from toolcrib.workspace.settings import KB, SHELL_TOOLS, WRITING_TOOLS, Settings
+from toolcrib.workspace.settings.model import KB, SHELL_TOOLS, WRITING_TOOLS, Settings
 from toolcrib.workspace.tool import Done, Runs, Scene, Tool
 from toolcrib.workspace.tools import BY_NAME, TOOLS, definition
 

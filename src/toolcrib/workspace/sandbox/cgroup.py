@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolcrib.workspace.settings import Limits
+from toolcrib.workspace.settings.model import Limits
 
 PREFIX = "toolcrib-"
 _CONTROLLERS = ("memory", "pids")

@@ -1,10 +1,10 @@
 """Whether anything still runs in the folder while the next sandbox is made.
 
-In: a look through the folder. Out: what of it can be mounted over. bubblewrap goes to a place by its path, and a command
-that runs meanwhile could put a link there that leads out; then something empty would be made outside. So what lies
-deeper than the folder's own top is mounted over only if it was seen when nothing ran: whatever began later holds it in
-its place, for nothing that is mounted on can be renamed. What commands make for themselves while they run waits until
-all have ended.
+In: a look through the folder. Out: what of it can be mounted over. bubblewrap goes to a place by its path, and a
+command that runs meanwhile could put a link there that leads out; then something empty would be made outside. So what
+lies deeper than the folder's own top is mounted over only if it was seen when nothing ran: whatever began later holds
+it in its place, for nothing that is mounted on can be renamed. What commands make for themselves while they run waits
+until all have ended.
 
 Who runs says so by a shared lock on the folder, who looks takes an exclusive one; they hold between processes too.
 """
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.confined.folder import Folder
 from toolcrib.workspace.sandbox.survey import Survey, look
 
 _PAUSE = 0.02
@@ -38,7 +38,9 @@ class Floor:
         self._settled = Survey()
 
     def close(self) -> None:
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     async def enter(self, survey: Callable[[], Survey], seconds: float) -> Survey:
         """What to mount over; `leave` must follow. WorkspaceError if others do not end in time."""
@@ -69,7 +71,7 @@ class Floor:
 
     def leave(self) -> None:
         self._running -= 1
-        if not self._running:
+        if not self._running and self._lock >= 0:
             self._alone = False
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 

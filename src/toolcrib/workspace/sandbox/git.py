@@ -27,7 +27,7 @@ import shutil
 import stat
 from dataclasses import dataclass
 
-from toolcrib.workspace.folder import Folder, Spot
+from toolcrib.workspace.confined.folder import Folder, Spot
 from toolcrib.workspace.sandbox.gitlinks import NotAnIndex, gitlinks
 from toolcrib.workspace.sandbox.placeholders import Placeholders
 from toolcrib.workspace.sandbox.survey import GIT, Kind, look

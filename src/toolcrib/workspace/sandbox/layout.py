@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.folder import Folder, Spot
+from toolcrib.workspace.confined.folder import Folder, Spot
 from toolcrib.workspace.sandbox import git
 from toolcrib.workspace.sandbox.placeholders import Placeholders
 from toolcrib.workspace.sandbox.survey import GIT, TOOLCRIB, Found, Kind, Survey, look, survey
-from toolcrib.workspace.settings import GitMode, Settings
+from toolcrib.workspace.settings.model import GitMode, Settings
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from toolcrib.workspace.sandbox.cgroup import Group
 from toolcrib.workspace.sandbox.model import Ending
-from toolcrib.workspace.settings import Limits
+from toolcrib.workspace.settings.model import Limits
 
 OPEN_FILES = 4096
 TICK = 0.1

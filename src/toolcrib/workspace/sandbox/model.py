@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from toolcrib.workspace.folder import Spot
+from toolcrib.workspace.confined.folder import Spot
 
 
 class Ending(enum.StrEnum):

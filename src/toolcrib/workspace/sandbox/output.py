@@ -11,7 +11,7 @@ import os
 import re
 from collections import deque
 
-from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.confined.folder import Folder
 from toolcrib.workspace.sandbox.model import Captured
 from toolcrib.workspace.sandbox.survey import TOOLCRIB
 

@@ -17,7 +17,7 @@ import time
 from types import TracebackType
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.confined.folder import Folder
 
 MARK = stat.S_ISVTX
 """A bit of the mode that means nothing here. What a person has made empty lacks it and is never removed."""

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from toolcrib.workspace.settings import GitMode, Settings
+from toolcrib.workspace.settings.model import GitMode, Settings
 
 HOME = "/tmp/home"  # noqa: S108 - the sandbox's own
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")

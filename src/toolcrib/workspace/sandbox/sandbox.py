@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.confined.folder import Folder
 from toolcrib.workspace.sandbox import bwrap, git, landlock, means, places, seccomp, selftest, stage
 from toolcrib.workspace.sandbox.cgroup import Nest, find_nest
 from toolcrib.workspace.sandbox.floor import Floor
@@ -31,7 +31,7 @@ from toolcrib.workspace.sandbox.placeholders import Placeholders
 from toolcrib.workspace.sandbox.run import OnOutput, Tree
 from toolcrib.workspace.sandbox.survey import Survey
 from toolcrib.workspace.sandbox.syscalls import MACHINES
-from toolcrib.workspace.settings import GitMode, Settings
+from toolcrib.workspace.settings.model import GitMode, Settings
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +166,10 @@ class Sandbox:
                     notes = before.mend(self.folder)
             return replace(finished, notes=tuple(notes))
 
+    async def _probe(self, command: Command) -> Finished:
+        """Our own code: nothing in the folder need be kept from it, so it waits for nobody."""
+        return await self._run_over(command, Survey(), None, None)
+
     def _may_commit(self, command: Command) -> bool:
         return command.writes and not self.settings.read_only and self.settings.git is GitMode.COMMIT
 
@@ -184,7 +188,7 @@ class Sandbox:
                 raise means.refused(why, means.remedy_for(str(error))) from error
         try:
             self.probes = await selftest.try_out(
-                self._run,
+                self._probe,
                 root=self.folder.root,
                 bound=self._bound,
                 limits=rlimits(self.settings.limits, counted=self._nest is not None),

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from toolcrib.workspace import roots
+from toolcrib.workspace.confined import roots
 from toolcrib.workspace.sandbox import places
 from toolcrib.workspace.sandbox.model import Command, Ending, Finished, Probe
 

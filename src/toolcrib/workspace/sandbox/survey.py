@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.folder import Folder, Spot
+from toolcrib.workspace.confined.folder import Folder, Spot
 
 MOST_ENTRIES = 20_000
 MOST_DEPTH = 8

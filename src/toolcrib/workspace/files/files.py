@@ -1,0 +1,393 @@
+"""The tools that read and write one file: read_file, write_file, edit_file, stat_file.
+
+In: a `Scene` and what a model gave, checked against its schema. Out: `Done`, or a `WorkspaceError` that says what would
+work. `folder` finds files, `lines` reads ranges, `replacing` edits, `atomic` writes; `tools` lists them for clients.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import enum
+import os
+import stat
+import time
+from typing import Annotated, Literal
+
+import msgspec
+
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined.atomic import Existing, Parents, Target, put, target, why_unfit
+from toolcrib.workspace.confined.beneath import Last
+from toolcrib.workspace.confined.folder import Folder, Spot
+from toolcrib.workspace.confined.refusal import kind_of
+from toolcrib.workspace.files.lines import Slice, Source, no_byte, read_from, read_lines
+from toolcrib.workspace.files.replacing import All, Edit, Expected, OldText, diff, replace
+from toolcrib.workspace.files.text import (
+    BINARY,
+    HEAD,
+    Form,
+    Newline,
+    check_unicode,
+    describe,
+    form_of,
+    form_to_write,
+    shown_text,
+    undecodable,
+)
+from toolcrib.workspace.tool import Done, Scene
+
+MOST_EDITED = 32 * 1024 * 1024
+"""A larger file is not taken into memory whole."""
+
+FilePath = Annotated[str, msgspec.Meta(description="Relative to the workspace's folder.")]
+Encoding = Annotated[
+    str | None,
+    msgspec.Meta(description='Default: UTF-8, or what its byte order mark says. "binary": base64.'),
+]
+
+
+class ReadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: FilePath
+    start_line: Annotated[int, msgspec.Meta(ge=1, description="First line to read.")] = 1
+    lines: Annotated[int, msgspec.Meta(ge=1, description="How many; default: as many as fit.")] | None = None
+    offset: Annotated[int, msgspec.Meta(ge=0, description="Start at this byte instead of a line.")] | None = None
+    length: Annotated[int, msgspec.Meta(ge=1, description="At most so many bytes.")] | None = None
+    encoding: Encoding = None
+
+
+class FileText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    path: str
+    kind: Literal["text", "binary"]
+    size: int
+    text: str | None = None
+    base64: str | None = None
+    what: str | None = None
+    """Of a binary file: what it seems to be."""
+    encoding: str | None = None
+    bom: bool = False
+    newline: Literal["lf", "crlf", "cr", "mixed", "none"] | None = None
+    first_line: int | None = None
+    last_line: int | None = None
+    total_lines: int | None = None
+    undecodable: int = 0
+    """Bytes that are no text and show as �."""
+    truncated: bool = False
+    """Less than was asked for."""
+    next_line: int | None = None
+    next_offset: int | None = None
+    """What to go on with; neither where the file ends."""
+
+
+class Mode(enum.StrEnum):
+    OVERWRITE = "overwrite"
+    CREATE = "create"
+    APPEND = "append"
+
+
+_EXISTING = {
+    Mode.OVERWRITE: Existing.REPLACED,
+    Mode.CREATE: Existing.REFUSED,
+    Mode.APPEND: Existing.REPLACED_IF_SAME,
+}
+
+
+class WriteFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: FilePath
+    content: str
+    mode: Annotated[
+        Mode, msgspec.Meta(description="overwrite (makes a missing file), create (refuses one that is there), append.")
+    ] = Mode.OVERWRITE
+    encoding: Encoding = None
+    make_dirs: Annotated[bool, msgspec.Meta(description="Make folders on the way that are missing.")] = True
+
+
+class FileWritten(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    created: bool
+    written: int
+    size: int
+
+
+class EditFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: FilePath
+    old: OldText
+    new: str
+    all: All = False
+    expected: Expected | None = None
+    more: Annotated[
+        tuple[Edit, ...], msgspec.Meta(max_length=100, description="Further edits, in order. All are made, or none.")
+    ] = ()
+    encoding: Annotated[str | None, msgspec.Meta(description="If it is not UTF-8.")] = None
+
+
+class FileEdited(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    matches: int
+    first_line: int
+    """The first that changed."""
+    lines_added: int
+    lines_removed: int
+    size: int
+    diff: str
+
+
+class StatFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: FilePath
+
+
+class FileStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    path: str
+    kind: str
+    size: int
+    mode: str
+    modified: str
+    writable: bool
+    why_not: str = ""
+    """Why it cannot be written."""
+    target: str = ""
+    """Of a link: where it leads."""
+
+
+def read_file(scene: Scene, given: ReadFile) -> Done:
+    if given.offset is not None and (given.start_line > 1 or given.lines is not None):
+        raise WorkspaceError("A range is given by lines or by offset, not by both.", remedy="Leave one of them out.")
+    spot = scene.folder.spot(given.path)
+    descriptor = scene.folder.open_file(spot)
+    try:
+        size = os.fstat(descriptor).st_size
+        head = os.pread(descriptor, min(HEAD, size), 0)
+        if given.encoding == BINARY:
+            return _read_binary(scene, given, spot, descriptor, size)
+        form = form_of(head, given.encoding)
+        if form is None:
+            return _tell_binary(spot, head, size)
+        return _read_text(scene, given, spot, form, Source(descriptor, form, head=head, end=scene.deadline))
+    finally:
+        os.close(descriptor)
+
+
+def _read_text(scene: Scene, given: ReadFile, spot: Spot, form: Form, source: Source) -> Done:
+    newline = source.newline()
+    most = scene.settings.limits.read
+    if given.offset is None:
+        found = read_lines(
+            source,
+            line_end=newline.end,
+            start=given.start_line,
+            count=given.lines,
+            most=min(most, given.length or most),
+        )
+    else:
+        found = read_from(source, offset=given.offset, most=min(most, given.length or most))
+    odd = undecodable(found.text)
+    data = FileText(
+        path=str(spot),
+        kind="text",
+        size=source.size,
+        text=shown_text(found.text),
+        encoding=form.encoding,
+        bom=form.mark != b"",
+        # Of a file that begins with a very long line nothing is known.
+        newline=None if newline is Newline.NONE and source.size > HEAD else newline.value,
+        first_line=found.first,
+        last_line=found.last,
+        total_lines=found.total,
+        undecodable=odd,
+        truncated=found.cut,
+        next_line=found.next_line,
+        next_offset=found.next_offset,
+    )
+    return Done(data, f"{spot}{_range(found)}{_odd_bytes(odd)}\n{data.text}")
+
+
+def _range(found: Slice) -> str:
+    if found.first is None:
+        said = "" if found.total is None else " is empty"
+    else:
+        said = f", lines {found.first}-{found.last}" + (f" of {found.total}" if found.total is not None else "")
+    if found.next_line is not None:
+        return f"{said} (go on with start_line: {found.next_line})"
+    return said if found.next_offset is None else f"{said} (cut; go on with offset: {found.next_offset})"
+
+
+def _odd_bytes(count: int) -> str:
+    if not count:
+        return ""
+    return f" ({count} bytes are no UTF-8 and show as \ufffd; edit_file keeps them; name the encoding to read them)"
+
+
+def _read_binary(scene: Scene, given: ReadFile, spot: Spot, descriptor: int, size: int) -> Done:
+    # In base64 three bytes take up four.
+    most = max(scene.settings.limits.read // 4 * 3, 3)
+    offset = given.offset or 0
+    if offset > size:
+        raise no_byte(offset, size)
+    data = os.pread(descriptor, min(most, given.length or most), offset)
+    ends = offset + len(data)
+    more = ends if ends < size and data else None
+    result = FileText(
+        path=str(spot),
+        kind="binary",
+        size=size,
+        base64=base64.b64encode(data).decode(),
+        encoding=BINARY,
+        truncated=more is not None and given.length != len(data),
+        next_offset=more,
+    )
+    rest = "" if more is None else f" (go on with offset: {more})"
+    return Done(result, f"{spot}, bytes {offset}-{ends} of {size} in base64{rest}\n{result.base64}")
+
+
+def _tell_binary(spot: Spot, head: bytes, size: int) -> Done:
+    what = describe(head)
+    text = f'{spot} is {what}, {size} bytes. encoding: "binary" gives base64; an encoding\'s name reads it as text.'
+    return Done(FileText(path=str(spot), kind="binary", size=size, what=what), text)
+
+
+def write_file(scene: Scene, given: WriteFile) -> Done:
+    folder = scene.folder
+    spot = folder.spot(given.path)
+    content = _content(given)
+    parents = Parents.MADE if given.make_dirs else Parents.NEEDED
+    with folder.writing, target(folder, spot, parents) as there:
+        if there.before is not None and given.mode is Mode.CREATE:
+            raise WorkspaceError(f"{spot} exists already.", remedy="mode: overwrite replaces it; edit_file changes it.")
+        kept = there.before.st_size if there.before is not None and given.mode is Mode.APPEND else 0
+        data = content if isinstance(content, bytes) else _encoded(content, given.encoding, there, appended=kept > 0)
+        _check_room(scene, spot, kept + len(data))
+        scene.session.wrote(len(data))
+        if kept:
+            _append(there, data)
+        else:
+            put(there, data, existing=_EXISTING[given.mode])
+    result = FileWritten(path=str(there.real), created=there.before is None, written=len(data), size=kept + len(data))
+    did = "Appended to" if kept else "Created" if result.created else "Overwrote"
+    return Done(result, f"{did} {result.path}: {len(data)} bytes written, {result.size} in all.")
+
+
+def _content(given: WriteFile) -> bytes | str:
+    """Checked before anything is touched."""
+    if given.encoding != BINARY:
+        check_unicode(given.content, "content")
+        return given.content
+    try:
+        return base64.b64decode(given.content, validate=True)
+    except ValueError as error:
+        raise WorkspaceError(f"content is no base64: {error}.", remedy="Or leave encoding out.") from error
+
+
+def _encoded(content: str, encoding: str | None, there: Target, *, appended: bool) -> bytes:
+    form = form_to_write(encoding, b"" if there.before is None else there.read(4))
+    data = form.bytes_of(content, "content")
+    return data[len(form.mark) :] if appended or content.startswith("\ufeff") else data
+
+
+def _append(there: Target, data: bytes) -> None:
+    """By a copy, as every write: a reader sees all of it or nothing, and a full disk leaves the file as it was."""
+    descriptor = there.open()
+    try:
+        put(there, data, existing=Existing.REPLACED_IF_SAME, after=descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_room(scene: Scene, spot: Spot, size: int) -> None:
+    most = scene.settings.limits.file_size
+    if size > most:
+        raise WorkspaceError(
+            f"{spot} would be {size} bytes long; {most} is the most.", remedy="Write several smaller files."
+        )
+    if time.monotonic() > scene.deadline:
+        raise WorkspaceError(f"{spot} was not written: time is up.", remedy="Try again.")
+
+
+def edit_file(scene: Scene, given: EditFile) -> Done:
+    spot = scene.folder.spot(given.path)
+    with scene.folder.writing, target(scene.folder, spot, Parents.NEEDED) as there:
+        if there.before is not None and there.before.st_size > MOST_EDITED:
+            raise WorkspaceError(
+                f"{spot} is too large to edit: {there.before.st_size} bytes; {MOST_EDITED} is the most.",
+                remedy="Change it by a command, as with sed.",
+            )
+        raw = there.read(MOST_EDITED)
+        form = form_of(raw[:HEAD], given.encoding)
+        if form is None or given.encoding == BINARY:
+            raise WorkspaceError(
+                f"{spot} is {describe(raw)}.", remedy="If it is text, name its encoding, as in latin-1 or cp1252."
+            )
+        before = form.text_of(raw, str(spot))
+        after, matches = before, 0
+        first = Edit(old=given.old, new=given.new, all=given.all, expected=given.expected)
+        for edit in (first, *given.more):
+            replaced = replace(after, edit)
+            after, matches = replaced.text, matches + replaced.matches
+        data = form.bytes_of(after, "new")
+        _check_room(scene, spot, len(data))
+        scene.session.wrote(len(data))
+        put(there, data, existing=Existing.REPLACED_IF_SAME)
+    changed = diff(before, after)
+    result = FileEdited(
+        path=str(there.real),
+        matches=matches,
+        first_line=changed.first_line,
+        lines_added=changed.added,
+        lines_removed=changed.removed,
+        size=len(data),
+        diff=changed.text,
+    )
+    times = "1 place" if matches == 1 else f"{matches} places"
+    return Done(result, f"Edited {result.path} in {times}.\n{changed.text}")
+
+
+def stat_file(scene: Scene, given: StatFile) -> Done:
+    folder = scene.folder
+    spot = folder.spot(given.path)
+    with folder.reaching(spot, Last.LINK) as (descriptor, real):
+        there = os.fstat(descriptor)
+        leads = _target_of(folder, spot) if stat.S_ISLNK(there.st_mode) else ""
+    why_not = _why_not_writable(scene, real, there)
+    result = FileStatus(
+        path=str(spot),
+        kind=kind_of(there.st_mode),
+        size=there.st_size,
+        mode=f"{stat.S_IMODE(there.st_mode):04o}",
+        modified=_iso(there.st_mtime),
+        writable=not why_not,
+        why_not=why_not,
+        target=leads,
+    )
+    to = f" to {leads}" if leads else ""
+    said = "writable" if result.writable else f"not writable: {why_not}"
+    return Done(
+        result, f"{spot}: {result.kind}{to}, {result.size} bytes, mode {result.mode}, {result.modified}, {said}."
+    )
+
+
+def _target_of(folder: Folder, spot: Spot) -> str:
+    """Where a link leads; nothing is told about what lies outside."""
+    try:
+        with folder.reaching(spot) as (_, real):
+            return str(real)
+    except WorkspaceError as error:
+        return f"nowhere: {error.message}"
+
+
+def _why_not_writable(scene: Scene, real: Spot, there: os.stat_result) -> str:
+    if scene.settings.read_only:
+        return "the workspace is read-only"
+    if why := scene.folder.why_not_writable(real):
+        return why
+    if stat.S_ISLNK(there.st_mode):
+        return "it is a link; what it leads to is judged by itself"
+    if stat.S_ISDIR(there.st_mode):
+        return "" if there.st_mode & 0o222 else "it is read-only"
+    return why_unfit(there)
+
+
+def _iso(moment: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(moment, datetime.UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        # A file's time may lie beyond all calendars.
+        return f"{moment:.0f} s after 1970"

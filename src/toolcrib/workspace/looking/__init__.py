@@ -1,0 +1,1 @@
+"""The tools that list, find and search."""

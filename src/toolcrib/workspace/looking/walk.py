@@ -1,0 +1,282 @@
+"""What lies in a folder and below, in order, whatever changes meanwhile.
+
+In: a folder, where to begin, how deep, how long. Out: one `Entry` after another, sorted by name, a folder before what
+it holds. Every step goes down from an opened folder by one name and never through a link, so nothing outside can be put
+in the way. `ignores` says what is left out; `look`, `structure` and `search` walk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import os
+import stat
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from toolcrib.config.paths import PROJECT_FOLDER
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined.folder import Folder, Spot
+from toolcrib.workspace.confined.names import GIT_FOLDER, folded
+from toolcrib.workspace.patterns.ignores import MOST_BYTES, Rules, Verdict
+
+DEEPEST = 100
+"""Levels below the beginning; each holds a descriptor open."""
+MOST_IN_ONE = 200_000
+"""Names of one folder that are read; they are kept in memory to be sorted."""
+MOST = 500_000
+_IGNORE_FILE = ".gitignore"
+_LOOK_AT_CLOCK = 256
+
+
+class Kind(enum.StrEnum):
+    FILE = "file"
+    FOLDER = "folder"
+    LINK = "link"
+    OTHER = "other"
+
+
+class Ignored(enum.Enum):
+    LEFT_OUT = enum.auto()
+    SHOWN = enum.auto()
+
+
+class Stop(enum.StrEnum):
+    """Why not everything was seen, in words for a model."""
+
+    TIME = "the time was up"
+    ENTRIES = f"there are more than {MOST:,} entries"
+    ONE_FOLDER = f"a folder holds more than {MOST_IN_ONE:,} names"
+    DEPTH = f"folders lie more than {DEEPEST} levels deep"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    parts: tuple[str, ...]
+    kind: Kind
+    folder: int
+    """The descriptor of the folder that it lies in; open until the next step."""
+
+    @property
+    def name(self) -> str:
+        return self.parts[-1]
+
+    def status(self) -> os.stat_result:
+        """Of the link itself, if it is one."""
+        return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
+
+    def open(self, folder: Folder) -> int:
+        """For reading; OSError if it is no regular file any more."""
+        return open_regular(folder, self.folder, self.name)
+
+
+def open_regular(folder: Folder, above: int, name: str) -> int:
+    descriptor = folder.open_at(above, name, os.O_RDONLY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor
+
+
+@dataclass(slots=True)
+class _Level:
+    """One opened folder on the way down."""
+
+    descriptor: int
+    parts: tuple[str, ...]
+    rules: tuple[tuple[int, Rules], ...]
+    """With how many names lead to the folder of each."""
+    names: Iterator[tuple[str, Kind]] = field(default_factory=lambda: iter(()))
+
+
+class Walk:
+    """Walks once. Afterwards `stops` says what was not seen, `left_out` how many entries were ignored."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        start: Spot,
+        *,
+        depth: int | None = None,
+        ignored: Ignored = Ignored.LEFT_OUT,
+        until: float,
+    ) -> None:
+        """`until`: by the monotonic clock."""
+        self._folder = folder
+        self._start = start
+        self._depth = depth
+        self._ignored = ignored
+        self._until = until
+        self._seen = 0
+        self._base = 0
+        self.only: Collection[tuple[str, ...]] | None = None
+        """While it is set, nothing but these is looked at. Folders on the way to something must be among them."""
+        self.stops: list[Stop] = []
+        self.left_out = 0
+        self.unreadable = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Raises WorkspaceError if the beginning is no folder, or not to be looked at."""
+        levels: list[_Level] = []
+        try:
+            levels.append(self._begin())
+            while levels:
+                level = levels[-1]
+                entry = self._next(level)
+                if entry is None:
+                    os.close(levels.pop().descriptor)
+                    continue
+                yield entry
+                if self._is_over():
+                    return
+                if entry.kind is Kind.FOLDER and (below := self._down(level, entry, len(levels))):
+                    levels.append(below)
+        finally:
+            for level in levels:
+                os.close(level.descriptor)
+
+    def way(self, entry: Entry) -> tuple[str, ...]:
+        """The names that led to the entry from where the walk began."""
+        return entry.parts[self._base :]
+
+    def _is_over(self) -> bool:
+        self._seen += 1
+        if self._seen >= MOST:
+            self._stop(Stop.ENTRIES)
+            return True
+        if self._seen % _LOOK_AT_CLOCK == 0 and time.monotonic() > self._until:
+            self._stop(Stop.TIME)
+            return True
+        return False
+
+    def _stop(self, why: Stop) -> None:
+        if why not in self.stops:
+            self.stops.append(why)
+
+    def _begin(self) -> _Level:
+        descriptor = self._folder.open_dir(self._start)
+        try:
+            # Where it really lies: a link inside may have led there.
+            real = self._folder.lies_at(descriptor).parts
+            refuse_git(real, self._start)
+            self._base = len(real)
+            level = _Level(descriptor, real, ())
+            if any(is_own(name) for name in real):
+                # Toolcrib keeps git from its own files; who names them wants to see them.
+                self._ignored = Ignored.SHOWN
+            if self._ignored is Ignored.LEFT_OUT:
+                level.rules = self._rules_above(real) + self._rules_in(descriptor, real)
+            level.names = self._names(level)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return level
+
+    def _rules_above(self, parts: tuple[str, ...]) -> tuple[tuple[int, Rules], ...]:
+        """None at all if they ignore the beginning itself: who names a folder wants to see what is in it."""
+        rules: tuple[tuple[int, Rules], ...] = ()
+        for length in range(len(parts)):
+            above = self._folder.open_dir(Spot(parts[:length]))
+            try:
+                rules += self._rules_in(above, parts[:length])
+            finally:
+                os.close(above)
+            if _is_ignored(rules, parts[: length + 1], Kind.FOLDER):
+                return ()
+        return rules
+
+    def _rules_in(self, descriptor: int, parts: tuple[str, ...]) -> tuple[tuple[int, Rules], ...]:
+        try:
+            opened = open_regular(self._folder, descriptor, _IGNORE_FILE)
+        except OSError:
+            return ()
+        with os.fdopen(opened, "rb") as file:
+            rules = Rules.of_file(file.read(MOST_BYTES))
+        return ((len(parts), rules),) if rules else ()
+
+    def _down(self, level: _Level, entry: Entry, depth: int) -> _Level | None:
+        if depth == self._depth:
+            return None
+        if depth >= DEEPEST:
+            self._stop(Stop.DEPTH)
+            return None
+        try:
+            descriptor = self._folder.open_at(level.descriptor, entry.name, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            # Gone, closed to us, or no folder any more.
+            self.unreadable += 1
+            return None
+        below = _Level(descriptor, entry.parts, level.rules)
+        try:
+            if self._ignored is Ignored.LEFT_OUT:
+                below.rules += self._rules_in(descriptor, entry.parts)
+            below.names = self._names(below)
+        except OSError:
+            os.close(descriptor)
+            self.unreadable += 1
+            return None
+        return below
+
+    def _names(self, level: _Level) -> Iterator[tuple[str, Kind]]:
+        found: list[tuple[str, Kind]] = []
+        with os.scandir(level.descriptor) as names:
+            for name in names:
+                if len(found) >= MOST_IN_ONE:
+                    self._stop(Stop.ONE_FOLDER)
+                    break
+                with contextlib.suppress(OSError):
+                    found.append((name.name, _kind(name)))
+        found.sort()
+        return iter(found)
+
+    def _next(self, level: _Level) -> Entry | None:
+        for name, kind in level.names:
+            parts = (*level.parts, name)
+            if self.only is not None and parts not in self.only:
+                continue
+            if self._is_left_out(parts, kind, level.rules):
+                continue
+            return Entry(parts, kind, level.descriptor)
+        return None
+
+    def _is_left_out(self, parts: tuple[str, ...], kind: Kind, rules: tuple[tuple[int, Rules], ...]) -> bool:
+        if folded(parts[-1]) == GIT_FOLDER or not self._folder.readable(Spot(parts)):
+            return True
+        if self._ignored is Ignored.SHOWN:
+            return False
+        if is_own(parts[-1]):
+            return True
+        if rules and _is_ignored(rules, parts, kind):
+            self.left_out += 1
+            return True
+        return False
+
+
+def refuse_git(real: tuple[str, ...], asked: Spot) -> None:
+    if any(folded(name) == GIT_FOLDER for name in real):
+        raise WorkspaceError(
+            f"{asked} is git's own and is not listed or searched.",
+            remedy="project_diff shows what changed; read_file reads a single file of it.",
+        )
+
+
+def is_own(name: str) -> bool:
+    return folded(name) == PROJECT_FOLDER
+
+
+def _is_ignored(rules: tuple[tuple[int, Rules], ...], parts: tuple[str, ...], kind: Kind) -> bool:
+    for length, some in reversed(rules):
+        verdict = some.verdict("/".join(parts[length:]), is_folder=kind is Kind.FOLDER)
+        if verdict is not None:
+            return verdict is Verdict.IGNORED
+    return False
+
+
+def _kind(name: os.DirEntry[str]) -> Kind:
+    if name.is_symlink():
+        return Kind.LINK
+    if name.is_dir(follow_symlinks=False):
+        return Kind.FOLDER
+    return Kind.FILE if name.is_file(follow_symlinks=False) else Kind.OTHER

@@ -1,0 +1,1 @@
+"""Patterns of paths and of text that take linear time, whoever wrote them."""

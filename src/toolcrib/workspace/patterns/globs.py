@@ -1,0 +1,241 @@
+"""Patterns of paths, such as `**/*.py`, `src/{a,b}/test_*` or `!*.min.js`.
+
+In: patterns as a person or a model writes them. Out: whether a path fits. `look` and `search` choose files by them,
+`ignores` uses the same parts for `.gitignore`. A pattern without a slash fits a name at any depth; `*` and `?` stop at
+a slash, `**` as a whole name does not; `[a-z]`, `[!a-z]`, `{a,b}` and `\\` as usual; a leading `!` leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.patterns.linear import Regex, Unusable, compiled
+
+LONGEST = 1000
+MOST_ALTERNATIVES = 256
+_DEEPEST_BRACES = 8
+_NOTHING = r"[^\x{0}-\x{10FFFF}]"
+_POSIX = {
+    "alnum": "09AZaz",
+    "alpha": "AZaz",
+    "blank": "\t\t  ",
+    "cntrl": "\x00\x1f\x7f\x7f",
+    "digit": "09",
+    "graph": "!~",
+    "lower": "az",
+    "print": " ~",
+    "punct": "!/:@[`{~",
+    "space": "\t\r  ",
+    "upper": "AZ",
+    "xdigit": "09AFaf",
+}
+"""First and last characters, pair after pair."""
+
+
+class BadGlob(Exception):
+    """A pattern that means nothing; `place` is where in it, from 1."""
+
+    def __init__(self, why: str, place: int) -> None:
+        super().__init__(why)
+        self.place = place
+
+
+class Globs:
+    """A path fits if any of the patterns does and none of those that begin with `!`."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._wanted = _any_of([p for p in patterns if not p.startswith("!")])
+        self._unwanted = _any_of([p[1:] for p in patterns if p.startswith("!")])
+
+    def matches(self, way: Sequence[str]) -> bool:
+        """Of the names that lead to something from where the pattern begins."""
+        text = as_text("/".join(way))
+        if self._unwanted is not None and self._unwanted.fullmatch(text) is not None:
+            return False
+        return self._wanted is None or self._wanted.fullmatch(text) is not None
+
+
+def as_text(path: str) -> bytes:
+    """A byte of a name that is not UTF-8 counts as one character, so that `*` takes it."""
+    return path.encode("utf-8", "replace")
+
+
+def _any_of(patterns: Sequence[str]) -> Regex | None:
+    if not patterns:
+        return None
+    try:
+        return compiled("|".join(f"(?:{_pattern(pattern)})" for pattern in patterns))
+    except Unusable:
+        raise WorkspaceError(
+            "The glob patterns are too large together.", remedy="Give fewer or simpler ones, in several calls."
+        ) from None
+
+
+def _pattern(pattern: str) -> str:
+    try:
+        if len(pattern) > LONGEST:
+            raise BadGlob(f"it is longer than {LONGEST} characters", LONGEST + 1)
+        if not pattern:
+            raise BadGlob("it is empty", 1)
+        return "|".join(_whole(one) for one in expanded(pattern))
+    except BadGlob as error:
+        raise WorkspaceError(
+            f"The glob {pattern[:LONGEST]!r} is not usable: {error}, at character {error.place}.",
+            remedy="A backslash makes the next character an ordinary one. Examples: *.py, src/**/*.ts, {src,tests}/**.",
+        ) from None
+
+
+def _whole(pattern: str) -> str:
+    anchored = pattern.startswith(("/", "./"))
+    body = pattern.removeprefix("./").removeprefix("/")
+    if body.endswith("/"):
+        body += "**"
+    start = "" if anchored or "/" in body else "(?:[^/]+/)*"
+    return start + expression(body)
+
+
+def expanded(pattern: str) -> list[str]:
+    """The patterns without braces that one with braces stands for."""
+    finished, at = _alternatives(pattern, 0, 0)
+    if at < len(pattern):
+        raise BadGlob("a } has no {", at + 1)
+    return finished
+
+
+def _alternatives(pattern: str, at: int, depth: int) -> tuple[list[str], int]:
+    """Reads up to the end or the } that closes; a comma counts only inside of braces."""
+    finished: list[str] = []
+    begun = [""]
+    while at < len(pattern):
+        character = pattern[at]
+        if character == "{":
+            if depth == _DEEPEST_BRACES:
+                raise BadGlob("braces stand too deep in each other", at + 1)
+            inner, end = _alternatives(pattern, at + 1, depth + 1)
+            if end >= len(pattern):
+                raise BadGlob("a { is not closed", at + 1)
+            begun = [head + tail for head in begun for tail in inner]
+            at = end + 1
+        elif character == "}":
+            break
+        elif character == "," and depth:
+            finished += begun
+            begun = [""]
+            at += 1
+        else:
+            end = _end_of_one(pattern, at)
+            begun = [head + pattern[at:end] for head in begun]
+            at = end
+        if len(finished) + len(begun) > MOST_ALTERNATIVES:
+            raise BadGlob(f"its braces stand for more than {MOST_ALTERNATIVES} patterns", at)
+    return finished + begun, at
+
+
+def _end_of_one(pattern: str, at: int) -> int:
+    """After one character, one escaped character or one class."""
+    if pattern[at] == "\\":
+        return at + 2
+    return character_class(pattern, at)[1] if pattern[at] == "[" else at + 1
+
+
+def expression(pattern: str) -> str:
+    """RE2's words for a pattern without braces, which fits the whole path."""
+    parts: list[str] = []
+    at = 0
+    while at < len(pattern):
+        character = pattern[at]
+        if character == "*":
+            words, at = _stars(pattern, at)
+            parts.append(words)
+            continue
+        if character == "[":
+            words, at = character_class(pattern, at)
+            parts.append(words)
+            continue
+        if character == "\\":
+            at += 1
+            if at == len(pattern):
+                raise BadGlob("it ends in a backslash", at)
+            character = pattern[at]
+        elif character == "?":
+            parts.append("[^/]")
+            at += 1
+            continue
+        parts.append(_literal(character))
+        at += 1
+    return "".join(parts)
+
+
+def _stars(pattern: str, at: int) -> tuple[str, int]:
+    end = at
+    while end < len(pattern) and pattern[end] == "*":
+        end += 1
+    begins = at == 0 or pattern[at - 1] == "/"
+    if end - at == 2 and begins and end == len(pattern):
+        return "(?s:.+)", end
+    if end - at == 2 and begins and pattern[end] == "/":
+        return "(?:[^/]+/)*", end + 1
+    return "[^/]*", end
+
+
+def character_class(pattern: str, at: int) -> tuple[str, int]:
+    """RE2's words for the class that begins at the bracket, and where it ends. It never fits a slash."""
+    begin = at
+    at += 1
+    negated = pattern[at : at + 1] in ("!", "^") and pattern[at : at + 1] != ""
+    at += negated
+    ranges: list[tuple[int, int]] = []
+    first = True
+    while first or pattern[at : at + 1] != "]":
+        first = False
+        if at >= len(pattern):
+            raise BadGlob("a [ is not closed", begin + 1)
+        if pattern.startswith("[:", at) and (end := pattern.find(":]", at + 2)) > 0:
+            ranges += _posix(pattern[at + 2 : end], at)
+            at = end + 2
+            continue
+        low, at = _member(pattern, at, begin)
+        high = low
+        if pattern[at : at + 1] == "-" and pattern[at + 1 : at + 2] not in ("]", ""):
+            high, at = _member(pattern, at + 1, begin)
+        if low <= high:
+            ranges.append((low, high))
+    return _class_words(ranges, negated=negated), at + 1
+
+
+def _member(pattern: str, at: int, begin: int) -> tuple[int, int]:
+    if pattern[at] == "\\":
+        at += 1
+    if at >= len(pattern):
+        raise BadGlob("a [ is not closed", begin + 1)
+    return ord(pattern[at]), at + 1
+
+
+def _posix(name: str, at: int) -> list[tuple[int, int]]:
+    if name not in _POSIX:
+        raise BadGlob(f"there is no class [:{name}:]", at + 1)
+    pairs = _POSIX[name]
+    return [(ord(pairs[n]), ord(pairs[n + 1])) for n in range(0, len(pairs), 2)]
+
+
+def _class_words(ranges: list[tuple[int, int]], *, negated: bool) -> str:
+    slash = ord("/")
+    if negated:
+        inside = [*ranges, (slash, slash)]
+    else:
+        below = [(low, min(high, slash - 1)) for low, high in ranges if low < slash]
+        inside = below + [(max(low, slash + 1), high) for low, high in ranges if high > slash]
+    # A surrogate stands for a byte that is not UTF-8; RE2 has no such characters.
+    inside = [pair for pair in inside if not 0xD800 <= pair[0] <= 0xDFFF and not 0xD800 <= pair[1] <= 0xDFFF]
+    if not inside:
+        return f"[^{_code(slash)}]" if negated else _NOTHING
+    return f"[{'^' if negated else ''}{''.join(f'{_code(low)}-{_code(high)}' for low, high in inside)}]"
+
+
+def _code(number: int) -> str:
+    return f"\\x{{{number:x}}}"
+
+
+def _literal(character: str) -> str:
+    return character if character.isalnum() or character in "_-/ " else _code(ord(character))

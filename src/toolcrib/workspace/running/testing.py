@@ -1,0 +1,293 @@
+"""`run_tests`: the project's tests, by pytest, in the sandbox.
+
+In: which tests, as a model names them. Out: counts, the first failures with file, line and traceback, and what pytest's
+end means. `pytest_report` runs inside and tells, `report` reads it, `interpreter` says which Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+from importlib import resources
+from typing import Annotated, Literal
+
+import msgspec
+
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined.folder import Folder
+from toolcrib.workspace.running.command import LONGEST_ARGUMENT, Turn, how_it_ended, kept_as, more_time, printed
+from toolcrib.workspace.running.interpreter import forget, look, none_has
+from toolcrib.workspace.running.printed import Ticker, clean, ends
+from toolcrib.workspace.running.report import Tally
+from toolcrib.workspace.sandbox.model import Ending, Finished
+from toolcrib.workspace.tool import Done, Scene
+
+NAME = "run_tests"
+MOST_PATHS = 200
+MOST_TOLD = 50
+"""Failures in a result; the others are counted."""
+LAST_WORDS = 4000
+"""Characters of what pytest printed, where its report does not say enough."""
+
+Outcome = Literal["passed", "failed", "no_tests", "interrupted", "usage_error", "internal_error", "stopped", "crashed"]
+
+CODES: dict[int, Outcome] = {
+    0: "passed",
+    1: "failed",
+    2: "interrupted",
+    3: "internal_error",
+    4: "usage_error",
+    5: "no_tests",
+}
+_USUAL = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
+
+
+class RunTests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    paths: Annotated[
+        list[str],
+        msgspec.Meta(description="Files, folders or single tests (`tests/test_a.py::test_b`). Default: all."),
+    ] = []
+    select: Annotated[str, msgspec.Meta(description="Only tests whose names match (pytest -k).")] = ""
+    marker: Annotated[str, msgspec.Meta(description="Only tests with these marks (pytest -m).")] = ""
+    last_failed: Annotated[bool, msgspec.Meta(description="Only what failed last time.")] = False
+    max_failures: Annotated[int, msgspec.Meta(description="Stop after so many failures.", ge=1)] | None = None
+    seconds: Annotated[float | None, msgspec.Meta(description="End it after so long; never above the limit.")] = None
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: str
+    kind: Literal["failed", "error"]
+    """An error is a failure outside of the test itself: in a fixture, or while collecting."""
+    file: str
+    line: int
+    message: str
+    traceback: str = ""
+    output: str = ""
+
+
+class PytestRan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    outcome: Outcome
+    ending: str
+    """The same in words."""
+    passed: int
+    failed: int
+    errors: int
+    skipped: int
+    xfailed: int
+    xpassed: int
+    warnings: int
+    deselected: int
+    collected: int | None
+    seconds: float
+    failures: list[Failure]
+    command: str
+    versions: str = ""
+    more_failures: int = 0
+    """Failures that are only counted."""
+    running: list[str] = []
+    """What was running when it ended."""
+    other: dict[str, int] = {}
+    """Outcomes that plugins add."""
+    printed: str = ""
+    """What was printed last, if the rest says too little."""
+    output_file: str | None = None
+    """All that was printed, if it was much."""
+
+
+async def run_tests(scene: Scene, given: RunTests) -> Done:
+    words = pytest_words(scene, given)
+    turn = Turn(scene, NAME, given.seconds)
+    found = await look(turn, "pytest")
+    python = found.start("pytest")
+    if python is None:
+        raise none_has(scene, found, "pytest")
+    tally = Tally()
+    finished = await _run(turn, (python[0], "-c", plugin(), *words), tally)
+    if tally.is_missing:
+        forget(scene.folder)
+        raise none_has(scene, found, "pytest")
+    ran = judge(finished, tally, turn, shlex.join((*python, *words)))
+    return Done(ran, told(ran, scene.settings.limits.output))
+
+
+async def _run(turn: Turn, argv: tuple[str, ...], tally: Tally) -> Finished:
+    ticker = Ticker(turn.scene.progress) if turn.scene.progress else None
+    last = ""
+
+    def news() -> str:
+        nonlocal last
+        before, last = last, how_far(tally)
+        return last if last != before else ""
+
+    def take(stream: str, chunk: bytes) -> None:
+        if stream == "report":
+            tally.take(chunk)
+            if ticker is not None:
+                ticker.soon(news)
+
+    env = {"PYTHONDONTWRITEBYTECODE": "1"} if turn.scene.settings.read_only else {}
+    try:
+        return await turn.run(argv, env=env, on_output=take, reports=True, keeps=True)
+    finally:
+        if ticker is not None:
+            ticker.close()
+
+
+@functools.cache
+def plugin() -> str:
+    """The text of `pytest_report`, which runs where this package cannot be imported."""
+    return resources.files("toolcrib.workspace.running").joinpath("pytest_report.py").read_text()
+
+
+def pytest_words(scene: Scene, given: RunTests) -> tuple[str, ...]:
+    """pytest's arguments. Nothing that a model gave stands where it could be taken for an option or an `@file`."""
+    words = ["-q", "--tb=short", "--color=no"]
+    for option, value in (("-k", given.select), ("-m", given.marker)):
+        if value:
+            words.append(f"{option}={_argument(value)}")
+    if given.last_failed:
+        words.append("--last-failed")
+    elif scene.settings.read_only:
+        # The cache could not be written, and a project may have made that warning an error.
+        words += ("-p", "no:cacheprovider")
+    if given.max_failures is not None:
+        words.append(f"--maxfail={given.max_failures}")
+    if len(given.paths) > MOST_PATHS:
+        raise WorkspaceError(f"{len(given.paths)} paths are too many.", remedy="Name folders, or use `select`.")
+    words += (_node(scene.folder, path) for path in given.paths)
+    return tuple(words)
+
+
+def _node(folder: Folder, path: str) -> str:
+    file, colons, test = path.partition("::")
+    spot = folder.spot(file)
+    folder.status(spot)
+    return _argument(f"./{'/'.join(spot.parts)}{colons}{test}")
+
+
+def _argument(text: str) -> str:
+    try:
+        raw = text.encode(errors="strict")
+    except UnicodeEncodeError:
+        raise WorkspaceError("An argument is not valid Unicode.", remedy="Give names as the files have them.") from None
+    if b"\0" in raw or b"\n" in raw or len(raw) > LONGEST_ARGUMENT:
+        raise WorkspaceError("An argument holds a NUL or a newline, or is too long.", remedy="Shorten it.")
+    return text
+
+
+def how_far(tally: Tally) -> str:
+    if not tally.done and not tally.total:
+        return "collecting tests"
+    done = f"{tally.done}/{tally.total}" if tally.total is not None else f"{tally.done}"
+    bad = ", ".join(f"{tally.counts[name]} {name}" for name in ("failed", "error") if tally.counts[name])
+    return f"{done} tests done{', ' if bad else ''}{bad}"
+
+
+def judge(finished: Finished, tally: Tally, turn: Turn, command: str) -> PytestRan:
+    """What the run's end means: pytest's own word where it had the last one, else what the sandbox saw."""
+    scene = turn.scene
+    outcome, ending = _outcome(finished, tally, turn)
+    failures = _failures(tally, scene.folder, scene.settings.limits.output)
+    counts = tally.counts
+    says_enough = outcome in ("passed", "no_tests") or (outcome in ("failed", "interrupted") and failures)
+    return PytestRan(
+        outcome=outcome,
+        ending=ending,
+        passed=counts["passed"],
+        failed=counts["failed"],
+        errors=counts["error"],
+        skipped=counts["skipped"],
+        xfailed=counts["xfailed"],
+        xpassed=counts["xpassed"],
+        warnings=tally.warnings,
+        deselected=tally.deselected,
+        collected=tally.total,
+        seconds=round(finished.seconds, 3),
+        failures=failures,
+        more_failures=max(0, counts["failed"] + counts["error"] - len(failures)),
+        running=[] if tally.code is not None else list(tally.running),
+        other={clean(name): count for name, count in counts.items() if name not in _USUAL},
+        command=command,
+        versions=tally.versions,
+        printed="" if says_enough else _last_words(finished, tally),
+        output_file=kept_as(finished),
+    )
+
+
+def _outcome(finished: Finished, tally: Tally, turn: Turn) -> tuple[Outcome, str]:
+    during = f" while running {next(reversed(tally.running))}" if tally.running and tally.code is None else ""
+    if finished.ending is not Ending.EXITED:
+        remedy = f" {more_time(NAME)}" if finished.ending is Ending.TIMEOUT else ""
+        return "stopped", f"{how_it_ended(finished, turn)}{during}.{remedy}"
+    if tally.code is None:
+        return "crashed", f"The process ended before pytest did{during} ({how_it_ended(finished, turn)})."
+    outcome = CODES.get(tally.code)
+    if outcome is None:
+        return "failed", f"pytest ended with exit code {tally.code}."
+    meaning = {
+        "passed": "All tests that ran passed.",
+        "failed": "Some tests failed.",
+        "interrupted": "pytest was interrupted" + (": tests could not be collected." if tally.counts["error"] else "."),
+        "internal_error": "pytest failed inside; a plugin or conftest.py may be the cause.",
+        "usage_error": "pytest could not use its arguments or configuration.",
+        "no_tests": "No test was collected, or all were deselected.",
+    }
+    return outcome, meaning[outcome]
+
+
+def _failures(tally: Tally, folder: Folder, budget: int) -> list[Failure]:
+    failures = []
+    for found in tally.failures[:MOST_TOLD]:
+        trace, output = clean(found.trace), clean(found.output)
+        budget -= len(trace) + len(output)
+        failures.append(
+            Failure(
+                id=clean(found.id),
+                kind="error" if found.category == "error" else "failed",
+                file=relative(folder, clean(found.file)),
+                line=found.line,
+                message=clean(found.message),
+                traceback=trace if budget > 0 else "",
+                output=output if budget > 0 else "",
+            )
+        )
+    return failures
+
+
+def relative(folder: Folder, file: str) -> str:
+    """As a model names it, where it lies in the folder."""
+    root = f"{folder.root}/"
+    return os.path.normpath(file.removeprefix(root)) if file else ""
+
+
+def _last_words(finished: Finished, tally: Tally) -> str:
+    stdout, stderr = printed(finished, LAST_WORDS)
+    return ends("\n".join(part.strip() for part in (tally.internal, stdout, stderr) if part.strip()), LAST_WORDS)
+
+
+def told(ran: PytestRan, limit: int) -> str:
+    counted = {
+        "failed": ran.failed,
+        "errors": ran.errors,
+        "passed": ran.passed,
+        "skipped": ran.skipped,
+        "xfailed": ran.xfailed,
+        "xpassed": ran.xpassed,
+        **ran.other,
+        "deselected": ran.deselected,
+        "warnings": ran.warnings,
+    }
+    counts = ", ".join(f"{count} {name}" for name, count in counted.items() if count) or "nothing ran"
+    parts = [f"{ran.outcome.replace('_', ' ').upper()}: {counts} in {ran.seconds:.3g} s. {ran.ending}"]
+    for failure in ran.failures:
+        said = (failure.traceback or failure.message, failure.output)
+        parts.append(f"\n{failure.kind.upper()} {failure.id} ({failure.file}:{failure.line})")
+        parts += (text.rstrip() for text in said if text)
+    if ran.more_failures:
+        parts.append(f"\n{ran.more_failures} more failures; ask with `paths` or `max_failures` for these.")
+    if ran.output_file:
+        parts.append(f"\nAll that was printed: {ran.output_file}")
+    if ran.printed:
+        parts.append(f"\nPrinted last:\n{ran.printed}")
+    return ends("\n".join(parts), limit)

@@ -1,0 +1,200 @@
+"""The stand-alone server's life: flags, folder, settings, self-test, one of three transports, the end.
+
+In: the command line. Out: an exit code. What a person has to know goes to stderr; stdout belongs to the protocol. The
+SDK is loaded in a thread while the sandbox tests itself. `ensured` is the same for a server that programs share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from toolcrib.config.paths import Paths
+from toolcrib.config.private import private_folder
+from toolcrib.errors import ConfigError, ToolcribError, UsageError
+from toolcrib.workspace.serving.pipes import claim
+from toolcrib.workspace.serving.token import VARIABLE, token
+from toolcrib.workspace.settings.load import load_settings
+from toolcrib.workspace.workspace import Workspace
+
+log = logging.getLogger("toolcrib.workspace")
+
+Serve = Callable[[Workspace], Coroutine[Any, Any, None]]
+"""Serves until its clients end it, or until it is cancelled."""
+
+HELP = {
+    "--root": "the folder that the tools work in (default: this one)",
+    "--http": "serve http://127.0.0.1:PORT/mcp; 0 takes a free port",
+    "--socket": "serve Streamable HTTP on a unix socket",
+    "--read-only": "nothing is written, and there is no shell",
+    "--config": "settings in the place of the project's own; all of it is believed",
+    "--token-file": "with --http: the file that holds the token, or gets a new one",
+    "--unsafe-no-sandbox": "run commands with all your rights: nothing is confined",
+}
+
+
+def main(words: list[str] | None = None) -> int:
+    options = _options(words)
+    log_to_stderr()
+    try:
+        serve = _transport(options)
+        workspace = open_workspace(
+            Path(options.root),
+            without_token(os.environ),
+            config=options.config,
+            read_only=options.read_only,
+            unsafe_no_sandbox=options.unsafe_no_sandbox,
+        )
+        asyncio.run(live(workspace, serve))
+    except ToolcribError as error:
+        log.error("%s", error.text())  # noqa: TRY400 - a person can act on the words, not on a traceback
+        return error.exit_code
+    leave()
+    return 0
+
+
+def _options(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m toolcrib.workspace",
+        description="File, test, lint and shell tools that cannot leave their folder: an MCP server, on stdio.",
+    )
+    parser.add_argument("--root", default=".", help=HELP["--root"])
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--http", type=int, metavar="PORT", help=HELP["--http"])
+    where.add_argument("--socket", type=Path, metavar="PATH", help=HELP["--socket"])
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=HELP["--token-file"])
+    parser.add_argument("--config", type=Path, metavar="FILE", help=HELP["--config"])
+    parser.add_argument("--read-only", action="store_true", help=HELP["--read-only"])
+    parser.add_argument("--unsafe-no-sandbox", action="store_true", help=HELP["--unsafe-no-sandbox"])
+    return parser.parse_args(words)
+
+
+def _transport(options: argparse.Namespace) -> Serve:
+    if options.token_file is not None and options.http is None:
+        raise UsageError("--token-file is for --http.", remedy="Leave it out: nobody else can use the pipe or socket.")
+    if options.http is not None:
+        if not 0 <= options.http <= 65535:
+            raise UsageError(f"There is no port {options.http}.", remedy="Ports go up to 65535; 0 takes a free one.")
+        return lambda workspace: _over_http(workspace, options.http, options.token_file)
+    if options.socket is not None:
+        return lambda workspace: over_socket(workspace, options.socket)
+    return _over_stdio
+
+
+def log_to_stderr() -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="toolcrib-workspace: %(message)s")
+
+
+def without_token(environ: Mapping[str, str]) -> dict[str, str]:
+    """What the workspace may know of the environment."""
+    return {name: value for name, value in environ.items() if name != VARIABLE}
+
+
+def leave() -> None:
+    """Without waiting for a thread that hangs on a broken file system, as the interpreter's own end would."""
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def open_workspace(
+    root: Path,
+    environ: Mapping[str, str],
+    *,
+    config: Path | None = None,
+    read_only: bool = False,
+    unsafe_no_sandbox: bool = False,
+) -> Workspace:
+    loaded = load_settings(root, environ=environ, config=config, read_only=read_only)
+    for problem in loaded.problems:
+        log.warning("%s", problem)
+    if not loaded.ok:
+        raise ConfigError(loaded.settings.broken, remedy="`toolcrib workspace check` shows all of it.")
+    paths = Paths.of_user(environ)
+    return Workspace(
+        root,
+        loaded.settings,
+        environ=environ,
+        unsafe_no_sandbox=unsafe_no_sandbox,
+        unfit=(paths.config_dir, paths.state_dir, paths.run_dir),
+    )
+
+
+async def live(workspace: Workspace, serve: Serve) -> None:
+    """Until it is over or a signal comes; then everything that runs is ended."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    workspace.start()
+    serving = asyncio.ensure_future(serve(workspace))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+    finally:
+        stopping.cancel()
+        await workspace.close()
+
+
+async def _over_stdio(workspace: Workspace) -> None:
+    pipes = claim()
+    await load("stdio", "server")
+    from toolcrib.workspace.serving.server import build  # noqa: PLC0415
+    from toolcrib.workspace.serving.stdio import serve_stdio  # noqa: PLC0415
+
+    await serve_stdio(build(workspace), pipes)
+
+
+async def _over_http(workspace: Workspace, port: int, token_file: Path | None) -> None:
+    from toolcrib.workspace.serving.listeners import loopback  # noqa: PLC0415
+
+    listeners = loopback(port)
+    number = listeners[0].getsockname()[1]
+    folder = Paths.of_user(os.environ).run_dir / "workspaces"
+    private_folder(folder)
+    await load("http", "server")
+    from toolcrib.workspace.serving.gate import Gate  # noqa: PLC0415
+    from toolcrib.workspace.serving.http import serve_http  # noqa: PLC0415
+    from toolcrib.workspace.serving.server import build  # noqa: PLC0415
+
+    hosts = frozenset(f"{name}:{number}" for name in ("127.0.0.1", "localhost", "[::1]"))
+    with token(os.environ, token_file, folder / f"http-{number}.token") as key:
+        tell(f"serving {workspace.root} at http://127.0.0.1:{number}/mcp")
+        tell(f"clients send the header `Authorization: Bearer <token>`; the token is {key.where}")
+        await serve_http(build(workspace), Gate(hosts=hosts, token=key.value), listeners)
+
+
+async def over_socket(workspace: Workspace, path: Path, ready: Callable[[], None] | None = None) -> None:
+    from toolcrib.workspace.serving.listeners import unix_socket  # noqa: PLC0415
+
+    with unix_socket(path) as listener:
+        await load("http", "server")
+        from toolcrib.workspace.serving.gate import Gate  # noqa: PLC0415
+        from toolcrib.workspace.serving.http import serve_http  # noqa: PLC0415
+        from toolcrib.workspace.serving.server import build  # noqa: PLC0415
+
+        tell(f"serving {workspace.root} at {path}: Streamable HTTP, path /mcp, Host localhost")
+        if ready is not None:
+            ready()
+        await serve_http(build(workspace), Gate(hosts=frozenset({"localhost"}), token=None), [listener])
+
+
+async def load(*names: str) -> None:
+    """Imports rooms that need the SDK, meanwhile the loop goes on."""
+    for name in names:
+        await asyncio.to_thread(importlib.import_module, f"toolcrib.workspace.serving.{name}")
+
+
+def tell(line: str) -> None:
+    print(f"toolcrib-workspace: {line}", file=sys.stderr, flush=True)  # noqa: T201

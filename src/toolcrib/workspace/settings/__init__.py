@@ -1,0 +1,1 @@
+"""`.toolcrib/workspace.yml`: what a workspace may do."""

@@ -1,0 +1,192 @@
+"""All files of settings → the `Settings` in force in one folder.
+
+In: a user's `workspace.yml`, a project's, or the one that a person named. Out: `Loaded`, always: what is wrong stands
+in its problems. A later file wins; one that nobody trusted only narrows. The daemon says what is trusted, the
+stand-alone server trusts only what it was told with `--config`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from toolcrib.config.layers import IsTrusted, trust_nothing, warn_if_open, warn_of_others
+from toolcrib.config.model import Problem, Severity, Waiting
+from toolcrib.config.paths import PROJECT_FOLDER, WORKSPACE_NAMES, Paths, configs_in
+from toolcrib.config.problems import Report, sorted_problems
+from toolcrib.config.read import Document, read_document
+from toolcrib.config.trust import digest_of, is_real
+from toolcrib.workspace.settings.keys import flat
+from toolcrib.workspace.settings.model import DEFAULTS, GitMode, Settings
+from toolcrib.workspace.settings.narrow import effects, narrow, over
+from toolcrib.workspace.settings.read import said_by
+from toolcrib.workspace.settings.readable import Private, within
+
+FLAG_READ_ONLY = "--read-only"
+
+
+class Standing(enum.StrEnum):
+    """Whose word a file is."""
+
+    YOURS = "yours"
+    CHOSEN = "named with --config"
+    TRUSTED = "trusted"
+    UNTRUSTED = "not trusted: it can only forbid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsFile:
+    path: Path
+    standing: Standing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    settings: Settings
+    problems: tuple[Problem, ...] = ()
+    """Errors first."""
+    files: tuple[SettingsFile, ...] = ()
+    """Those that exist, the weakest first."""
+    origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """By key, as in `flat`: the file or flag that a value comes from; the rest is built in."""
+    waiting: Waiting | None = None
+    """The project's file, if it would widen and nobody trusted it as it is now."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.settings.broken
+
+    @property
+    def wants_trust(self) -> Path | None:
+        return self.waiting.file if self.waiting else None
+
+    @property
+    def effects(self) -> tuple[str, ...]:
+        """What the file that waits would widen, one line each."""
+        return self.waiting.effects if self.waiting else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    file: SettingsFile
+    document: Document
+
+
+def load_settings(
+    root: Path,
+    *,
+    environ: Mapping[str, str],
+    config: Path | None = None,
+    is_trusted: IsTrusted = trust_nothing,
+    read_only: bool = False,
+) -> Loaded:
+    private = Private.of_user(environ)
+    settings, waiting = DEFAULTS, None
+    origins: dict[str, str] = {}
+    sources = [*_user(Paths.of_user(environ)), *(_chosen(config) if config else _project(root, is_trusted))]
+    for source in sources:
+        below = settings
+        wanted = over(below, said_by(source.document, private))
+        if source.file.standing is Standing.UNTRUSTED:
+            settings = narrow(below, wanted)
+            waiting = _waiting(source, effects(wanted, settings))
+        else:
+            settings = wanted
+        origins |= dict.fromkeys(_changed(below, settings), str(source.file.path))
+    if read_only and not settings.read_only:
+        settings = dataclasses.replace(settings, read_only=True)
+        origins["read_only"] = FLAG_READ_ONLY
+    outside = tuple(folder for folder in settings.readable if not within(root, folder))
+    problems = sorted_problems(problem for source in sources for problem in source.document.report.problems)
+    return Loaded(
+        settings=_safe(dataclasses.replace(settings, readable=outside), problems),
+        problems=problems,
+        files=tuple(source.file for source in sources),
+        origins=MappingProxyType(origins),
+        waiting=waiting,
+    )
+
+
+def settings_files(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Every file that would be read here if it were there."""
+    folders = (Paths.of_user(environ).config_dir, _project_folder(root))
+    return tuple(folder / name for folder in folders for name in WORKSPACE_NAMES)
+
+
+def _user(paths: Paths) -> Iterator[_Source]:
+    for path in configs_in(paths.config_dir, WORKSPACE_NAMES)[:1]:
+        document = read_document(path) or _without(path, "a link that leads nowhere")
+        warn_of_others(configs_in(paths.config_dir, WORKSPACE_NAMES)[1:], document)
+        warn_if_open(path, document)
+        yield _Source(file=SettingsFile(path=path, standing=Standing.YOURS), document=document)
+
+
+def _chosen(config: Path) -> Iterator[_Source]:
+    path = config.expanduser().absolute()
+    document = read_document(path) or _without(path, "no file")
+    yield _Source(file=SettingsFile(path=path, standing=Standing.CHOSEN), document=document)
+
+
+def _project(root: Path, is_trusted: IsTrusted) -> Iterator[_Source]:
+    found = configs_in(_project_folder(root), WORKSPACE_NAMES)
+    for path in found[:1]:
+        document = read_document(path) if is_real(path) else _without(path, "a link")
+        if document is None:
+            # Gone since it was listed.
+            continue
+        warn_of_others(found[1:], document)
+        trusted = is_trusted(path, digest_of(path, document.content))
+        standing = Standing.TRUSTED if trusted else Standing.UNTRUSTED
+        yield _Source(file=SettingsFile(path=path, standing=standing), document=document)
+
+
+def _project_folder(root: Path) -> Path:
+    """By its real absolute path, which is what trust is bound to."""
+    return Path(os.path.realpath(root)) / PROJECT_FOLDER
+
+
+def _without(path: Path, found: str) -> Document:
+    report = Report(str(path))
+    report.error((), found=found, expected="a file with settings of the workspace")
+    return Document(data={}, report=report)
+
+
+def _waiting(source: _Source, told: tuple[str, ...]) -> Waiting | None:
+    if not told or source.document.report.errors:
+        return None
+    path = source.file.path
+    source.document.report.warning(
+        (),
+        found="a project's file that nobody trusted as it is now",
+        expected="your word",
+        suggestion="What it forbids holds, what it would allow does not. Look at it, then run: toolcrib trust",
+    )
+    return Waiting(file=path, digest=digest_of(path, source.document.content), effects=told)
+
+
+def _changed(before: Settings, after: Settings) -> list[str]:
+    was = flat(before)
+    return [key for key, value in flat(after).items() if value != was[key]]
+
+
+def _safe(settings: Settings, problems: tuple[Problem, ...]) -> Settings:
+    """What could not be understood may have been a prohibition, so nothing is done until it can be."""
+    errors = [problem for problem in problems if problem.severity is Severity.ERROR]
+    if not errors:
+        return settings
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return dataclasses.replace(
+        settings,
+        read_only=True,
+        git=GitMode.READ_ONLY,
+        network=False,
+        environment=(),
+        readable=(),
+        python=None,
+        broken=f"The settings of this workspace cannot be used: {errors[0]}{more}",
+    )

@@ -1,0 +1,229 @@
+"""A document → what it says of a workspace, every word checked.
+
+In: a `Document` of `config`, from a file that anybody may have written. Out: `Said`; what is wrong stands in the
+document's report with its line, and whoever reads the report decides what a file with an error is worth. Nothing that
+the file names is opened, and no variable is filled in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from toolcrib.config.keys import Field, plain
+from toolcrib.config.model import KeyPath
+from toolcrib.config.problems import Report, describe, describe_type
+from toolcrib.config.read import Document
+from toolcrib.workspace.patterns.ignores import ignores_something
+from toolcrib.workspace.settings.environment_names import why_not_passed
+from toolcrib.workspace.settings.keys import LIMITS, LIMITS_KEYS, SECONDS, SECONDS_KEYS, TOP_KEYS, LimitKey
+from toolcrib.workspace.settings.model import TOOL_NAMES, TOOL_SECONDS, USUAL_SECONDS, GitMode
+from toolcrib.workspace.settings.narrow import Said
+from toolcrib.workspace.settings.readable import Private, why_not_readable
+
+MOST_ENTRIES = 256
+"""In one list."""
+LONGEST_TEXT = 1024
+
+_SWITCH = {"on": True, "off": False}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_SLIPS = {
+    "env": "environment",
+    "variables": "environment",
+    "ignore": "hidden",
+    "exclude": "hidden",
+    "timeout": "limits",
+}
+"""Words for our keys that look too little like them to be found by likeness."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """One document's values, and what else their meaning depends on."""
+
+    report: Report
+    private: Private
+
+    def wrong(self, given: Field, expected: str, suggestion: str = "") -> None:
+        self.report.error(given.path, found=describe(given.value), expected=expected, suggestion=suggestion)
+
+    def flag(self, given: Field) -> bool | None:
+        if isinstance(given.value, bool):
+            return given.value
+        self.wrong(given, "true or false")
+        return None
+
+    def number(self, given: Field, key: LimitKey) -> float | None:
+        value = given.value
+        good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if good and key.least <= value <= key.most and (not key.whole or value == int(value)):
+            # What has no fraction stays a whole number of bytes, calls or processes.
+            return int(value * key.unit) if key.whole else float(value)
+        kind = "a whole number" if key.whole else "a number"
+        self.wrong(given, f"{kind} from {key.least:g} to {key.most:.12g}")
+        return None
+
+    def text(self, given: Field) -> str | None:
+        value = given.value
+        if not isinstance(value, str) or not value.strip():
+            self.wrong(given, "text")
+        elif not value.isprintable() or len(value) > LONGEST_TEXT:
+            self.wrong(given, f"printable text of {LONGEST_TEXT} characters at most")
+        else:
+            return value
+        return None
+
+    def texts(self, given: Field) -> list[tuple[Field, str]]:
+        """Each with its own place, for what more is to be said of it."""
+        if not isinstance(given.value, list):
+            self.wrong(given, "a list of texts")
+            return []
+        if len(given.value) > MOST_ENTRIES:
+            self.report.error(given.path, found=f"{len(given.value)} entries", expected=f"{MOST_ENTRIES} at most")
+            return []
+        fields = [Field(value=item, path=(*given.path, position)) for position, item in enumerate(given.value)]
+        return [(one, text) for one in fields if (text := self.text(one)) is not None]
+
+    def table(self, given: Field, known: Sequence[str]) -> dict[str, Field]:
+        """The known keys that hold something; every other key is an error: it may have been meant to forbid."""
+        if not isinstance(given.value, Mapping):
+            self.report.error(given.path, found=describe_type(given.value), expected="a mapping")
+            return {}
+        fields: dict[str, Field] = {}
+        for key, value in given.value.items():
+            here: KeyPath = (*given.path, key)
+            name = plain(key)
+            if name not in known:
+                self._unknown(here, name, known)
+            elif name in fields:
+                self.report.error(here, found="a second value for the same thing", expected=f"{name} once")
+            elif value is not None:
+                fields[name] = Field(value=value, path=here)
+        return fields
+
+    def _unknown(self, here: KeyPath, word: str, known: Sequence[str]) -> None:
+        slip = _SLIPS.get(word, "")
+        near = [slip] if slip in known else difflib.get_close_matches(word, known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else ""
+        self.report.error(here, found="a key that is not known", expected=f"one of {', '.join(known)}", suggestion=hint)
+
+
+def said_by(document: Document, private: Private) -> Said:
+    """What the file says, as far as it can be understood."""
+    reader = Reader(report=document.report, private=private)
+    fields = reader.table(Field(value=document.data, path=()), TOP_KEYS)
+    chosen: dict[str, Any] = {}
+    for name, field in fields.items():
+        chosen |= _READ[name](field, reader)
+    return Said(**chosen)
+
+
+def _flag(name: str) -> Callable[[Field, Reader], dict[str, Any]]:
+    return lambda given, reader: {name: reader.flag(given)}
+
+
+def _tools(given: Field, reader: Reader) -> dict[str, Any]:
+    switched: dict[str, bool] = {}
+    for name, field in reader.table(given, TOOL_NAMES).items():
+        # `on` and `off` are plain text in our YAML; whoever writes true or false means the same.
+        value = _SWITCH.get(field.value) if isinstance(field.value, str) else field.value
+        if isinstance(value, bool):
+            switched[name] = value
+        else:
+            reader.wrong(field, "on or off")
+    return {"tools": MappingProxyType(switched)}
+
+
+def _git(given: Field, reader: Reader) -> dict[str, Any]:
+    if isinstance(given.value, str) and given.value in tuple(GitMode):
+        return {"git": GitMode(given.value)}
+    reader.wrong(given, " or ".join(GitMode))
+    return {}
+
+
+def _environment(given: Field, reader: Reader) -> dict[str, Any]:
+    names: set[str] = set()
+    for field, name in reader.texts(given):
+        if not _NAME.fullmatch(name):
+            reader.wrong(field, "the name of a variable", "Only names stand here: the values come from the server.")
+        elif why := why_not_passed(name):
+            reader.wrong(field, "a variable that may be passed on", why)
+        else:
+            names.add(name)
+    return {"environment": tuple(sorted(names))}
+
+
+def _readable(given: Field, reader: Reader) -> dict[str, Any]:
+    folders: set[Path] = set()
+    for field, text in reader.texts(given):
+        folder = reader.private.home / text[2:] if text == "~" or text.startswith("~/") else Path(text)
+        if not folder.is_absolute() or ".." in folder.parts:
+            reader.wrong(field, "an absolute path, or one that starts with ~/, without ..")
+        elif why := why_not_readable(folder, reader.private):
+            reader.wrong(field, "a folder that commands may read", why)
+        else:
+            folders.add(folder)
+    return {"readable": tuple(sorted(folders))}
+
+
+def _hidden(given: Field, reader: Reader) -> dict[str, Any]:
+    patterns: list[str] = []
+    for field, pattern in reader.texts(given):
+        if _hides(pattern):
+            patterns.append(pattern)
+        else:
+            reader.wrong(field, "a pattern such as .env* or secrets/**", "It can hide, not show; no .., ! or \\.")
+    return {"hidden": tuple(dict.fromkeys(patterns))}
+
+
+def _hides(pattern: str) -> bool:
+    """A pattern that hides nothing, as a comment does, was meant otherwise."""
+    if pattern != pattern.strip() or ".." in pattern.split("/") or "\\" in pattern:
+        return False
+    return ignores_something(pattern)
+
+
+def _python(given: Field, reader: Reader) -> dict[str, Any]:
+    text = reader.text(given)
+    if text is not None and text.startswith("~/"):
+        text = str(reader.private.home / text[2:])
+    return {"python": text}
+
+
+def _limits(given: Field, reader: Reader) -> dict[str, Any]:
+    fields = reader.table(given, LIMITS_KEYS)
+    seconds: dict[str, float] = {}
+    if times := fields.pop("seconds", None):
+        seconds = _seconds(times, reader)
+    numbers = {LIMITS[word].name: reader.number(field, LIMITS[word]) for word, field in fields.items()}
+    understood = {name: value for name, value in numbers.items() if value is not None}
+    return {"limits": MappingProxyType(understood), "seconds": MappingProxyType(seconds)}
+
+
+def _seconds(given: Field, reader: Reader) -> dict[str, float]:
+    """`default` stands for the tools that have the usual time; a tool that is named has its own."""
+    found = {name: reader.number(field, SECONDS) for name, field in reader.table(given, SECONDS_KEYS).items()}
+    seconds = {name: value for name, value in found.items() if value is not None}
+    default = seconds.pop("default", None)
+    if default is None:
+        return seconds
+    return {name: default for name, usual in TOOL_SECONDS.items() if usual == USUAL_SECONDS} | seconds
+
+
+_READ: Mapping[str, Callable[[Field, Reader], dict[str, Any]]] = {
+    "read_only": _flag("read_only"),
+    "tools": _tools,
+    "git": _git,
+    "network": _flag("network"),
+    "forbid_shell_in_ci": _flag("forbid_shell_in_ci"),
+    "environment": _environment,
+    "readable": _readable,
+    "hidden": _hidden,
+    "python": _python,
+    "limits": _limits,
+}
