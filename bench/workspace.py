@@ -188,9 +188,9 @@ async def commands(root: Path) -> list[Figure]:
             return [unmeasured]
         ways = {
             "plain `true`": plain(lambda: subprocess.run(["true"], check=True)),
-            "run_shell_safe `true`": tool("run_shell_safe", command=["true"]),
+            "run_shell_safe `true`": tool("run_shell_safe", argv=["true"]),
             "plain `python -c pass`": plain(lambda: subprocess.run([sys.executable, "-c", "pass"], check=True)),
-            "run_shell_safe `python -c pass`": tool("run_shell_safe", command=[sys.executable, "-c", "pass"]),
+            "run_shell_safe `python -c pass`": tool("run_shell_safe", argv=[sys.executable, "-c", "pass"]),
         }
         return [figure("commands", "a command, ms", await compared(COMMANDS, ways), 1e3)]
     finally:

@@ -107,7 +107,7 @@ def _on_path(part: str) -> Path:
 def bwrap() -> Path:
     """Bubblewrap, which a test of anything that runs code needs, on a system that lets it work."""
     program = _on_path("bwrap")
-    words = [program, "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+    words = [str(program), "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode != 0:
         not_run("bwrap", done.stderr.strip())

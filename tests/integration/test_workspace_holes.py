@@ -67,7 +67,7 @@ def tried(side: Side, tool: str, arguments: Mapping[str, object]) -> Said:
     took = time.monotonic() - began
     assert not leaked(said.whole), f"{tool} {arguments} tells {leaked(said.whole)}: {said}"
     assert said.text.strip(), f"{tool} {arguments} says nothing"
-    assert "failed inside" not in said.text, f"{tool} {arguments}: {said}"
+    assert "failed inside the workspace" not in said.text, f"{tool} {arguments}: {said}"
     assert took < MOST_SECONDS, f"{tool} {arguments} took {took:.1f} s"
     return said
 
@@ -99,11 +99,15 @@ def test_a_path_that_leads_out_is_never_written(there: tuple[Side, Ground], form
     side, ground = there
     tool, arguments = WRITE_FORMS[form]
     for what, path in (holes.leading_out(ground) | holes.links_out(ground) | {"hard": "hard.txt"}).items():
-        link = (ground.root / path).readlink() if path in os.listdir(ground.root) and path != "hard.txt" else None
+        link = (ground.root / path).readlink() if (ground.root / path).is_symlink() else None
         said = tried(side, tool, arguments(path))
         assert said.is_error, f"{what} ({path}): {said}"
         # A link is not replaced by a file either.
         assert link is None or (ground.root / path).readlink() == link, what
+
+
+def names_in(ground: Ground) -> set[Path]:
+    return {*ground.root.iterdir(), *(ground.root / "src").iterdir()}
 
 
 @pytest.mark.parametrize("form", WRITE_FORMS)
@@ -111,13 +115,13 @@ def test_what_is_git_s_or_toolcrib_s_is_not_written_and_not_made(there: tuple[Si
     side, ground = there
     tool, arguments = WRITE_FORMS[form]
     before = holes.seen(ground.root / ".git") | holes.seen(ground.root / ".toolcrib") | holes.seen(ground.root / "sub")
-    names = set(os.listdir(ground.root)) | set(os.listdir(ground.root / "src"))
+    names = names_in(ground)
     for what, path in holes.never_writable(ground).items():
         said = tried(side, tool, arguments(path))
         assert said.is_error, f"{what} ({path}): {said}"
     after = holes.seen(ground.root / ".git") | holes.seen(ground.root / ".toolcrib") | holes.seen(ground.root / "sub")
     assert after == before
-    assert set(os.listdir(ground.root)) | set(os.listdir(ground.root / "src")) == names
+    assert names_in(ground) == names
 
 
 @pytest.mark.parametrize("form", [*FILE_FORMS, *WRITE_FORMS])
@@ -165,7 +169,7 @@ def test_a_path_that_leads_out_is_refused_by_whatever_runs(there: tuple[Side, Gr
 
 @pytest.mark.parametrize("form", CODE_FORMS)
 def test_what_runs_sees_nothing_behind_a_link(there: tuple[Side, Ground], form: str) -> None:
-    side, ground = there
+    side, _ = there
     tool, arguments = CODE_FORMS[form]
     names = ("test_out.py", "outdir", "chain1", "marker", "runs") if side.name == "here" else ("outdir",)
     for name in names:
@@ -251,7 +255,7 @@ def test_an_answer_does_not_tell_whether_something_is_there(there: tuple[Side, G
 
 
 def test_links_out_are_told_alike_whether_they_lead_to_something_or_not(there: tuple[Side, Ground]) -> None:
-    side, ground = there
+    side, _ = there
     for form, (tool, arguments) in {**FILE_FORMS, **WRITE_FORMS}.items():
         if tool == "stat_file":
             continue
@@ -274,7 +278,7 @@ def test_no_argument_chooses_another_root(there: tuple[Side, Ground]) -> None:
 
 @pytest.mark.parametrize("path", ["\udcff", "src/\ud800.py", "../outside/\udfff"])
 def test_half_a_character_is_refused_in_words(there: tuple[Side, Ground], path: str) -> None:
-    side, ground = there
+    side, _ = there
     if side.name == "stdio":
         pytest.skip("the SDK's client does not send it")
     for tool, arguments in {**FILE_FORMS, **WRITE_FORMS, **CODE_FORMS, **PATTERN_FORMS, **WORD_FORMS}.values():
@@ -316,8 +320,7 @@ def test_what_must_never_turn_up_would_be_seen(shared_home: Home, tmp_path: Path
     ground = holes.lay(tmp_path)
     environ = shared_home.environ({holes.SECRET_NAME: holes.SECRET})
     with sides.in_process(ground.root, environ=environ, unsafe=True) as side:
-        line = f"cat ../outside/secret.txt; ls -la ../outside; env; cat .toolcrib/runs/log.txt /etc/passwd; {ground.marker}"
-        said = side.sh(line)
+        said = side.sh(f"cat ../outside/secret.txt .toolcrib/runs/log.txt; ls -la ../outside; {ground.marker}")
     wanted = {holes.WORD, holes.NAME, str(holes.SIZE), holes.RAN, holes.RUN_LOG}
     assert wanted <= set(leaked(said.whole)), said
     assert f"{ground.outside}/ran" in ground.harm()

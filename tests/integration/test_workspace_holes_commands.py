@@ -28,7 +28,7 @@ READ = """
 cat {o}/secret.txt ../outside/secret.txt outdir/secret.txt out.txt chain1/secret.txt {o}/{name} {s}/secret.txt
 cat /proc/1/root{o}/secret.txt /proc/self/root{o}/secret.txt /proc/self/cwd/../outside/secret.txt slash{o}/secret.txt
 cat /proc/[0-9]*/environ | tr '\\0' '\\n'; cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'; cat self/environ
-env; set; export -p; cat /etc/passwd /etc/shadow
+env; export -p; cat /etc/passwd /etc/shadow
 ls -la {o} .. {s} outdir /proc/1/root/ /proc/1/cwd/ ../.. /tmp; stat {o}/big ../outside/deep; du -b {o}/big
 find / -xdev -name '{name}' -o -xdev -size {size}c; echo {o}/* {s}/*
 cat .toolcrib/runs/log.txt .toolcrib/runs/* runs/log.txt own/runs/log.txt; ls -la .toolcrib/runs; head -c 100 .toolcrib/*/*
@@ -45,7 +45,7 @@ rm -rf {o}/deep ../outside/big outdir/deep; mv {o}/big .; mv notes.txt {o}/; ln 
 truncate -s 0 {o}/secret.txt out.txt; tee {o}/made updir/made < notes.txt; dd if=notes.txt of=outdir/secret.txt; sed -i s/C/D/ outdir/secret.txt
 cd .. && echo x > made3; cd {o} && echo x > made; pushd /proc/1/root{o} && touch made; ( cd - && touch made )
 git init {o}/made; git clone . {o}/made; git worktree add {o}/made; git archive -o {o}/made HEAD; git bundle create {o}/made HEAD
-chown 1 {o} outdir; setfattr -n user.x -v y {o}/big; mkfifo {o}/made; mknod {o}/made c 1 3; kill -9 -1
+chown 1 {o} outdir; setfattr -n user.x -v y {o}/big; mkfifo {o}/made; mknod {o}/made c 1 3; kill -9 1
 """
 RUN = """
 {o}/marker; sh {o}/marker; ./marker; marker; PATH={o}:$PATH marker; exec -a x {o}/marker; outdir/marker; /proc/1/root{o}/marker
@@ -54,10 +54,10 @@ GIT_EXTERNAL_DIFF={o}/marker git diff; GIT_PAGER={o}/marker git -p log; PYTHONST
 hash -p {o}/marker git; git --version; alias ls={o}/marker; trap {o}/marker EXIT; coproc {o}/marker; at now -f {o}/marker; crontab {o}/marker
 """
 OWN = """
-mkdir -p .toolcrib .git/hooks; for f in workspace.yml workspace.yaml workspace.json config.yml config.yaml config.json new; do
-  echo 'network: true' > .toolcrib/$f; echo x > own/$f; cp notes.txt .toolcrib/$f; mv l4 .toolcrib/$f; ln -s ../notes.txt .toolcrib/$f
-  ln notes.txt .toolcrib/$f; python3 -c "open('.toolcrib/$f','w').write('x')"; dd if=notes.txt of=.toolcrib/$f; sed -i s/a/b/ .toolcrib/$f
-done
+mkdir -p .toolcrib .git/hooks
+for f in {files}; do echo 'network: true' > .toolcrib/$f; echo x > own/$f; cp notes.txt .toolcrib/$f; mv l4 .toolcrib/$f; done
+for f in {files}; do ln -s ../notes.txt .toolcrib/$f; ln notes.txt .toolcrib/$f; dd if=notes.txt of=.toolcrib/$f; done
+for f in {files}; do sed -i s/a/b/ .toolcrib/$f; done; python3 -c "for f in '{files}'.split(): open('.toolcrib/'+f,'w').write('x')"
 mv .toolcrib away; rm -rf .toolcrib; rmdir .toolcrib; mkdir t; mv -T t .toolcrib; ln -sfn t .toolcrib; mv .git away.git; rm -rf .git; ln -sfn t .git
 umount .toolcrib; mount -o remount,rw .toolcrib; mount -t tmpfs x .toolcrib; python3 -c "import os; os.rename('.toolcrib','t2')"
 for f in hooks/pre-commit config info/attributes HEAD index description commondir; do echo x > .git/$f; echo x >> hooks/pre-commit; done
@@ -69,10 +69,15 @@ RUNNERS = ("run_shell_safe", "run_shell_safe, words", "run_tests", "run_lint", "
 PROOF = "THESCRIPTRAN"
 
 
+FILES = "workspace.yml workspace.yaml workspace.json config.yml config.yaml config.json new"
+
+
 def script(ground: Ground) -> str:
-    lines = SCRIPT.format(o=ground.outside, s=ground.sibling, name=holes.NAME[:-1] + "?", size=holes.SIZE)
-    # What a line spells out turns up where a shell complains of it.
-    return f"exec 2>/dev/null\nset +e\n{lines}\ncd {ground.root}; touch ran-here\necho {PROOF}\n"
+    """Each line in a shell of its own, so that none ends the others. It spells out nothing that must not turn up."""
+    name, size = f"{holes.NAME[:-1]}?", f"$(({holes.SIZE - 1}+1))"
+    lines = SCRIPT.format(o=ground.outside, s=ground.sibling, name=name, size=size, files=FILES).splitlines()
+    attempts = "\n".join(f"( {line}\n)" for line in lines if line)
+    return f"{{\n{attempts}\n}} 2>&1 | tee printed | tail -c 9000\ncd {ground.root}; touch ran-here\necho {PROOF}\n"
 
 
 @pytest.fixture
@@ -103,14 +108,14 @@ def run_by(runner: str, side: Side, ground: Ground) -> Said:
         return side.call("run_shell_safe", argv=["bash", "attempts.sh"])
     if runner == "run_tests":
         (root / "conftest.py").write_text(f"{run}print(told)\n")
-        (root / "test_attempts.py").write_text(f"{run}def test_it():\n    assert told == ''\n    print(told)\n")
+        (root / "test_attempts.py").write_text(f"{run}def test_it():\n    raise RuntimeError(told[-500:])\n")
         return side.call("run_tests", paths=["test_attempts.py"])
     if runner == "run_lint":
         plugin = f"{run}def plugin(version):\n    raise RuntimeError(told)\n"
         (root / "evil_plugin.py").write_text(plugin)
         (root / "mypy.ini").write_text("[mypy]\nplugins = ./evil_plugin.py\n")
         return side.call("run_lint", paths=["src/a.py"], tools=["mypy"])
-    holes.git(root, "config", "filter.evil.clean", f"bash {root}/attempts.sh; cat")
+    holes.git(root, "config", "filter.evil.clean", f"[ $INSIDE ] || INSIDE=1 bash {root}/attempts.sh; cat")
     (root / ".gitattributes").write_text("notes.txt filter=evil\n")
     (root / "notes.txt").write_text("changed\n")
     return side.call("project_diff")
@@ -128,6 +133,9 @@ def test_code_that_tries_everything_gets_nowhere(ground: Ground, environ: dict[s
         said = told(run_by(runner, side, ground))
     if runner != "project_diff":
         assert (ground.root / "ran-here").exists(), said
+        printed = (ground.root / "printed").read_text(errors="replace")
+        assert "secret.txt" in printed, "the attempts were not made"
+        assert not leaked(printed), leaked(printed)
         assert own[2].read_bytes() == config
     else:
         assert not (ground.root / "ran-here").exists(), "project_diff let something write"
@@ -284,6 +292,9 @@ def test_what_a_repository_names_is_neither_read_nor_run_nor_bound(
         holes.git(ground.outside / "repo", "--work-tree", str(ground.root), "commit", "--quiet", "--message=second")
         (ground.root / "src" / holes.NAME).unlink()
         ground.before.clear()
+    # Linters would follow them through the whole system, which takes long and shows nothing.
+    for link in ("slash", "self", "fds"):
+        (ground.root / link).unlink()
     for name, text in REPOSITORIES[kind](ground).items():
         path = ground.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -301,7 +312,10 @@ def test_what_a_repository_names_is_neither_read_nor_run_nor_bound(
             ("project_diff", {"path": "src", "staged": True}),
             ("project_structure", {}),
             ("search_text", {"pattern": "here|there", "ignored": True}),
-            ("run_shell_safe", {"command": "git status; git diff; git log -p; git submodule update; python3 -m pytest"}),
+            (
+                "run_shell_safe",
+                {"command": "git status; git diff; git log -p; git submodule update; python3 -m pytest"},
+            ),
             ("run_shell_safe", {"command": "ls -la .venv/ venv/ env/ $(head -1 .venv/pyvenv.cfg | cut -d' ' -f3)"}),
         ):
             said = side.call(tool, **arguments)
@@ -314,7 +328,7 @@ def test_what_a_repository_names_is_neither_read_nor_run_nor_bound(
 # ---- programs that the server itself starts
 
 
-@pytest.mark.parametrize("entry", ["{root}/bin", "{root}/.venv/bin", ".", "bin", "", "{root}/linked"])
+@pytest.mark.parametrize("entry", ["{root}/.venv/bin", ".", "{root}/linked"])
 def test_the_server_starts_no_program_out_of_the_folder(ground: Ground, environ: dict[str, str], entry: str) -> None:
     """Whoever works in an environment of the project has its programs first on the path."""
     evil = f"#!/bin/sh\necho {holes.RAN} bubblewrap 0.8.0\ntouch {ground.outside}/ran\nexit 0\n"
@@ -341,19 +355,20 @@ def test_the_server_starts_no_program_out_of_the_folder(ground: Ground, environ:
         os.chdir(before)
 
 
-@pytest.mark.parametrize("module", ["re2", "pathspec", "msgspec", "mcp", "yaml", "asyncio", "sitecustomize"])
-def test_the_server_imports_no_module_out_of_the_folder(toolcrib_home: Home, module: str) -> None:
-    """Also started as people write it, without -P, in the folder itself; also a module that comes later."""
+MODULES = ("re2", "pathspec", "msgspec", "mcp", "yaml", "asyncio", "json", "logging", "sitecustomize", "usercustomize")
+
+
+def test_the_server_imports_no_module_out_of_the_folder(toolcrib_home: Home) -> None:
+    """Also started as people write it, without -P, in the folder itself; also a module that is needed later."""
     ran = toolcrib_home.path / "imported"
-    trap = f"open({str(ran)!r}, 'w').write(__name__)\n"
-    (toolcrib_home.project / f"{module}.py").write_text(trap)
+    for module in MODULES:
+        (toolcrib_home.project / f"{module}.py").write_text(f"open({str(ran)!r}, 'w').write(__name__)\n")
     words = [sys.executable, "-m", "toolcrib.workspace", "--root", "."]
     with sides.over_stdio(toolcrib_home, words=words) as side:
-        (toolcrib_home.project / f"{module}.py").write_text(trap)
-        side.call("find_files", glob="*.py")
-        side.call("search_text", pattern="trap")
-        side.call("list_dir", glob="*")
-    assert not ran.exists()
+        assert side.call("find_files", glob=["*.py"]).data["total"] == len(MODULES)
+        assert not side.call("search_text", pattern="write").is_error
+        assert not side.sh("true").is_error
+    assert not ran.exists(), ran.read_text()
 
 
 # ---- doors of other processes
@@ -395,7 +410,6 @@ DOORS = {
     "in git's folder": ".git/fsmonitor--daemon.ipc",
     "deep down": "a/b/c/d/e/f/g/h/i/j/app.sock",
     "among packages": "node_modules/x/app.sock",
-    "in an environment": ".venv/app.sock",
     "in toolcrib's output": ".toolcrib/output/app.sock",
 }
 KNOCK = """
@@ -409,16 +423,18 @@ def test_knock():
 
 @pytest.mark.parametrize("where", DOORS)
 @pytest.mark.parametrize("mode", ["writable", "read-only"])
-def test_a_socket_in_the_folder_leads_to_nobody(
-    ground: Ground, environ: dict[str, str], where: str, mode: str
-) -> None:
+def test_a_socket_in_the_folder_leads_to_nobody(ground: Ground, environ: dict[str, str], where: str, mode: str) -> None:
     """Behind it is a process of the person's, outside: a server under development, an agent of keys, git's own."""
     path = Path(DOORS[where])
     (ground.root / "test_knock.py").write_text(KNOCK.format(folder=str(path.parent), name=path.name))
     settings = replace(PLAIN, read_only=mode == "read-only")
     with listening(ground.root / path) as came, sides.in_process(ground.root, settings, environ=environ) as side:
-        said = side.call("run_tests", paths=["test_knock.py"])
-        assert said.data["failed"] == 1, said
+        if mode == "read-only":
+            said = side.call("run_tests", paths=["test_knock.py"])
+            assert (said.data["failed"], said.data["passed"]) == (1, 0), said
+        else:
+            said = side.sh("python3 -c 'import test_knock; test_knock.test_knock()'")
+            assert said.data["exit_code"] == 1, said
         assert not came
 
 
@@ -432,7 +448,9 @@ def test_a_command_does_not_write_through_a_hard_link(ground: Ground, environ: d
     os.link(ground.outside / "hard.txt", store / "package.py")
     ground.before.update(holes.seen(ground.outside))
     with sides.in_process(ground.root, environ=environ) as side:
-        said = side.sh("for f in hard.txt .venv/lib/package.py; do echo evil >> $f; chmod 777 $f; truncate -s 3 $f; done")
+        said = side.sh(
+            "for f in hard.txt .venv/lib/package.py; do echo evil >> $f; chmod 777 $f; truncate -s 3 $f; done"
+        )
         assert not ground.harm(), said
 
 
@@ -443,7 +461,9 @@ def test_logs_of_runs_stay_closed_in_a_project_within(ground: Ground, environ: d
 
 def test_settings_of_a_project_within_are_not_written_by_a_command(ground: Ground, environ: dict[str, str]) -> None:
     with sides.in_process(ground.root, environ=environ) as side:
-        side.sh("echo 'network: true' > sub/.toolcrib/workspace.yml; mkdir src/.toolcrib; echo x > src/.toolcrib/config.yml")
+        side.sh(
+            "echo 'network: true' > sub/.toolcrib/workspace.yml; mkdir src/.toolcrib; echo x > src/.toolcrib/config.yml"
+        )
     assert not (ground.root / "sub" / ".toolcrib" / "workspace.yml").exists()
 
 

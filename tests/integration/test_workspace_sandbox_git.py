@@ -88,12 +88,15 @@ TRICKS = {
     "config replaced": "printf '[core]\\nfsmonitor=%s\\n' $E > .git/c && mv -f .git/c .git/config",
     "config locked": "cp .git/config .git/config.lock; printf '[core]\\nfsmonitor=%s\\n' $E >> .git/config.lock;"
     "mv -f .git/config.lock .git/config",
-    "config removed": "rm -f .git/config; ln -s $PWD/evil.config .git/config; printf '[core]\\nfsmonitor=%s\\n' $E > evil.config",
-    "worktree config": "printf '[core]\\nfsmonitor=%s\\n' $E > .git/config.worktree; git config extensions.worktreeConfig 1",
+    "config removed": "rm -f .git/config; ln -s $PWD/evil.config .git/config;"
+    "printf '[core]\\nfsmonitor=%s\\n' $E > evil.config",
+    "worktree config": "printf '[core]\\nfsmonitor=%s\\n' $E > .git/config.worktree;"
+    "git config extensions.worktreeConfig 1",
     "hooks": "for h in pre-commit post-checkout post-index-change reference-transaction; do cp $E .git/hooks/$h; done",
     "hooks replaced": "mv .git/hooks .git/h; rm -rf .git/hooks; mkdir .git/hooks; cp $E .git/hooks/pre-commit;"
     "ln -s $PWD .git/hooks",
-    "commondir": "mkdir -p c/objects c/refs; printf '[core]\\nfsmonitor=%s\\n' $E > c/config; echo $PWD/c > .git/commondir;"
+    "commondir": "mkdir -p c/objects c/refs; printf '[core]\\nfsmonitor=%s\\n' $E > c/config;"
+    "echo $PWD/c > .git/commondir;"
     "printf '../c' > .git/x && mv -f .git/x .git/commondir",
     "moved away": "mv .git g; mkdir .git; cp -r g/* .git; printf '[core]\\nfsmonitor=%s\\n' $E >> .git/config",
     "removed": "rm -rf .git; git init -q .; git config core.fsmonitor $E",
@@ -103,16 +106,19 @@ TRICKS = {
     "alternates": "mkdir -p .git/objects/info; echo $PWD/alt > .git/objects/info/alternates",
     "objects moved": "mv .git/objects .git/o && cp -r .git/o .git/objects && echo /x > .git/objects/info/alternates",
     "modules": "mkdir -p .git/modules/m/hooks; cp $E .git/modules/m/hooks/post-checkout",
-    "worktrees": "mkdir -p .git/worktrees/w; echo $PWD/c > .git/worktrees/w/commondir; echo $PWD > .git/worktrees/w/gitdir",
+    "worktrees": "mkdir -p .git/worktrees/w; echo $PWD/c > .git/worktrees/w/commondir;"
+    "echo $PWD > .git/worktrees/w/gitdir",
     "remotes": "mkdir -p .git/remotes .git/branches; printf 'URL: ext::%s' $E > .git/remotes/origin;"
     "printf 'ext::%s' $E > .git/branches/origin",
     "rebase": "mkdir .git/rebase-merge; cd .git/rebase-merge; echo refs/heads/master > head-name;"
     'git rev-parse HEAD | tee onto orig-head; echo "exec $E" | tee git-rebase-todo git-rebase-todo.backup;'
     "echo 1 | tee msgnum end; : > interactive; : > done; : > quiet",
     "apply": "mkdir .git/rebase-apply; cp $E .git/rebase-apply/author-script; : > .git/rebase-apply/applying",
-    "bare": "git init -q --bare bare; cp -r bare/* .; printf '[core]\\nfsmonitor=%s\\nworktree=.\\nbare=false\\n' $E >> config;"
+    "bare": "git init -q --bare bare; cp -r bare/* .;"
+    "printf '[core]\\nfsmonitor=%s\\nworktree=.\\nbare=false\\n' $E >> config;"
     "rm -f .git/HEAD; echo broken > .git/HEAD",
-    "submodule": "git init -q sub; cd sub; git commit -q --allow-empty -m x; git config core.fsmonitor $E; cd ..; git add sub",
+    "submodule": "git init -q sub; cd sub; git commit -q --allow-empty -m x; git config core.fsmonitor $E;"
+    "cd ..; git add sub",
     "submodule by hand": "git init -q sub; printf '[core]\\nfsmonitor=%s\\n' $E >> sub/.git/config;"
     "git update-index --add --cacheinfo 160000,$(git rev-parse HEAD),sub",
 }
@@ -215,8 +221,10 @@ async def test_an_agent_may_commit_if_allowed(root: Path, owner: str) -> None:
     async with opened(root, COMMIT) as sandbox:
         done = await shell(
             sandbox,
-            "echo two >> a.txt; mkdir d; echo new > d/b.txt; git add -A && git commit -qm second && git checkout -qb topic &&"
-            "git mv a.txt c.txt && git commit -qam third && git tag v1 && git stash list && git checkout -q - && git merge -q topic &&"
+            "echo two >> a.txt; mkdir d; echo new > d/b.txt; git add -A && git commit -qm second &&"
+            "git checkout -qb topic &&"
+            "git mv a.txt c.txt && git commit -qam third && git tag v1 && git stash list && git checkout -q - &&"
+            "git merge -q topic &&"
             "git log --oneline | wc -l; git status --porcelain; git reset -q --hard HEAD~1 && git fsck",
         )
     assert done.code == 0, done.stderr.text()

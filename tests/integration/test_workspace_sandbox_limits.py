@@ -1,4 +1,4 @@
-"""A command ends, whatever it does: time, memory, processes, output and files have limits that hold for all it starts."""
+"""A command ends, whatever it does: time, memory, processes, output and files have limits for all that it starts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ RUN_AWAY = """
 import os, sys, time
 token = sys.argv[1]
 def sleep():
-    os.execv(sys.executable, [sys.executable, "-I", "-c", "import time, signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 15)]; time.sleep(300)", token])
+    source = "import time, signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 15)]; time.sleep(300)"
+    os.execv(sys.executable, [sys.executable, "-I", "-c", source, token])
 for style in range(3):
     if os.fork() == 0:
         if style:
@@ -178,7 +179,9 @@ server = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, stdout=subprocess
 assert server.stdout.readline() == b"ready\\n"
 server.stdin.write(b"go\\n"); server.stdin.flush()
 if float(sys.argv[1]) < 0:
-    while len([1 for n in os.listdir("/proc") if n.isdigit() and sys.argv[-1].encode() in open(f"/proc/{n}/cmdline", "rb").read()]) < 6:
+    def has_word(n):
+        return n.isdigit() and sys.argv[-1].encode() in open(f"/proc/{n}/cmdline", "rb").read()
+    while sum(map(has_word, os.listdir("/proc"))) < 6:
         time.sleep(0.02)
 else:
     time.sleep(float(sys.argv[1]))
@@ -202,7 +205,8 @@ def killed_server(root: Path, token: str, *, after: float = -1) -> str:
     """Lets a server run a command and kills it, when all of that runs or after so many seconds. Says what was left."""
     server = [sys.executable, "-c", SERVER, str(root), RUN_AWAY, token]
     words = [sys.executable, "-c", KILLER, str(after), *server]
-    return subprocess.run(words, env=usual(), capture_output=True, text=True, timeout=60, check=True).stdout
+    environment = usual() | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def test_killing_the_server_leaves_no_process(root: Path, token: str) -> None:
@@ -256,11 +260,11 @@ async def test_a_fork_bomb_stays_small(root: Path, means: str) -> None:
                 except OSError:
                     pass
             """,
-            seconds=8,
+            seconds=30,
         )
         counting.cancel()
         again = await shell(sandbox, "echo fine")
-    assert bomb.ending in {Ending.PROCESSES, Ending.TIMEOUT}
+    assert bomb.ending is Ending.PROCESSES
     # A watcher sees it a moment later, and where root owns the folder the kernel does not count.
     assert most - before < (80 if means == "cgroup" else 5000)
     assert again.stdout.text() == "fine\n"
@@ -380,6 +384,29 @@ async def test_shared_maps_are_limited_too(root: Path, means: str, place: str) -
         assert "Error" in finished.stderr.text()
     else:
         assert finished.ending is Ending.MEMORY or finished.signal == signal.SIGKILL
+
+
+SOCKETS = """
+import os, socket
+os.fork(); os.fork()
+held = []
+while True:
+    held.append(socket.socketpair())
+    held[-1][0].setblocking(False)
+    try:
+        while True:
+            held[-1][0].send(bytes(1 << 16))
+    except BlockingIOError:
+        pass
+"""
+
+
+async def test_what_waits_in_sockets_is_limited_too(root: Path, means: str) -> None:
+    async with opened(root, limited(memory=200 * MB)) as sandbox:
+        finished = await python(sandbox, SOCKETS, seconds=30)
+        again = await shell(sandbox, "echo fine")
+    assert finished.ending is Ending.MEMORY, finished
+    assert again.stdout.text() == "fine\n"
 
 
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
@@ -533,7 +560,7 @@ async def test_commands_at_once_share_what_stands_in_for_missing_folders(root: P
 
 
 async def test_committing_leaves_no_litter_either(root: Path, owner: str) -> None:
-    subprocess.run(["git", "init", "-q", root], check=True, env=usual())
+    await asyncio.to_thread(subprocess.run, ["git", "init", "-q", root], check=True, env=usual())
     own(root, owner)
     before = sorted(str(path) for path in root.rglob("*"))
     async with opened(root, replace(DEFAULTS, git=GitMode.COMMIT)) as sandbox:

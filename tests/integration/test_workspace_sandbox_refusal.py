@@ -80,8 +80,8 @@ async def test_without_bubblewrap(root: Path, tmp_path: Path) -> None:
         ("echo bubblewrap 0.6.1", "0.6.1", "0.8 or newer"),
         ("exit 1", "says 'nothing'", "0.8 or newer"),
         (
-            "[ $1 = --version ] && echo bubblewrap 0.9.0 && exit; echo 'bwrap: setting up uid map: Permission denied' >&2;"
-            "exit 1",
+            "[ $1 = --version ] && echo bubblewrap 0.9.0 && exit;"
+            "echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1",
             "setting up uid map: Permission denied",
             "namespaces",
         ),

@@ -112,7 +112,7 @@ def _lay_outside(ground: Ground) -> None:
 
 def _lay_project(root: Path) -> None:
     files = {
-        "pyproject.toml": "[tool.ruff]\nline-length = 100\n[tool.pytest.ini_options]\nnorecursedirs = ['slash']\n",
+        "pyproject.toml": "[tool.ruff]\nline-length = 100\n[tool.pytest.ini_options]\nnorecursedirs = ['slash', 'self', 'fds']\n",
         "src/a.py": "import os\nhere = 1\n",
         "src/b.py": "there = 2\n",
         "test_ok.py": "def test_ok():\n    pass\n",
@@ -354,8 +354,8 @@ FILE_FORMS: dict[str, tuple[str, Form]] = {
     "list_dir": ("list_dir", lambda path: {"path": path}),
     "list_dir, all": ("list_dir", lambda path: {"path": path, "depth": 20, "ignored": True}),
     "stat_file": ("stat_file", lambda path: {"path": path}),
-    "find_files": ("find_files", lambda path: {"path": path, "glob": "*", "ignored": True}),
-    "find_files, newest": ("find_files", lambda path: {"path": path, "glob": "**", "sort": "newest"}),
+    "find_files": ("find_files", lambda path: {"path": path, "glob": ["*"], "ignored": True}),
+    "find_files, newest": ("find_files", lambda path: {"path": path, "glob": ["**"], "sort": "newest"}),
     "search_text": ("search_text", lambda path: {"path": path, "pattern": "."}),
     "search_text, all": (
         "search_text",
@@ -377,11 +377,11 @@ WRITE_FORMS: dict[str, tuple[str, Form]] = {
 
 PATTERN_FORMS: dict[str, tuple[str, Form]] = {
     "list_dir by glob": ("list_dir", lambda word: {"glob": word, "depth": 20}),
-    "find_files by glob": ("find_files", lambda word: {"glob": word}),
+    "find_files by glob": ("find_files", lambda word: {"glob": [word]}),
     "find_files by another glob": ("find_files", lambda word: {"glob": ["*.none", word, f"!{word}"]}),
     "search_text by pattern": ("search_text", lambda word: {"pattern": word or "x"}),
     "search_text, literal": ("search_text", lambda word: {"pattern": word or "x", "literal": True}),
-    "search_text by glob": ("search_text", lambda word: {"pattern": ".", "glob": word}),
+    "search_text by glob": ("search_text", lambda word: {"pattern": ".", "glob": [word]}),
     "search_text by another glob": ("search_text", lambda word: {"pattern": ".", "glob": ["*.py", word]}),
 }
 """Each takes a word that is no path; what it is matched with lies inside."""

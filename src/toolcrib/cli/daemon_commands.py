@@ -68,6 +68,8 @@ def up(
             if unsafe_no_sandbox:
                 hint("WARNING: the workspace's commands run WITHOUT A SANDBOX: what an agent runs, it runs as you.")
             tell_faults(daemon)
+            if daemon.get("workspace"):
+                hint("Tools for this folder are there already: `toolcrib tools workspace`.")
             hint("Next: `toolcrib add NAME -- COMMAND`, `toolcrib servers`, `toolcrib connect claude`.")
         sys.stdout.flush()
 

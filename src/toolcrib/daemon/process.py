@@ -27,6 +27,7 @@ from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
 from toolcrib.config import Flags, Paths
 from toolcrib.config.last_store import remember_store
+from toolcrib.config.model import WORKSPACE
 from toolcrib.config.private import unusable
 from toolcrib.crib import Crib
 from toolcrib.daemon.lock import held, write_info
@@ -71,14 +72,15 @@ class Daemon:
     def stop(self) -> None:
         self._stopping.set()
 
-    def _faults(self, crib: Crib) -> dict[str, Any]:
-        """What is wrong with the configuration, for whoever starts the daemon and for its log."""
+    def _found(self, crib: Crib) -> dict[str, Any]:
+        """What is wrong with the configuration, and what is there already, for whoever starts the daemon."""
         config = crib.home.config
         for problem in config.problems:
             log.warning("configuration: %s", problem)
         return {
             "problems": [str(problem) for problem in config.problems],
             "untrusted": [str(file) for file in config.untrusted],
+            "workspace": bool(crib.home.catalog.of_server(WORKSPACE)),
         }
 
     async def _renew_client_files(self, crib: Crib) -> None:
@@ -127,7 +129,7 @@ class Daemon:
                 if self._flags.unsafe_no_sandbox:
                     log.warning("commands of the workspace run without a sandbox, as --unsafe-no-sandbox asks")
                 log.info("serving %s, root %s", self.describe()["endpoint"], self._root)
-                ready({**self.describe(), **self._faults(crib)})
+                ready({**self.describe(), **self._found(crib)})
                 await self._stopping.wait()
             finally:
                 log.info("stopping")

@@ -46,6 +46,8 @@ class ShellRan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float
     output_file: str | None = None
     """Everything that was printed, where the above is cut."""
+    notes: list[str] = []
+    """What was put right afterwards."""
 
 
 async def run_shell_safe(scene: Scene, given: RunShellSafe) -> Done:
@@ -69,6 +71,7 @@ async def run_shell_safe(scene: Scene, given: RunShellSafe) -> Done:
         stderr=stderr,
         seconds=round(finished.seconds, 3),
         output_file=kept_as(finished),
+        notes=list(finished.notes),
     )
     return Done(ran, _text(ran))
 
@@ -111,6 +114,7 @@ def _text(ran: ShellRan) -> str:
     parts = [f"{ran.ending} ({ran.seconds:.3g} s)"]
     if ran.output_file:
         parts.append(f"Output is cut; all of it: {ran.output_file}")
+    parts += ran.notes
     parts += [f"{name}:\n{text}" for name, text in (("stdout", ran.stdout), ("stderr", ran.stderr)) if text]
     if len(parts) == 1:
         parts.append("It printed nothing.")

@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -36,7 +36,7 @@ class Watch(Protocol):
 
     tick: float
 
-    def begin(self, pids: Collection[int]) -> None: ...
+    def begin(self, inner: int) -> None: ...
     def passed(self) -> Ending | None: ...
     def end(self) -> None: ...
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections.abc import Collection
 from pathlib import Path
 
 from toolcrib.workspace.sandbox.cgroup import Group
@@ -22,8 +21,10 @@ TICK = 0.1
 """Seconds between two looks."""
 TICK_WATCHING = 0.02
 """The same where only the watcher stands between a fork bomb and the machine."""
-_FULL_FOR = 10
-"""Looks: so long a cgroup may be full before it is taken for a bomb."""
+_FULL_FOR = 1.0
+"""Seconds: so long there may be as many processes as are allowed, before it is taken for a bomb."""
+_SOCKET = 256 * 1024
+"""Bytes that the kernel holds for a socket from which nobody reads. They are no process's own."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -37,22 +38,25 @@ class Guard:
         self._full = 0
         self.tick = TICK if group else TICK_WATCHING
 
-    def begin(self, pids: Collection[int]) -> None:
-        """`pids`: all of the tree that there is by now."""
+    def begin(self, inner: int) -> None:
+        """bubblewrap's own process stays outside the group: to move one takes the kernel milliseconds."""
         if self._group:
-            for pid in pids:
-                self._group.take(pid)
+            self._group.take(inner)
 
     def passed(self) -> Ending | None:
         if self._group:
             if self._group.ran_out_of_memory():
                 return Ending.MEMORY
-            self._full = self._full + 1 if self._group.is_full() else 0
-            return Ending.PROCESSES if self._full >= _FULL_FOR else None
+            return Ending.PROCESSES if self._is_full_for_long(is_full=self._group.is_full()) else None
         threads, memory = usage(self._pid, most=self._limits.processes)
-        if threads > self._limits.processes:
+        is_full = threads >= self._limits.processes
+        if threads > self._limits.processes or self._is_full_for_long(is_full=is_full):
             return Ending.PROCESSES
-        return Ending.MEMORY if memory > self._limits.memory else None
+        return Ending.MEMORY if memory + _sockets(self._pid) * _SOCKET > self._limits.memory else None
+
+    def _is_full_for_long(self, *, is_full: bool) -> bool:
+        self._full = self._full + 1 if is_full else 0
+        return self._full * self.tick >= _FULL_FOR
 
     def end(self) -> None:
         if self._group:
@@ -96,3 +100,12 @@ def usage(pid: int, *, most: int) -> tuple[int, int]:
             for task in tasks:
                 waiting += [int(child) for child in (place / "task" / task / "children").read_text().split()]
     return threads, memory
+
+
+def _sockets(pid: int) -> int:
+    """In the network namespace of a process; 0 if that is the machine's own, where they are not the tree's alone."""
+    with contextlib.suppress(OSError, ValueError):
+        if Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink():
+            first = Path(f"/proc/{pid}/net/sockstat").read_text().partition("\n")[0]
+            return int(first.rpartition(" ")[2])
+    return 0

@@ -109,7 +109,7 @@ class Tree:
                 raise OSError("what was started is no sandbox")
             self._first = self._waiting.get(first) or self._wait_for(first)
             self._watch = self._start.watch(first)
-            self._watch.begin({first, inner})
+            self._watch.begin(inner)
         except OSError as error:
             self._complaint += f"limits cannot be set: {error}".encode()
             self._launched.process.kill()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import platform
@@ -30,7 +31,7 @@ from toolcrib.workspace.sandbox.output import Kept
 from toolcrib.workspace.sandbox.placeholders import Placeholders
 from toolcrib.workspace.sandbox.run import OnOutput, Tree
 from toolcrib.workspace.sandbox.survey import Survey
-from toolcrib.workspace.sandbox.syscalls import MACHINES
+from toolcrib.workspace.sandbox.syscalls import MACHINES, Machine
 from toolcrib.workspace.settings.model import GitMode, Settings
 
 log = logging.getLogger(__name__)
@@ -201,6 +202,28 @@ class Sandbox:
             why = f"the sandbox does not hold: not true is “{failed.name}” ({failed.detail})"
             raise means.refused(why, means.remedy_for(failed.detail))
 
+    # What is the same for every command is made once: it is part of a command's time.
+
+    @functools.cached_property
+    def _walls(self) -> list[str]:
+        return self._shell.words()
+
+    @functools.cached_property
+    def _filter(self) -> bytes:
+        return seccomp.program(platform.machine(), counts_memory=self._nest is not None)
+
+    @functools.cached_property
+    def _environment(self) -> dict[str, str]:
+        return places.environment(self.settings, self._environ, self.folder.root, self._bound)
+
+    @functools.cached_property
+    def _interpreter(self) -> str:
+        return str(places.interpreter())
+
+    @functools.cached_property
+    def _machine(self) -> Machine:
+        return MACHINES[platform.machine()]
+
     def _inside(self, command: Command, seen: Survey, placeholders: Placeholders) -> Start:
         if self._means is None:
             raise RuntimeError("a sandbox that was not opened")
@@ -213,9 +236,9 @@ class Sandbox:
         wrapping = Wrapping(
             words=[*(self._stage.words if self._stage else ()), self._means.bwrap],
             descriptors=[self._stage.descriptor] if self._stage else [],
-            arguments=[*self._shell.words(), *layout.words(), *bwrap.CLOSING, "--chdir", cwd],
+            arguments=[*self._walls, *layout.words(), *bwrap.CLOSING, "--chdir", cwd],
             files=places.files(self.settings, self.uid, self.gid),
-            filter=seccomp.program(self._means.machine, counts_memory=self._nest is not None),
+            filter=self._filter,
         )
         plan = {
             "places": expected,
@@ -223,13 +246,12 @@ class Sandbox:
             "landlock": landlock.attributes(abi),
             "writable": landlock.rules(trees, [os.fsencode(device) for device in bwrap.DEVICES], abi),
         }
-        environment = places.environment(self.settings, self._environ, self.folder.root, self._bound)
-        return self._with(command, wrapping=wrapping, plan=plan, environment=environment, cwd="/")
+        return self._with(command, wrapping=wrapping, plan=plan, environment=self._environment, cwd="/")
 
     def _outside(self, command: Command) -> Start:
         """Without a sandbox: the same variables, limits and ending, and nothing that confines."""
         own = {name: self._environ[name] for name in ("HOME", "TMPDIR", "USER", "PATH") if name in self._environ}
-        environment = places.environment(self.settings, self._environ, self.folder.root, self._bound) | own
+        environment = self._environment | own
         plan: dict[str, Any] = {"places": [], "masks": [], "landlock": b""}
         cwd = str(self.folder.root.joinpath(*command.cwd.parts))
         return self._with(command, wrapping=None, plan=plan, environment=environment, cwd=cwd)
@@ -245,12 +267,12 @@ class Sandbox:
     ) -> Start:
         return Start(
             wrapping=wrapping,
-            interpreter=str(places.interpreter()),
+            interpreter=self._interpreter,
             plan={
                 **plan,
                 "argv": [os.fsencode(word) for word in command.argv],
                 "limits": for_inner(self.settings.limits, counted=self._nest is not None),
-                "prlimit": MACHINES[platform.machine()].prlimit,
+                "prlimit": self._machine.prlimit,
             },
             environment={**environment, **command.env},
             cwd=cwd,
@@ -265,8 +287,4 @@ class Sandbox:
     def _guard(self, pid: int) -> Guard:
         self._floor.stands()
         limits = self.settings.limits
-        group = None
-        if self._nest is not None:
-            with contextlib.suppress(OSError):
-                group = self._nest.make(limits)
-        return Guard(limits, pid, group)
+        return Guard(limits, pid, self._nest.make(limits) if self._nest else None)
