@@ -1,7 +1,7 @@
 """Any calls in any order at one workspace: what lies outside stays as it is, and nothing of it is told.
 
-The tables try each path on the folder as it was laid. Here what one call leaves is where the next one goes: folders that
-were made on the way, links that a command has put or turned, files that were renamed between two calls.
+The tables try each path on the folder as it was laid. Here what one call leaves is where the next one goes: folders
+that were made on the way, links that a command has put or turned, files that were renamed between two calls.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from parts import holes, sides
+from parts import holes, sides, traps
 from parts.daemon import Home
-from parts.holes import Ground, leaked
+from parts.traps import Ground, leaked
 
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.slow, pytest.mark.usefixtures("bwrap")]
 
@@ -43,7 +43,7 @@ class Walker:
     """Draws calls; half of the paths lead out, the others are made of a few names, so that they meet again."""
 
     def __init__(self, ground: Ground, seed: int) -> None:
-        self.draw = random.Random(seed)
+        self.draw = random.Random(seed)  # noqa: S311
         self.ground = ground
         tables = (holes.leading_out, holes.links_out, holes.run_logs, holes.never_writable, holes.odd_words)
         self.hostile = [path for table in tables for path in table(ground).values() if "\0" not in path]
@@ -96,7 +96,7 @@ class Walker:
 def ground(toolcrib_home: Home) -> Iterator[Ground]:
     place = toolcrib_home.path / "g"
     place.mkdir()
-    yield holes.lay(place)
+    yield traps.lay(place)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -104,9 +104,9 @@ def test_no_order_of_calls_gets_out(
     toolcrib_home: Home, ground: Ground, seed: int, sized: Callable[[int, int], int]
 ) -> None:
     walker = Walker(ground, seed)
-    environ = toolcrib_home.environ({holes.SECRET_NAME: holes.SECRET})
+    environ = toolcrib_home.environ({traps.SECRET_NAME: traps.SECRET})
     protected = (ground.root / ".toolcrib", ground.root / ".git" / "hooks")
-    before = [holes.seen(path) for path in protected]
+    before = [traps.seen(path) for path in protected]
     config = (ground.root / ".git" / "config").read_bytes()
     made: list[tuple[str, dict[str, Any]]] = []
     worked = 0
@@ -127,7 +127,7 @@ def test_no_order_of_calls_gets_out(
             if step % 100 == 0:
                 assert not ground.harm(), made[-101:]
     assert not ground.harm(), made[-101:]
-    assert [holes.seen(path) for path in protected] == before
+    assert [traps.seen(path) for path in protected] == before
     assert (ground.root / ".git" / "config").read_bytes() == config
     # Both kinds of calls were among them.
     assert len(made) // 20 < worked < len(made)

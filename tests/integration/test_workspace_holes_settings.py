@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,29 +13,15 @@ from typing import Any
 
 import pytest
 
-from parts import holes, sides
+from parts import holes, sides, traps
 from parts.daemon import Home, StartDaemon
-from parts.holes import Ground, leaked
-from parts.sides import PLAIN, Side, limited
+from parts.holes import CALLS
+from parts.sides import PLAIN, Side
+from parts.traps import Ground, leaked
 from toolcrib.errors import WorkspaceError
 
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.slow, pytest.mark.usefixtures("bwrap")]
 
-CALLS: dict[str, dict[str, Any]] = {
-    "read_file": {"path": "notes.txt"},
-    "write_file": {"path": "written.txt", "content": "x"},
-    "edit_file": {"path": "notes.txt", "old": "plain", "new": "x"},
-    "list_dir": {},
-    "stat_file": {"path": "notes.txt"},
-    "find_files": {"glob": ["*"]},
-    "search_text": {"pattern": "plain"},
-    "run_tests": {"paths": ["test_ok.py"]},
-    "run_lint": {"paths": ["src"]},
-    "run_shell_safe": {"command": "echo x > made; echo plain"},
-    "project_diff": {},
-    "project_structure": {},
-}
-"""One harmless call of every tool there is."""
 WRITING = ("write_file", "edit_file", "run_shell_safe")
 
 
@@ -43,7 +29,7 @@ WRITING = ("write_file", "edit_file", "run_shell_safe")
 def ground(toolcrib_home: Home) -> Iterator[Ground]:
     place = toolcrib_home.path / "g"
     place.mkdir()
-    laid = holes.lay(place)
+    laid = traps.lay(place)
     for link in ("slash", "self", "fds"):
         (laid.root / link).unlink()
     yield laid
@@ -52,7 +38,7 @@ def ground(toolcrib_home: Home) -> Iterator[Ground]:
 
 @pytest.fixture
 def environ(toolcrib_home: Home) -> dict[str, str]:
-    return toolcrib_home.environ({holes.SECRET_NAME: holes.SECRET})
+    return toolcrib_home.environ({traps.SECRET_NAME: traps.SECRET})
 
 
 @contextlib.contextmanager
@@ -74,12 +60,12 @@ def test_settings_that_came_with_a_repository_widen_nothing(
     toolcrib_home: Home, request: pytest.FixtureRequest, ground: Ground, where: str
 ) -> None:
     (ground.root / ".toolcrib" / "workspace.yml").write_text(
-        f"read_only: false\ngit: commit\nnetwork: true\nforbid_shell_in_ci: false\nenvironment: [{holes.SECRET_NAME}]\n"
+        f"read_only: false\ngit: commit\nnetwork: true\nforbid_shell_in_ci: false\nenvironment: [{traps.SECRET_NAME}]\n"
         f"readable: [{ground.outside}, {ground.sibling}]\npython: {ground.marker}\nhidden: [src/b.py]\n"
         "tools: {list_dir: off, read_file: on}\n"
         "limits: {session_calls: 1000000, processes: 4096, memory_mb: 65536, seconds: {run_shell_safe: 3600}}\n"
     )
-    secret = {holes.SECRET_NAME: holes.SECRET}
+    secret = {traps.SECRET_NAME: traps.SECRET}
     with either(where, toolcrib_home, request, ground, secret) as side:
         shell = side.sh(
             f"env; cat {ground.outside}/secret.txt; ls {ground.sibling}; {ground.marker}; git add notes.txt 2>&1;"
@@ -92,8 +78,10 @@ def test_settings_that_came_with_a_repository_widen_nothing(
             assert said.is_error == (tool == "list_dir"), f"{tool}: {said}"
         assert side.call("read_file", path="src/b.py").is_error
     assert not leaked(shell.whole), shell
-    assert {line.split(":")[0].strip() for line in shell.data["stdout"].splitlines() if ": " in line and "lo" in line}
-    assert "eth" not in shell.data["stdout"]
+    interfaces = [
+        line.split(":")[0].strip() for line in shell.data["stdout"].splitlines() if re.match(r" *\w+: +\d", line)
+    ]
+    assert interfaces == ["lo"], shell
     assert "index.lock" in shell.data["stdout"] or "Read-only" in shell.data["stdout"], shell
     assert not (ground.root / "ran").exists()
 
@@ -116,23 +104,23 @@ def test_in_ci_there_is_no_shell_whatever_the_repository_says(
 def test_settings_that_cannot_be_read_stop_every_tool(daemon: StartDaemon, ground: Ground, settings: str) -> None:
     """What was meant to forbid must not be passed over."""
     (ground.root / ".toolcrib" / "workspace.yml").write_text(settings)
-    before = holes.seen(ground.root)
+    before = traps.seen(ground.root)
     with sides.at_daemon(daemon, ground.root) as side:
         for tool, arguments in CALLS.items():
             said = side.call(tool, **arguments)
             assert said.is_error, f"{tool}: {said}"
             assert not leaked(said.whole)
-    assert holes.seen(ground.root) == before
+    assert traps.seen(ground.root) == before
 
 
 @pytest.mark.parametrize("tool", CALLS)
 def test_a_tool_that_is_off_is_off(ground: Ground, environ: dict[str, str], tool: str) -> None:
-    before = holes.seen(ground.root)
+    before = traps.seen(ground.root)
     with sides.in_process(ground.root, replace(PLAIN, off=frozenset({tool})), environ=environ) as side:
         said = side.call(tool, **CALLS[tool])
     assert said.is_error
     assert "off" in said.text
-    assert holes.seen(ground.root) == before
+    assert traps.seen(ground.root) == before
 
 
 def test_in_read_only_mode_no_tool_changes_one_byte(ground: Ground, environ: dict[str, str]) -> None:
@@ -147,7 +135,7 @@ def test_in_read_only_mode_no_tool_changes_one_byte(ground: Ground, environ: dic
     )
     (root / "plugin.py").write_text("open('made', 'w')\ndef plugin(version): ...\n")
     (root / "mypy.ini").write_text("[mypy]\nplugins = ./plugin.py\n")
-    before = holes.seen(root)
+    before = traps.seen(root)
     calls = {**CALLS, "run_tests": {}, "run_lint": {"paths": ["src"], "tools": ["ruff", "mypy"]}}
     with sides.in_process(root, replace(PLAIN, read_only=True), environ=environ) as side:
         for tool, arguments in calls.items():
@@ -159,7 +147,7 @@ def test_in_read_only_mode_no_tool_changes_one_byte(ground: Ground, environ: dic
                 assert said.data["passed"] >= 1, said
         for form, arguments_of in holes.WRITE_FORMS.values():
             assert side.call(form, **arguments_of("made.txt")).is_error
-    assert holes.seen(root) == before
+    assert traps.seen(root) == before
 
 
 HIDDEN_WORD = "HIDDENWORD4C0D"
@@ -184,12 +172,12 @@ def test_what_is_hidden_is_hidden_from_every_tool(ground: Ground, environ: dict[
         (root / path).write_text(f"{HIDDEN_WORD}\n")
     (root / "tracked.key").write_text("before\n")
     (root / "renamed.key").write_text(f"{COMMITTED}\nof some length that git will know again\n")
-    holes.git(root, "add", "tracked.key", "renamed.key")
-    holes.git(root, "commit", "--quiet", "--message=keys")
+    traps.git(root, "add", "tracked.key", "renamed.key")
+    traps.git(root, "commit", "--quiet", "--message=keys")
     (root / "tracked.key").write_text(f"{HIDDEN_WORD}\n")
     (root / "renamed.key").unlink()
     (root / "renamed.txt").write_text("x\nof some length that git will know again\n")
-    holes.git(root, "add", "renamed.txt")
+    traps.git(root, "add", "renamed.txt")
     for number, path in enumerate(paths):
         (root / f"link{number}").symlink_to(path)
     (root / "way").symlink_to("vault")
@@ -211,7 +199,7 @@ def test_what_is_hidden_is_hidden_from_every_tool(ground: Ground, environ: dict[
                 # A link may be told of, and a folder of which only the content is hidden is empty.
                 told = path.startswith("link") and tool in ("stat_file", "run_tests", "run_lint")
                 assert said.is_error or told or path == "vault" or tool == "project_diff", f"{tool} {path}: {said}"
-        whole = {
+        whole: dict[str, dict[str, Any]] = {
             "list_dir": {"depth": 20, "ignored": True},
             "find_files": {"glob": ["**"], "ignored": True},
             "search_text": {"pattern": HIDDEN_WORD[:6], "ignored": True},
@@ -237,7 +225,7 @@ def test_what_is_hidden_is_hidden_from_every_tool(ground: Ground, environ: dict[
         for line in (
             "cat secret.env src/secret.env vault/* vault/*/* SERVER.KEY src/hidden.py closed/* link* way/* tracked.key",
             "grep -r . .; tar cf - . | strings; git diff; git stash; python3 -c 'import src.hidden'",
-            "mv vault v2; cat v2/*; mv src s2; cat s2/hidden.py; ln secret.env x; cat x; cp -a . /tmp/c; grep -r . /tmp/c",
+            "mv vault v; cat v/*; mv src s2; cat s2/hidden.py; ln secret.env x; cat x; cp -a . /tmp/c; grep -r . /tmp",
             "for f in secret.env vault/a.txt tracked.key; do rm -f $f; echo x > $f; done; rm -rf vault closed",
         ):
             said = side.sh(line)
@@ -251,91 +239,12 @@ def test_what_is_hidden_is_hidden_from_every_tool(ground: Ground, environ: dict[
 def test_what_is_hidden_is_not_shown_out_of_git_s_store(ground: Ground, environ: dict[str, str]) -> None:
     """A file that was committed before somebody thought of hiding it."""
     (ground.root / "secret.env").write_text(f"{HIDDEN_WORD}\n")
-    holes.git(ground.root, "add", "secret.env")
-    holes.git(ground.root, "commit", "--quiet", "--message=oops")
+    traps.git(ground.root, "add", "secret.env")
+    traps.git(ground.root, "commit", "--quiet", "--message=oops")
     with sides.in_process(ground.root, replace(PLAIN, hidden=HIDDEN), environ=environ) as side:
         for base in ("HEAD", "HEAD~1"):
             for more in ({}, {"staged": True}, {"path": "secret.env"}):
                 assert HIDDEN_WORD not in side.call("project_diff", base=base, **more).whole
-
-
-# ---- limits
-
-
-@pytest.mark.req("FRG-10")
-def test_every_tool_counts_as_a_call_and_none_goes_beyond(ground: Ground, environ: dict[str, str]) -> None:
-    for tool, arguments in CALLS.items():
-        before = holes.seen(ground.root)
-        with sides.in_process(ground.root, limited(session_calls=1), environ=environ) as side:
-            assert not side.call("stat_file", path="notes.txt").is_error
-            said = side.call(tool, **arguments)
-        assert said.is_error, tool
-        assert "session_calls" in said.text
-        assert holes.seen(ground.root) == before
-
-
-@pytest.mark.req("FRG-10")
-@pytest.mark.parametrize("form", [form for form, (tool, _) in holes.WRITE_FORMS.items() if tool == "write_file"])
-def test_no_way_of_writing_goes_beyond_the_session_s_bytes(ground: Ground, environ: dict[str, str], form: str) -> None:
-    tool, arguments = holes.WRITE_FORMS[form]
-    written = 0
-    with sides.in_process(ground.root, limited(session_bytes=40), environ=environ) as side:
-        for number in range(30):
-            said = side.call(tool, **arguments("made.txt" if "append" in form else f"made{number}.txt"))
-            if said.is_error:
-                break
-            written += said.data["written"]
-        assert "session_mb" in said.text, said
-        # Nor can what is used up be had by editing.
-        assert "session_mb" in side.call("edit_file", path="notes.txt", old="plain", new="p" * 40).text
-    assert written <= 40
-    made = sum(path.stat().st_size for path in ground.root.glob("made*"))
-    assert made <= 40
-
-
-@pytest.mark.req("FRG-10")
-def test_one_large_write_is_refused_before_anything_is_written(ground: Ground, environ: dict[str, str]) -> None:
-    before = holes.seen(ground.root)
-    with sides.in_process(ground.root, limited(session_bytes=100, file_size=50), environ=environ) as side:
-        assert side.call("write_file", path="made", content="x" * 101).is_error
-        assert side.call("write_file", path="notes.txt", content="x" * 101, mode="append").is_error
-        assert side.call("edit_file", path="notes.txt", old="plain", new="x" * 101).is_error
-        assert side.call("write_file", path="made", content="x" * 60).is_error
-    assert holes.seen(ground.root) == before
-
-
-@pytest.mark.req("FRG-10")
-@pytest.mark.parametrize("tool", ["run_shell_safe", "run_tests", "run_lint", "project_diff"])
-def test_what_runs_ends_at_its_time(ground: Ground, environ: dict[str, str], tool: str) -> None:
-    """Each of them would take a minute, by code of the project's own."""
-    root, sleep = ground.root, "import time\ntime.sleep(60)\n"
-    (root / "test_ok.py").write_text(f"def test_it():\n    {sleep.replace(chr(10), '; ').rstrip('; ')}\n")
-    (root / "slow.py").write_text(f"{sleep}def plugin(version): ...\n")
-    (root / "mypy.ini").write_text("[mypy]\nplugins = ./slow.py\n")
-    calls = {**CALLS, "run_shell_safe": {"command": "sleep 60"}, "run_lint": {"tools": ["mypy"]}}
-    if tool == "project_diff":
-        holes.git(root, "config", "filter.slow.clean", "sleep 60; cat")
-        (root / ".gitattributes").write_text("notes.txt filter=slow\n")
-        (root / "notes.txt").write_text("changed\n")
-    seconds = {**PLAIN.limits.seconds, tool: 2.0}
-    with sides.in_process(root, limited(seconds=seconds), environ=environ) as side:
-        side.call("stat_file", path=".")
-        began = time.monotonic()
-        said = side.call(tool, **calls[tool])
-        took = time.monotonic() - began
-    assert "2 s" in said.text or "2 seconds" in said.text, said
-    assert took < 20, f"{took:.1f} s"
-
-
-@pytest.mark.req("FRG-10")
-def test_commands_of_a_session_end_when_its_seconds_are_used_up(ground: Ground, environ: dict[str, str]) -> None:
-    with sides.in_process(ground.root, limited(session_seconds=0.5), environ=environ) as side:
-        side.sh("sleep 60")
-        for tool in ("run_shell_safe", "run_tests", "run_lint", "project_diff"):
-            said = side.call(tool, **CALLS[tool])
-            assert said.is_error
-            assert "session_seconds" in said.text, said
-        assert not side.call("read_file", path="notes.txt").is_error
 
 
 # ---- roots
@@ -396,7 +305,7 @@ def test_temporary_names_cannot_be_foretold(ground: Ground, environ: dict[str, s
 
             def look() -> None:
                 while not stop:
-                    seen.update(os.listdir(watch))
+                    seen.update(os.listdir(watch))  # noqa: PTH208 - by descriptor
 
             looking = threading.Thread(target=look)
             looking.start()
