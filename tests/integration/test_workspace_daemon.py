@@ -148,13 +148,55 @@ def test_a_settings_file_that_nobody_trusts_only_narrows(
     assert (left / "name.txt").read_text() == "left\n"
 
 
+def test_a_project_s_settings_hold_for_an_agent_in_a_folder_of_it(
+    daemon: StartDaemon, folders: tuple[Path, Path]
+) -> None:
+    left = folders[0]
+    for folder in (".toolcrib", "sub"):
+        (left / folder).mkdir()
+    (left / "sub" / ".env").write_text("SECRET=1")
+    settings = left / ".toolcrib" / "workspace.yml"
+    settings.write_text("read_only: true\nhidden: [.env]\ntools: {stat_file: off}\n")
+    running = daemon()
+    token = Owner(running).add("sub", profile="developer", workdir=str(left / "sub"))
+    with Member(running, "sub", token, "modern") as agent:
+        assert "workspace_stat_file" not in workspace_tools(agent)
+        assert "hidden" in refusal(agent.call("workspace_read_file", path=".env"))
+        assert refusal(agent.call("workspace_write_file", path="a", content="x"))
+        settings.write_text("tools: {list_dir: off}\n")
+        wait_for(lambda: "workspace_stat_file" in workspace_tools(agent), "the list to follow the settings", 10)
+        assert "workspace_list_dir" not in workspace_tools(agent)
+    assert [path.name for path in (left / "sub").iterdir()] == [".env"]
+
+
+def test_a_folder_that_became_a_link_is_nobody_s(daemon: StartDaemon, folders: tuple[Path, Path]) -> None:
+    """One agent's shell cannot choose where another agent works."""
+    left, right = folders
+    inner = left / "inner"
+    inner.mkdir()
+    running = daemon()
+    owner = Owner(running)
+    outer_token = owner.add("outer", profile="developer", workdir=str(left))
+    inner_token = owner.add("inner", profile="developer", workdir=str(inner))
+    with (
+        Member(running, "outer", outer_token, "modern") as outer,
+        Member(running, "inner", inner_token, "modern") as one,
+    ):
+        assert not refusal(one.call("workspace_list_dir"))
+        swap = f"mv inner old && ln -s {right} inner"
+        assert data(outer.call("workspace_run_shell_safe", command=swap))["exit_code"] == 0
+        assert "is a link now" in refusal(one.call("workspace_read_file", path="name.txt"))
+        assert refusal(one.call("workspace_write_file", path="planted", content="x"))
+    assert [path.name for path in right.iterdir()] == ["name.txt"]
+
+
 def test_a_folder_that_holds_the_person_s_own_files_has_no_workspace(daemon: StartDaemon, toolcrib_home: Home) -> None:
     running = daemon()
     token = Owner(running).add("wide", profile="developer", workdir=str(toolcrib_home.user))
     (toolcrib_home.user / ".ssh").mkdir()
     with Member(running, "wide", token, "modern") as agent:
         assert workspace_tools(agent) == set()
-        assert refusal(agent.call("workspace_list_dir"))
+        assert "home" in refusal(agent.call("workspace_list_dir"))
 
 
 def test_the_person_can_do_without_them(daemon: StartDaemon) -> None:

@@ -40,6 +40,12 @@ class Slow:
     def tools_in(self, project: Project) -> tuple[bytes, ...]:
         return self.tools
 
+    def outdated(self, project: Project) -> bool:
+        return False
+
+    def absence(self, project: Project) -> str:
+        return ""
+
     def target(self, project: Project, caller: Caller) -> Target:
         return _Asked(self, project)
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from toolcrib.config.model import Severity
 from toolcrib.config.trust import trust_digest
 from toolcrib.workspace.ci import in_ci
+from toolcrib.workspace.confined.folder import Folder, Spot
 from toolcrib.workspace.serving.main import HELP
 from toolcrib.workspace.settings.example import EXAMPLE
 from toolcrib.workspace.settings.keys import LIMITS, LIMITS_KEYS, SECONDS_KEYS, TOP_KEYS, flat
@@ -188,8 +189,52 @@ def test_of_two_files_the_first_is_read_and_the_other_named(place: Place) -> Non
 @pytest.mark.req("FRG-12")
 def test_every_file_that_would_be_read_is_told_so_that_changes_are_seen(place: Place) -> None:
     told = settings_files(place.root, place.environ)
-    assert {place.file, place.user_file} <= set(told)
-    assert len(told) == 6
+    above = place.root.parent / ".toolcrib" / "workspace.yml"
+    assert {place.file, place.user_file, above} <= set(told)
+    assert place.base / ".toolcrib" / "workspace.yml" not in told, "the home is no project"
+
+
+# A folder within a project
+
+
+@pytest.mark.req("FRG-9")
+def test_a_project_s_prohibitions_hold_in_every_folder_of_it(place: Place) -> None:
+    place.file.write_text("read_only: true\nhidden: [.env*, sub/keys, other]\ntools: {run_tests: off}\n")
+    inner = place.root / "sub" / "deeper"
+    (inner / ".toolcrib").mkdir(parents=True)
+    (inner / ".toolcrib" / "workspace.yml").write_text("read_only: false\nhidden: [own/a, b]\n")
+    loaded = load_settings(inner, environ=place.environ)
+    assert loaded.settings.read_only
+    assert "run_tests" in loaded.settings.off
+    folder = Folder(inner, hidden=loaded.settings.hidden, above=loaded.settings.above)
+    shown = {
+        path for path in ("x", ".env", "a/.env.local", "own/a", "own/b", "c/b", "a") if folder.readable(spot(path))
+    }
+    assert shown == {"x", "a"}
+    keys = place.root / "sub" / "keys"
+    keys.mkdir()
+    found = load_settings(keys, environ=place.environ).settings
+    assert not Folder(keys, hidden=found.hidden, above=found.above).readable(spot("any"))
+
+
+@pytest.mark.parametrize("name", ["a[b]c", "star*", "!bang", "{x,y}", "back\\slash"])
+def test_a_folder_s_odd_name_is_no_pattern(place: Place, name: str) -> None:
+    place.file.write_text("hidden: [seen]\n")
+    inner = place.root / name
+    (inner / ".toolcrib").mkdir(parents=True)
+    (inner / ".toolcrib" / "workspace.yml").write_text("hidden: [in/here]\n")
+    found = load_settings(inner, environ=place.environ).settings
+    folder = Folder(inner, hidden=found.hidden, above=found.above)
+    assert [folder.readable(spot(path)) for path in ("in/here", "in/there", "seen", "abc")] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def spot(path: str) -> Spot:
+    return Spot(tuple(path.split("/")))
 
 
 # What is wrong
@@ -501,7 +546,7 @@ def test_a_key_that_the_file_can_say_can_be_told_apart(one: Settings) -> None:
     """`flat`, which effects and origins stand on, forgets no key."""
     told = flat(one)
     for field in dataclasses.fields(Settings):
-        if field.name not in ("limits", "broken", "off"):
+        if field.name not in ("limits", "broken", "off", "above"):
             assert field.name in told
     assert {f"limits.{word}" for word in LIMITS} | {f"limits.seconds.{name}" for name in TOOL_NAMES} <= told.keys()
     assert {name for name in TOOL_NAMES if told[f"tools.{name}"] == "off"} == one.off

@@ -48,6 +48,12 @@ class CommandServer:
     def tools_in(self, project: Project) -> tuple[bytes, ...]:
         return self.tools
 
+    def outdated(self, project: Project) -> bool:
+        return False
+
+    def absence(self, project: Project) -> str:
+        return ""
+
     def target(self, project: Project, caller: Caller) -> _Asked:
         return _Asked(self, project, caller)
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 from toolcrib.errors import StoreError
 
 
 def private_folder(folder: Path) -> None:
-    """Makes it, or takes others' rights away from one that is there."""
+    """Makes it, or takes others' rights away from one that is there. One that others own, or lead to, is not taken."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_mode & 0o077:
-            folder.chmod(0o700)
+        link = folder.lstat()
+        # What was looked at is what is changed, whatever is put in its place meanwhile.
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            there = os.fstat(descriptor)
+            owners = {there.st_uid, link.st_uid} if stat.S_ISLNK(link.st_mode) else {there.st_uid}
+            if owners == {os.geteuid()} and there.st_mode & 0o077:
+                os.fchmod(descriptor, 0o700)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise unusable(error, folder) from error
+    if owners != {os.geteuid()}:
+        raise StoreError(
+            f"{folder} belongs to another user, who could read or change what is kept there.",
+            remedy="Run it as that user, or name another folder: TOOLCRIB_HOME.",
+        )
 
 
 def unusable(error: OSError, place: Path) -> StoreError:

@@ -38,6 +38,14 @@ class Builtin(Protocol):
 
     def tools_in(self, project: Project) -> tuple[bytes, ...]: ...
 
+    def outdated(self, project: Project) -> bool:
+        """Whether `tools_in` would say something else by now. Asked on every look at the catalog."""
+        ...
+
+    def absence(self, project: Project) -> str:
+        """Why there are no tools in this project, if there are none."""
+        ...
+
     def target(self, project: Project, caller: Caller) -> Target: ...
 
     async def refresh(self, crib: Crib) -> None:
@@ -78,6 +86,8 @@ class Project:
     @property
     def catalog(self) -> Catalog:
         """The catalog as the servers have it now; made when it is asked for, after a change."""
+        if any(builtin.outdated(self) for builtin in self._builtins.values()):
+            self.changed()
         if self._catalog is None:
             listings = {
                 name: self._shown(name, server.tools)
@@ -134,12 +144,17 @@ class Project:
         server, colon, tool = name.partition(":")
         if colon:
             return server, tool
-        begins = [one for one in {**self.config.servers, **self.servers} if name.startswith(f"{slug(one)}_")]
+        begins = [
+            one for one in {**self.config.servers, **self.servers, **self._builtins} if name.startswith(f"{slug(one)}_")
+        ]
         longest = max(begins, key=len, default="")
         return longest, name.removeprefix(f"{slug(longest)}_") if longest else name
 
     def _explain(self, meant: str, unknown: UnknownTool) -> None:
         """Adds what the configuration says of the server."""
+        builtin = self._builtins.get(meant)
+        if builtin is not None and (why := builtin.absence(self)):
+            unknown.remedy = why
         config = self.config.servers.get(meant)
         if config is not None and not config.enabled:
             unknown.remedy = f"{meant} is switched off in {config.source}."

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 LINGER = 300.0
 """Seconds that a folder's workspace stays after its last use."""
+LOOK_AGAIN = 1.0
+"""Seconds after which the files of a project's settings are looked at again before its tools are listed."""
 MOST_SESSIONS = 4096
 """Conversations whose use is counted; beyond it the one that was quiet for the longest begins anew."""
 
@@ -62,6 +64,7 @@ class WorkspaceServer:
         self._crib: Crib | None = None
         self._trusted: frozenset[str] = frozenset()
         self._open: dict[Path, _Open] = {}
+        self._looked: dict[Path, float] = {}
         self._sessions: OrderedDict[tuple[str, str, str], Session] = OrderedDict()
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -85,6 +88,16 @@ class WorkspaceServer:
         except ToolcribError as error:
             log.info("no workspace tools in %s: %s", project.root, error.text())
             return ()
+
+    def absence(self, project: Project) -> str:
+        """Why a project has none of the tools; empty if it has them."""
+        if not self._home.home.config.settings.workspace:
+            return f"`workspace: false` in {self._home.paths.user_config} takes the workspace tools away."
+        try:
+            self._at(project.root)
+        except ToolcribError as error:
+            return error.text()
+        return ""
 
     def target(self, project: Project, caller: Caller) -> _Called:
         return _Called(self, Path(caller.permission.folder or project.root), caller)
@@ -140,7 +153,7 @@ class WorkspaceServer:
     def _at(self, root: Path) -> _Open:
         """The folder's workspace with the settings as they stand in its files now."""
         crib = self._home
-        stamp = tuple(map(_stamp, settings_files(root, crib.environ)))
+        stamp = self._stamp_of(root)
         opened = self._open.get(root)
         if opened is not None and (opened.stamp != stamp or not opened.workspace.folder.same()):
             self._let_go(root)
@@ -155,9 +168,28 @@ class WorkspaceServer:
                 unsafe_no_sandbox=self._unsafe,
                 unfit=(crib.paths.config_dir, crib.paths.state_dir, crib.paths.run_dir),
             )
+            if workspace.root != root:
+                # A caller's folder is known by its real path; whoever put a link there since then chose another one.
+                self._end(_Open(workspace, stamp))
+                raise WorkspaceError(
+                    f"{root} is a link now, or lies behind one, and no longer the folder it was.",
+                    remedy="A person has to put the folder back, or add the agent anew.",
+                )
             opened = self._open[root] = _Open(workspace, stamp)
         opened.used = self._clock()
         return opened
+
+    def outdated(self, project: Project) -> bool:
+        """Whether the project's list may no longer be what its settings say; looked at once a second at most."""
+        now = self._clock()
+        if now - self._looked.get(project.root, 0.0) < LOOK_AGAIN:
+            return False
+        self._looked[project.root] = now
+        opened = self._open.get(project.root)
+        return opened is not None and opened.stamp != self._stamp_of(project.root)
+
+    def _stamp_of(self, root: Path) -> Stamp:
+        return tuple(map(_stamp, settings_files(root, self._home.environ)))
 
     def _let_idle_go(self) -> None:
         now = self._clock()
@@ -167,6 +199,7 @@ class WorkspaceServer:
 
     def _let_go(self, root: Path, *, now: bool = False) -> None:
         opened = self._open.pop(root)
+        self._looked.pop(root, None)
         opened.over = True
         if now or not opened.users:
             self._end(opened)

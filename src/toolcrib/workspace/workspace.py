@@ -57,7 +57,7 @@ class Workspace:
         unfit: Sequence[Path] = (),
     ) -> None:
         self.settings = settings
-        self.folder = Folder(root, hidden=settings.hidden, unfit=unfit, home=home_of(environ))
+        self.folder = Folder(root, hidden=settings.hidden, above=settings.above, unfit=unfit, home=home_of(environ))
         self.root = self.folder.root
         self.unsafe = unsafe_no_sandbox
         self._environ = environ

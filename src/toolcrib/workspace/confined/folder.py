@@ -55,9 +55,15 @@ class Spot:
 
 class Folder:
     def __init__(
-        self, root: Path, *, hidden: Sequence[str] = (), unfit: Sequence[Path] = (), home: Path | None = None
+        self,
+        root: Path,
+        *,
+        hidden: Sequence[str] = (),
+        above: str = "",
+        unfit: Sequence[Path] = (),
+        home: Path | None = None,
     ) -> None:
-        """`hidden`: globs as in .gitignore, of whatever case. `unfit`: Toolcrib's own folders."""
+        """`hidden`: globs as in .gitignore, of whatever case, which start `above`. `unfit`: Toolcrib's own folders."""
         if not hasattr(os, "O_PATH") or not Path("/proc/self/fd").is_dir():
             raise WorkspaceError("The workspace needs Linux with /proc.", remedy="Use it there, or in a container.")
         self.given = Path(os.path.normpath(root.absolute()))
@@ -81,6 +87,7 @@ class Folder:
         self.writing = threading.Lock()
         """Held from reading a file to replacing it, so that no change is lost."""
         self._hidden = tuple(hidden)
+        self._above = tuple(above.split("/")) if above else ()
         self._is_hidden_below = functools.lru_cache(maxsize=1024)(self._hides)
 
     def close(self) -> None:
@@ -207,10 +214,11 @@ class Folder:
     def _is_hidden(self, real: Spot) -> bool:
         if not self._hidden or not real.parts:
             return False
-        return self._is_hidden_below(real.parts[:-1]) or self._matches(real.parts)
+        return self._is_hidden_below(real.parts[:-1]) or self._matches((*self._above, *real.parts))
 
     def _hides(self, folder: tuple[str, ...]) -> bool:
-        return any(self._matches(folder[:length]) for length in range(1, len(folder) + 1))
+        way = (*self._above, *folder)
+        return any(self._matches(way[:length]) for length in range(1, len(way) + 1))
 
     def _matches(self, parts: tuple[str, ...]) -> bool:
         return self._rules.verdict("/".join(parts).casefold(), is_folder=True) is not None

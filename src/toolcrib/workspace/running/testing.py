@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import shlex
+import stat
 from importlib import resources
 from typing import Annotated, Literal
 
@@ -160,9 +161,25 @@ def pytest_words(scene: Scene, given: RunTests) -> tuple[str, ...]:
 
 
 def _node(folder: Folder, path: str) -> str:
+    """Rules judge it as one path, so it must lead to where pytest goes, whoever reads it."""
     file, colons, test = path.partition("::")
     spot = folder.spot(file)
-    folder.status(spot)
+    status = folder.status(spot)
+    if "[" in file:
+        raise WorkspaceError(
+            f"{spot}: pytest would take what stands before the [ for the path.",
+            remedy="Name the folder above it, and choose with `select`.",
+        )
+    if colons and not stat.S_ISREG(status.st_mode):
+        raise WorkspaceError(
+            f"{spot} is no file, so no test in it can be named with `::`.", remedy="Name the file itself, not a link."
+        )
+    name, _, parameters = test.partition("[")
+    if "/" in name or ".." in parameters.split("/"):
+        raise WorkspaceError(
+            f"{test!r} is no test's name: behind `::` a / stands only in [ ], and no `..` by itself.",
+            remedy="Give it as pytest shows it: tests/test_a.py::TestB::test_c. `select` chooses by words.",
+        )
     return _argument(f"./{'/'.join(spot.parts)}{colons}{test}")
 
 

@@ -1,8 +1,9 @@
 """All files of settings → the `Settings` in force in one folder.
 
 In: a user's `workspace.yml`, a project's, or the one that a person named. Out: `Loaded`, always: what is wrong stands
-in its problems. A later file wins; one that nobody trusted only narrows. The daemon says what is trusted, the
-stand-alone server trusts only what it was told with `--config`.
+in its problems. A later file wins; one that nobody trusted only narrows. A folder within a project has the project's
+settings too, those of the outer folder first. The daemon says what is trusted, the stand-alone server trusts only what
+it was told with `--config`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +19,13 @@ from types import MappingProxyType
 
 from toolcrib.config.layers import IsTrusted, trust_nothing, warn_if_open, warn_of_others
 from toolcrib.config.model import Problem, Severity, Waiting
-from toolcrib.config.paths import PROJECT_FOLDER, WORKSPACE_NAMES, Paths, configs_in
+from toolcrib.config.paths import PROJECT_FOLDER, WORKSPACE_NAMES, Paths, configs_in, home_of
 from toolcrib.config.problems import Report, sorted_problems
 from toolcrib.config.read import Document, read_document
 from toolcrib.config.trust import digest_of, is_real
 from toolcrib.workspace.settings.keys import flat
 from toolcrib.workspace.settings.model import DEFAULTS, GitMode, Settings
-from toolcrib.workspace.settings.narrow import effects, narrow, over
+from toolcrib.workspace.settings.narrow import effects, narrow, over, starting_at
 from toolcrib.workspace.settings.read import said_by
 from toolcrib.workspace.settings.readable import Private, within
 
@@ -75,6 +77,8 @@ class Loaded:
 class _Source:
     file: SettingsFile
     document: Document
+    folder: Path | None = None
+    """Where its patterns start; None: at the root."""
 
 
 def load_settings(
@@ -88,10 +92,13 @@ def load_settings(
     private = Private.of_user(environ)
     settings, waiting = DEFAULTS, None
     origins: dict[str, str] = {}
-    sources = [*_user(Paths.of_user(environ)), *(_chosen(config) if config else _project(root, is_trusted))]
+    projects = list(_projects(root, private.home, is_trusted)) if config is None else list(_chosen(config))
+    sources = [*_user(Paths.of_user(environ)), *projects]
+    top = next((source.folder for source in projects if source.folder), _real(root))
     for source in sources:
         below = settings
-        wanted = over(below, said_by(source.document, private))
+        way = (source.folder or _real(root)).relative_to(top).parts
+        wanted = over(below, starting_at(way, said_by(source.document, private)))
         if source.file.standing is Standing.UNTRUSTED:
             settings = narrow(below, wanted)
             waiting = _waiting(source, effects(wanted, settings))
@@ -104,7 +111,10 @@ def load_settings(
     outside = tuple(folder for folder in settings.readable if not within(root, folder))
     problems = sorted_problems(problem for source in sources for problem in source.document.report.problems)
     return Loaded(
-        settings=_safe(dataclasses.replace(settings, readable=outside), problems),
+        settings=_safe(
+            dataclasses.replace(settings, readable=outside, above="/".join(_real(root).relative_to(top).parts)),
+            problems,
+        ),
         problems=problems,
         files=tuple(source.file for source in sources),
         origins=MappingProxyType(origins),
@@ -114,7 +124,8 @@ def load_settings(
 
 def settings_files(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Every file that would be read here if it were there."""
-    folders = (Paths.of_user(environ).config_dir, _project_folder(root))
+    projects = [folder / PROJECT_FOLDER for folder in _folders(root, home_of(environ))]
+    folders = (Paths.of_user(environ).config_dir, *projects)
     return tuple(folder / name for folder in folders for name in WORKSPACE_NAMES)
 
 
@@ -132,22 +143,41 @@ def _chosen(config: Path) -> Iterator[_Source]:
     yield _Source(file=SettingsFile(path=path, standing=Standing.CHOSEN), document=document)
 
 
-def _project(root: Path, is_trusted: IsTrusted) -> Iterator[_Source]:
-    found = configs_in(_project_folder(root), WORKSPACE_NAMES)
-    for path in found[:1]:
-        document = read_document(path) if is_real(path) else _without(path, "a link")
-        if document is None:
-            # Gone since it was listed.
-            continue
-        warn_of_others(found[1:], document)
-        trusted = is_trusted(path, digest_of(path, document.content))
-        standing = Standing.TRUSTED if trusted else Standing.UNTRUSTED
-        yield _Source(file=SettingsFile(path=path, standing=standing), document=document)
+def _projects(root: Path, home: Path, is_trusted: IsTrusted) -> Iterator[_Source]:
+    for folder in _folders(root, home):
+        found = configs_in(folder / PROJECT_FOLDER, WORKSPACE_NAMES)
+        for path in found[:1]:
+            document = read_document(path) if is_real(path) else _without(path, "a link")
+            if document is None:
+                # Gone since it was listed.
+                continue
+            warn_of_others(found[1:], document)
+            trusted = is_trusted(path, digest_of(path, document.content))
+            standing = Standing.TRUSTED if trusted else Standing.UNTRUSTED
+            yield _Source(file=SettingsFile(path=path, standing=standing), document=document, folder=folder)
 
 
-def _project_folder(root: Path) -> Path:
-    """By its real absolute path, which is what trust is bound to."""
-    return Path(os.path.realpath(root)) / PROJECT_FOLDER
+def _folders(root: Path, home: Path) -> tuple[Path, ...]:
+    """The root and the folders it lies in, the outermost first: as far up as they are one person's."""
+    here = _real(root)
+    folders = [here]
+    for folder in here.parents[:-1]:
+        if folder == home or _is_everybodys(folder):
+            break
+        folders.append(folder)
+    return tuple(reversed(folders))
+
+
+def _is_everybodys(folder: Path) -> bool:
+    try:
+        return bool(folder.stat().st_mode & stat.S_IWOTH)
+    except OSError:
+        return True
+
+
+def _real(root: Path) -> Path:
+    """Absolute and without links, which is what trust is bound to."""
+    return Path(os.path.realpath(root))
 
 
 def _without(path: Path, found: str) -> Document:

@@ -90,7 +90,9 @@ class Settings:
     readable: tuple[Path, ...] = ()
     """Folders outside that commands may read."""
     hidden: tuple[str, ...] = ()
-    """Patterns of files that no tool shows, finds, reads or writes."""
+    """Patterns of files that no tool shows, finds, reads or writes; they start at `above`."""
+    above: str = ""
+    """The way down to the root from the folder of the outermost settings that hold there; empty: the same folder."""
     python: str | None = None
     """The interpreter for tests and linters; None: found by looking."""
     limits: Limits = Limits()

@@ -7,6 +7,7 @@ which is the meet of a lattice: its result is never wider than the first in any 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,22 @@ def over(below: Settings, said: Said) -> Settings:
             below.limits, **said.limits, seconds=MappingProxyType({**below.limits.seconds, **said.seconds})
         ),
     )
+
+
+def starting_at(way: tuple[str, ...], said: Said) -> Said:
+    """With patterns as they read from further up: a file's own start in the folder that it is for."""
+    if not way or not said.hidden:
+        return said
+    start = "/" + "/".join(_SPECIAL.sub(r"\\\g<0>", part) for part in way)
+    return dataclasses.replace(said, hidden=tuple(f"{start}{_anchored(pattern)}" for pattern in said.hidden))
+
+
+_SPECIAL = re.compile(r"[\\*?\[\]{}!#]")
+
+
+def _anchored(pattern: str) -> str:
+    has_place = "/" in pattern.removesuffix("/")
+    return f"/{pattern.removeprefix('/')}" if has_place else f"/**/{pattern}"
 
 
 def narrow(first: Settings, second: Settings) -> Settings:
