@@ -25,7 +25,7 @@ async def place(tmp_path: Path, bwrap: Path) -> AsyncIterator[Place]:
 
 async def test_a_line_and_a_list_are_run_and_told_apart(place: Place) -> None:
     line = await shell(place, "printf 'one\\ntwo\\n' | sort -r | tee sorted.txt; echo oops >&2; exit 7")
-    assert (line.exit_code, line.stdout, line.stderr, line.ending) == (7, "two\none\n", "oops\n", "Exit code 7")
+    assert (line.exit_code, line.stdout, line.stderr, line.ending) == (7, "two\none\n", "oops\n", "")
     assert (place.root / "sorted.txt").read_text() == "two\none\n"
     words = await shell(place, ["printf", "%s|", "a b", "$HOME", "*", ""])
     assert (words.exit_code, words.stdout) == (0, "a b|$HOME|*||")

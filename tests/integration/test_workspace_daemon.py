@@ -207,16 +207,18 @@ def test_the_person_can_do_without_them(daemon: StartDaemon) -> None:
 
 
 def test_code_that_runs_without_a_sandbox_is_written_down_before_it_runs(
-    daemon: StartDaemon, folders: tuple[Path, Path]
+    daemon: StartDaemon, cli: Cli, folders: tuple[Path, Path]
 ) -> None:
     running: Daemon = daemon(None, "--unsafe-no-sandbox")
     assert "WITHOUT A SANDBOX" in running.output.read_text()
+    assert "WITHOUT A SANDBOX" in cli("status").ok().err
     owner = Owner(running)
     token = owner.add("left", profile="developer", workdir=str(folders[0]))
     with Member(running, "left", token, "modern") as agent:
         ran = agent.call("workspace_run_shell_safe", command="echo ran")
         agent.call("workspace_read_file", path="name.txt")
-    assert "sandbox" in ran.result["content"][0]["text"].lower()
+    assert "NOT SANDBOXED" in ran.result["content"][0]["text"]
+    assert "NOT SANDBOXED" in ran.result["structuredContent"]["warning"]
     noted = [row for row in owner.book(agent="left") if row["outcome"] == "code run without a sandbox"]
     assert [json.loads(row["detail"]) if isinstance(row["detail"], str) else row["detail"] for row in noted] == [
         {"tool": "run_shell_safe", "folder": str(folders[0])}

@@ -63,7 +63,7 @@ async def worth_opening(scene: Scene, given: SearchText) -> set[str] | None:
         scene,
         understood(given.pattern, literal=given.literal, case=given.case),
         scene.folder.spot(given.path),
-        globs=[given.glob] if isinstance(given.glob, str) else given.glob or [],
+        globs=given.glob,
         ignored=Ignored.SHOWN if given.ignored else Ignored.LEFT_OUT,
         until=time.monotonic() + 60,
     )
@@ -206,7 +206,7 @@ async def test_every_file_that_fits_is_among_those_that_ripgrep_names(root: Path
                     limit=1000,
                     ignored=number % 7 == 0,
                     path="." if number % 5 else "src",
-                    glob=[None, None, None, "*.py", "src/**", ["*.txt", "*.md"]][number % 6],
+                    glob=[[], [], [], ["*.py"], ["src/**"], ["*.txt", "*.md"]][number % 6],
                 )
             data = await told(alone, given)
             assert not data.truncated
@@ -215,7 +215,7 @@ async def test_every_file_that_fits_is_among_those_that_ripgrep_names(root: Path
                 # A pattern that ripgrep does not take; the search goes on without it.
                 continue
             answered += 1
-            files = {match.path for match in data.matches if not match.escaped}
+            files = {file.path for file in data.files if not file.escaped}
             fitting += len(files)
             assert files - named == set(), f"{pattern!r} {given}"
     assert answered > 0.8 * len(PATTERNS)
@@ -249,7 +249,7 @@ async def test_a_search_that_takes_long_opens_only_what_ripgrep_names_and_finds_
     monkeypatch.setattr(searching, "PATIENCE", 0.0)
     async with sandboxed(root) as scene:
         data = await told(scene, SearchText(pattern="needle"))
-    assert [match.path for match in data.matches] == ["d07/f03", "d59/f19"]
+    assert [file.path for file in data.files] == ["d07/f03", "d59/f19"]
     assert opened == ["d00/f00", "d07/f03", "d59/f19"]
 
 
@@ -289,7 +289,7 @@ async def test_without_ripgrep_or_without_a_sandbox_the_search_goes_on_alone(
         )
         monkeypatch.setattr(sandbox, "refusal", WorkspaceError("no sandbox here"))
         assert await worth_opening(scene, SearchText(pattern="needle")) is None
-        assert len((await told(scene, SearchText(pattern="needle"))).matches) == 1
+        assert (await told(scene, SearchText(pattern="needle"))).matches == 1
         monkeypatch.undo()
 
 
@@ -315,8 +315,8 @@ async def test_ripgrep_tells_nothing_from_outside_while_names_are_swapped(
                 with contextlib.suppress(WorkspaceError):
                     assert not await worth_opening(scene, SearchText(pattern="canary", path=path))
                 with contextlib.suppress(WorkspaceError):
-                    for match in (await told(scene, SearchText(pattern="lies|canary", path=path))).matches:
-                        assert match.text == INSIDE.strip()
+                    for file in (await told(scene, SearchText(pattern="lies|canary", path=path))).files:
+                        assert file.lines == [f"1: {INSIDE.strip()}"]
     said = f"ripgrep: {tries} tries, {named} names, {race.swaps} swaps, 0 escapes"
     print(said)
     record_property("race", said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -29,19 +30,18 @@ async def place(tmp_path: Path, bwrap: Path) -> AsyncIterator[Place]:
 @pytest.mark.req("FRG-9")
 async def test_a_real_project_is_broken_and_mended(place: Place) -> None:
     assert (await run_pytest(place)).outcome == "passed"
-    place.write("src/sums/__init__.py", "def add(a: int, b: int) -> int:\n    return a - b\n")
+    # Of another length: within one second Python takes a file of the same length for unchanged.
+    place.write("src/sums/__init__.py", "def add(a: int, b: int) -> int:\n    return a - b - 0\n")
     broken = await run_pytest(place)
-    assert (broken.outcome, broken.failed, broken.passed, broken.collected) == ("failed", 1, 0, 1)
+    assert (broken.outcome, broken.failed, broken.passed, broken.collected) == ("failed", 1, 0, None)
     (failure,) = broken.failures
     assert (failure.id, failure.file, failure.line) == ("tests/test_sums.py::test_add", "tests/test_sums.py", 5)
-    assert "-1 == 5" in failure.message
+    assert failure.message == ""
+    assert "-1 == 5" in failure.traceback
     assert "add(2, 3)" in failure.traceback
-    # Of another length: within one second Python takes a file of the same length for unchanged.
     place.write("src/sums/__init__.py", "def add(a: int, b: int) -> int:\n    return sum((a, b))\n")
     mended = await run_pytest(place, last_failed=True)
     assert (mended.outcome, mended.passed) == ("passed", 1)
-    assert "-m pytest" in mended.command
-    assert mended.versions.startswith("pytest ")
 
 
 @pytest.mark.req("FRG-9")
@@ -94,12 +94,12 @@ def test_many(n): assert n
 async def test_every_outcome_is_counted(place: Place) -> None:
     place.write("tests/test_all.py", EVERYTHING)
     ran = await run_pytest(place, paths=["tests/test_all.py"])
-    counts = (ran.passed, ran.failed, ran.errors, ran.skipped, ran.xfailed, ran.xpassed, ran.warnings, ran.collected)
-    assert counts == (4, 1, 1, 1, 1, 1, 1, 9)
+    counts = (ran.passed, ran.failed, ran.errors, ran.skipped, ran.xfailed, ran.xpassed, ran.warnings)
+    assert counts == (4, 1, 1, 1, 1, 1, 1)
     bad, error = ran.failures
     assert (bad.kind, error.kind) == ("failed", "error")
     assert "some words" in bad.output
-    assert "in a fixture" in error.message
+    assert "in a fixture" in error.traceback
     assert place.heard[-1] == "9/9 tests done, 1 failed, 1 error"
 
 
@@ -110,6 +110,7 @@ async def test_tests_are_chosen_by_name_mark_node_and_number(place: Place) -> No
     assert (await run_pytest(place, paths=["tests/test_all.py::test_many[2]", "tests/test_sums.py"])).passed == 2
     stopped = await run_pytest(place, max_failures=1)
     assert stopped.failed + stopped.errors == 1
+    assert stopped.collected == 10
 
 
 async def test_arguments_that_look_like_options_are_none(place: Place) -> None:
@@ -137,7 +138,7 @@ async def test_a_file_that_cannot_be_collected_is_an_error_with_its_place(place:
     assert (ran.outcome, ran.errors) == ("interrupted", 1)
     (failure,) = ran.failures
     assert (failure.kind, failure.file) == ("error", "tests/test_broken.py")
-    assert "no_such_module" in failure.message
+    assert "no_such_module" in failure.traceback
 
 
 async def test_a_project_that_ends_the_process_has_not_passed(place: Place) -> None:
@@ -243,7 +244,7 @@ async def test_in_read_only_mode_tests_run_and_write_nothing(tmp_path: Path, bwr
         before = sorted(place.root.rglob("*"))
         ran = await run_pytest(place)
         assert (ran.passed, ran.failed) == (1, 1)
-        assert "Read-only file system" in ran.failures[0].message or "Permission denied" in ran.failures[0].message
+        assert "Read-only file system" in ran.failures[0].traceback or "Permission denied" in ran.failures[0].traceback
         assert sorted(place.root.rglob("*")) == before
 
 
@@ -252,25 +253,24 @@ async def test_in_read_only_mode_tests_run_and_write_nothing(tmp_path: Path, bwr
 
 async def test_a_python_without_pytest_is_told_with_what_was_tried(tmp_path: Path, bwrap: Path) -> None:
     async with place_in(make_project(tmp_path / "project"), python="tools/python") as place:
-        with pytest.raises(WorkspaceError, match="tools/python: cannot be run here") as caught:
+        with pytest.raises(WorkspaceError, match="there is no Python here") as caught:
             await run_pytest(place)
-        assert "pip install pytest" in (caught.value.remedy or "")
+        assert "A person must install pytest" in caught.value.remedy
         place.write("tools/python", "#!/bin/sh\nexec /usr/bin/env false\n").chmod(0o755)
-        with pytest.raises(WorkspaceError) as caught:
+        with pytest.raises(
+            WorkspaceError, match=r"none of these has it: tools/python \(cannot be run here\)"
+        ) as caught:
             await run_pytest(place)
-        assert "tools/python is there" in (caught.value.remedy or "")
+        assert "If tools/python leads out" in caught.value.remedy
 
 
 async def test_a_venv_of_the_project_is_found_again_when_it_changes(place: Place) -> None:
-    first = await run_pytest(place)
-    python = first.command.split(" -m pytest")[0]
-    link = place.root / ".venv" / "bin" / "python"
-    place.write(".venv/bin/python", f'#!/bin/sh\nexec {python} "$@"\n')
-    link.chmod(0o755)
+    assert (await run_pytest(place)).outcome == "passed"
+    used = place.root / "used"
+    place.write(".venv/bin/python", f'#!/bin/sh\ntouch {used}\nexec {sys.executable} "$@"\n').chmod(0o755)
     place.write(".venv/pyvenv.cfg", "home = /usr/bin\n")
-    second = await run_pytest(place)
-    assert second.outcome == "passed"
-    assert second.command.startswith(f"{link} -m pytest")
+    assert (await run_pytest(place)).outcome == "passed"
+    assert used.exists()
 
 
 @pytest.mark.req("FRG-9")

@@ -189,6 +189,29 @@ def test_a_folder_that_cannot_be_made_is_named_with_what_to_do(tmp_path: Path) -
     assert "TOOLCRIB_HOME" in caught.value.remedy
 
 
+def test_a_folder_of_ones_own_is_closed_to_others_also_behind_a_link_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir(mode=0o755)
+    (tmp_path / "run").symlink_to("own")
+    private_folder(tmp_path / "run")
+    assert mode(tmp_path / "own") == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("given_away", ["folder", "folder behind a link", "link"])
+def test_a_folder_that_another_user_owns_or_leads_to_is_not_taken(tmp_path: Path, given_away: str) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    there.chmod(0o777)
+    run = there if given_away == "folder" else tmp_path / "run"
+    if run is not there:
+        run.symlink_to("there")
+    os.chown(run if given_away == "link" else there, 12345, 12345, follow_symlinks=False)
+    with pytest.raises(StoreError, match="belongs to another user") as caught:
+        private_folder(run)
+    assert str(run) in caught.value.message
+    assert mode(there) == 0o777
+
+
 def test_an_error_without_a_file_names_the_place_it_happened_at(tmp_path: Path) -> None:
     assert unusable(OSError("odd"), tmp_path).message == f"{tmp_path} cannot be used: odd."
 

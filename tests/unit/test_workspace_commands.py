@@ -15,10 +15,11 @@ from parts.finished import finished
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.running.command import Gathered, Turn, how_it_ended, printed, real_folder
-from toolcrib.workspace.running.printed import LONGEST, MOST, PAUSE, Lines, clean, ends
+from toolcrib.workspace.running.printed import LONGEST, MOST, PAUSE, Lines, clean, collapsed, ends
 from toolcrib.workspace.running.shell import words
 from toolcrib.workspace.sandbox.model import Ending, Finished
 from toolcrib.workspace.tool import Scene
+from toolcrib.workspace.words import room_of
 
 pytestmark = pytest.mark.req("FRG-1")
 
@@ -71,6 +72,36 @@ def test_a_text_is_cut_in_the_middle_and_says_so(text: str, limit: int) -> None:
     else:
         assert "left out" in shown
         assert len(shown) <= limit + 60
+
+
+@given(st.lists(st.text("ab é\t", max_size=40), max_size=60), st.integers(min_value=100, max_value=2000))
+def test_output_is_cut_at_the_ends_of_lines_and_fits_as_json(lines: list[str], limit: int) -> None:
+    told = f"{chr(10).join(lines)}\n"
+    raw = told.encode()
+    out, _ = printed(finished(out=raw), limit)
+    if len(raw) <= limit:
+        assert out == collapsed(told)
+        return
+    assert room_of(out) <= limit + 50
+    head, cut, tail = out.partition("\n[… ")
+    if cut:
+        assert all(line in (*lines, "") or "repeated" in line for line in head.split("\n"))
+        assert all(line in (*lines, "") or "repeated" in line for line in tail.split("\n")[1:])
+
+
+def test_a_line_that_comes_again_and_again_is_told_once() -> None:
+    flood = b"fork: retry\n" * 5000
+    out, err = printed(finished(out=b"a\na\na\nb\n", err=b"first\n" + flood + b"last\n"), 1000)
+    assert out == "a\na\na\nb\n"
+    assert err == "first\nfork: retry\n[… repeated 4,999 times more …]\nlast\n"
+
+
+def test_of_very_much_output_the_beginning_and_the_end_are_told() -> None:
+    raw = b"".join(b"line %d\n" % number for number in range(200_000))
+    out, _ = printed(finished(out=raw), 1000)
+    assert out.startswith("line 0\nline 1\n")
+    assert out.endswith("line 199998\nline 199999\n")
+    assert "[… 2.3 MB left out …]" in out
 
 
 def test_both_streams_share_the_room_and_neither_starves() -> None:

@@ -6,6 +6,7 @@ import base64
 import codecs
 import dataclasses
 import errno
+import json
 import os
 import stat
 import time
@@ -113,17 +114,27 @@ def names(folder: Path) -> set[str]:
 def test_a_file_is_read_with_its_lines_and_line_ends(scene: Scene, root: Path):
     (root / "a.txt").write_bytes(b"one\ntwo\nthree")
     found = read(scene, "a.txt")
-    assert found == FileText(
-        path="a.txt", kind="text", size=13, text="one\ntwo\nthree", encoding="utf-8", newline="lf",
-        first_line=1, last_line=3, total_lines=3,
-    )  # fmt: skip
+    assert found == FileText(text="one\ntwo\nthree", newline="lf", total_lines=3)
     part = read_file(scene, ReadFile(path="a.txt", start_line=2, lines=1))
-    assert part.data == dataclasses_replace(found, text="two\n", first_line=2, last_line=2, next_line=3)
+    assert part.data == FileText(text="two\n", size=13, first_line=2, last_line=2, total_lines=3, next_line=3)
     assert part.text == "a.txt, lines 2-2 of 3 (go on with start_line: 3)\ntwo\n"
 
 
-def dataclasses_replace(struct: FileText, **changed: Any) -> FileText:
-    return msgspec.structs.replace(struct, **changed)
+def test_of_a_usual_file_nothing_is_said_but_its_text(scene: Scene, root: Path):
+    (root / "a.txt").write_bytes(b"one\ntwo\n")
+    assert json.loads(msgspec.json.encode(read(scene, "a.txt"))) == {"text": "one\ntwo\n", "total_lines": 2}
+    (root / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n")
+    told = json.loads(msgspec.json.encode(read(scene, "a.txt")))
+    assert told == {"text": "one\r\n", "bom": True, "newline": "crlf", "total_lines": 1}
+
+
+@any_folder
+@given(text=texts, most=st.integers(8, 60))
+def test_a_text_takes_up_no_more_room_than_there_is_in_json_too(tmp_path: Path, text: str, most: int):
+    (tmp_path / "a").write_text("x" + text, newline="")
+    with scene_in(tmp_path, read=most) as scene:
+        for piece in pieces(scene, "a", encoding="utf-8"):
+            assert len(msgspec.json.encode(piece.text)) <= most
 
 
 @pytest.mark.parametrize(
@@ -188,7 +199,7 @@ def test_a_byte_order_mark_names_the_encoding_and_lives_through_edit_and_write(
 ):
     (root / "a").write_bytes(raw)
     found = read(scene, "a")
-    assert (found.text, found.encoding, found.bom) == ("é\n", encoding, bom)
+    assert (found.text, found.encoding or "utf-8", found.bom) == ("é\n", encoding, bom)
     edit(scene, "a", "é", "è")
     assert (root / "a").read_bytes() == raw.replace("é".encode(encoding), "è".encode(encoding))
     write(scene, "a", "é\n")
@@ -223,9 +234,9 @@ def test_single_bytes_that_are_no_utf8_are_told_and_live_through_an_edit(scene: 
     (root / "a").write_bytes(raw)
     done = read_file(scene, ReadFile(path="a"))
     assert isinstance(done.data, FileText)
-    assert done.data.undecodable == 1
+    assert done.data.note.startswith("1 byte is no UTF-8")
     assert done.data.text == raw.decode(errors="replace")
-    assert "edit_file keeps them" in done.text
+    assert "edit_file keeps such bytes" in done.text
     edit(scene, "a", "another", "one more")
     assert (root / "a").read_bytes() == raw.replace(b"another", b"one more")
     with pytest.raises(WorkspaceError, match="not valid Unicode"):
@@ -248,7 +259,8 @@ def test_a_binary_file_is_said_as_such_and_given_as_base64_when_asked_for(
     (root / "a").write_bytes(raw)
     told = read(scene, "a")
     assert (told.kind, told.text, told.base64, told.size) == ("binary", None, None, len(raw))
-    assert what in (told.what or "")
+    assert what in told.note
+    assert 'encoding: "binary"' in told.note
     assert base64.b64decode(read(scene, "a", encoding="binary").base64 or "") == raw
     with pytest.raises(WorkspaceError, match=what):
         edit(scene, "a", "t", "u")
@@ -277,9 +289,9 @@ def test_a_text_that_does_not_fit_is_cut_at_a_line_and_says_how_to_go_on(tmp_pat
     (tmp_path / "a").write_text("".join(f"line {number}\n" for number in range(1, 1001)))
     with scene_in(tmp_path, read=100) as scene:
         first = read(scene, "a")
-        assert (first.truncated, first.last_line, first.next_line, first.total_lines) == (True, 13, 14, 1000)
+        assert (first.truncated, first.last_line, first.next_line, first.total_lines) == (True, 11, 12, 1000)
         assert first.text is not None
-        assert first.text.endswith("line 13\n")
+        assert first.text.endswith("line 11\n")
         assert "".join(piece.text or "" for piece in pieces(scene, "a")) == (tmp_path / "a").read_text()
 
 
@@ -357,11 +369,11 @@ def test_counting_through_a_huge_file_and_writing_end_when_time_is_up(scene: Sce
 
 def test_modes_of_writing(scene: Scene, root: Path):
     made = write(scene, "new/folders/a.txt", "one\n")
-    assert made == FileWritten(path="new/folders/a.txt", created=True, written=4, size=4)
+    assert made == FileWritten(path="new/folders/a.txt", created=True, written=4)
     with pytest.raises(WorkspaceError, match="exists already"):
         write(scene, "new/folders/a.txt", "two\n", mode=Mode.CREATE)
     added = write(scene, "new/folders/a.txt", "two\n", mode=Mode.APPEND)
-    assert added == FileWritten(path="new/folders/a.txt", created=False, written=4, size=8)
+    assert added == FileWritten(path="new/folders/a.txt", written=4, size=8)
     assert (root / "new/folders/a.txt").read_text() == "one\ntwo\n"
     write(scene, "new/folders/a.txt", "three")
     assert (root / "new/folders/a.txt").read_text() == "three"
@@ -562,9 +574,10 @@ def test_an_edit_tells_matches_lines_and_a_diff(scene: Scene, root: Path):
     (root / "a.py").write_text("".join(f"line {number}\n" for number in range(1, 21)))
     done = edit_file(scene, EditFile(path="a.py", old="line 10\n", new="line ten\nand a half\n"))
     assert done.data == FileEdited(
-        path="a.py", matches=1, first_line=10, lines_added=2, lines_removed=1, size=163,
+        path="a.py",
+        matches=1,
         diff="@@ -8,5 +8,6 @@\n line 8\n line 9\n-line 10\n+line ten\n+and a half\n line 11\n line 12\n",
-    )  # fmt: skip
+    )
     assert done.text.startswith("Edited a.py in 1 place.\n@@")
 
 
@@ -669,7 +682,7 @@ def test_the_diff_of_a_large_change_is_bounded_and_quick(scene: Scene, root: Pat
     begins = time.monotonic()
     done = edit(scene, "a", "x", "y", all=True)
     assert time.monotonic() - begins < 10
-    assert done.matches == done.lines_added == 200_000
+    assert done.matches == 200_000
     assert len(done.diff) < 5000
     (root / "b").write_text("x" * MB)
     assert len(edit(scene, "b", "x" * MB, "y").diff) < 5000
@@ -683,7 +696,7 @@ def test_stat_tells_kind_size_mode_time_and_what_may_be_written(scene: Scene, ro
     (root / "link").symlink_to("a")
     os.link(root / "a", root / "twin")
     assert status(scene, "a") == FileStatus(
-        path="a", kind="file", size=4, mode="0640", modified="2023-11-14T22:13:20+00:00", writable=False,
+        kind="file", size=4, mode="0640", modified="2023-11-14T22:13:20+00:00", writable=False,
         why_not="it has 2 names (hard links), of which others may lie outside",
     )  # fmt: skip
     (root / "twin").unlink()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
+import time
+import tracemalloc
 from pathlib import Path
 
 import hypothesis.strategies as some
@@ -13,7 +15,7 @@ from hypothesis import given
 
 from toolcrib.workspace.confined.folder import Folder
 from toolcrib.workspace.sandbox import git
-from toolcrib.workspace.sandbox.gitlinks import NotAnIndex, gitlinks
+from toolcrib.workspace.sandbox.gitlinks import NotAnIndex, TooMuch, gitlinks
 
 pytestmark = pytest.mark.req("FRG-9")
 
@@ -76,6 +78,46 @@ def test_paths_that_lead_out_are_passed_over(tmp_path: Path) -> None:
 def _entry(name: bytes) -> bytes:
     body = bytes(24) + struct.pack(">I", 0o160000) + bytes(12) + bytes(20) + struct.pack(">H", len(name)) + name
     return body + bytes(8 - len(body) % 8)
+
+
+def _packed(cut: bytes, name: bytes, mode: int = 0o160000) -> bytes:
+    """An entry of version 4: so many bytes less of the path before, and then this."""
+    return bytes(24) + struct.pack(">I", mode) + bytes(12) + bytes(20) + bytes(2) + cut + name + b"\0"
+
+
+HOSTILE = {
+    "a path that grows": (4, _packed(b"\0", b"a" * 4000) + _packed(b"\0", b"b") * 5000, 5001),
+    "a long path": (2, _entry(b"a" * 5000), 1),
+    "a path cut below nothing": (4, _packed(b"\5", b"a"), 1),
+    "an endless number": (4, _packed(b"\xff" * 100_000, b"a"), 1),
+    "many submodules": (2, _entry(b"a") * 300, 300),
+    "more entries than anybody has": (2, _entry(b"a"), 2**31),
+}
+
+
+@pytest.mark.parametrize(("version", "entries", "count"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_an_index_made_to_take_memory_or_time_is_refused(
+    tmp_path: Path, version: int, entries: bytes, count: int
+) -> None:
+    data = struct.pack(">4sII", b"DIRC", version, count) + entries
+    tracemalloc.start()
+    with pytest.raises(NotAnIndex):
+        gitlinks(data)
+    assert tracemalloc.get_traced_memory()[1] < 4 * 1024 * 1024
+    tracemalloc.stop()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/index").write_bytes(data)
+    folder = Folder(tmp_path)
+    with pytest.raises(NotAnIndex):
+        git.submodules(folder)
+    folder.close()
+
+
+def test_an_index_that_takes_too_long_is_refused() -> None:
+    data = struct.pack(">4sII", b"DIRC", 2, 3) + _entry(b"a") * 3
+    assert gitlinks(data, time.monotonic() + 60) == [b"a"] * 3
+    with pytest.raises(TooMuch, match="too long"):
+        gitlinks(data, time.monotonic() - 1)
 
 
 @given(data=some.binary(max_size=400))

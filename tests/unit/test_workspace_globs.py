@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.patterns.globs import MOST_ALTERNATIVES, Globs
-from toolcrib.workspace.patterns.ignores import Rules, Verdict
+from toolcrib.workspace.patterns import globs
+from toolcrib.workspace.patterns.globs import MOST_ALTERNATIVES, Globs, expression
+from toolcrib.workspace.patterns.ignores import MOST_BYTES, MOST_WEIGHT, Known, Rules, Verdict
 
 pytestmark = pytest.mark.req("FRG-1")
 
@@ -249,7 +250,6 @@ def test_rules_of_gitignore_decide_as_git_does(lines: list[str], ignored: list[s
 
 def test_a_gitignore_file_may_have_a_bom_and_lines_from_windows():
     rules = Rules.of_file(b"\xef\xbb\xbf*.log\r\n!keep.log\r\n")
-    assert rules is not None
     assert rules.verdict("a.log", is_folder=False) is Verdict.IGNORED
     assert rules.verdict("keep.log", is_folder=False) is Verdict.KEPT
     assert rules.verdict("a.txt", is_folder=False) is None
@@ -260,3 +260,40 @@ def test_a_gitignore_file_of_thousands_of_lines_decides_by_the_last_that_fits():
     assert rules.verdict("name8", is_folder=False) is Verdict.IGNORED
     assert rules.verdict("name7", is_folder=False) is Verdict.KEPT
     assert rules.verdict("other1499", is_folder=False) is Verdict.IGNORED
+
+
+def test_a_gitignore_file_counts_up_to_a_weight_and_never_with_half_a_line():
+    heavy = [f"{'*a' * 20}{n}" for n in range(5000)]
+    rules = Rules([*heavy, "last"])
+    assert 0 < rules.weight <= MOST_WEIGHT
+    assert not rules.is_whole
+    assert rules.verdict("last", is_folder=False) is None
+    cut = Rules.of_file(b"#" * (MOST_BYTES - 4) + b"\nabcdef")
+    assert not cut
+    assert not cut.is_whole
+    assert Rules.of_file(b"#" * (MOST_BYTES - 4) + b"\nabc").verdict("abc", is_folder=False) is Verdict.IGNORED
+
+
+def test_rules_that_were_not_asked_for_lately_are_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("toolcrib.workspace.patterns.ignores.MOST_KEPT", 3 * (2 + Rules(["a"]).weight))
+    known = Known()
+    first = known.of_file(b"a\n")
+    for name in (b"b\n", b"c\n"):
+        known.of_file(name)
+    assert known.of_file(b"a\n") is first
+    second = known.of_file(b"b\n")
+    known.of_file(b"d\n")
+    known.of_file(b"e\n")
+    assert known.of_file(b"b\n") is second
+    assert known.of_file(b"a\n") is not first
+
+
+def test_globs_are_bound_in_what_their_braces_stand_for(monkeypatch: pytest.MonkeyPatch):
+    heavy = "{a,b}" * 8 + "x" * 900
+    written: list[str] = []
+    monkeypatch.setattr(globs, "expression", lambda pattern: written.append(pattern) or expression(pattern))
+    assert Globs([heavy]).matches(["a" * 8 + "x" * 900])
+    of_one = len(written)
+    with pytest.raises(WorkspaceError, match="too large together"):
+        Globs([heavy] * 50)
+    assert len(written) < 8 * of_one

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.sandbox.placeholders import Placeholders
+from toolcrib.workspace.sandbox.placeholders import MARK, Placeholders
 
 pytestmark = pytest.mark.req("FRG-9")
 
@@ -82,9 +81,9 @@ def test_what_was_there_stays_even_if_empty(folder: Folder) -> None:
 def test_what_a_killed_one_left_is_removed(folder: Folder) -> None:
     killed = Placeholders(folder)
     killed.hold_folder(".git")
-    for _, descriptor, _ in killed._held:
+    for held_before in killed._held:
         # The end of a process lets go of its locks.
-        os.close(descriptor)
+        held_before.close()
     with Placeholders(folder) as held:
         held.hold_folder(".git")
     assert not (folder.root / ".git").exists()
@@ -100,6 +99,39 @@ def test_a_link_is_never_followed(folder: Folder, tmp_path_factory: pytest.TempP
                 attempt()
     assert not list(outside.iterdir())
     assert (folder.root / ".git").is_symlink()
+
+
+def test_a_link_on_the_way_is_never_followed_either(folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "b").mkdir()
+    (folder.root / "a").symlink_to(outside)
+    before = outside.stat(), (outside / "b").stat()
+    with Placeholders(folder) as held:
+        assert not held.may_be_one("a/b", None)
+        for attempt in (
+            lambda: held.hold_folder("a/b"),
+            lambda: held.hold_folder("a/c"),
+            lambda: held.hold_file("a/d"),
+        ):
+            with pytest.raises(WorkspaceError, match="cannot be kept"):
+                attempt()
+    assert [path.name for path in outside.iterdir()] == ["b"]
+    assert before == (outside.stat(), (outside / "b").stat())
+
+
+def test_a_folder_exchanged_for_a_link_meanwhile_is_still_the_one_that_is_tidied(
+    folder: Folder, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "b").mkdir()
+    (outside / "b").chmod(MARK | 0o755)
+    (folder.root / "a").mkdir()
+    with Placeholders(folder) as held:
+        held.hold_folder("a/b")
+        (folder.root / "a").rename(folder.root / "away")
+        (folder.root / "a").symlink_to(outside)
+    assert (outside / "b").is_dir()
+    assert not (folder.root / "away" / "b").exists()
 
 
 def test_something_else_in_its_place_is_an_error(folder: Folder) -> None:

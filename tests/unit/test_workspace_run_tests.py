@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -68,11 +69,57 @@ def test_a_folder_that_cannot_be_written_gets_no_cache(tmp_path: Path) -> None:
             assert ("no:cacheprovider" in pytest_words(scene, RunTests())) is read_only
 
 
+@pytest.fixture
+def judged(tmp_path: Path) -> Iterator[Scene]:
+    for name in ("src/test_s.py", "other/test_x.py", "other[x/a"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "src" / "link.py").symlink_to("../other/test_x.py")
+    with scene_in(tmp_path) as scene:
+        yield scene
+
+
+@pytest.mark.req("FRG-9")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "other/test_x.py::/../../src/test_s.py",
+        "other::/../src",
+        "other/test_x.py::a::/../../src/b",
+        "other/test_x.py::a[/../../src/b]",
+        "other/test_x.py::a/b[c]",
+        "other[x/../src/test_s.py",
+        "src/link.py::test_x",
+        "other::test_x",
+    ],
+)
+def test_no_test_is_named_so_that_a_rule_takes_it_for_another_place(judged: Scene, path: str) -> None:
+    with pytest.raises(WorkspaceError):
+        pytest_words(judged, RunTests(paths=[path]))
+
+
+@pytest.mark.req("FRG-9")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(test=st.text(alphabet="a/.[]:", max_size=16))
+def test_whatever_stands_behind_a_file_a_path_stays_in_its_folder(judged: Scene, test: str) -> None:
+    path = f"other/test_x.py::{test}"
+    try:
+        pytest_words(judged, RunTests(paths=[path]))
+    except WorkspaceError:
+        return
+    assert os.path.normpath(path).startswith("other/test_x.py::")
+
+
+def test_parameters_of_a_test_may_hold_a_path(judged: Scene) -> None:
+    path = "src/test_s.py::TestA::test_b[a/b-../c]"
+    assert pytest_words(judged, RunTests(paths=[path]))[-1] == f"./{path}"
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.text(max_size=30), select=st.text(max_size=30), marker=st.text(max_size=30))
 def test_no_text_of_a_model_becomes_a_word_of_its_own(scene: Scene, path: str, select: str, marker: str) -> None:
     try:
-        said = pytest_words(scene, RunTests(paths=[f"tests::{path}"], select=select, marker=marker))
+        said = pytest_words(scene, RunTests(paths=[f"tests/test_a.py::{path}"], select=select, marker=marker))
     except WorkspaceError:
         return
     ours = 3 + bool(select) + bool(marker)
@@ -89,7 +136,6 @@ def lines_of(*rows: object) -> bytes:
 
 FAILURE = {"is": "failure", "category": "failed", "id": "t.py::a", "file": "t.py", "line": 3, "message": "no"}
 SAMPLE = lines_of(
-    {"is": "begin", "pytest": "9.2.0", "python": "3.11.7"},
     {"is": "collected", "total": 2, "deselected": 1},
     {"is": "start", "id": "t.py::a"},
     {"is": "outcome", "category": "failed"},
@@ -105,7 +151,7 @@ SAMPLE = lines_of(
 def state_of(tally: Tally) -> tuple[object, ...]:
     return (
         dict(tally.counts), [msgspec.structs.asdict(one) for one in tally.failures], dict(tally.running),
-        tally.total, tally.deselected, tally.warnings, tally.code, tally.done, tally.versions,
+        tally.total, tally.deselected, tally.warnings, tally.code, tally.done,
     )  # fmt: skip
 
 
@@ -130,11 +176,7 @@ HOSTILE = st.one_of(
         max_leaves=5,
     ).map(lambda value: msgspec.json.encode(value) if not isinstance(value, bytes) else value),
     st.fixed_dictionaries(
-        {
-            "is": st.sampled_from(
-                ["begin", "collected", "start", "finish", "outcome", "failure", "internal", "end", "x"]
-            )
-        },
+        {"is": st.sampled_from(["collected", "start", "finish", "outcome", "failure", "internal", "end", "x"])},
         optional={
             name: st.integers() | st.text(max_size=5) | st.none()
             for name in (
@@ -229,8 +271,8 @@ def test_the_plugin_tells_nothing_from_a_forked_child() -> None:
 @pytest.mark.parametrize(
     ("how", "said", "outcome", "says"),
     [
-        (finished(code=0), lines_of({"is": "end", "code": 0, "warnings": 0}), "passed", "passed"),
-        (finished(code=1), SAMPLE, "failed", "failed"),
+        (finished(code=0), lines_of({"is": "end", "code": 0, "warnings": 0}), "passed", ""),
+        (finished(code=1), SAMPLE, "failed", ""),
         (finished(code=5), lines_of({"is": "end", "code": 5, "warnings": 0}), "no_tests", "No test"),
         (
             finished(code=4, err=b"no such option"),
@@ -249,7 +291,7 @@ def test_the_end_of_a_run_is_told_as_what_it_was(
 ) -> None:
     tally = Tally()
     tally.take(said)
-    ran = judge(how, tally, Turn(scene, "run_tests"), "pytest")
+    ran = judge(how, tally, Turn(scene, "run_tests"))
     assert (ran.outcome, says in ran.ending) == (outcome, True)
     assert told(ran, 10_000).startswith(outcome.replace("_", " ").upper())
 
@@ -260,10 +302,40 @@ def test_failures_share_the_room_of_a_result(tmp_path: Path) -> None:
     for number in range(100):
         tally.take(lines_of({"is": "outcome", "category": "failed"}, {**one, "id": str(number)}))
     with scene_in(tmp_path, output=10_000) as scene:
-        ran = judge(finished(code=1), tally, Turn(scene, "run_tests"), "pytest")
+        ran = judge(finished(code=1), tally, Turn(scene, "run_tests"))
     assert [bool(one.traceback) for one in ran.failures][:4] == [True, True, False, False]
     assert len(ran.failures) + ran.more_failures == 100
     assert len(told(ran, 10_000)) < 10_100
+    assert len(msgspec.json.encode(ran)) < 10_500
+
+
+def test_of_a_run_only_what_happened_is_told(scene: Scene) -> None:
+    tally = Tally()
+    tally.take(
+        lines_of(
+            {"is": "collected", "total": 1, "deselected": 0},
+            {"is": "outcome", "category": "failed"},
+            {**FAILURE, "message": "assert 1 == 2\n + where", "trace": "t.py:3: in a\nE   assert 1 == 2\nE    + where"},
+            {"is": "finish", "id": "t.py::a"},
+            {"is": "end", "code": 1, "warnings": 1},
+        )
+    )
+    ran = judge(finished(code=1), tally, Turn(scene, "run_tests"))
+    assert json.loads(msgspec.json.encode(ran)) == {
+        "outcome": "failed",
+        "failed": 1,
+        "warnings": 1,
+        "seconds": 1.5,
+        "failures": [
+            {
+                "id": "t.py::a",
+                "file": "t.py",
+                "line": 3,
+                "traceback": "t.py:3: in a\nE   assert 1 == 2\nE    + where",
+            }
+        ],
+    }
+    assert told(ran, 10_000).startswith("FAILED: 1 failed, 1 warning in 1.5 s.\n")
 
 
 def test_files_of_failures_are_named_from_the_root(scene: Scene) -> None:
@@ -271,7 +343,7 @@ def test_files_of_failures_are_named_from_the_root(scene: Scene) -> None:
     tally.take(
         lines_of({**FAILURE, "file": f"{scene.folder.root}/tests/test_a.py"}, {**FAILURE, "file": "/usr/lib/x.py"})
     )
-    ran = judge(finished(code=1), tally, Turn(scene, "run_tests"), "pytest")
+    ran = judge(finished(code=1), tally, Turn(scene, "run_tests"))
     assert [one.file for one in ran.failures] == ["tests/test_a.py", "/usr/lib/x.py"]
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +14,10 @@ import hypothesis.strategies as some
 import pytest
 from hypothesis import given
 
+from toolcrib.workspace.confined.folder import Folder
 from toolcrib.workspace.sandbox import Captured, bwrap, cgroup, landlock, output, places
+from toolcrib.workspace.sandbox.limits import Guard, usage
+from toolcrib.workspace.sandbox.model import Ending
 from toolcrib.workspace.settings.model import DEFAULTS, GitMode, Limits
 
 pytestmark = pytest.mark.req("FRG-9")
@@ -52,6 +59,106 @@ def test_a_cut_text_shows_both_ends_and_says_what_is_missing(data: bytes, limit:
         assert text.startswith(data[:half].decode(errors="replace"))
         assert text.endswith(data[len(data) - half :].decode(errors="replace") if half else "]\n")
         assert f"[… {len(data) - 2 * half} bytes left out; all of it: the/file …]" in text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    with contextlib.closing(Folder(tmp_path)) as folder:
+        yield folder
+
+
+@pytest.mark.parametrize(
+    ("brought", "made"),
+    [
+        ([], "tool-1.log"),
+        (["tool-7.log", "other-41.log"], "tool-42.log"),
+        (["tool-999999.log"], "tool-1.log"),
+        (["tool-999999.log", "tool-1.log", "x-2.log"], "tool-3.log"),
+        (["tool-999999999.log", "tool-1000000000.log"], "tool-1.log"),
+        (["tool-٣.log", "tool-\udcff-9.log", "\n-4.log"], "tool-10.log"),
+    ],
+)
+def test_output_is_kept_whatever_names_a_repository_brings(
+    folder: Folder, tmp_path: Path, brought: list[str], made: str
+) -> None:
+    place = tmp_path / output.PLACE
+    place.mkdir(parents=True)
+    for name in brought:
+        (place / name).write_text("the repository's")
+    kept = output.Kept(folder, "tool", after=3)
+    for chunk in (b"ab", b"cd", b"ef"):
+        kept.take(chunk)
+    kept.close()
+    assert kept.path == f"{output.PLACE}/{made}"
+    assert (tmp_path / kept.path).read_bytes() == b"abcdef"
+    assert {(place / name).read_text() for name in brought} <= {"the repository's"}
+
+
+def test_output_that_cannot_be_kept_is_no_error(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody takes the name in between."""
+    monkeypatch.setattr(output, "_next_number", lambda _taken: 1)
+    (tmp_path / output.PLACE).mkdir(parents=True)
+    (tmp_path / output.PLACE / "tool-1.log").write_text("theirs")
+    kept = output.Kept(folder, "tool", after=1)
+    kept.take(b"abc")
+    kept.take(b"def")
+    kept.close()
+    assert kept.path is None
+    assert (tmp_path / output.PLACE / "tool-1.log").read_text() == "theirs"
+
+
+@contextlib.contextmanager
+def python(code: str) -> Iterator[int]:
+    """The pid of one that has said that it is done, and waits."""
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import mmap, os\n{code}\nprint(flush=True); os.read(0, 1)"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        yield process.pid
+
+
+MB = 1024 * 1024
+PRIVATE = "held = bytearray(os.urandom(1)) * (64 << 20)"
+TABLES = """
+held = mmap.mmap(-1, 16 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, mmap.PROT_READ)
+held.madvise(mmap.MADV_NOHUGEPAGE)
+for at in range(0, len(held), 2 << 20): held[at]
+"""
+SHARED = "held = mmap.mmap(-1, 32 << 20); held.write(bytes(len(held)))"
+FORKS = """
+told, tell = os.pipe()
+for _ in range(4):
+    if not os.fork(): held[:]; os.write(tell, b"."); os.read(0, 1); os._exit(0)
+for _ in range(4): os.read(told, 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "taken"),
+    [("", 0), (PRIVATE, 64 * MB), (TABLES, 32 * MB), (SHARED, 32 * MB)],
+    ids=["nothing", "private", "tables", "shared"],
+)
+def test_the_watcher_counts_whatever_memory_a_process_takes(code: str, taken: int) -> None:
+    room = 24 * MB
+    with python(code) as pid:
+        for limit, ending in ((taken + room, None), (taken, Ending.MEMORY)):
+            assert Guard(replace(DEFAULTS.limits, memory=limit), pid, None).passed() is ending
+
+
+def test_memory_that_processes_share_is_counted_once() -> None:
+    with python(SHARED + FORKS) as pid:
+        used = usage(pid, most=100)
+        assert used.threads == 5
+        assert sum(used.shared.values()) >= 5 * 32 * MB
+        limit = used.memory + 40 * MB
+        assert Guard(replace(DEFAULTS.limits, memory=limit), pid, None).passed() is None
+        limit = used.memory + 30 * MB
+        assert Guard(replace(DEFAULTS.limits, memory=limit), pid, None).passed() is Ending.MEMORY
 
 
 MOUNTS_1 = (
@@ -161,7 +268,7 @@ def test_toolchains_never_hold_the_home_itself(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / ".cargo/credentials.toml").write_text("secret")
     settings = replace(DEFAULTS, readable=(tmp_path / "extra",))
-    found = places.toolchains(settings, {"HOME": str(tmp_path)})
+    found = places.toolchains(settings, {"HOME": str(tmp_path)}, tmp_path / "root")
     assert {tmp_path / ".pyenv/versions", tmp_path / ".cargo/bin", tmp_path / "extra"} <= set(found)
     assert not any((tmp_path / ".ssh").is_relative_to(place) for place in found)
     assert not any((tmp_path / ".cargo/credentials.toml").is_relative_to(place) for place in found)

@@ -194,6 +194,63 @@ def test_wrong_arguments_are_named_with_what_would_be_right(
     assert caught.value.remedy == ("list_dir takes: path (string, required), depth (integer), kinds (list of strings).")
 
 
+@pytest.mark.req("FRG-1")
+@pytest.mark.parametrize(
+    ("name", "given_arguments", "told"),
+    [
+        ("read_file", {"file_path": "x"}, "read_file has no argument 'file_path'. Did you mean 'path'?"),
+        ("edit_file", {"path": "x", "old_string": "a"}, "edit_file has no argument 'old_string'. Did you mean 'old'?"),
+        (
+            "edit_file",
+            {"path": "x", "old": "a", "new": "b", "more": [{"old": "a", "new_string": "b"}]},
+            "edit_file has no argument 'more[0].new_string'. Did you mean 'new'?",
+        ),
+        ("find_files", {"pattern": "*.py"}, "find_files has no argument 'pattern'. Did you mean 'glob'?"),
+        ("write_file", {"path": "x", "text": "y"}, "write_file has no argument 'text'. Did you mean 'content'?"),
+        ("run_shell_safe", {"cmd": "ls"}, "run_shell_safe has no argument 'cmd'. Did you mean 'command'?"),
+        ("run_tests", {"path": "x"}, "run_tests has no argument 'path'. Did you mean 'paths'?"),
+    ],
+)
+def test_words_of_other_tools_are_known(name: str, given_arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(WorkspaceError) as caught:
+        arguments.decode(BY_NAME[name], given_arguments)
+    assert caught.value.message == told
+
+
+@pytest.mark.req("FRG-1")
+def test_every_word_of_other_tools_leads_to_an_argument_of_some_tool() -> None:
+    known = {name for tool in TOOLS for name in schema_of(tool.parameters, Of.ARGUMENTS)["properties"]}
+    assert {meant for words in arguments._ELSEWHERE.values() for meant in words} <= known
+
+
+@pytest.mark.req("FRG-1")
+def test_a_linter_that_is_not_known_is_answered_with_those_that_are() -> None:
+    with pytest.raises(WorkspaceError, match="flake8") as caught:
+        arguments.decode(BY_NAME["run_lint"], {"tools": ["flake8"]})
+    assert "'mypy', 'ruff'" in caught.value.remedy
+
+
+@pytest.mark.req("FRG-1")
+@pytest.mark.parametrize("as_bytes", [True, False], ids=["bytes", "mapping"])
+def test_one_word_for_a_list_and_a_number_in_quotes_are_taken(as_bytes: bool) -> None:
+    def taken(name: str, **given_arguments: Any) -> Any:
+        return arguments.decode(BY_NAME[name], json.dumps(given_arguments).encode() if as_bytes else given_arguments)
+
+    assert taken("find_files", glob="*.py", limit="3") == taken("find_files", glob=["*.py"], limit=3)
+    assert taken("run_tests", paths="a", seconds="1.5") == taken("run_tests", paths=["a"], seconds=1.5)
+    assert taken("run_lint", tools="ruff") == taken("run_lint", tools=["ruff"])
+    more = [{"old": "a", "new": "3", "expected": 2}]
+    quoted = [{"old": "a", "new": "3", "expected": "2"}]
+    assert taken("edit_file", path="a", old="1", new="2", more=quoted) == taken(
+        "edit_file", path="a", old="1", new="2", more=more
+    )
+    for wrong in ({"path": "x", "depth": "three"}, {"path": "x", "depth": "1.5"}, {"path": "x", "ignored": "true"}):
+        with pytest.raises(WorkspaceError, match="is wrong"):
+            taken("list_dir", **wrong)
+    with pytest.raises(WorkspaceError, match=">= 1"):
+        taken("read_file", path="x", lines="0")
+
+
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[" * 100_000, b"[]", b"null"])
 def test_what_is_no_object_is_refused_in_words(raw: bytes) -> None:
     with pytest.raises(WorkspaceError, match="list_dir"):
@@ -309,6 +366,21 @@ async def test_every_result_fits_the_schema_that_was_promised(start: Start, tmp_
         assert not result["isError"], (name, given_arguments, text(result))
         assert text(result)
         jsonschema_rs.validate(promised[name], result["structuredContent"])
+
+
+@pytest.mark.req("FRG-1")
+async def test_a_path_that_is_not_there_is_answered_with_where_such_a_name_is(start: Start, tmp_path: Path) -> None:
+    for name in ("tests/test_sums.py", "src/deep/sums.py", "build/only.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".gitignore").write_text("build/\n")
+    bench = start()
+    for tool in ("read_file", "stat_file"):
+        assert text(await bench.call(tool, path="test_sums.py")).endswith("Did you mean tests/test_sums.py?")
+    assert text(await bench.call("read_file", path="lib/sums.py")).endswith("Did you mean src/deep/sums.py?")
+    told = text(await bench.call("edit_file", path="sums.py", old="a", new="b"))
+    assert told.endswith("Did you mean src/deep/sums.py?")
+    assert "only.py?" not in text(await bench.call("read_file", path="only.py"))
 
 
 @pytest.mark.req("FRG-1")
@@ -536,6 +608,38 @@ async def test_what_runs_without_a_sandbox_is_told_in_the_result_and_in_the_log(
         result = await start(run, unsafe=True, runs=Runs.CODE).call(path="rm -rf x")
     assert text(result) == f"{workspace.UNSAFE}\ndone"
     assert 'unsandboxed: list_dir {"path":"rm -rf x"' in caplog.text
+
+
+@pytest.mark.req("FRG-9")
+async def test_without_a_sandbox_no_tool_that_runs_code_is_called_harmless(start: Start) -> None:
+    """git alone runs what a repository's settings say."""
+    hints = {found["name"]: found["annotations"] for found in map(json.loads, start(unsafe=True).workspace.tools)}
+    assert {name for name, hint in hints.items() if hint["readOnlyHint"]} == {
+        "read_file", "list_dir", "stat_file", "find_files", "search_text", "project_structure"
+    }  # fmt: skip
+    assert hints["project_diff"]["destructiveHint"]
+    sandboxed = {found["name"]: found["annotations"] for found in map(json.loads, start().workspace.tools)}
+    assert sandboxed["project_diff"]["readOnlyHint"]
+
+
+@pytest.mark.req("FRG-9")
+async def test_read_only_without_a_sandbox_runs_no_code(start: Start, sandbox: FakeSandbox) -> None:
+    ran: list[int] = []
+
+    async def run(_scene: Scene, _given: Any) -> Done:
+        ran.append(1)
+        return Done(Sought(path=""), "done")
+
+    read_only = dataclasses.replace(DEFAULTS, read_only=True)
+    bench = start(settings=read_only, unsafe=True)
+    code = {"run_tests", "run_lint", "project_diff", "run_shell_safe"}
+    assert not code & {json.loads(tool)["name"] for tool in bench.workspace.tools}
+    assert "without a sandbox nothing keeps it so" in str(bench.workspace.why_not("project_diff"))
+    result = await start(run, settings=read_only, unsafe=True, runs=Runs.CODE).call()
+    assert result["isError"]
+    assert not ran
+    assert not (await start(run, settings=read_only, runs=Runs.CODE).call())["isError"]
+    assert ran
 
 
 async def test_closing_ends_the_sandbox(start: Start, sandbox: FakeSandbox) -> None:

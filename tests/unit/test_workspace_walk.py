@@ -22,6 +22,7 @@ from toolcrib.workspace.looking.look import DirListed, FilesFound, FindFiles, Li
 from toolcrib.workspace.looking.search import SearchText, TextFound, search_text
 from toolcrib.workspace.looking.structure import ProjectStructure, Structure, project_structure
 from toolcrib.workspace.looking.walk import DEEPEST, Entry, Ignored, Kind, Stop, Walk
+from toolcrib.workspace.patterns.ignores import Known, Rules, Verdict
 
 pytestmark = pytest.mark.req("FRG-9")
 
@@ -204,8 +205,84 @@ def test_a_walk_ends_when_its_time_is_up(folder: Folder, root: Path):
     for n in range(2000):
         (root / f"f{n}").touch()
     late = Walk(folder, Spot(), until=time.monotonic() - 1)
-    assert 0 < len(list(late)) < 1000
+    assert list(late) == []
     assert late.stops == [Stop.TIME]
+
+
+@pytest.mark.req("FRG-10")
+@pytest.mark.parametrize("content", ["kept", "*"])
+def test_the_clock_is_looked_at_between_two_entries_and_two_folders(
+    folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch, content: str
+):
+    """Also where .gitignore leaves out every one of them, and none is shown."""
+    lay(root, *(f"f{n:03}" for n in range(200)), *(f"g{n:03}/f" for n in range(20)))
+    (root / ".gitignore").write_text(f"{content}\n")
+    judged: list[str] = []
+    verdict = Rules.verdict
+
+    def slow(rules: Rules, path: str, *, is_folder: bool) -> Verdict | None:
+        judged.append(path)
+        return verdict(rules, path, is_folder=is_folder)
+
+    monkeypatch.setattr(Rules, "verdict", slow)
+    monkeypatch.setattr("toolcrib.workspace.looking.walk.time.monotonic", lambda: float(len(judged)))
+    late = Walk(folder, Spot(), until=2.5)
+    assert len(list(late)) <= 3
+    assert len(judged) == 3
+    assert late.left_out <= 3
+    assert late.stops == [Stop.TIME]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The .gitignore files whose patterns were compiled since."""
+    found: list[bytes] = []
+    of_file = Rules.of_file
+
+    def counted(content: bytes) -> Rules:
+        found.append(content)
+        return of_file(content)
+
+    monkeypatch.setattr(Rules, "of_file", counted)
+    monkeypatch.setattr(walking, "_known", Known())
+    return found
+
+
+def test_rules_are_read_only_while_there_is_time(
+    folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[bytes]
+):
+    for n in range(20):
+        lay(root, f"d{n:02}/f")
+        (root / f"d{n:02}/.gitignore").write_text(f"x{n}\n")
+    monkeypatch.setattr("toolcrib.workspace.looking.walk.time.monotonic", lambda: float(len(compiled)))
+    late = Walk(folder, Spot(), until=2.5)
+    list(late)
+    assert len(compiled) == 3
+    assert late.stops == [Stop.TIME]
+
+
+def test_the_same_rules_are_made_once_and_heavy_ones_not_without_end(
+    folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[bytes]
+):
+    for n in range(6):
+        lay(root, f"d{n}/seen", f"d{n}/ignored")
+        (root / f"d{n}/.gitignore").write_text("ignored\n")
+    assert [path for path in seen(folder) if path.endswith("/ignored")] == []
+    assert len(compiled) == 1
+    # Enough for three of them.
+    monkeypatch.setattr(walking, "MOST_RULES", 3 * Rules(["ignored"]).weight)
+    cut = walk(folder)
+    shown = ["/".join(entry.parts) for entry in cut]
+    assert [path for path in shown if path.endswith("/ignored")] == ["d3/ignored", "d4/ignored", "d5/ignored"]
+    assert cut.stops == [Stop.RULES]
+
+
+def test_a_gitignore_that_is_too_large_is_told(folder: Folder, root: Path):
+    lay(root, "a", "b")
+    (root / ".gitignore").write_text("a\n" + "*a" * 20 * 20_000)
+    cut = walk(folder)
+    assert [entry.name for entry in cut] == [".gitignore", "b"]
+    assert cut.stops == [Stop.RULES]
 
 
 def test_a_walk_ends_at_its_most_entries(folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch):

@@ -65,8 +65,7 @@ def up(
         else:
             say(f"Toolcrib runs: {daemon['endpoint']} (pid {daemon['pid']})")
             hint(f"Its token is in {daemon['token_file']}.")
-            if unsafe_no_sandbox:
-                hint("WARNING: the workspace's commands run WITHOUT A SANDBOX: what an agent runs, it runs as you.")
+            _tell_of_the_sandbox(daemon)
             tell_faults(daemon)
             if daemon.get("workspace"):
                 hint("Tools for this folder are there already: `toolcrib tools workspace`.")
@@ -152,6 +151,7 @@ def status(*, as_json: AsJson = False) -> int:
     )
     for name, value in rows:
         say(f"{name + ':':<12}{value}")
+    _tell_of_the_sandbox(found)
     _tell_of_the_book(found)
     if found.get("servers"):
         # A project that nobody works in yet is not opened for a look: the table is then the home's.
@@ -160,6 +160,11 @@ def status(*, as_json: AsJson = False) -> int:
         server_table(found["servers"])
     tell_faults(found)
     return 0
+
+
+def _tell_of_the_sandbox(found: dict[str, Any]) -> None:
+    if found.get("unsafe_no_sandbox"):
+        hint("WARNING: the workspace's commands run WITHOUT A SANDBOX: what an agent runs, it runs as you.")
 
 
 def _tell_of_the_book(found: dict[str, Any]) -> None:

@@ -67,6 +67,7 @@ class Daemon:
             "log": str(self._paths.log),
             "started_at": self._started_at,
             "uptime": time.time() - self._started_at,
+            "unsafe_no_sandbox": self._flags.unsafe_no_sandbox,
         }
 
     def stop(self) -> None:

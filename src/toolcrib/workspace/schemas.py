@@ -71,10 +71,6 @@ def _about(schema: dict[str, Any]) -> dict[str, Any]:
 def _union(choices: list[dict[str, Any]], parts: dict[str, Any], of: Of) -> dict[str, Any]:
     kinds = [_lean(choice, parts, of) for choice in choices if choice.get("type") != "null"]
     may_be_null = len(kinds) < len(choices) and of is Of.RESULT
-    lists = [kind for kind in kinds if kind.get("items") in kinds]
-    if of is Of.ARGUMENTS and len(kinds) == 2 and lists:
-        # A tool that takes one or several: a list is asked for, since some providers refuse unions; one is taken too.
-        return lists[0]
     if len(kinds) > 1:
         return {"anyOf": [*kinds, {"type": "null"}] if may_be_null else kinds}
     (kind,) = kinds

@@ -21,7 +21,7 @@ TOOLS: tuple[Tool, ...] = (
     Tool(
         name="read_file",
         title="Read a file",
-        description="Read a text file, or a part of it. Binary files come as base64.",
+        description="Read a text file, or a part of it.",
         parameters=files.ReadFile,
         result=files.FileText,
         do=files.read_file,
@@ -107,7 +107,10 @@ TOOLS: tuple[Tool, ...] = (
     Tool(
         name="run_shell_safe",
         title="Run a command",
-        description="Run a command in a sandbox: it sees this folder and the system's programs, nothing else.",
+        description=(
+            "Run a command in a sandbox: it sees this folder and the system's programs, nothing else. Unless "
+            "configured, there is no network, and .git is read-only."
+        ),
         parameters=shell.RunShellSafe,
         result=shell.ShellRan,
         do=shell.run_shell_safe,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import difflib
 import inspect
 import logging
@@ -25,6 +26,7 @@ from toolcrib.errors import ToolcribError, WorkspaceError
 from toolcrib.workspace.arguments import decode
 from toolcrib.workspace.ci import in_ci
 from toolcrib.workspace.confined.folder import Folder
+from toolcrib.workspace.looking.elsewhere import is_about_a_missing_path, with_places
 from toolcrib.workspace.sandbox import Sandbox
 from toolcrib.workspace.session import Session
 from toolcrib.workspace.settings.model import KB, SHELL_TOOLS, WRITING_TOOLS, Settings
@@ -62,7 +64,8 @@ class Workspace:
         self.unsafe = unsafe_no_sandbox
         self._environ = environ
         self._ci = in_ci(environ) if settings.forbid_shell_in_ci else ""
-        self.tools = tuple(definition(tool, settings) for tool in TOOLS if self.why_not(tool.name) is None)
+        offered = (tool for tool in TOOLS if self.why_not(tool.name) is None)
+        self.tools = tuple(definition(self._as_it_is(tool), settings) for tool in offered)
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="workspace")
         self._at_work: set[asyncio.Future[Done]] = set()
         """Also what was given up and has not ended yet."""
@@ -98,6 +101,13 @@ class Workspace:
         tool = BY_NAME.get(name)
         return tool is not None and tool.runs is Runs.CODE
 
+    def _as_it_is(self, tool: Tool) -> Tool:
+        """Without a sandbox whatever runs code may change anything: a repository can have git start its programs."""
+        if not self.unsafe or tool.runs is Runs.FILES:
+            return tool
+        said = f"{UNSAFE} {tool.description}"
+        return dataclasses.replace(tool, description=said, reads_only=False, destructive=True, idempotent=False)
+
     def why_not(self, name: str) -> WorkspaceError | None:
         """Why a tool is not offered here, and what would change that."""
         if name in self.settings.off:
@@ -109,6 +119,11 @@ class Workspace:
             return WorkspaceError(
                 f"{name} is not available: this workspace is read-only.",
                 remedy="Reading, searching, tests and linters work. A person can start it without read-only mode.",
+            )
+        if self.settings.read_only and self.unsafe and self.runs_code(name):
+            return WorkspaceError(
+                f"{name} is not available: this workspace is read-only, and without a sandbox nothing keeps it so.",
+                remedy="Reading and searching work. A person can start it without --unsafe-no-sandbox.",
             )
         if self._ci and name in SHELL_TOOLS:
             return WorkspaceError(
@@ -137,6 +152,8 @@ class Workspace:
                     told.close()
             return self._result(tool, done)
         except ToolcribError as error:
+            if is_about_a_missing_path(error):
+                error = await asyncio.to_thread(with_places, self.folder, error)
             return _failure(error.text())
         except Exception:
             log.exception("%s failed inside", name)
@@ -207,9 +224,12 @@ class Workspace:
             work.exception()
 
     def _result(self, tool: Tool, done: Done) -> bytes:
-        text = f"{UNSAFE}\n{done.text}" if self.unsafe and tool.runs is Runs.CODE else done.text
+        text, data = done.text, msgspec.to_builtins(done.data)
+        if self.unsafe and tool.runs is Runs.CODE:
+            # In both: some clients show a model only the one, some only the other.
+            text, data = f"{UNSAFE}\n{text}", {"warning": UNSAFE, **data}
         result = msgspec.json.encode(
-            {"content": [{"type": "text", "text": text}], "structuredContent": done.data, "isError": False}
+            {"content": [{"type": "text", "text": text}], "structuredContent": data, "isError": False}
         )
         limits = self.settings.limits
         most = 2 * _ESCAPED * max(limits.read, limits.output) + 256 * KB

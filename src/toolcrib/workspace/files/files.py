@@ -36,6 +36,7 @@ from toolcrib.workspace.files.text import (
     undecodable,
 )
 from toolcrib.workspace.tool import Done, Scene
+from toolcrib.workspace.words import count_words
 
 MOST_EDITED = 32 * 1024 * 1024
 """A larger file is not taken into memory whole."""
@@ -57,21 +58,21 @@ class ReadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class FileText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    path: str
-    kind: Literal["text", "binary"]
-    size: int
+    """What is usual is not said: UTF-8, without a byte order mark, lines that end with LF, all of the file."""
+
+    kind: Literal["text", "binary"] = "text"
     text: str | None = None
     base64: str | None = None
-    what: str | None = None
-    """Of a binary file: what it seems to be."""
-    encoding: str | None = None
+    note: str = ""
+    """What is not shown as it is, and how it can be read."""
+    encoding: str = ""
     bom: bool = False
-    newline: Literal["lf", "crlf", "cr", "mixed", "none"] | None = None
+    newline: Literal["lf", "crlf", "cr", "mixed", "none"] | None = "lf"
+    size: int | None = None
     first_line: int | None = None
     last_line: int | None = None
+    """Where only a part of the file is given."""
     total_lines: int | None = None
-    undecodable: int = 0
-    """Bytes that are no text and show as �."""
     truncated: bool = False
     """Less than was asked for."""
     next_line: int | None = None
@@ -102,11 +103,14 @@ class WriteFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     make_dirs: Annotated[bool, msgspec.Meta(description="Make folders on the way that are missing.")] = True
 
 
-class FileWritten(msgspec.Struct, frozen=True, kw_only=True):
+class FileWritten(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     path: str
-    created: bool
+    """Where it really lies, if a link led there."""
     written: int
-    size: int
+    """Bytes."""
+    created: bool = False
+    size: int | None = None
+    """Of the whole file, if there was something before."""
 
 
 class EditFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,11 +128,6 @@ class EditFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class FileEdited(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     matches: int
-    first_line: int
-    """The first that changed."""
-    lines_added: int
-    lines_removed: int
-    size: int
     diff: str
 
 
@@ -137,12 +136,11 @@ class StatFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    path: str
     kind: str
     size: int
     mode: str
     modified: str
-    writable: bool
+    writable: bool = True
     why_not: str = ""
     """Why it cannot be written."""
     target: str = ""
@@ -169,36 +167,32 @@ def read_file(scene: Scene, given: ReadFile) -> Done:
 
 def _read_text(scene: Scene, given: ReadFile, spot: Spot, form: Form, source: Source) -> Done:
     newline = source.newline()
-    most = scene.settings.limits.read
+    room = scene.settings.limits.read
+    most = min(room, given.length or room)
     if given.offset is None:
         found = read_lines(
-            source,
-            line_end=newline.end,
-            start=given.start_line,
-            count=given.lines,
-            most=min(most, given.length or most),
+            source, line_end=newline.end, start=given.start_line, count=given.lines, most=most, room=room
         )
     else:
-        found = read_from(source, offset=given.offset, most=min(most, given.length or most))
-    odd = undecodable(found.text)
+        found = read_from(source, offset=given.offset, most=most, room=room)
+    note = _odd_bytes(undecodable(found.text))
+    is_whole = found.total is not None and (found.first or 1, found.last or 0) == (1, found.total)
     data = FileText(
-        path=str(spot),
-        kind="text",
-        size=source.size,
+        size=None if is_whole else source.size,
         text=shown_text(found.text),
-        encoding=form.encoding,
+        encoding="" if form.encoding == "utf-8" else form.encoding,
         bom=form.mark != b"",
         # Of a file that begins with a very long line nothing is known.
         newline=None if newline is Newline.NONE and source.size > HEAD else newline.value,
-        first_line=found.first,
-        last_line=found.last,
+        first_line=None if is_whole else found.first,
+        last_line=None if is_whole else found.last,
         total_lines=found.total,
-        undecodable=odd,
+        note=note,
         truncated=found.cut,
         next_line=found.next_line,
         next_offset=found.next_offset,
     )
-    return Done(data, f"{spot}{_range(found)}{_odd_bytes(odd)}\n{data.text}")
+    return Done(data, f"{spot}{_range(found)}{f' ({note})' if note else ''}\n{data.text}")
 
 
 def _range(found: Slice) -> str:
@@ -214,7 +208,8 @@ def _range(found: Slice) -> str:
 def _odd_bytes(count: int) -> str:
     if not count:
         return ""
-    return f" ({count} bytes are no UTF-8 and show as \ufffd; edit_file keeps them; name the encoding to read them)"
+    odd = "1 byte is no UTF-8 and shows" if count == 1 else f"{count:,} bytes are no UTF-8 and show"
+    return f"{odd} as \ufffd; edit_file keeps such bytes; name the encoding to read them."
 
 
 def _read_binary(scene: Scene, given: ReadFile, spot: Spot, descriptor: int, size: int) -> Done:
@@ -227,7 +222,6 @@ def _read_binary(scene: Scene, given: ReadFile, spot: Spot, descriptor: int, siz
     ends = offset + len(data)
     more = ends if ends < size and data else None
     result = FileText(
-        path=str(spot),
         kind="binary",
         size=size,
         base64=base64.b64encode(data).decode(),
@@ -240,9 +234,9 @@ def _read_binary(scene: Scene, given: ReadFile, spot: Spot, descriptor: int, siz
 
 
 def _tell_binary(spot: Spot, head: bytes, size: int) -> Done:
-    what = describe(head)
-    text = f'{spot} is {what}, {size} bytes. encoding: "binary" gives base64; an encoding\'s name reads it as text.'
-    return Done(FileText(path=str(spot), kind="binary", size=size, what=what), text)
+    note = f'It is {describe(head)}. encoding: "binary" gives base64; an encoding\'s name reads it as text.'
+    data = FileText(kind="binary", size=size, note=note)
+    return Done(data, f"{spot}: {count_words(size, 'byte')}. {note}")
 
 
 def write_file(scene: Scene, given: WriteFile) -> Done:
@@ -261,9 +255,15 @@ def write_file(scene: Scene, given: WriteFile) -> Done:
             _append(there, data)
         else:
             put(there, data, existing=_EXISTING[given.mode])
-    result = FileWritten(path=str(there.real), created=there.before is None, written=len(data), size=kept + len(data))
+    result = FileWritten(
+        path=str(there.real),
+        created=there.before is None,
+        written=len(data),
+        size=kept + len(data) if kept else None,
+    )
     did = "Appended to" if kept else "Created" if result.created else "Overwrote"
-    return Done(result, f"{did} {result.path}: {len(data)} bytes written, {result.size} in all.")
+    in_all = f", {kept + len(data):,} in all" if kept else ""
+    return Done(result, f"{did} {result.path}: {count_words(len(data), 'byte')} written{in_all}.")
 
 
 def _content(given: WriteFile) -> bytes | str:
@@ -327,17 +327,8 @@ def edit_file(scene: Scene, given: EditFile) -> Done:
         scene.session.wrote(len(data))
         put(there, data, existing=Existing.REPLACED_IF_SAME)
     changed = diff(before, after)
-    result = FileEdited(
-        path=str(there.real),
-        matches=matches,
-        first_line=changed.first_line,
-        lines_added=changed.added,
-        lines_removed=changed.removed,
-        size=len(data),
-        diff=changed.text,
-    )
-    times = "1 place" if matches == 1 else f"{matches} places"
-    return Done(result, f"Edited {result.path} in {times}.\n{changed.text}")
+    result = FileEdited(path=str(there.real), matches=matches, diff=changed)
+    return Done(result, f"Edited {result.path} in {count_words(matches, 'place')}.\n{changed}")
 
 
 def stat_file(scene: Scene, given: StatFile) -> Done:
@@ -348,7 +339,6 @@ def stat_file(scene: Scene, given: StatFile) -> Done:
         leads = _target_of(folder, spot) if stat.S_ISLNK(there.st_mode) else ""
     why_not = _why_not_writable(scene, real, there)
     result = FileStatus(
-        path=str(spot),
         kind=kind_of(there.st_mode),
         size=there.st_size,
         mode=f"{stat.S_IMODE(there.st_mode):04o}",
@@ -359,9 +349,8 @@ def stat_file(scene: Scene, given: StatFile) -> Done:
     )
     to = f" to {leads}" if leads else ""
     said = "writable" if result.writable else f"not writable: {why_not}"
-    return Done(
-        result, f"{spot}: {result.kind}{to}, {result.size} bytes, mode {result.mode}, {result.modified}, {said}."
-    )
+    size = count_words(result.size, "byte")
+    return Done(result, f"{spot}: {result.kind}{to}, {size}, mode {result.mode}, {result.modified}, {said}.")
 
 
 def _target_of(folder: Folder, spot: Spot) -> str:

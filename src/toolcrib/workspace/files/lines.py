@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.files.text import Form, Newline, newline_of
+from toolcrib.workspace.words import fitting
 
 _CHUNK = 262_144
 CHEAP = 1_048_576
@@ -93,12 +94,12 @@ class Source:
             ) from error
 
 
-def read_lines(source: Source, *, line_end: str, start: int, count: int | None, most: int) -> Slice:
-    """Lines from `start` (the first is 1): as many as asked for, and as `most` bytes hold."""
+def read_lines(source: Source, *, line_end: str, start: int, count: int | None, most: int, room: int) -> Slice:
+    """Lines from `start` (the first is 1): as many as asked for, as `most` bytes hold, and as there is room for."""
     unused = _skip(source, line_end, start)
     begins = source.offset_of(unused)
     asked, rest = _take(source, unused, line_end, count, most)
-    text = _fitting(asked, most)
+    text = fitting(_fitting(asked, most), room)
     cut = len(text) < len(asked)
     if cut and line_end in text:
         text = text[: text.rindex(line_end) + 1]
@@ -117,13 +118,13 @@ def read_lines(source: Source, *, line_end: str, start: int, count: int | None, 
     return Slice(text=text, first=start, last=last, total=total, next_line=last + 1, cut=cut)
 
 
-def read_from(source: Source, *, offset: int, most: int) -> Slice:
-    """From a byte on, as `most` bytes hold; for lines that are too long to be given whole."""
+def read_from(source: Source, *, offset: int, most: int, room: int) -> Slice:
+    """From a byte on, as `most` bytes hold and there is room for; for lines that are too long to be given whole."""
     if offset > source.size:
         raise no_byte(offset, source.size)
     source.start(offset)
     asked, _ = _take(source, "", "\n", None, most)
-    text = _fitting(asked, most)
+    text = fitting(_fitting(asked, most), room)
     cut = len(text) < len(asked) or source.chunk() != ""
     ends = max(offset, source.first) + source.length_of(text)
     return Slice(text=text, next_offset=ends if cut else None, cut=cut)

@@ -133,36 +133,19 @@ def _split(text: str, end: str) -> Iterator[str]:
         yield text[place:]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Diff:
-    text: str
-    added: int
-    removed: int
-    first_line: int
-
-
-def diff(before: str, after: str) -> Diff:
+def diff(before: str, after: str) -> str:
     """The lines that differ, as a unified diff without the names of files; cut if it is long."""
     end = newline_of(before).end
     old, new = list(_split(before, end)), list(_split(after, end))
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
     tails = zip(reversed(old[same:]), reversed(new[same:]), strict=False)
     tail = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], tails))
-    top = max(same - _CONTEXT, 0)
-    a, b = old[top : len(old) - max(tail - _CONTEXT, 0)], new[top : len(new) - max(tail - _CONTEXT, 0)]
     removed, added = len(old) - same - tail, len(new) - same - tail
     if max(removed, added) > _MOST_COMPARED:
-        shown = f"@@ -{same + 1},{removed} +{same + 1},{added} @@\n(too many lines to show)\n"
-    else:
-        matcher = difflib.SequenceMatcher(None, a, b)
-        removed, added = _counts(matcher)
-        shown = _cut("".join(_hunks(matcher, a, b, top)))
-    return Diff(text=shown_text(shown), added=added, removed=removed, first_line=same + 1)
-
-
-def _counts(matcher: difflib.SequenceMatcher[str]) -> tuple[int, int]:
-    changed = [code[1:] for code in matcher.get_opcodes() if code[0] != "equal"]
-    return sum(i2 - i1 for i1, i2, _, _ in changed), sum(j2 - j1 for _, _, j1, j2 in changed)
+        return f"@@ -{same + 1},{removed} +{same + 1},{added} @@\n(too many lines to show)\n"
+    top = max(same - _CONTEXT, 0)
+    a, b = old[top : len(old) - max(tail - _CONTEXT, 0)], new[top : len(new) - max(tail - _CONTEXT, 0)]
+    return shown_text(_cut("".join(_hunks(difflib.SequenceMatcher(None, a, b), a, b, top))))
 
 
 def _hunks(matcher: difflib.SequenceMatcher[str], a: list[str], b: list[str], top: int) -> Iterator[str]:

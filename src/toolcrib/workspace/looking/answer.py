@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from toolcrib.workspace.tool import Scene
+from toolcrib.workspace.words import room_of
 
 if TYPE_CHECKING:
     from toolcrib.workspace.looking.walk import Walk
@@ -47,17 +48,9 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
-def size_words(size: int) -> str:
-    amount = float(size)
-    for unit in ("B", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} GB"
-
-
-def count_words(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def left_out(count: int, what: str) -> str:
+    """What .gitignore kept from being shown, for the first line of an answer."""
+    return f" ({count:,} ignored by .gitignore not {what}; ignored: true does)" if count else ""
 
 
 def incomplete(walk: Walk, advice: str) -> str:
@@ -68,7 +61,7 @@ def incomplete(walk: Walk, advice: str) -> str:
 
 
 class Tray:
-    """As many lines as an answer takes: up to a number of things, and up to a number of bytes."""
+    """As many lines as an answer takes: up to a number of things, and up to a number of bytes as JSON."""
 
     def __init__(self, things: int, size: int) -> None:
         self._things = things
@@ -76,9 +69,10 @@ class Tray:
         self.lines: list[str] = []
         self.is_full = False
 
-    def takes(self, *lines: str, beside: int = 0) -> bool:
-        """Adds what one thing takes, and `beside` bytes that its text does not show; nothing after what did not fit."""
-        needed = beside + sum(len(line.encode("utf-8", "replace")) + 1 for line in lines)
+    def takes(self, *lines: str) -> bool:
+        """Adds what one thing takes; nothing after what did not fit."""
+        # A line stands in a list: a comma comes with it.
+        needed = sum(room_of(line) + 1 for line in lines)
         self.is_full = self.is_full or self._things == 0 or needed > self._left
         if self.is_full:
             return False

@@ -31,8 +31,6 @@ class Binary(Exception):
 @dataclass(frozen=True, slots=True)
 class Line:
     number: int
-    column: int
-    """In characters, from 1."""
     text: str
     before: list[str]
     after: list[str]
@@ -120,8 +118,8 @@ def _lines(piece: _Piece, pattern: Pattern, context: int) -> Iterator[Line]:
         last = piece.stop if last < 0 else last
         number += data.count(b"\n", counted, first)
         counted = first
-        text, column = _shown(data[first:last], found.start() - first)
-        yield Line(number, column, text, _before(data, first, context), _after(data, last, context))
+        text = _shown(data[first:last], found.start() - first)
+        yield Line(number, text, _before(data, first, context), _after(data, last, context))
         at = last + 1
 
 
@@ -146,11 +144,10 @@ def _start(line: bytes) -> str:
     return text[:MOST_TEXT] + _CUT if len(text) > MOST_TEXT else text
 
 
-def _shown(line: bytes, at: int) -> tuple[str, int]:
-    """The line, or what stands around the match if it is long; and the match's column."""
-    column = len(line[:at].decode(errors="replace"))
+def _shown(line: bytes, at: int) -> str:
+    """The line, or what stands around the match if it is long."""
     if len(line) <= MOST_TEXT:
-        return line.decode(errors="replace").removesuffix("\r"), column + 1
+        return line.decode(errors="replace").removesuffix("\r")
     begin = max(0, at - _BEFORE_MATCH * 4)
     window = line[begin : at + MOST_TEXT * 4]
     text = window.decode(errors="replace").removesuffix("\r")
@@ -159,4 +156,4 @@ def _shown(line: bytes, at: int) -> tuple[str, int]:
     cut_before = begin + skip > 0
     kept = text[skip : skip + MOST_TEXT]
     cut_after = skip + MOST_TEXT < len(text) or at + MOST_TEXT * 4 < len(line)
-    return f"{_CUT if cut_before else ''}{kept}{_CUT if cut_after else ''}", column + 1
+    return f"{_CUT if cut_before else ''}{kept}{_CUT if cut_after else ''}"

@@ -15,19 +15,11 @@ from typing import Annotated
 
 import msgspec
 
-from toolcrib.workspace.looking.answer import (
-    Tray,
-    count_words,
-    incomplete,
-    is_utf8,
-    one_line,
-    shown,
-    size_words,
-    time_for,
-)
+from toolcrib.workspace.looking.answer import Tray, incomplete, is_utf8, left_out, one_line, shown, time_for
 from toolcrib.workspace.looking.walk import DEEPEST, Entry, Ignored, Kind, Walk
 from toolcrib.workspace.patterns.globs import Globs
 from toolcrib.workspace.tool import Done, Scene
+from toolcrib.workspace.words import count_words, size_words
 
 MOST_SHOWN = 1000
 MOST_PATTERNS = 50
@@ -44,17 +36,14 @@ class ListDir(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     limit: _Limit = 200
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    path: str
-    kind: Kind
-    size: int | None = None
-    """Of files."""
-    escaped: bool = False
-    """The name is not UTF-8: its odd bytes are written \\xNN, and tools cannot open it."""
-
-
 class DirListed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    entries: list[Listed]
+    files: dict[str, int] = {}
+    """With their sizes."""
+    folders: list[str] = []
+    links: list[str] = []
+    other: list[str] = []
+    escaped: list[str] = []
+    """Names among the above that are not UTF-8: odd bytes are written \\xNN, and tools cannot open them."""
     total: int
     """How many there are, shown or not."""
     ignored: int = 0
@@ -70,9 +59,11 @@ class Sort(enum.StrEnum):
 
 class FindFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     glob: Annotated[
-        str | Annotated[list[str], msgspec.Meta(min_length=1, max_length=MOST_PATTERNS)],
+        list[str],
         msgspec.Meta(
-            description="One or several, such as *.py (at any depth), src/**/test_*.py, {a,b}.txt; !x leaves out."
+            min_length=1,
+            max_length=MOST_PATTERNS,
+            description="Such as *.py (at any depth), src/**/test_*.py, {a,b}.txt; !x leaves out.",
         ),
     ]
     path: Annotated[str, msgspec.Meta(description="The folder to look in; globs begin there.")] = "."
@@ -81,17 +72,13 @@ class FindFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     limit: _Limit = 200
 
 
-class FoundFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    path: str
-    size: int
-    modified: str | None = None
-    """UTC, of the newest ones if these were asked for."""
-    escaped: bool = False
-
-
 class FilesFound(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    files: list[FoundFile]
+    files: list[str]
+    modified: list[str] = []
+    """UTC, of each file, where the newest were asked for."""
+    escaped: list[str] = []
     total: int
+    ignored: int = 0
     truncated: bool = False
     note: str = ""
 
@@ -105,28 +92,58 @@ def list_dir(scene: Scene, given: ListDir) -> Done:
         ignored=shown_ignored(given.ignored),
         until=time_for(scene, "list_dir"),
     )
-    tray = Tray(given.limit, scene.settings.limits.output)
-    entries: list[Listed] = []
+    found = _Listing(Tray(given.limit, scene.settings.limits.output))
     total = 0
     for entry in walk:
-        if globs is not None and not globs.matches(walk.way(entry)):
-            continue
-        total += 1
-        if not tray.is_full and (listed := _listed(entry)) is not None and tray.takes(_line(listed)):
-            entries.append(listed)
+        if globs is None or globs.matches(walk.way(entry)):
+            total += 1
+            found.add(entry)
+    unshown = total - len(found.tray.lines)
     data = DirListed(
-        entries=entries,
+        files=found.files,
+        folders=found.names[Kind.FOLDER],
+        links=found.names[Kind.LINK],
+        other=found.names[Kind.OTHER],
+        escaped=found.escaped,
         total=total,
         ignored=walk.left_out,
-        truncated=total > len(entries) or bool(walk.stops),
-        note=_note(walk, "Give a path further down, a glob, or a higher limit.", total - len(entries)),
+        truncated=unshown > 0 or bool(walk.stops),
+        note=_note(walk, "Give a path further down, a glob, or a higher limit.", unshown),
     )
     head = f"{one_line(given.path)}: {count_words(total, 'entry', 'entries')}"
-    return Done(data, _text(head, tray, data.note, walk.left_out))
+    return Done(data, _text(head, found.tray, data.note, walk.left_out))
+
+
+class _Listing:
+    """What a folder holds, as much as fits."""
+
+    def __init__(self, tray: Tray) -> None:
+        self.tray = tray
+        self.files: dict[str, int] = {}
+        self.names: dict[Kind, list[str]] = {kind: [] for kind in Kind}
+        self.escaped: list[str] = []
+
+    def add(self, entry: Entry) -> None:
+        if self.tray.is_full:
+            return
+        path = shown(entry.parts)
+        try:
+            size = entry.status().st_size if entry.kind is Kind.FILE else None
+        except OSError:
+            # Gone by now.
+            return
+        if not self.tray.takes(_line(path, entry.kind, size)):
+            return
+        if size is None:
+            self.names[entry.kind].append(path)
+        else:
+            self.files[path] = size
+        if not is_utf8("/".join(entry.parts)):
+            self.escaped.append(path)
 
 
 def find_files(scene: Scene, given: FindFiles) -> Done:
-    globs = Globs([given.glob] if isinstance(given.glob, str) else given.glob)
+    globs = Globs(given.glob)
     walk = Walk(
         scene.folder,
         scene.folder.spot(given.path),
@@ -135,17 +152,21 @@ def find_files(scene: Scene, given: FindFiles) -> Done:
     )
     fitting = _Fitting(walk, globs)
     tray = Tray(given.limit, scene.settings.limits.output)
-    files: list[FoundFile] = []
+    files: list[tuple[str, ...]] = []
+    modified: list[str] = []
     if given.sort is Sort.NEWEST:
-        newest = heapq.nsmallest(given.limit, fitting, key=lambda found: (-found[1].st_mtime_ns, found[0]))
-        files = [file for parts, status in newest if tray.takes(_found_line(file := _found(parts, status, given.sort)))]
+        for parts, status in heapq.nsmallest(given.limit, fitting, key=lambda one: (-one[1].st_mtime_ns, one[0])):
+            if tray.takes(f"{one_line(shown(parts))}  {(when := _when(status))}"):
+                files.append(parts)
+                modified.append(when)
     else:
-        for parts, status in fitting:
-            if not tray.is_full and tray.takes(_found_line(file := _found(parts, status, given.sort))):
-                files.append(file)
+        files += (parts for parts, _ in fitting if not tray.is_full and tray.takes(one_line(shown(parts))))
     data = FilesFound(
-        files=files,
+        files=[shown(parts) for parts in files],
+        modified=modified,
+        escaped=[shown(parts) for parts in files if not is_utf8("/".join(parts))],
         total=fitting.total,
+        ignored=walk.left_out,
         truncated=fitting.total > len(files) or bool(walk.stops),
         note=_note(walk, "Give a narrower glob, a path further down, or a higher limit.", fitting.total - len(files)),
     )
@@ -177,32 +198,16 @@ def shown_ignored(ignored: bool) -> Ignored:  # noqa: FBT001 - it is the word of
     return Ignored.SHOWN if ignored else Ignored.LEFT_OUT
 
 
-def _listed(entry: Entry) -> Listed | None:
-    """None if it is gone by now."""
-    try:
-        size = entry.status().st_size if entry.kind is Kind.FILE else None
-    except OSError:
-        return None
-    return Listed(path=shown(entry.parts), kind=entry.kind, size=size, escaped=not is_utf8("/".join(entry.parts)))
+def _line(path: str, kind: Kind, size: int | None) -> str:
+    path = one_line(path)
+    if size is not None:
+        return f"{path}  {size_words(size)}"
+    return f"{path}/" if kind is Kind.FOLDER else f"{path}  ({kind})"
 
 
-def _line(listed: Listed) -> str:
-    path = one_line(listed.path)
-    if listed.size is not None:
-        return f"{path}  {size_words(listed.size)}"
-    return f"{path}/" if listed.kind is Kind.FOLDER else f"{path}  ({listed.kind})"
-
-
-def _found(parts: tuple[str, ...], status: os.stat_result, sort: Sort) -> FoundFile:
-    modified = None
-    if sort is Sort.NEWEST:
-        when = datetime.datetime.fromtimestamp(status.st_mtime_ns // 1_000_000_000, tz=datetime.UTC)
-        modified = when.isoformat().replace("+00:00", "Z")
-    return FoundFile(path=shown(parts), size=status.st_size, modified=modified, escaped=not is_utf8("/".join(parts)))
-
-
-def _found_line(file: FoundFile) -> str:
-    return f"{one_line(file.path)}  {file.modified}" if file.modified else one_line(file.path)
+def _when(status: os.stat_result) -> str:
+    when = datetime.datetime.fromtimestamp(status.st_mtime_ns // 1_000_000_000, tz=datetime.UTC)
+    return when.isoformat().replace("+00:00", "Z")
 
 
 def _note(walk: Walk, advice: str, unshown: int) -> str:
@@ -214,6 +219,5 @@ def _note(walk: Walk, advice: str, unshown: int) -> str:
     return " ".join(parts).strip()
 
 
-def _text(head: str, tray: Tray, note: str, left_out: int) -> str:
-    aside = f" ({left_out:,} ignored by .gitignore left out; ignored: true shows them)" if left_out else ""
-    return "\n".join([head + aside, *tray.lines, *([note] if note else [])])
+def _text(head: str, tray: Tray, note: str, ignored: int) -> str:
+    return "\n".join([head + left_out(ignored, "shown"), *tray.lines, *([note] if note else [])])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 from collections.abc import Sequence
 
@@ -18,6 +17,7 @@ from toolcrib.workspace.confined.folder import Spot
 from toolcrib.workspace.looking.walk import Ignored, is_own
 from toolcrib.workspace.patterns.dialect import Pattern
 from toolcrib.workspace.sandbox.model import Command, Ending
+from toolcrib.workspace.sandbox.programs import find_program
 from toolcrib.workspace.tool import Scene
 
 PROGRAM = "rg"
@@ -45,7 +45,8 @@ async def files_worth_opening(
     scene: Scene, pattern: Pattern, start: Spot, *, globs: Sequence[str], ignored: Ignored, until: float
 ) -> set[tuple[str, ...]] | None:
     """By their names from the root; every file that fits is among them."""
-    if shutil.which(PROGRAM, path=scene.environ.get("PATH", "")) is None:
+    program = find_program(PROGRAM, scene.environ, scene.folder.root)
+    if program is None:
         return None
     names = bytearray()
 
@@ -53,7 +54,13 @@ async def files_worth_opening(
         if stream == "stdout" and len(names) <= MOST_OUTPUT:
             names.extend(chunk)
 
-    argv = (PROGRAM, *_OPTIONS, *_told(pattern, start, globs, ignored), "--", f"./{'/'.join(start.parts)}")
+    argv = (
+        str(program.resolve()),
+        *_OPTIONS,
+        *_told(pattern, start, globs, ignored),
+        "--",
+        f"./{'/'.join(start.parts)}",
+    )
     try:
         sandbox = await scene.sandbox()
         if sandbox.refusal is not None:

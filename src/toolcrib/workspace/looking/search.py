@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from toolcrib.workspace.confined.folder import Spot
-from toolcrib.workspace.looking.answer import Tray, count_words, incomplete, is_utf8, one_line, shown, time_for
+from toolcrib.workspace.looking.answer import Tray, incomplete, is_utf8, left_out, one_line, shown, time_for
 from toolcrib.workspace.looking.grep import Binary, Line, lines_of
 from toolcrib.workspace.looking.look import shown_ignored
 from toolcrib.workspace.looking.ripgrep import files_worth_opening
@@ -26,6 +26,7 @@ from toolcrib.workspace.looking.walk import Kind, Stop, Walk, refuse_git
 from toolcrib.workspace.patterns.dialect import LONGEST, CaseRule, Pattern, understood
 from toolcrib.workspace.patterns.globs import Globs
 from toolcrib.workspace.tool import Done, Scene
+from toolcrib.workspace.words import count_words
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +44,7 @@ class SearchText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         msgspec.Meta(min_length=1, max_length=LONGEST, description="A regular expression (RE2), matched line by line."),
     ]
     path: Annotated[str, msgspec.Meta(description="A folder or a file.")] = "."
-    glob: Annotated[
-        str | list[str] | None, msgspec.Meta(description="Only files that fit, such as *.py; !x leaves out.")
-    ] = None
+    glob: Annotated[list[str], msgspec.Meta(description="Only files that fit, such as *.py; !x leaves out.")] = []
     literal: Annotated[bool, msgspec.Meta(description="The pattern is plain text.")] = False
     case: Annotated[CaseRule, msgspec.Meta(description="smart: a capital letter in the pattern counts.")] = (
         CaseRule.SENSITIVE
@@ -55,22 +54,21 @@ class SearchText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_MATCHES, description="Most matching lines.")] = 100
 
 
-class Match(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Matching(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     path: str
-    line: int
-    column: int
-    text: str
-    before: list[str] = []
-    after: list[str] = []
+    lines: list[str]
+    """With their numbers: `12: text` matches, `13- text` stands beside a match."""
     escaped: bool = False
 
 
 class TextFound(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    matches: list[Match]
-    files: int
-    """How many hold the matches that are shown."""
+    files: list[Matching]
+    matches: int
+    """Lines that match, of those that are shown."""
     binary: int = 0
-    """How many were skipped because they are no text."""
+    """Files that were skipped because they are no text."""
+    ignored: int = 0
+    """How many entries .gitignore left out, at least: what is not looked into is not counted."""
     truncated: bool = False
     note: str = ""
 
@@ -111,14 +109,14 @@ class _Search:
     def __init__(self, scene: Scene, given: SearchText, pattern: Pattern) -> None:
         self.given = given
         self.pattern = pattern
-        self.globs = [given.glob] if isinstance(given.glob, str) else given.glob or []
+        self.globs = given.glob
         self.until = time_for(scene, NAME)
         self.is_given_up = False
         self._folder = scene.folder
         self._fits = Globs(self.globs) if self.globs else None
         self._tray = Tray(given.limit, scene.settings.limits.output)
-        self._matches: list[Match] = []
-        self._files = 0
+        self._files: list[Matching] = []
+        self._matches = 0
         self._binary = 0
         self._is_late = False
         self.start, self.walk = self._begin()
@@ -165,7 +163,7 @@ class _Search:
             yield entry.parts, descriptor
 
     def _look_into(self, parts: tuple[str, ...], descriptor: int) -> None:
-        most = self.given.limit - len(self._matches)
+        most = self.given.limit - self._matches
         lines: list[Line] = []
         try:
             for line in lines_of(descriptor, self.pattern, self.given.context, is_over=self._is_over):
@@ -182,37 +180,31 @@ class _Search:
 
     def _take(self, parts: tuple[str, ...], lines: list[Line]) -> None:
         path = shown(parts) if lines else ""
+        found = Matching(path=path, lines=[], escaped=not is_utf8("/".join(parts)))
+        last = 0
         for number, line in enumerate(lines):
-            # The path stands beside every match in the data, and once in the text.
-            lines_of_it = _text_lines(line) if number else [one_line(path), *_text_lines(line)]
-            if not self._tray.takes(*lines_of_it, beside=len(path) if number else 0):
+            new = _numbered(line, last, lines[number + 1].number if number + 1 < len(lines) else None)
+            last = line.number + len(line.after)
+            if not self._tray.takes(*map(one_line, new if number else [path, *new])):
                 return
-            self._files += not number
-            self._matches.append(
-                Match(
-                    path=path,
-                    line=line.number,
-                    column=line.column,
-                    text=line.text,
-                    before=line.before,
-                    after=line.after,
-                    escaped=not is_utf8("/".join(parts)),
-                )
-            )
+            if not number:
+                self._files.append(found)
+            self._matches += 1
+            found.lines.extend(new)
 
     def _answer(self) -> Done:
         data = TextFound(
-            matches=self._matches,
             files=self._files,
+            matches=self._matches,
             binary=self._binary,
+            ignored=self.walk.left_out if self.walk is not None else 0,
             truncated=bool(note := self._note()),
             note=note,
         )
-        where = f" in {count_words(data.files, 'file')}" if data.files else ""
-        parts = [f"{count_words(len(data.matches), 'match', 'matches')}{where}", *self._tray.lines]
-        if not data.matches and self.walk is not None and self.walk.left_out:
-            parts.append(f"{count_words(self.walk.left_out, 'entry', 'entries')} ignored by .gitignore not searched.")
-        return Done(data, "\n".join([*parts, note] if note else parts))
+        where = f" in {count_words(len(data.files), 'file')}" if data.files else ""
+        skipped = f" ({count_words(data.binary, 'binary file')} skipped)" if data.binary else ""
+        head = f"{count_words(data.matches, 'match', 'matches')}{where}{left_out(data.ignored, 'searched')}{skipped}"
+        return Done(data, "\n".join([head, *self._tray.lines, *([note] if note else [])]))
 
     def _note(self) -> str:
         if self._tray.is_full:
@@ -222,8 +214,10 @@ class _Search:
         return incomplete(self.walk, "Narrow the path or glob.") if self.walk is not None else ""
 
 
-def _text_lines(line: Line) -> list[str]:
-    first = line.number - len(line.before)
-    before = [f"{first + n}- {one_line(text)}" for n, text in enumerate(line.before)]
-    after = [f"{line.number + 1 + n}- {one_line(text)}" for n, text in enumerate(line.after)]
-    return [*before, f"{line.number}:{line.column}: {one_line(line.text)}", *after]
+def _numbered(line: Line, last: int, following: int | None) -> list[str]:
+    """A match and the lines around it that are not shown with the match before, whose last line is `last`, and are
+    not the next match or shown with it.
+    """
+    before = [f"{n}- {text}" for n, text in enumerate(line.before, line.number - len(line.before)) if n > last]
+    after = [f"{n}- {text}" for n, text in enumerate(line.after, line.number + 1) if not following or n < following]
+    return [*before, f"{line.number}: {line.text}", *after]

@@ -15,13 +15,14 @@ from typing import Annotated
 import msgspec
 
 from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.looking.answer import Tray, count_words, incomplete, one_line, shown, size_words, time_for
+from toolcrib.workspace.looking.answer import Tray, incomplete, one_line, shown, time_for
 from toolcrib.workspace.looking.languages import language_of
 from toolcrib.workspace.looking.projects import KINDS, MOST_BYTES, Fact, facts_of
 from toolcrib.workspace.looking.walk import Entry, Kind, Walk
 from toolcrib.workspace.tool import Done, Scene
+from toolcrib.workspace.words import count_words, size_words
 
-_MOST_LARGEST = 10
+_MOST_LARGEST = 5
 _MOST_LANGUAGES = 20
 _MOST_PROJECTS = 20
 _MOST_TOP_FILES = 50
@@ -41,11 +42,6 @@ class Language(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-class Large(msgspec.Struct, frozen=True, kw_only=True):
-    path: str
-    size: int
-
-
 class Project(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str
     file: str
@@ -57,9 +53,10 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     files: int
     folders: int
     bytes: int
-    languages: list[Language]
-    largest: list[Large]
-    projects: list[Project]
+    languages: list[Language] = []
+    largest: dict[str, int] = {}
+    """With their sizes."""
+    projects: list[Project] = []
     ignored: int = 0
     truncated: bool = False
     note: str = ""
@@ -136,7 +133,7 @@ def project_structure(scene: Scene, given: ProjectStructure) -> Done:
             Language(name=name, files=count.by_files[name], bytes=size)
             for name, size in count.by_bytes.most_common(_MOST_LANGUAGES)
         ],
-        largest=[Large(path=shown(parts), size=size) for size, parts in sorted(count.largest, reverse=True)],
+        largest={shown(parts): size for size, parts in sorted(count.largest, reverse=True)},
         projects=count.projects,
         ignored=walk.left_out,
         truncated=bool(note),
@@ -186,7 +183,9 @@ def _text(data: Structure) -> str:
         words = (f"{one.name} {count_words(one.files, 'file')} {size_words(one.bytes)}" for one in data.languages)
         parts.append("Languages: " + ", ".join(words))
     if data.largest:
-        parts.append("Largest: " + ", ".join(f"{one_line(one.path)} {size_words(one.size)}" for one in data.largest))
+        parts.append(
+            "Largest: " + ", ".join(f"{one_line(path)} {size_words(size)}" for path, size in data.largest.items())
+        )
     if data.ignored:
         parts.append(f"{count_words(data.ignored, 'entry', 'entries')} left out by .gitignore.")
     if data.note:

@@ -20,15 +20,17 @@ from toolcrib.config.paths import PROJECT_FOLDER
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.confined.folder import Folder, Spot
 from toolcrib.workspace.confined.names import GIT_FOLDER, folded
-from toolcrib.workspace.patterns.ignores import MOST_BYTES, Rules, Verdict
+from toolcrib.workspace.patterns.ignores import MOST_BYTES, MOST_WEIGHT, Known, Rules, Verdict
 
 DEEPEST = 100
 """Levels below the beginning; each holds a descriptor open."""
 MOST_IN_ONE = 200_000
 """Names of one folder that are read; they are kept in memory to be sorted."""
 MOST = 500_000
+MOST_RULES = 20 * MOST_WEIGHT
+"""Of all `.gitignore` files that one walk comes by: two seconds' work at worst."""
 _IGNORE_FILE = ".gitignore"
-_LOOK_AT_CLOCK = 256
+_known = Known()
 
 
 class Kind(enum.StrEnum):
@@ -49,6 +51,7 @@ class Stop(enum.StrEnum):
     TIME = "the time was up"
     ENTRIES = f"there are more than {MOST:,} entries"
     ONE_FOLDER = f"a folder holds more than {MOST_IN_ONE:,} names"
+    RULES = "the .gitignore files are too large or too many to heed all of them"
     DEPTH = f"folders lie more than {DEEPEST} levels deep"
 
 
@@ -110,6 +113,7 @@ class Walk:
         self._ignored = ignored
         self._until = until
         self._seen = 0
+        self._rules_left = MOST_RULES
         self._base = 0
         self.only: Collection[tuple[str, ...]] | None = None
         """While it is set, nothing but these is looked at. Folders on the way to something must be among them."""
@@ -146,10 +150,14 @@ class Walk:
         if self._seen >= MOST:
             self._stop(Stop.ENTRIES)
             return True
-        if self._seen % _LOOK_AT_CLOCK == 0 and time.monotonic() > self._until:
-            self._stop(Stop.TIME)
-            return True
-        return False
+        return self._is_late()
+
+    def _is_late(self) -> bool:
+        """Asked at every step: patterns of a repository that nobody has looked at may make one of them slow."""
+        if time.monotonic() <= self._until:
+            return False
+        self._stop(Stop.TIME)
+        return True
 
     def _stop(self, why: Stop) -> None:
         if why not in self.stops:
@@ -183,17 +191,26 @@ class Walk:
                 rules += self._rules_in(above, parts[:length])
             finally:
                 os.close(above)
-            if _is_ignored(rules, parts[: length + 1], Kind.FOLDER):
+            if self._is_ignored(rules, parts[: length + 1], Kind.FOLDER):
                 return ()
         return rules
 
     def _rules_in(self, descriptor: int, parts: tuple[str, ...]) -> tuple[tuple[int, Rules], ...]:
+        if self._is_late():
+            return ()
         try:
             opened = open_regular(self._folder, descriptor, _IGNORE_FILE)
         except OSError:
             return ()
         with os.fdopen(opened, "rb") as file:
-            rules = Rules.of_file(file.read(MOST_BYTES))
+            content = file.read(MOST_BYTES + 1)
+        if self._rules_left <= 0:
+            self._stop(Stop.RULES)
+            return ()
+        rules = _known.of_file(content)
+        self._rules_left -= rules.weight
+        if not rules.is_whole:
+            self._stop(Stop.RULES)
         return ((len(parts), rules),) if rules else ()
 
     def _down(self, level: _Level, entry: Entry, depth: int) -> _Level | None:
@@ -226,6 +243,8 @@ class Walk:
                 if len(found) >= MOST_IN_ONE:
                     self._stop(Stop.ONE_FOLDER)
                     break
+                if self._is_late():
+                    break
                 with contextlib.suppress(OSError):
                     found.append((name.name, _kind(name)))
         found.sort()
@@ -233,10 +252,13 @@ class Walk:
 
     def _next(self, level: _Level) -> Entry | None:
         for name, kind in level.names:
+            if self._is_late():
+                return None
             parts = (*level.parts, name)
-            if self.only is not None and parts not in self.only:
-                continue
+            # What is left out is counted also where only some are looked at.
             if self._is_left_out(parts, kind, level.rules):
+                continue
+            if self.only is not None and parts not in self.only:
                 continue
             return Entry(parts, kind, level.descriptor)
         return None
@@ -248,9 +270,19 @@ class Walk:
             return False
         if is_own(parts[-1]):
             return True
-        if rules and _is_ignored(rules, parts, kind):
+        if rules and self._is_ignored(rules, parts, kind):
             self.left_out += 1
             return True
+        return False
+
+    def _is_ignored(self, rules: tuple[tuple[int, Rules], ...], parts: tuple[str, ...], kind: Kind) -> bool:
+        """What there is no time to judge counts as ignored: nothing is shown that should not be."""
+        for length, some in reversed(rules):
+            if self._is_late():
+                return True
+            verdict = some.verdict("/".join(parts[length:]), is_folder=kind is Kind.FOLDER)
+            if verdict is not None:
+                return verdict is Verdict.IGNORED
         return False
 
 
@@ -264,14 +296,6 @@ def refuse_git(real: tuple[str, ...], asked: Spot) -> None:
 
 def is_own(name: str) -> bool:
     return folded(name) == PROJECT_FOLDER
-
-
-def _is_ignored(rules: tuple[tuple[int, Rules], ...], parts: tuple[str, ...], kind: Kind) -> bool:
-    for length, some in reversed(rules):
-        verdict = some.verdict("/".join(parts[length:]), is_folder=kind is Kind.FOLDER)
-        if verdict is not None:
-            return verdict is Verdict.IGNORED
-    return False
 
 
 def _kind(name: os.DirEntry[str]) -> Kind:

@@ -14,6 +14,8 @@ from toolcrib.workspace.patterns.linear import Regex, Unusable, compiled
 
 LONGEST = 1000
 MOST_ALTERNATIVES = 256
+MOST_WEIGHT = 1_000_000
+"""Characters of all patterns together as one expression: half a second's work."""
 _DEEPEST_BRACES = 8
 _NOTHING = r"[^\x{0}-\x{10FFFF}]"
 _POSIX = {
@@ -64,8 +66,15 @@ def as_text(path: str) -> bytes:
 def _any_of(patterns: Sequence[str]) -> Regex | None:
     if not patterns:
         return None
+    words: list[str] = []
+    left = MOST_WEIGHT
     try:
-        return compiled("|".join(f"(?:{_pattern(pattern)})" for pattern in patterns))
+        for pattern in patterns:
+            words.append(f"(?:{_pattern(pattern)})")
+            left -= len(words[-1])
+            if left < 0:
+                raise Unusable
+        return compiled("|".join(words))
     except Unusable:
         raise WorkspaceError(
             "The glob patterns are too large together.", remedy="Give fewer or simpler ones, in several calls."

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import enum
 import functools
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from toolcrib.workspace.patterns.globs import LONGEST, BadGlob, as_text, expression
 from toolcrib.workspace.patterns.linear import Regex, Unusable, compiled
 
-MOST_BYTES = 256 * 1024
+MOST_BYTES = 128 * 1024
 MOST_PATTERNS = 5000
+MOST_WEIGHT = 200_000
+"""Characters of the expressions of one file. More takes over a tenth of a second to compile, and longer to match."""
+MOST_KEPT = 5 * MOST_WEIGHT
+"""Of all files whose rules are kept for the next walk."""
 _TOGETHER = 100
 """Patterns in one expression. Nearly all paths fit none of them, and one look says so."""
 
@@ -49,20 +55,33 @@ class Rules:
     """Of one file. Paths are relative to the folder that it lies in."""
 
     def __init__(self, lines: Iterable[str]) -> None:
-        found = [rule for line in lines if (rule := _rule(line)) is not None]
-        rules = found[:MOST_PATTERNS]
+        rules: list[_Rule] = []
+        self.weight = 0
+        is_cut = False
+        for rule in filter(None, map(_rule, lines)):
+            is_cut = len(rules) == MOST_PATTERNS or self.weight + len(rule.expression) > MOST_WEIGHT
+            if is_cut:
+                break
+            rules.append(rule)
+            self.weight += len(rule.expression)
         groups = [_group(tuple(rules[n : n + _TOGETHER])) for n in range(0, len(rules), _TOGETHER)]
         # The last rule that fits is the one that counts.
         self._groups = [group for group in reversed(groups) if group is not None]
-        self.is_whole = len(rules) == len(found) and len(self._groups) == len(groups)
+        self.is_whole = not is_cut and len(self._groups) == len(groups)
         """Whether every pattern counts, also where they are many or large."""
 
     @classmethod
-    def of_file(cls, content: bytes) -> Rules | None:
-        """None if it says nothing."""
-        text = content[:MOST_BYTES].removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
-        rules = cls(line.removesuffix("\r") for line in text.split("\n"))
-        return rules if rules._groups else None
+    def of_file(cls, content: bytes) -> Rules:
+        """A line that was cut off is none: it could fit more than was meant."""
+        is_cut = len(content) > MOST_BYTES
+        lines = content[:MOST_BYTES].removeprefix(b"\xef\xbb\xbf").decode(errors="replace").split("\n")
+        rules = cls(line.removesuffix("\r") for line in (lines[:-1] if is_cut else lines))
+        rules.is_whole = rules.is_whole and not is_cut
+        return rules
+
+    def __bool__(self) -> bool:
+        """Whether it says anything."""
+        return bool(self._groups)
 
     def verdict(self, path: str, *, is_folder: bool) -> Verdict | None:
         text = as_text(f"{path}/" if is_folder else path)
@@ -72,6 +91,30 @@ class Rules:
                     return group.one_verdict
                 return next(rule.verdict for rule in reversed(group.rules) if rule.regex.fullmatch(text))
         return None
+
+
+class Known:
+    """Rules by the content of their files: a repository may hold the same one many times, and is walked often."""
+
+    def __init__(self) -> None:
+        self._rules: OrderedDict[bytes, Rules] = OrderedDict()
+        self._weight = 0
+        self._lock = threading.Lock()
+
+    def of_file(self, content: bytes) -> Rules:
+        with self._lock:
+            if (known := self._rules.get(content)) is not None:
+                self._rules.move_to_end(content)
+                return known
+        rules = Rules.of_file(content)
+        with self._lock:
+            if content not in self._rules:
+                self._rules[content] = rules
+                self._weight += len(content) + rules.weight
+            while self._weight > MOST_KEPT:
+                old, gone = self._rules.popitem(last=False)
+                self._weight -= len(old) + gone.weight
+        return rules
 
 
 def _group(rules: tuple[_Rule, ...]) -> _Group | None:

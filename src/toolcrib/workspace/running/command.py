@@ -14,9 +14,10 @@ from types import MappingProxyType
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.confined.folder import Folder, Spot
-from toolcrib.workspace.running.printed import clean
+from toolcrib.workspace.running.printed import shown
 from toolcrib.workspace.sandbox.model import Command, Ending, Finished
 from toolcrib.workspace.tool import Scene
+from toolcrib.workspace.words import room_of
 
 HERE = Spot(())
 LONGEST_ARGUMENT = 100_000
@@ -108,8 +109,11 @@ def _signal_name(number: int) -> str:
 def printed(finished: Finished, limit: int) -> tuple[str, str]:
     """stdout and stderr as a model gets them: together within the limit, each at least half of it if it needs that."""
     out, err = finished.stdout, finished.stderr
-    room = max(limit // 2, limit - err.total)
-    return clean(out.text(room)), clean(err.text(max(limit // 2, limit - min(out.total, room))))
+    if out.total + err.total <= limit:
+        # So little is not kept as a file, so nothing may be left out.
+        return shown(out, None), shown(err, None)
+    stdout = shown(out, max(limit // 2, limit - err.total))
+    return stdout, shown(err, max(limit // 2, limit - room_of(stdout)))
 
 
 def kept_as(finished: Finished) -> str | None:
@@ -129,6 +133,12 @@ class Gathered:
             room = self._limit - len(self.stdout)
             self.stdout += chunk[:room]
             self.is_cut = self.is_cut or len(chunk) > room
+
+
+def real_place(folder: Folder, path: str) -> Spot:
+    """A file or folder inside, by its real place, as for `real_folder`."""
+    with folder.reaching(folder.spot(path)) as (_, real):
+        return real
 
 
 def real_folder(folder: Folder, path: str) -> Spot:

@@ -6,6 +6,8 @@ per file, and the diff itself as far as it fits, with a word on how to get the r
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 from collections.abc import Sequence
 from typing import Annotated, TypeVar
@@ -13,11 +15,15 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined.beneath import Last
 from toolcrib.workspace.confined.folder import Folder, Spot
 from toolcrib.workspace.running import git
 from toolcrib.workspace.running.command import Turn
 from toolcrib.workspace.running.git import Change, FileStat
 from toolcrib.workspace.tool import Done, Scene
+from toolcrib.workspace.words import count_words, fitting, room_of
+
+Listed = TypeVar("Listed", str, Change, FileStat)
 
 NAME = "project_diff"
 MOST_LISTED = 500
@@ -40,17 +46,18 @@ class ProjectDiff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class Differs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     branch: str
-    base: str
-    changes: list[Change]
+    base: str = ""
+    """If it is not HEAD."""
+    changes: list[Change] = []
     """Against HEAD, as git status."""
-    untracked: list[str]
-    files: list[FileStat]
-    """Against base."""
-    added: int
-    deleted: int
+    untracked: list[str] = []
+    files: list[FileStat] = []
+    """Against base, where no diff was asked for."""
+    added: int = 0
+    deleted: int = 0
     diff: str = ""
     not_shown: list[str] = []
-    """Files whose diff is missing or cut."""
+    """Files whose diff is missing or cut: each can be asked for as `path`."""
     more: int = 0
     """Paths left out of the lists, at least."""
 
@@ -58,7 +65,7 @@ class Differs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 async def project_diff(scene: Scene, given: ProjectDiff) -> Done:
     folder = scene.folder
     git.check_revision(given.base)
-    spot = folder.spot(given.path)
+    spot = _inside(folder, given.path)
     path = git.exactly("/".join(spot.parts))
     git.check_repository(folder)
     turn = Turn(scene, NAME)
@@ -76,20 +83,44 @@ async def project_diff(scene: Scene, given: ProjectDiff) -> Done:
         folder.status(spot)
     limit = min(scene.settings.limits.output, given.limit or scene.settings.limits.output)
     text, missing = ("", []) if given.stat_only else await _shown(turn, folder, against, files, limit)
-    left_out = sum(max(0, len(names) - MOST_LISTED) for names in (changes, untracked, files))
+    room = scene.settings.limits.output // 4
     result = Differs(
         branch=_told(status.branch),
-        base=given.base if status.has_commits else "nothing (no commit yet)",
-        changes=[_named(change) for change in changes[:MOST_LISTED]],
-        untracked=[_told(name) for name in untracked[:MOST_LISTED]],
-        files=[_named(file) for file in files[:MOST_LISTED]],
+        base="nothing (no commit yet)" if not status.has_commits else given.base if given.base != "HEAD" else "",
+        changes=_first([_named(change) for change in changes], room),
+        untracked=_first([_told(name) for name in untracked], room),
+        files=_first([_named(file) for file in files], 2 * room) if given.stat_only else [],
         added=sum(file.added for file in files),
         deleted=sum(file.deleted for file in files),
         diff=text,
-        not_shown=[_told(name) for name in missing[:MOST_LISTED]],
-        more=left_out + (not status.is_whole) + numbers.is_cut,
+        not_shown=_first([_told(name) for name in missing], room),
     )
-    return Done(result, told(result, stat_only=given.stat_only))
+    left_out = len(changes) - len(result.changes) + len(untracked) - len(result.untracked)
+    if given.stat_only:
+        left_out += len(files) - len(result.files)
+    result = msgspec.structs.replace(result, more=left_out + (not status.is_whole) + numbers.is_cut)
+    return Done(result, told(result, len(files)))
+
+
+def _first(rows: list[Listed], room: int) -> list[Listed]:
+    """As many as there is room for in JSON."""
+    ends = itertools.accumulate(len(msgspec.json.encode(row)) + 1 for row in rows[:MOST_LISTED])
+    return rows[: sum(1 for _ in itertools.takewhile(lambda end: end <= room, ends))]
+
+
+def _inside(folder: Folder, path: str) -> Spot:
+    """What leads out is refused, as everywhere. A file that is gone has a diff all the same, and a link has its own."""
+    spot = folder.spot(path)
+    try:
+        with folder.reaching(spot):
+            pass
+    except WorkspaceError as error:
+        gone = isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOENT, errno.ENOTDIR)
+        if not gone:
+            raise
+        return spot
+    with folder.reaching(spot, Last.LINK) as (_, real):
+        return real
 
 
 async def _diff(turn: Turn, folder: Folder, words: Sequence[str], paths: Sequence[str], limit: int) -> git.Answer:
@@ -121,9 +152,9 @@ async def _shown(
     # A character has four bytes at most.
     answer = await _diff(turn, folder, ("--patch", "--src-prefix=a/", "--dst-prefix=b/", *against), names, 4 * limit)
     text = readable(answer.out)
-    if len(text) <= limit and not answer.is_cut:
+    if room_of(text) <= limit and not answer.is_cut:
         return text, rest
-    text = text[:limit]
+    text = fitting(text, limit)
     text = text[: text.rfind("\n") + 1] or text
     whole = max(0, text.count("\ndiff --git ") + text.startswith("diff --git ") - 1)
     return text, asked[whole:] + rest
@@ -151,15 +182,15 @@ def _told(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def told(result: Differs, *, stat_only: bool) -> str:
+def told(result: Differs, differing: int) -> str:
     count = len(result.changes)
     state = f"{count} changed, {len(result.untracked)} untracked" if count or result.untracked else "clean"
-    numbers = f"; {len(result.files)} files differ from {result.base} (+{result.added} -{result.deleted})"
-    parts = [f"On {result.branch}: {state}{numbers if result.files else f'; nothing differs from {result.base}'}"]
+    differ = count_words(differing, "file differs", "files differ") if differing else "nothing differs"
+    numbers = f" (+{result.added} -{result.deleted})" if differing else ""
+    parts = [f"On {result.branch}: {state}; {differ} from {result.base or 'HEAD'}{numbers}"]
     parts += (f"{one.path}: {_states(one)}" for one in result.changes)
     parts += (f"{path}: untracked" for path in result.untracked)
-    if stat_only:
-        parts += (f"{one.path} {'binary' if one.binary else f'+{one.added} -{one.deleted}'}" for one in result.files)
+    parts += (f"{one.path} {'binary' if one.binary else f'+{one.added} -{one.deleted}'}" for one in result.files)
     if result.more:
         parts.append(f"{result.more} or more paths are left out; name a `path`.")
     if result.not_shown:

@@ -72,8 +72,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class FileStat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     path: str
-    added: int
-    deleted: int
+    added: int = 0
+    deleted: int = 0
     was: str = ""
     binary: bool = False
 
@@ -104,7 +104,7 @@ async def ask(turn: Turn, *words: str, limit: int = MOST_LISTED, stdin: bytes = 
         raise WorkspaceError(f"git {words[0]}: {how_it_ended(finished, turn)}.", remedy="Ask for one `path`.")
     said = plain(finished.stderr.head).strip()
     if finished.code == 127:
-        raise WorkspaceError("git is not installed where the sandbox sees it.", remedy="Install git (apt install git).")
+        raise WorkspaceError("git is not installed where the sandbox sees it.", remedy="A person must install git.")
     return Answer(code=finished.code or 0, out=bytes(gathered.stdout), is_cut=gathered.is_cut, err=said)
 
 
@@ -154,7 +154,8 @@ def check_repository(folder: Folder) -> None:
         above = next((up for up in folder.root.parents if os.path.lexists(up / ".git")), None)
         if above is None:
             raise WorkspaceError(
-                "This folder is not a git repository.", remedy="Run `git init` in it, or work without project_diff."
+                "This folder is not a git repository.",
+                remedy="Work without project_diff; only a person can make it one, since commands cannot write .git.",
             ) from None
         raise WorkspaceError(
             f"The git repository of this folder begins above it, in {above}, where the workspace cannot look.",

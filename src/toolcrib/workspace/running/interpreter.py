@@ -138,18 +138,26 @@ def read_answers(printed: bytes, candidates: tuple[str, ...]) -> Found:
 
 
 def none_has(scene: Scene, found: Found, module: str) -> WorkspaceError:
-    told = {python.path: f"Python {python.version} without {module}" for python in found.pythons}
-    candidates = names(scene.folder, scene.settings)
-    tried = "; ".join(f"{name}: {told.get(name, 'cannot be run here')}" for name in candidates)
-    lost = next((name for name in candidates if name not in told and os.path.lexists(name)), None)
-    hint = f" {lost} is there; if it leads out of the folder, put where it leads under `readable:`." if lost else ""
-    return WorkspaceError(f"No Python here can run {module}. Tried {tried}.", remedy=install(module) + hint)
+    root = f"{scene.folder.root}/"
+    known = [python.path for python in found.pythons]
+    # Of the places where an environment may be, only those where there is something.
+    there = [name for name in names(scene.folder, scene.settings) if name in known or os.path.lexists(name)]
+    named = ", ".join(f"{name.removeprefix(root)}{'' if name in known else ' (cannot be run here)'}" for name in there)
+    message = f"{module} cannot be run: {f'none of these has it: {named}' if there else 'there is no Python here'}."
+    lost = next((name for name in there if name not in known), None)
+    hint = (
+        f" If {lost.removeprefix(root)} leads out of the folder, where it leads belongs under `readable:`."
+        if lost
+        else ""
+    )
+    return WorkspaceError(message, remedy=install(module) + hint)
 
 
 def install(module: str) -> str:
+    """Not for a model to do: commands have no network, as a rule."""
     return (
-        f"In the project's folder: `python -m venv .venv && .venv/bin/pip install {module}`; "
-        "or name an interpreter that has it as `python:` in .toolcrib/workspace.yml."
+        f"A person must install {module}, as in a .venv of this folder, or name a Python that has it as `python:` in "
+        "workspace.yml."
     )
 
 

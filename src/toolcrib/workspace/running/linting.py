@@ -8,18 +8,20 @@ called and how its findings are read; `interpreter` says where each is. Nothing 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.folder import Folder, Spot
-from toolcrib.workspace.running.command import Gathered, Turn, how_it_ended, printed
+from toolcrib.workspace.confined.folder import Folder
+from toolcrib.workspace.running.command import Gathered, Turn, how_it_ended, printed, real_place
 from toolcrib.workspace.running.interpreter import Found, install, look
 from toolcrib.workspace.running.linters import LINTERS, Finding, Linter, NotRead, Used, read_findings, used_in
 from toolcrib.workspace.running.printed import ends
 from toolcrib.workspace.sandbox.model import Ending
 from toolcrib.workspace.tool import Done, Scene
+from toolcrib.workspace.words import count_words, room_of
 
 NAME = "run_lint"
 MOST_PATHS = 200
@@ -31,28 +33,29 @@ MOST_PRINTED = 4 * 1024 * 1024
 State = Literal["ran", "not_available", "failed"]
 
 
+Name = Literal["ruff", "mypy"]
+
+
 class RunLint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     paths: Annotated[list[str], msgspec.Meta(description="Files or folders. Default: the project.")] = []
-    tools: Annotated[
-        list[Literal["ruff", "mypy"]], msgspec.Meta(description="Default: those that the project uses.")
-    ] = []
+    tools: Annotated[list[Name], msgspec.Meta(description="Default: those that the project uses.")] = []
     seconds: Annotated[float | None, msgspec.Meta(description="End it after so long; never above the limit.")] = None
 
 
 class LinterRan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool: str
-    state: State
+    state: State = "ran"
     findings: int
     detail: str = ""
 
 
 class LintRan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    findings: list[Finding]
+    findings: list[str]
+    """One a line: file:line:column, the rule, what is wrong."""
     tools: list[LinterRan]
-    total: int
-    seconds: float
     more: int = 0
     """Findings that are only counted."""
+    note: str = ""
 
 
 async def run_lint(scene: Scene, given: RunLint) -> Done:
@@ -68,14 +71,29 @@ async def run_lint(scene: Scene, given: RunLint) -> Done:
         findings += new
         ran.append(state)
     findings.sort(key=lambda finding: (finding.severity != "error", finding.file, finding.line, finding.column))
-    result = LintRan(
-        findings=findings[:MOST_FINDINGS],
-        tools=ran,
-        total=len(findings),
-        seconds=round(turn.used, 3),
-        more=max(0, len(findings) - MOST_FINDINGS),
-    )
-    return Done(result, told(result, scene.settings.limits.output))
+    result = gathered_from(findings, ran, scene.settings.limits.output)
+    return Done(result, told(result))
+
+
+def gathered_from(findings: Sequence[Finding], ran: list[LinterRan], room: int) -> LintRan:
+    lines: list[str] = []
+    for finding in findings[:MOST_FINDINGS]:
+        line = _line(finding)
+        room -= room_of(line) + 1
+        if room < 0:
+            break
+        lines.append(line)
+    more = len(findings) - len(lines)
+    codes = Counter(finding.code or finding.tool for finding in findings).most_common(5) if more else ()
+    common = ", ".join(f"{code} ({count:,})" for code, count in codes)
+    note = f"{more:,} more are not shown; name `paths` for others. The most frequent of all: {common}." if more else ""
+    return LintRan(findings=lines, tools=ran, more=more, note=note)
+
+
+def _line(finding: Finding) -> str:
+    kind = "" if finding.severity == "error" else f"{finding.severity}: "
+    place = f"{finding.file}:{finding.line}:{finding.column}"
+    return " ".join(f"{place} {finding.code or finding.tool} {kind}{finding.message}".split())
 
 
 async def _lint(
@@ -83,7 +101,7 @@ async def _lint(
 ) -> tuple[list[Finding], LinterRan]:
     start = found.start(linter.name)
     if start is None:
-        detail = f"{linter.name} is not installed where the sandbox sees it. {install(linter.name)}"
+        detail = f"It is not installed where the sandbox sees it. {install(linter.name)}"
         return [], LinterRan(tool=linter.name, state="not_available", findings=0, detail=detail)
     if turn.scene.progress:
         turn.scene.progress(f"{linter.name} runs")
@@ -101,37 +119,22 @@ async def _lint(
         detail = f"{error}: {words_left}" if words_left else str(error)
         return [], LinterRan(tool=linter.name, state="failed", findings=0, detail=detail)
     detail = "It found more than was read; name fewer `paths`." if gathered.is_cut else ""
-    return findings, LinterRan(tool=linter.name, state="ran", findings=len(findings), detail=detail)
+    return findings, LinterRan(tool=linter.name, findings=len(findings), detail=detail)
 
 
 def _checked(folder: Folder, paths: list[str]) -> tuple[str, ...]:
     """Each lies in the folder, and none can be taken for an option."""
     if len(paths) > MOST_PATHS:
         raise WorkspaceError(f"{len(paths)} paths are too many.", remedy="Name folders.")
-    return tuple(f"./{'/'.join(_there(folder, path).parts)}" for path in paths)
+    return tuple(f"./{'/'.join(real_place(folder, path).parts)}" for path in paths)
 
 
-def _there(folder: Folder, path: str) -> Spot:
-    spot = folder.spot(path)
-    folder.status(spot)
-    return spot
-
-
-def told(ran: LintRan, limit: int) -> str:
+def told(ran: LintRan) -> str:
     states = ", ".join(
-        f"{one.tool}: {one.findings} findings" if one.state == "ran" else f"{one.tool}: {one.state.replace('_', ' ')}"
+        f"{one.tool}: {count_words(one.findings, 'finding') if one.state == 'ran' else one.state.replace('_', ' ')}"
         for one in ran.tools
     )
     complete = all(one.state == "ran" for one in ran.tools)
-    first = "FINDINGS" if ran.total else "CLEAN" if complete else "NOT DONE"
-    parts = [f"{first}: {states} ({ran.seconds:.3g} s)"]
-    parts += (f"{one.tool}: {one.detail}" for one in ran.tools if one.detail)
-    if ran.more:
-        codes = Counter(finding.code or finding.tool for finding in ran.findings)
-        common = ", ".join(f"{code} ({count})" for code, count in codes.most_common(5))
-        parts.append(f"The first {len(ran.findings)} are shown; name `paths` for others. Most of these: {common}")
-    parts += (
-        f"{one.file}:{one.line}:{one.column}: {one.severity}: {one.message} [{one.tool} {one.code}]"
-        for one in ran.findings
-    )
-    return ends("\n".join(parts), limit)
+    first = "FINDINGS" if ran.findings else "CLEAN" if complete else "NOT DONE"
+    details = (f"{one.tool}: {one.detail}" for one in ran.tools if one.detail)
+    return "\n".join([f"{first}: {states}", *details, *ran.findings, *([ran.note] if ran.note else [])])

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import itertools
 import re
 from collections import deque
 from collections.abc import Callable
+
+from toolcrib.workspace.sandbox.model import Captured
+from toolcrib.workspace.words import count_words, fitting, room_of, size_words
 
 _SEQUENCES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)|\x9b[0-?]*[ -/]*[@-~]?"
@@ -23,6 +27,10 @@ MOST = 2000
 """Characters of one such message."""
 LONGEST = 8 * 1024
 """Characters of a line that are kept until it ends."""
+WINDOW = 128 * 1024
+"""Bytes that are looked at, at the beginning and at the end of what a command printed."""
+FEW = 3
+"""Times that the same line is shown in a row."""
 
 
 def clean(text: str) -> str:
@@ -37,17 +45,52 @@ def plain(raw: bytes) -> str:
     return clean(raw.decode("utf-8", "replace"))
 
 
-def ends(text: str, limit: int, *, rest: str = "") -> str:
-    """Beginning and end of a text that is too long, cut between lines where that costs little."""
+def shown(captured: Captured, room: int | None) -> str:
+    """What a command printed: all of it, or its beginning and its end as far as there is room for them in JSON."""
+    data = captured.head + captured.tail
+    if room is None or (captured.whole and captured.total <= 2 * WINDOW):
+        text = collapsed(plain(data))
+        if room is None or room_of(text) <= room:
+            return text
+        middle = len(text) // 2
+        head, tail, between = text[:middle], text[middle:], 0
+    else:
+        head, tail = collapsed(plain(data[:WINDOW])), collapsed(plain(data[-WINDOW:]))
+        between = captured.total - 2 * WINDOW
+    first = _begin(fitting(head, max(room // 2, room - room_of(tail))))
+    # Backwards, the end is a beginning.
+    last = _end(fitting(tail[::-1], max(room - room_of(first), 1))[::-1])
+    left_out = between + len(head) + len(tail) - len(first) - len(last)
+    return f"{first}\n[… {size_words(left_out)} left out …]\n{last}"
+
+
+def collapsed(text: str) -> str:
+    """A line that comes many times in a row stands there once."""
+    lines: list[str] = []
+    for line, same in itertools.groupby(text.split("\n")):
+        times = sum(1 for _ in same)
+        lines += [line] * times if times <= FEW else [line, f"[… repeated {times - 1:,} times more …]"]
+    return "\n".join(lines)
+
+
+def ends(text: str, limit: int) -> str:
+    """Beginning and end of a text that is too long."""
     if len(text) <= limit:
         return text
-    head, tail = text[: limit // 3], text[-(limit - limit // 3) :]
-    if (at := head.rfind("\n")) > len(head) // 2:
-        head = head[: at + 1]
-    if -1 < (at := tail.find("\n")) < len(tail) // 2:
-        tail = tail[at + 1 :]
-    note = f"… {len(text) - len(head) - len(tail)} characters left out{rest} …"
-    return f"{head.rstrip(chr(10))}\n{note}\n{tail}"
+    head, tail = _begin(text[: limit // 3]), _end(text[-(limit - limit // 3) :])
+    left_out = count_words(len(text) - len(head) - len(tail), "character")
+    return f"{head}\n[… {left_out} left out …]\n{tail}"
+
+
+def _begin(text: str) -> str:
+    """Whole lines, where that costs little."""
+    at = text.rfind("\n")
+    return text[:at] if at > len(text) // 2 else text
+
+
+def _end(text: str) -> str:
+    at = text.find("\n")
+    return text[at + 1 :] if -1 < at < len(text) // 2 else text
 
 
 class Ticker:

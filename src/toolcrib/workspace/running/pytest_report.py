@@ -142,7 +142,6 @@ def main() -> int:
         reporter.tell("missing")
         return 4
     sys.argv[0] = "pytest"
-    reporter.tell("begin", pytest=str(pytest.__version__), python=sys.version.split()[0])
     code = int(pytest.main(sys.argv[1:], plugins=[reporter]))
     reporter.tell("end", code=code, warnings=reporter.warnings)
     return code

@@ -32,11 +32,6 @@ class _Line(msgspec.Struct, tag_field="is"):
     """One line of the pipe."""
 
 
-class _Begin(_Line, tag="begin"):
-    pytest: Name
-    python: Name
-
-
 class _Missing(_Line, tag="missing"):
     pass
 
@@ -58,7 +53,7 @@ class _Outcome(_Line, tag="outcome"):
     category: Name
 
 
-class _Failure(_Line, tag="failure"):
+class FailureLine(_Line, tag="failure"):
     category: Name
     id: Name
     file: Name
@@ -77,7 +72,7 @@ class _End(_Line, tag="end"):
     warnings: Count
 
 
-_READ = msgspec.json.Decoder(_Begin | _Missing | _Collected | _Start | _Finish | _Outcome | _Failure | _Internal | _End)
+_READ = msgspec.json.Decoder(_Missing | _Collected | _Start | _Finish | _Outcome | FailureLine | _Internal | _End)
 
 
 class Tally:
@@ -85,12 +80,11 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.failures: list[_Failure] = []
+        self.failures: list[FailureLine] = []
         self.running: dict[str, None] = {}
         self.total: int | None = None
         self.deselected = 0
         self.warnings = 0
-        self.versions = ""
         self.internal = ""
         self.is_missing = False
         self.code: int | None = None
@@ -121,12 +115,10 @@ class Tally:
         except (msgspec.MsgspecError, RecursionError):
             return
         match line:
-            case _Outcome() | _Start() | _Finish() | _Failure():
+            case _Outcome() | _Start() | _Finish() | FailureLine():
                 self._of_a_test(line)
             case _Collected(total=total, deselected=deselected):
                 self.total, self.deselected = total, deselected
-            case _Begin(pytest=pytest, python=python):
-                self.versions = clean(f"pytest {pytest}, Python {python}")
             case _Internal(trace=trace):
                 self.internal = clean(trace)
             case _Missing():
@@ -134,7 +126,7 @@ class Tally:
             case _End(code=code, warnings=warnings):
                 self.code, self.warnings = code, warnings
 
-    def _of_a_test(self, line: _Outcome | _Start | _Finish | _Failure) -> None:
+    def _of_a_test(self, line: _Outcome | _Start | _Finish | FailureLine) -> None:
         match line:
             case _Outcome(category=category):
                 if category in self.counts or len(self.counts) < MOST_CATEGORIES:
@@ -145,6 +137,6 @@ class Tally:
             case _Finish(id=name):
                 self.done += 1
                 self.running.pop(clean(name), None)
-            case _Failure():
+            case FailureLine():
                 if len(self.failures) < MOST_FAILURES:
                     self.failures.append(line)

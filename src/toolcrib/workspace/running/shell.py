@@ -18,6 +18,7 @@ import msgspec
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.running.command import LONGEST_ARGUMENT, Turn, how_it_ended, kept_as, printed, real_folder
 from toolcrib.workspace.running.printed import Lines
+from toolcrib.workspace.sandbox.model import Ending
 from toolcrib.workspace.tool import Done, Scene
 
 NAME = "run_shell_safe"
@@ -37,12 +38,12 @@ class RunShellSafe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ShellRan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    exit_code: int | None
+    exit_code: int | None = None
     """None if we ended it. A signal shows as 128 + its number, as in a shell."""
-    ending: str
-    """How it ended, in words."""
+    ending: str = ""
+    """How it ended, in words, if an exit code does not say it all."""
     stdout: str
-    stderr: str
+    stderr: str = ""
     seconds: float
     output_file: str | None = None
     """Everything that was printed, where the above is cut."""
@@ -64,16 +65,17 @@ async def run_shell_safe(scene: Scene, given: RunShellSafe) -> Done:
         if lines:
             lines.close()
     stdout, stderr = printed(finished, scene.settings.limits.output)
+    ending = how_it_ended(finished, turn)
     ran = ShellRan(
         exit_code=finished.code,
-        ending=how_it_ended(finished, turn),
+        ending="" if finished.ending is Ending.EXITED and finished.signal is None else ending,
         stdout=stdout,
         stderr=stderr,
-        seconds=round(finished.seconds, 3),
+        seconds=round(finished.seconds, 2),
         output_file=kept_as(finished),
         notes=list(finished.notes),
     )
-    return Done(ran, _text(ran))
+    return Done(ran, _text(ran, ending))
 
 
 def words(command: str | list[str]) -> tuple[str, ...]:
@@ -110,8 +112,8 @@ def _encoded(text: str, name: str, limit: int) -> bytes:
     return raw
 
 
-def _text(ran: ShellRan) -> str:
-    parts = [f"{ran.ending} ({ran.seconds:.3g} s)"]
+def _text(ran: ShellRan, ending: str) -> str:
+    parts = [f"{ending} ({ran.seconds:g} s)"]
     if ran.output_file:
         parts.append(f"Output is cut; all of it: {ran.output_file}")
     parts += ran.notes

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shlex
 import stat
 from importlib import resources
 from typing import Annotated, Literal
@@ -17,12 +16,21 @@ import msgspec
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.running.command import LONGEST_ARGUMENT, Turn, how_it_ended, kept_as, more_time, printed
+from toolcrib.workspace.running.command import (
+    LONGEST_ARGUMENT,
+    Turn,
+    how_it_ended,
+    kept_as,
+    more_time,
+    printed,
+    real_place,
+)
 from toolcrib.workspace.running.interpreter import forget, look, none_has
 from toolcrib.workspace.running.printed import Ticker, clean, ends
-from toolcrib.workspace.running.report import Tally
+from toolcrib.workspace.running.report import FailureLine, Tally
 from toolcrib.workspace.sandbox.model import Ending, Finished
 from toolcrib.workspace.tool import Done, Scene
+from toolcrib.workspace.words import count_words
 
 NAME = "run_tests"
 MOST_PATHS = 200
@@ -30,6 +38,8 @@ MOST_TOLD = 50
 """Failures in a result; the others are counted."""
 LAST_WORDS = 4000
 """Characters of what pytest printed, where its report does not say enough."""
+SHORT = 300
+"""Characters of the message of a failure that there is no room for."""
 
 Outcome = Literal["passed", "failed", "no_tests", "interrupted", "usage_error", "internal_error", "stopped", "crashed"]
 
@@ -58,34 +68,34 @@ class RunTests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
-    kind: Literal["failed", "error"]
+    kind: Literal["failed", "error"] = "failed"
     """An error is a failure outside of the test itself: in a fixture, or while collecting."""
     file: str
     line: int
-    message: str
+    message: str = ""
+    """What the traceback does not say."""
     traceback: str = ""
     output: str = ""
 
 
 class PytestRan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outcome: Outcome
-    ending: str
-    """The same in words."""
-    passed: int
-    failed: int
-    errors: int
-    skipped: int
-    xfailed: int
-    xpassed: int
-    warnings: int
-    deselected: int
-    collected: int | None
+    ending: str = ""
+    """How it ended, if the outcome does not say it all."""
+    passed: int = 0
+    failed: int = 0
+    errors: int = 0
+    skipped: int = 0
+    xfailed: int = 0
+    xpassed: int = 0
+    warnings: int = 0
+    deselected: int = 0
+    collected: int | None = None
+    """If not all of them came to their end."""
     seconds: float
-    failures: list[Failure]
-    command: str
-    versions: str = ""
+    failures: list[Failure] = []
     more_failures: int = 0
-    """Failures that are only counted."""
+    """Failures that are only counted: `paths` or `max_failures` show others."""
     running: list[str] = []
     """What was running when it ended."""
     other: dict[str, int] = {}
@@ -108,7 +118,7 @@ async def run_tests(scene: Scene, given: RunTests) -> Done:
     if tally.is_missing:
         forget(scene.folder)
         raise none_has(scene, found, "pytest")
-    ran = judge(finished, tally, turn, shlex.join((*python, *words)))
+    ran = judge(finished, tally, turn)
     return Done(ran, told(ran, scene.settings.limits.output))
 
 
@@ -180,7 +190,8 @@ def _node(folder: Folder, path: str) -> str:
             f"{test!r} is no test's name: behind `::` a / stands only in [ ], and no `..` by itself.",
             remedy="Give it as pytest shows it: tests/test_a.py::TestB::test_c. `select` chooses by words.",
         )
-    return _argument(f"./{'/'.join(spot.parts)}{colons}{test}")
+    real = real_place(folder, file)
+    return _argument(f"./{'/'.join(real.parts)}{colons}{test}")
 
 
 def _argument(text: str) -> str:
@@ -201,7 +212,7 @@ def how_far(tally: Tally) -> str:
     return f"{done} tests done{', ' if bad else ''}{bad}"
 
 
-def judge(finished: Finished, tally: Tally, turn: Turn, command: str) -> PytestRan:
+def judge(finished: Finished, tally: Tally, turn: Turn) -> PytestRan:
     """What the run's end means: pytest's own word where it had the last one, else what the sandbox saw."""
     scene = turn.scene
     outcome, ending = _outcome(finished, tally, turn)
@@ -219,14 +230,12 @@ def judge(finished: Finished, tally: Tally, turn: Turn, command: str) -> PytestR
         xpassed=counts["xpassed"],
         warnings=tally.warnings,
         deselected=tally.deselected,
-        collected=tally.total,
-        seconds=round(finished.seconds, 3),
+        collected=tally.total if tally.total != tally.done else None,
+        seconds=round(finished.seconds, 2),
         failures=failures,
         more_failures=max(0, counts["failed"] + counts["error"] - len(failures)),
         running=[] if tally.code is not None else list(tally.running),
         other={clean(name): count for name, count in counts.items() if name not in _USUAL},
-        command=command,
-        versions=tally.versions,
         printed="" if says_enough else _last_words(finished, tally),
         output_file=kept_as(finished),
     )
@@ -243,33 +252,39 @@ def _outcome(finished: Finished, tally: Tally, turn: Turn) -> tuple[Outcome, str
     if outcome is None:
         return "failed", f"pytest ended with exit code {tally.code}."
     meaning = {
-        "passed": "All tests that ran passed.",
-        "failed": "Some tests failed.",
         "interrupted": "pytest was interrupted" + (": tests could not be collected." if tally.counts["error"] else "."),
         "internal_error": "pytest failed inside; a plugin or conftest.py may be the cause.",
         "usage_error": "pytest could not use its arguments or configuration.",
         "no_tests": "No test was collected, or all were deselected.",
     }
-    return outcome, meaning[outcome]
+    return outcome, meaning.get(outcome, "")
 
 
-def _failures(tally: Tally, folder: Folder, budget: int) -> list[Failure]:
-    failures = []
+def _failures(tally: Tally, folder: Folder, room: int) -> list[Failure]:
+    """With all that is known of them as long as there is room for it, then with a line each."""
+    failures: list[Failure] = []
     for found in tally.failures[:MOST_TOLD]:
-        trace, output = clean(found.trace), clean(found.output)
-        budget -= len(trace) + len(output)
-        failures.append(
-            Failure(
-                id=clean(found.id),
-                kind="error" if found.category == "error" else "failed",
-                file=relative(folder, clean(found.file)),
-                line=found.line,
-                message=clean(found.message),
-                traceback=trace if budget > 0 else "",
-                output=output if budget > 0 else "",
-            )
-        )
+        whole = _failure(found, folder)
+        short = msgspec.structs.replace(whole, message=ends(clean(found.message), SHORT), traceback="", output="")
+        told = next((one for one in (whole, short) if len(msgspec.json.encode(one)) <= room), None)
+        if told is None:
+            break
+        room -= len(msgspec.json.encode(told))
+        failures.append(told)
     return failures
+
+
+def _failure(found: FailureLine, folder: Folder) -> Failure:
+    trace, message = clean(found.trace), clean(found.message)
+    return Failure(
+        id=clean(found.id),
+        kind="error" if found.category == "error" else "failed",
+        file=relative(folder, clean(found.file)),
+        line=found.line,
+        message="" if all(line.strip() in trace for line in message.split("\n")) else message,
+        traceback=trace,
+        output=clean(found.output),
+    )
 
 
 def relative(folder: Folder, file: str) -> str:
@@ -286,23 +301,24 @@ def _last_words(finished: Finished, tally: Tally) -> str:
 def told(ran: PytestRan, limit: int) -> str:
     counted = {
         "failed": ran.failed,
-        "errors": ran.errors,
+        "error" if ran.errors == 1 else "errors": ran.errors,
         "passed": ran.passed,
         "skipped": ran.skipped,
         "xfailed": ran.xfailed,
         "xpassed": ran.xpassed,
         **ran.other,
         "deselected": ran.deselected,
-        "warnings": ran.warnings,
+        "warning" if ran.warnings == 1 else "warnings": ran.warnings,
     }
     counts = ", ".join(f"{count} {name}" for name, count in counted.items() if count) or "nothing ran"
-    parts = [f"{ran.outcome.replace('_', ' ').upper()}: {counts} in {ran.seconds:.3g} s. {ran.ending}"]
+    parts = [f"{ran.outcome.replace('_', ' ').upper()}: {counts} in {ran.seconds:g} s. {ran.ending}".rstrip()]
     for failure in ran.failures:
-        said = (failure.traceback or failure.message, failure.output)
+        said = (failure.message, failure.traceback, failure.output)
         parts.append(f"\n{failure.kind.upper()} {failure.id} ({failure.file}:{failure.line})")
         parts += (text.rstrip() for text in said if text)
     if ran.more_failures:
-        parts.append(f"\n{ran.more_failures} more failures; ask with `paths` or `max_failures` for these.")
+        more = count_words(ran.more_failures, "more failure")
+        parts.append(f"\n{more}; ask with `paths` or `max_failures` for others.")
     if ran.output_file:
         parts.append(f"\nAll that was printed: {ran.output_file}")
     if ran.printed:

@@ -7,6 +7,8 @@ it in its place, for nothing that is mounted on can be renamed. What commands ma
 until all have ended.
 
 Who runs says so by a shared lock on the folder, who looks takes an exclusive one; they hold between processes too.
+Where commands may commit the exclusive one is kept: how the repository was before is what it was when nothing ran, and
+it is put right when the last one has ended. Looking takes time in large folders, so it is done in a thread.
 """
 
 from __future__ import annotations
@@ -20,47 +22,66 @@ from collections.abc import Callable
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.confined.folder import Folder
+from toolcrib.workspace.sandbox.git import Before
+from toolcrib.workspace.sandbox.patience import in_a_thread
 from toolcrib.workspace.sandbox.survey import Survey, look
 
-_PAUSE = 0.02
+_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _DOWNGRADE_SECONDS = 5.0
 
 
 class Floor:
     """Of one sandbox. Several may stand on the same folder, here or in other processes."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: Folder, survey: Callable[[], Survey], *, hides: bool, commits: bool) -> None:
         self._folder = folder
+        self._survey = survey
+        self._hides = hides
+        self._commits = commits
         self._lock = os.open(f"/proc/self/fd/{folder.fd}", os.O_RDONLY | os.O_DIRECTORY)
         self._entering = asyncio.Lock()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._is_closing = False
+        self._is_mending = False
         self._running = 0
+        self._wrote = False
         self._alone = False
         self._settled = Survey()
+        self._before: Before | None = None
 
-    def close(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+    async def close(self) -> None:
+        """When all who are on it have left."""
+        self._is_closing = True
+        async with self._entering:
+            await self._empty.wait()
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
 
-    async def enter(self, survey: Callable[[], Survey], seconds: float) -> Survey:
+    async def enter(self, *, writes: bool, seconds: float) -> Survey:
         """What to mount over; `leave` must follow. WorkspaceError if others do not end in time."""
         end = time.monotonic() + seconds
+        pause = _PAUSE
         async with self._entering:
-            while (found := self._try(survey)) is None:
-                if time.monotonic() > end:
+            while (found := await self._try()) is None:
+                if time.monotonic() > end or self._is_closing:
                     raise WorkspaceError(
                         "Another command still runs in this folder, and what is to be protected can only be protected "
                         "when it has ended.",
                         remedy="Wait for it, or end it.",
                     )
-                await asyncio.sleep(_PAUSE)
+                await self._rest(min(pause, max(0.0, end - time.monotonic())))
+                pause = min(pause * 2, _LONGEST_PAUSE)
             self._running += 1
+            self._empty.clear()
+            self._wrote = self._wrote or writes
             return found
 
     def stands(self) -> None:
         """A sandbox is made; from now on something runs. OSError if that cannot be said."""
         end = time.monotonic() + _DOWNGRADE_SECONDS
-        while self._alone:
+        while self._alone and not self._commits:
             # Between the two locks another may look for a moment; nothing runs yet, so it may.
             if self._take(fcntl.LOCK_SH):
                 self._alone = False
@@ -69,38 +90,77 @@ class Floor:
             else:
                 time.sleep(0.001)
 
-    def leave(self) -> None:
-        self._running -= 1
-        if not self._running and self._lock >= 0:
-            self._alone = False
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+    async def leave(self) -> list[str]:
+        """What was put right, by the last one who leaves."""
+        if self._running > 1:
+            self._running -= 1
+            return []
+        self._is_mending = True
+        before = self._before
+        try:
+            return await in_a_thread(lambda: before.mend(self._folder)) if before and self._wrote else []
+        except OSError as error:
+            return [f"The repository could not be put right: {error}. Look at it before you use git."]
+        finally:
+            self._is_mending = False
+            self._running = 0
+            self._wrote = False
+            self._let_go()
+            self._empty.set()
 
-    def _try(self, survey: Callable[[], Survey]) -> Survey | None:
+    async def _try(self) -> Survey | None:
+        if self._is_mending or self._is_closing:
+            return None
         if self._running:
-            return self._beside_others(survey)
+            return await self._beside_others()
         if self._take(fcntl.LOCK_EX):
             self._alone = True
-            self._settled = survey()
+            await self._settle()
             return self._settled
-        if self._take(fcntl.LOCK_SH):
-            self._settled = survey()
+        if not self._commits and self._take(fcntl.LOCK_SH):
+            await self._settle()
             if self._settled.is_empty:
                 return self._settled
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._let_go()
         return None
 
-    def _beside_others(self, survey: Callable[[], Survey]) -> Survey | None:
+    async def _settle(self) -> None:
+        try:
+            self._settled = await in_a_thread(self._survey)
+            self._before = await in_a_thread(lambda: Before.look(self._folder)) if self._commits else None
+        except BaseException:
+            self._let_go()
+            raise
+
+    async def _beside_others(self) -> Survey | None:
         """What was settled and is still the same. What must be hidden and was not settled cannot be hidden now."""
-        known = {(found.parts, found.inode) for found in self._settled.hidden}
-        if any((found.parts, found.inode) not in known for found in survey().hidden):
+        if self._hides:
+            seen = await in_a_thread(self._survey)
+            known = {(found.parts, found.inode) for found in [*self._settled.hidden, *self._settled.closed]}
+            if any((found.parts, found.inode) not in known for found in [*seen.hidden, *seen.closed]):
+                return None
+            if self._is_mending or not self._running:
+                # The last one left meanwhile.
+                return None
+        try:
+            return self._settled.where(lambda found: look(self._folder, found.parts) == found)
+        except PermissionError:
+            # A folder was closed by one that still runs, who could open it again.
             return None
-        return Survey(
-            repositories=[found for found in self._settled.repositories if look(self._folder, found.parts) == found],
-            hidden=[found for found in self._settled.hidden if look(self._folder, found.parts) == found],
-            sockets=[found for found in self._settled.sockets if look(self._folder, found.parts) == found],
-            submodules=self._settled.submodules,
-            under_way=self._settled.under_way,
-        )
+
+    async def _rest(self, seconds: float) -> None:
+        """Until the last of ours has left, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                if self._running:
+                    await self._empty.wait()
+                else:
+                    await asyncio.sleep(seconds)
+
+    def _let_go(self) -> None:
+        self._alone = False
+        if self._lock >= 0:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _take(self, kind: int) -> bool:
         with contextlib.suppress(BlockingIOError):

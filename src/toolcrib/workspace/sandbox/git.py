@@ -25,11 +25,13 @@ import os
 import re
 import shutil
 import stat
+import time
 from dataclasses import dataclass
 
-from toolcrib.workspace.confined.folder import Folder, Spot
-from toolcrib.workspace.sandbox.gitlinks import NotAnIndex, gitlinks
+from toolcrib.workspace.confined.folder import Folder
+from toolcrib.workspace.sandbox.gitlinks import MOST_LINKS, NotAnIndex, TooMuch, gitlinks
 from toolcrib.workspace.sandbox.placeholders import Placeholders
+from toolcrib.workspace.sandbox.steps import inside, may_enter
 from toolcrib.workspace.sandbox.survey import GIT, Kind, look
 
 FOLDERS: tuple[tuple[str, ...], ...] = (
@@ -51,7 +53,10 @@ PINNED: tuple[tuple[str, ...], ...] = (("objects",), ("refs",))
 """Writable, but not to be renamed or removed: without them git would take the folder itself for a repository."""
 UNDER_WAY = ("rebase-merge", "rebase-apply", "sequencer")
 MOST_INDEX = 128 * 1024 * 1024
-MOST_SUBMODULES = 100
+MOST_SHARED = 100
+MOST_DEPTH = 32
+SECONDS = 10.0
+"""For reading all of a repository's indexes."""
 DISARMED = ".git.disarmed"
 _HEAD = re.compile(rb"(ref: refs/[^\0\n]+|[0-9a-f]{40}|[0-9a-f]{64})\n?")
 
@@ -90,27 +95,45 @@ def under_way(folder: Folder) -> list[str]:
 
 
 def submodules(folder: Folder) -> list[tuple[str, ...]]:
-    """Where git goes in by itself, by the index of the folder's own `.git`."""
-    try:
-        names = [name for name in os.listdir(_at(folder, GIT)) if name.startswith("sharedindex.")]  # noqa: PTH208
-    except OSError:
-        return []
+    """Where git goes in by itself, by the index of the folder's own `.git`; NotAnIndex if that cannot be told."""
+    until = time.monotonic() + SECONDS
     found: list[tuple[str, ...]] = []
-    for name in ["index", *names[:20]]:
-        with contextlib.suppress(OSError, NotAnIndex):
-            paths = [os.fsdecode(path).split("/") for path in gitlinks(_read(folder, f"{GIT}/{name}", MOST_INDEX))]
-            found += [tuple(parts) for parts in paths if not {"", ".", ".."} & set(parts)]
-    return list(dict.fromkeys(found))[:MOST_SUBMODULES]
+    for name in _indexes(folder):
+        try:
+            data = _read(folder, f"{GIT}/{name}", MOST_INDEX + 1)
+            if len(data) > MOST_INDEX:
+                raise TooMuch("too large")
+            paths = [os.fsdecode(path).split("/") for path in gitlinks(data, until)]
+        except FileNotFoundError:
+            continue
+        except (OSError, NotAnIndex) as error:
+            raise NotAnIndex(f"{GIT}/{name}: {error}") from error
+        # Git itself takes no such names.
+        found += [tuple(parts) for parts in paths if not {"", ".", "..", GIT} & {part.casefold() for part in parts}]
+    if any(len(parts) > MOST_DEPTH for parts in found) or len(set(found)) > MOST_LINKS:
+        raise TooMuch(f"{GIT}: submodules too many or too deep")
+    return list(dict.fromkeys(found))
+
+
+def _indexes(folder: Folder) -> list[str]:
+    try:
+        with inside(folder, (GIT,)) as place:
+            names = [name for name in os.listdir(f"/proc/self/fd/{place}") if name.startswith("sharedindex.")]  # noqa: PTH208
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    if len(names) > MOST_SHARED:
+        raise TooMuch(f"{GIT}: more than {MOST_SHARED} shared indexes")
+    return ["index", *names]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """How a repository was before a command that may commit."""
+    """How a repository was when nothing ran that may commit."""
 
     head: bytes
     submodules: frozenset[tuple[str, ...]]
     has_index: bool
-    """One that can be read, or none."""
+    """Whether it could be told which submodules there are."""
     under_way: frozenset[str]
 
     @classmethod
@@ -118,32 +141,37 @@ class Before:
         head = b""
         with contextlib.suppress(OSError):
             head = _read(folder, f"{GIT}/HEAD", 4096)
+        there = _submodules_or_none(folder)
         return cls(
             head=head,
-            submodules=frozenset(submodules(folder)),
-            has_index=_has_index(folder),
+            submodules=frozenset(there or ()),
+            has_index=there is not None,
             under_way=frozenset(under_way(folder)),
         )
 
     def mend(self, folder: Folder) -> list[str]:
-        """Puts right what could not be held, when nothing of the command runs any more; says what it did."""
+        """Puts right what could not be held, when nothing runs any more; says what it did."""
         done: list[str] = []
+        _open_way(folder, (GIT,))
         for name in UNDER_WAY:
             if name not in self.under_way and look(folder, (GIT, name)) is not None:
                 with contextlib.suppress(OSError):
-                    _remove(folder, f"{GIT}/{name}")
+                    _put_away(folder, name)
                     done.append(f"{GIT}/{name} was removed: what it says would be run later, outside.")
-        if self.has_index and not _has_index(folder):
+        there = _submodules_or_none(folder)
+        if self.has_index and there is None:
+            _disarm_indexes(folder)
+            done.append(f"{GIT}/index is now disarmed.index: it cannot be read. `git reset` makes a new one.")
+        for parts in there or ():
+            if parts in self.submodules:
+                continue
+            _open_way(folder, parts)
             with contextlib.suppress(OSError):
-                os.rename(f"{GIT}/index", f"{GIT}/index.disarmed", src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
-                done.append(f"{GIT}/index is now index.disarmed: it cannot be read. `git reset` makes a new one.")
-        for parts in submodules(folder):
-            if parts not in self.submodules and look(folder, (*parts, GIT)) is not None:
-                with contextlib.suppress(OSError):
+                if look(folder, (*parts, GIT)) is not None:
                     _rename(folder, parts)
                     done.append(f"{'/'.join((*parts, GIT))} is now {DISARMED}: git would follow it by itself.")
         if self.head and not self._has_head(folder):
-            _restore(folder, f"{GIT}/HEAD", self.head)
+            _restore(folder, "HEAD", self.head)
             done.append(f"{GIT}/HEAD was put back: it was none.")
         return done
 
@@ -154,55 +182,78 @@ class Before:
             return False
 
 
-def _has_index(folder: Folder) -> bool:
+def _submodules_or_none(folder: Folder) -> list[tuple[str, ...]] | None:
     try:
-        gitlinks(_read(folder, f"{GIT}/index", MOST_INDEX))
-    except FileNotFoundError:
-        return True
-    except (OSError, NotAnIndex):
-        return False
-    return True
+        return submodules(folder)
+    except (NotAnIndex, PermissionError):
+        return None
+
+
+def _open_way(folder: Folder, parts: tuple[str, ...]) -> None:
+    """What a command has closed is opened, as its owner could at any time; else nothing in it could be put right."""
+    for length in range(1, len(parts) + 1):
+        with contextlib.suppress(OSError), inside(folder, parts[:length]) as place:
+            if not may_enter(folder, place):
+                os.chmod(f"/proc/self/fd/{place}", stat.S_IMODE(os.fstat(place).st_mode) | stat.S_IRWXU)  # noqa: PTH101
+
+
+def _disarm_indexes(folder: Folder) -> None:
+    with contextlib.suppress(OSError), inside(folder, (GIT,)) as place:
+        for name in os.listdir(f"/proc/self/fd/{place}"):  # noqa: PTH208 - by descriptor
+            if name == "index" or name.startswith("sharedindex."):
+                with contextlib.suppress(OSError):
+                    os.rename(name, f"disarmed.{name}", src_dir_fd=place, dst_dir_fd=place)
 
 
 def _read(folder: Folder, path: str, most: int) -> bytes:
     """A regular file and nothing else; never through a link."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder.fd)
+    *way, name = path.split("/")
+    with inside(folder, way) as place:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - by descriptor
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(f"{path} is no file")
         return file.read(most)
 
 
-def _at(folder: Folder, path: str) -> str:
-    return f"/proc/self/fd/{folder.fd}/{path}"
-
-
 def _remove(folder: Folder, path: str) -> None:
-    if stat.S_ISDIR(os.stat(path, dir_fd=folder.fd, follow_symlinks=False).st_mode):
-        shutil.rmtree(path, dir_fd=folder.fd)
-    else:
-        os.unlink(path, dir_fd=folder.fd)
+    *way, name = path.split("/")
+    with inside(folder, way) as place:
+        if stat.S_ISDIR(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=place)
+        else:
+            os.unlink(name, dir_fd=place)
+
+
+def _put_away(folder: Folder, name: str) -> None:
+    """Out of git's sight, whatever can be removed of it."""
+    away = f"disarmed.{name}-{os.urandom(4).hex()}"
+    with inside(folder, (GIT,)) as place:
+        os.rename(name, away, src_dir_fd=place, dst_dir_fd=place)
+    _open_way(folder, (GIT, away))
+    with contextlib.suppress(OSError):
+        _remove(folder, f"{GIT}/{away}")
 
 
 def _rename(folder: Folder, parts: tuple[str, ...]) -> None:
-    place = folder.open_dir(Spot(parts))
-    try:
+    with inside(folder, parts) as place:
         os.rename(GIT, f"{DISARMED}-{os.urandom(4).hex()}", src_dir_fd=place, dst_dir_fd=place)
-    finally:
-        os.close(place)
 
 
-def _restore(folder: Folder, path: str, content: bytes) -> None:
-    spare = f"{path}.toolcrib"
+def _restore(folder: Folder, name: str, content: bytes) -> None:
+    """A file of `.git`."""
+    spare = f"{name}.toolcrib"
     with contextlib.suppress(FileNotFoundError):
-        _remove(folder, spare)
-    descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=folder.fd)
-    with open(descriptor, "wb") as file:  # noqa: PTH123 - by descriptor
-        file.write(content)
-        if os.geteuid() == 0:
-            os.fchown(descriptor, *folder.owner)
-    with contextlib.suppress(IsADirectoryError, NotADirectoryError):
-        os.rename(spare, path, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
-        return
-    _remove(folder, path)
-    os.rename(spare, path, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+        _remove(folder, f"{GIT}/{spare}")
+    with inside(folder, (GIT,)) as place:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(spare, flags, 0o644, dir_fd=place)
+        with open(descriptor, "wb") as file:  # noqa: PTH123 - by descriptor
+            file.write(content)
+            if os.geteuid() == 0:
+                os.fchown(descriptor, *folder.owner)
+        with contextlib.suppress(IsADirectoryError, NotADirectoryError):
+            os.rename(spare, name, src_dir_fd=place, dst_dir_fd=place)
+            return
+        _remove(folder, f"{GIT}/{name}")
+        os.rename(spare, name, src_dir_fd=place, dst_dir_fd=place)

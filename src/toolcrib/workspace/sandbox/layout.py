@@ -3,21 +3,36 @@
 In: the folder, the settings, whether the command may write. Out: bubblewrap's words for it, and what `inner` shall
 find. `git` knows what of a repository is dangerous, `survey` what there is, `placeholders` hold what is not there.
 
-The words name paths, and a command that still runs could exchange a folder on the way for a link. So `inner` compares
-every place with the device and inode that were seen here, and nothing is run if one differs.
+The words name paths, and a command that still runs could exchange a folder on the way for a link. So what lies deeper
+than the top is only what `floor` says is settled, and `inner` compares every place with the device and inode that were
+seen here, step by step; nothing is run if one differs.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.confined.folder import Folder, Spot
 from toolcrib.workspace.sandbox import git
+from toolcrib.workspace.sandbox.gitlinks import NotAnIndex
 from toolcrib.workspace.sandbox.placeholders import Placeholders
-from toolcrib.workspace.sandbox.survey import GIT, TOOLCRIB, Found, Kind, Survey, look, survey
+from toolcrib.workspace.sandbox.steps import inside
+from toolcrib.workspace.sandbox.survey import (
+    BEFORE_A_COMMAND,
+    GIT,
+    HIDING,
+    TOOLCRIB,
+    Found,
+    Kind,
+    Survey,
+    found_at,
+    look,
+    survey,
+)
 from toolcrib.workspace.settings.model import GitMode, Settings
 
 
@@ -27,8 +42,8 @@ class Layout:
     places: dict[tuple[str, ...], tuple[Found, bool]] = field(default_factory=dict)
     """What is mounted on itself, and whether read-only: it cannot be renamed or replaced, nor changed if read-only."""
     masks: list[Found] = field(default_factory=list)
-    own: list[Found] | None = None
-    """What is left of `.toolcrib`, beginning with the folder itself; None if there is none."""
+    own: list[list[Found]] = field(default_factory=list)
+    """What is left of each `.toolcrib`, beginning with the folder itself."""
 
     def fix(self, found: Found, *, read_only: bool) -> None:
         if found.parts not in self.places or read_only:
@@ -43,18 +58,21 @@ class Layout:
         for parts, (_, read_only) in self.places.items():
             mounts.append((len(parts), ["--ro-bind" if read_only else "--bind", self.at(parts), self.at(parts)]))
         mounts += [(len(found.parts), self._mask(found)) for found in self.masks]
-        if self.own is not None:
-            mounts.append((1, self._own_words(self.own)))
+        mounts += [(len(own[0].parts), self._own_words(own)) for own in self.own]
         return [word for _, words in sorted(mounts, key=lambda mount: mount[0]) for word in words]
 
     def expected(self) -> tuple[list[tuple[bytes, int, int, bool]], list[tuple[bytes, int]]]:
         """For `inner`: places with device, inode and whether read-only; masks with the device they must not be on."""
-        places = [*self.places.values(), *((found, True) for found in (self.own or ())[1:])]
-        masks = [*self.masks, *(self.own or ())[:1]]
+        places = [*self.places.values(), *((found, True) for own in self.own for found in own[1:])]
+        masks = [*self.masks, *(own[0] for own in self.own)]
         return (
             [(os.fsencode(self.at(found.parts)), found.device, found.inode, only) for found, only in places],
             [(os.fsencode(self.at(found.parts)), found.device) for found in masks],
         )
+
+    def covers(self, parts: tuple[str, ...]) -> bool:
+        """Whether something empty lies over a place or above it: then nobody reaches it."""
+        return any(parts[: len(found.parts)] == found.parts for found in self.masks)
 
     def _mask(self, found: Found) -> list[str]:
         path = self.at(found.parts)
@@ -71,11 +89,21 @@ class Layout:
         return [*words, "--remount-ro", path]
 
 
-def look_through(folder: Folder, settings: Settings) -> Survey:
+def look_through(folder: Folder, settings: Settings, known: Iterable[tuple[str, ...]] = ()) -> Survey:
     """What there is to be protected below the folder's top."""
-    seen = survey(folder, hides=bool(settings.hidden))
-    seen.submodules = git.submodules(folder)
+    hides = bool(settings.hidden)
+    seen = survey(folder, HIDING if hides else BEFORE_A_COMMAND, hides=hides, known=() if hides else known)
+    try:
+        seen.submodules = git.submodules(folder)
+    except NotAnIndex as error:
+        seen.unreadable = str(error)
+        return seen
+    except PermissionError as error:
+        seen.unreadable = f"{GIT}: {error.strerror}"
+        return seen
     seen.under_way = git.under_way(folder)
+    there = [look(folder, parts) for parts in folder.running]
+    seen.running = [found for found in there if found is not None and found.kind in {Kind.FOLDER, Kind.FILE}]
     return seen
 
 
@@ -83,22 +111,21 @@ def lay_out(folder: Folder, mode: GitMode, seen: Survey, placeholders: Placehold
     """`seen` is what may be mounted over by now."""
     layout = Layout(root=folder.root)
     there = os.fstat(folder.fd)
-    root = Found(parts=(), kind=Kind.FOLDER, device=there.st_dev, inode=there.st_ino)
-    layout.fix(root, read_only=not writes)
+    layout.fix(found_at((), there), read_only=not writes)
+    layout.masks += [found for found in [*seen.hidden, *seen.closed, *seen.sockets] if found.kind is not Kind.LINK]
     if writes:
+        if seen.unreadable:
+            raise _index_error(seen.unreadable)
         _repository(layout, folder, mode, seen, placeholders)
         for parts in seen.submodules:
             _submodule(layout, folder, parts, placeholders)
-        for found in seen.repositories:
-            _nested_repository(layout, folder, found)
-        _what_runs_us(layout, folder)
-    _own_files(layout, folder, placeholders, writes=writes)
-    for found in [*seen.hidden, *seen.sockets]:
-        if found.kind is Kind.LINK:
-            continue
-        layout.masks.append(found)
-        if writes:
+        for found in [*seen.repositories, *seen.running]:
+            _make_read_only(layout, folder, found)
+        for found in layout.masks:
             _pin_way_to(layout, folder, found)
+    _own_files(layout, folder, placeholders, writes=writes)
+    for found in seen.own:
+        _nested_own_files(layout, folder, found, writes=writes)
     return layout
 
 
@@ -119,42 +146,36 @@ def _repository(layout: Layout, folder: Folder, mode: GitMode, seen: Survey, pla
 
 def _submodule(layout: Layout, folder: Folder, parts: tuple[str, ...], placeholders: Placeholders) -> None:
     """Git goes in by itself, so there must be no other `.git`, nor another folder at this place."""
+    if layout.covers(parts):
+        return
     for length in range(1, len(parts) + 1):
+        path = "/".join(parts[:length])
         found = look(folder, parts[:length])
-        if found is None or placeholders.may_be_one("/".join(parts[:length]), None):
-            placeholders.hold_folder("/".join(parts[:length]))
+        if found is None or placeholders.may_be_one(path, None) or placeholders.may_lead_to_one(path):
+            placeholders.hold_folder(path)
+        elif found.kind is Kind.LINK:
+            raise _submodule_error(parts, parts[:length])
         elif found.kind is not Kind.FOLDER:
-            # A link or a file on the way: git does not go through it, and it cannot be mounted over.
+            # As long as it is no folder, git does not go through it.
+            layout.fix(found, read_only=False)
+            _pin_way_to(layout, folder, found)
             return
     place = (*parts, GIT)
     found = look(folder, place)
     if found is None or placeholders.may_be_one("/".join(place), None):
         placeholders.hold_folder("/".join(place))
-    found = _must_be_there(folder, place)
-    if found.kind is not Kind.LINK:
-        layout.fix(found, read_only=True)
-        _pin_way_to(layout, folder, found)
-    else:
-        layout.fix(_must_be_there(folder, parts), read_only=True)
-        _pin_way_to(layout, folder, _must_be_there(folder, parts))
+    _make_read_only(layout, folder, _must_be_there(folder, place))
 
 
-def _nested_repository(layout: Layout, folder: Folder, found: Found) -> None:
+def _make_read_only(layout: Layout, folder: Folder, found: Found) -> None:
     """A link cannot be mounted over, so what it lies in is made read-only."""
+    if layout.covers(found.parts):
+        return
     if found.kind is Kind.LINK:
         found = _must_be_there(folder, found.parts[:-1])
     if found.kind in {Kind.FOLDER, Kind.FILE}:
         layout.fix(found, read_only=True)
         _pin_way_to(layout, folder, found)
-
-
-def _what_runs_us(layout: Layout, folder: Folder) -> None:
-    """The next server would be whatever a command makes of it."""
-    for parts in folder.running:
-        found = look(folder, parts)
-        if found is not None and found.kind in {Kind.FOLDER, Kind.FILE}:
-            layout.fix(found, read_only=True)
-            _pin_way_to(layout, folder, found)
 
 
 def _own_files(layout: Layout, folder: Folder, placeholders: Placeholders, *, writes: bool) -> None:
@@ -168,16 +189,27 @@ def _own_files(layout: Layout, folder: Folder, placeholders: Placeholders, *, wr
         found = _must_be_there(folder, (TOOLCRIB,))
     if found.kind is not Kind.FOLDER:
         raise _link_error(TOOLCRIB)
-    layout.own = [found, *_readable_entries(folder)]
+    layout.own.append([found, *_readable_entries(folder, found.parts)])
 
 
-def _readable_entries(folder: Folder) -> list[Found]:
-    descriptor = os.open(TOOLCRIB, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder.fd)
+def _nested_own_files(layout: Layout, folder: Folder, found: Found, *, writes: bool) -> None:
+    """Those of another project below this one."""
+    if found.kind is not Kind.FOLDER:
+        if writes:
+            _make_read_only(layout, folder, found)
+    elif not layout.covers(found.parts):
+        layout.own.append([found, *_readable_entries(folder, found.parts)])
+        if writes:
+            _pin_way_to(layout, folder, found)
+
+
+def _readable_entries(folder: Folder, parts: tuple[str, ...]) -> list[Found]:
     try:
-        names = sorted(os.listdir(descriptor))[:100]  # noqa: PTH208 - by descriptor
-    finally:
-        os.close(descriptor)
-    entries = [look(folder, (TOOLCRIB, name)) for name in names if folder.readable(Spot((TOOLCRIB, name)))]
+        with inside(folder, parts) as place:
+            names = sorted(os.listdir(f"/proc/self/fd/{place}"))[:100]  # noqa: PTH208 - by descriptor
+    except PermissionError:
+        return []
+    entries = [look(folder, (*parts, name)) for name in names if folder.readable(Spot((*parts, name)))]
     return [entry for entry in entries if entry is not None and entry.kind in {Kind.FOLDER, Kind.FILE}]
 
 
@@ -199,4 +231,26 @@ def _link_error(name: str) -> WorkspaceError:
     return WorkspaceError(
         f"{name} in the workspace's folder is no folder but a link or a file, which cannot be protected from commands.",
         remedy=f"Put a folder in its place (for {GIT}: a file of git's own is fine too).",
+    )
+
+
+def closed_error(error: PermissionError) -> WorkspaceError:
+    return WorkspaceError(
+        f"What is in the way of protecting the folder: {error.filename or 'a folder'} cannot be entered.",
+        remedy="`chmod u+rwx` it.",
+    )
+
+
+def _submodule_error(parts: tuple[str, ...], link: tuple[str, ...]) -> WorkspaceError:
+    return WorkspaceError(
+        f"{GIT}/index names a submodule at {'/'.join(parts)}, and {'/'.join(link)} is a link: a command could put a "
+        "folder in its place that git goes into by itself.",
+        remedy="Take the submodule out of the index (`git rm --cached`), or put a folder in the link's place.",
+    )
+
+
+def _index_error(why: str) -> WorkspaceError:
+    return WorkspaceError(
+        f"Which submodules there are cannot be told, so commands could put others in their places: {why}.",
+        remedy="`git reset` makes a new index; read-only tools go on working.",
     )

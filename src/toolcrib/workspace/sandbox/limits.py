@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
+from dataclasses import dataclass
 from pathlib import Path
 
 from toolcrib.workspace.sandbox.cgroup import Group
@@ -25,7 +27,9 @@ _FULL_FOR = 1.0
 """Seconds: so long there may be as many processes as are allowed, before it is taken for a bomb."""
 _SOCKET = 256 * 1024
 """Bytes that the kernel holds for a socket from which nobody reads. They are no process's own."""
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_SIZE = re.compile(rb"^(\w+):\s+(\d+) kB$", re.MULTILINE)
+_OWN = (b"RssAnon", b"VmSwap", b"VmPTE")
+_SHARED = b"RssShmem"
 
 
 class Guard:
@@ -48,11 +52,16 @@ class Guard:
             if self._group.ran_out_of_memory():
                 return Ending.MEMORY
             return Ending.PROCESSES if self._is_full_for_long(is_full=self._group.is_full()) else None
-        threads, memory = usage(self._pid, most=self._limits.processes)
-        is_full = threads >= self._limits.processes
-        if threads > self._limits.processes or self._is_full_for_long(is_full=is_full):
+        used = usage(self._pid, most=self._limits.processes)
+        is_full = used.threads >= self._limits.processes
+        if used.threads > self._limits.processes or self._is_full_for_long(is_full=is_full):
             return Ending.PROCESSES
-        return Ending.MEMORY if memory + _sockets(self._pid) * _SOCKET > self._limits.memory else None
+        room = self._limits.memory - used.memory - _sockets(self._pid) * _SOCKET
+        # To ask the kernel for shares takes it long, so it is asked only where it matters.
+        if room < sum(used.shared.values()):
+            room -= sum(map(_share, used.shared))
+            return Ending.MEMORY if room < 0 else None
+        return None
 
     def _is_full_for_long(self, *, is_full: bool) -> bool:
         self._full = self._full + 1 if is_full else 0
@@ -82,24 +91,53 @@ def for_inner(limits: Limits, *, counted: bool) -> list[tuple[int, int]]:
     ]
 
 
-def usage(pid: int, *, most: int) -> tuple[int, int]:
-    """Threads and bytes of a process and all below it; what runs away from its parents belongs to the first again.
+@dataclass(frozen=True, slots=True)
+class Usage:
+    threads: int
+    memory: int
+    """Bytes that are each process's own: its pages, wherever they lie, and the tables that the kernel keeps of them."""
+    shared: dict[int, int]
+    """Bytes of memory without a file that several processes may share, by the pid of each that sees some."""
 
-    Looks no further when `most` is passed: what is above it is ended whatever it is.
+
+def usage(pid: int, *, most: int) -> Usage:
+    """Of a process and all below it; what runs away from its parents belongs to the first again.
+
+    Looks no further when `most` threads are passed: what is above it is ended whatever it is.
     """
     threads = memory = 0
+    shared: dict[int, int] = {}
     waiting = [pid]
     while waiting and threads <= most:
         current = waiting.pop()
         with contextlib.suppress(OSError, ValueError):
-            place = Path(f"/proc/{current}")
-            tasks = [task.name for task in (place / "task").iterdir()]
+            place = f"/proc/{current}"
+            tasks = os.listdir(f"{place}/task")  # noqa: PTH208 - hundreds of processes are looked at every 20 ms
             threads += len(tasks)
-            resident, shared = (place / "statm").read_text().split()[1:3]
-            memory += (int(resident) - int(shared)) * _PAGE
+            sizes = _sizes(f"{place}/status")
+            memory += sum(sizes.get(name, 0) for name in _OWN)
+            if sizes.get(_SHARED):
+                shared[current] = sizes[_SHARED]
             for task in tasks:
-                waiting += [int(child) for child in (place / "task" / task / "children").read_text().split()]
-    return threads, memory
+                waiting += [int(child) for child in _read(f"{place}/task/{task}/children").split()]
+    return Usage(threads, memory, shared)
+
+
+def _sizes(path: str) -> dict[bytes, int]:
+    """Bytes by name, of a file in which the kernel gives them in kB."""
+    return {name: int(size) * 1024 for name, size in _SIZE.findall(_read(path))}
+
+
+def _share(pid: int) -> int:
+    """Of the shared memory that a process sees; the shares of all who see it make up the whole."""
+    with contextlib.suppress(OSError):
+        return _sizes(f"/proc/{pid}/smaps_rollup").get(b"Pss_Shmem", 0)
+    return 0
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - as above
+        return file.read()
 
 
 def _sockets(pid: int) -> int:

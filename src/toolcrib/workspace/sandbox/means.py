@@ -6,7 +6,6 @@ In: the server's environment. Out: the means, or a refusal with its reason and r
 from __future__ import annotations
 
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,9 +14,9 @@ from pathlib import Path
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.sandbox import bwrap, landlock
+from toolcrib.workspace.sandbox.programs import find_program
 from toolcrib.workspace.sandbox.syscalls import MACHINES
 
-USUAL_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 FILE_TOOLS = "File tools go on working."
 _SWITCHES = (
     ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
@@ -36,7 +35,7 @@ class Means:
     landlock: int
 
 
-def find(environ: Mapping[str, str], *, is_root: bool) -> Means:
+def find(environ: Mapping[str, str], root: Path, *, is_root: bool) -> Means:
     """WorkspaceError where a sandbox cannot be built here."""
     if sys.platform != "linux":
         raise refused(
@@ -45,8 +44,7 @@ def find(environ: Mapping[str, str], *, is_root: bool) -> Means:
     machine = platform.machine()
     if machine not in MACHINES:
         raise refused(f"the filter of system calls does not know {machine}", f"Use {' or '.join(MACHINES)}.")
-    path = environ.get("PATH", USUAL_PATH)
-    program = shutil.which("bwrap", path=path)
+    program = find_program("bwrap", environ, root)
     if program is None:
         raise refused("bubblewrap is not installed", "`apt install bubblewrap`, or `dnf install bubblewrap`.")
     said = _version_of(program)
@@ -58,10 +56,10 @@ def find(environ: Mapping[str, str], *, is_root: bool) -> Means:
         raise refused(
             "the kernel has no Landlock", "Use Linux 5.13 or newer with `landlock` in the boot parameter `lsm=`."
         )
-    enter = shutil.which("nsenter", path=path)
+    enter = find_program("nsenter", environ, root)
     if is_root and enter is None:
         raise refused("nsenter is not installed, and Toolcrib runs as root", "`apt install util-linux`.")
-    return Means(bwrap=program, version=said, enter=enter or "", machine=machine, landlock=abi)
+    return Means(bwrap=str(program), version=said, enter=str(enter or ""), machine=machine, landlock=abi)
 
 
 def refused(why: str, remedy: str) -> WorkspaceError:
@@ -85,7 +83,7 @@ def remedy_for(why: str) -> str:
     return "`toolcrib workspace check` shows every probe."
 
 
-def _version_of(program: str) -> str:
+def _version_of(program: Path) -> str:
     try:
         done = subprocess.run([program, "--version"], env={}, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

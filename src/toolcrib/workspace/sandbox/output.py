@@ -7,11 +7,14 @@ but not write. In read-only mode nothing is kept. The oldest files go when there
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 from collections import deque
 
-from toolcrib.workspace.confined.folder import Folder
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined.atomic import own_dir
+from toolcrib.workspace.confined.folder import Folder, Spot
 from toolcrib.workspace.sandbox.model import Captured
 from toolcrib.workspace.sandbox.survey import TOOLCRIB
 
@@ -19,7 +22,9 @@ PLACE = f"{TOOLCRIB}/output"
 MOST_FILES = 40
 HEAD, TAIL = 768 * 1024, 256 * 1024
 """Bytes of each stream that are held in memory."""
-_LOG = re.compile(r"(?P<name>.+)-(?P<number>\d{1,9})\.log")
+LAST_NUMBER = 999_999
+"""Of a file. No folder gets so far by itself: a repository brought it, and free numbers below are taken instead."""
+_LOG = re.compile(r".+-([0-9]{1,6})\.log", re.DOTALL)
 
 
 class Stream:
@@ -83,51 +88,47 @@ class Kept:
         """Where it cannot be made, output is only cut: no reason to end a command."""
         try:
             place = _open_place(self._folder)
-        except OSError:
+            try:
+                self._file = self._make_in(place)
+            finally:
+                os.close(place)
+        except (OSError, WorkspaceError):
             self._file = os.open(os.devnull, os.O_WRONLY)
-            return
-        try:
-            numbers = sorted(_logs(place))
-            for _, old in numbers[: max(0, len(numbers) - MOST_FILES + 1)]:
-                with contextlib.suppress(OSError):
-                    os.unlink(old, dir_fd=place)
-            name = f"{self._name}-{numbers[-1][0] + 1 if numbers else 1}.log"
-            self._file = _make(name, place, self._folder)
-            self.path = f"{PLACE}/{name}"
-        finally:
-            os.close(place)
+
+    def _make_in(self, place: int) -> int:
+        logs = sorted(_logs(place))
+        for _, old in logs[: max(0, len(logs) - MOST_FILES + 1)]:
+            with contextlib.suppress(OSError):
+                os.unlink(old, dir_fd=place)
+        name = f"{self._name}-{_next_number([number for number, _ in logs])}.log"
+        made = _make(name, place, self._folder)
+        self.path = f"{PLACE}/{name}"
+        return made
 
 
 def _logs(place: int) -> list[tuple[int, str]]:
     found = [(_LOG.fullmatch(name), name) for name in os.listdir(place)]
-    return [(int(match["number"]), name) for match, name in found if match]
+    return [(int(match[1]), name) for match, name in found if match]
+
+
+def _next_number(taken: list[int]) -> int:
+    highest = max(taken, default=0)
+    if highest < LAST_NUMBER:
+        return highest + 1
+    return next(number for number in itertools.count(1) if number not in taken)
 
 
 def _open_place(folder: Folder) -> int:
-    """Step by step and through no link: a repository could have put one there."""
-    there = os.dup(folder.fd)
-    for name in PLACE.split("/"):
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o755, dir_fd=there)
-                _give(name, there, folder)
-            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=there)
-        finally:
-            os.close(there)
-        there = below
+    place = own_dir(folder, Spot(tuple(PLACE.split("/"))))
     with contextlib.suppress(FileExistsError):
-        ignore = _make(".gitignore", there, folder)
+        ignore = _make(".gitignore", place, folder)
         os.write(ignore, b"*\n")
         os.close(ignore)
-    return there
+    return place
 
 
 def _make(name: str, place: int, folder: Folder) -> int:
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=place)
-    _give(name, place, folder)
-    return descriptor
-
-
-def _give(name: str, place: int, folder: Folder) -> None:
     if os.geteuid() == 0:
-        os.chown(name, *folder.owner, dir_fd=place, follow_symlinks=False)
+        os.fchown(descriptor, *folder.owner)
+    return descriptor

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from toolcrib.workspace.sandbox.programs import find_program
 from toolcrib.workspace.settings.model import GitMode, Settings
 
 HOME = "/tmp/home"  # noqa: S108 - the sandbox's own
@@ -53,10 +54,12 @@ def etc(settings: Settings) -> list[Path]:
     return [path for name in names if (path := Path("/etc") / name).exists()]
 
 
-def toolchains(settings: Settings, environ: Mapping[str, str]) -> list[Path]:
-    """The interpreter that runs us, known stores of toolchains, and what the settings add; none inside another."""
+def toolchains(settings: Settings, environ: Mapping[str, str], root: Path) -> list[Path]:
+    """The interpreter that runs us, ripgrep, known stores of toolchains, what the settings add; none inside another."""
     home = environ.get("HOME")
+    ripgrep = find_program("rg", environ, root)
     wanted = [
+        *([ripgrep] if ripgrep else []),
         Path(sys.base_prefix),
         Path(sys.prefix),
         interpreter().parent,

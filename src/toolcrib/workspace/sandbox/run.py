@@ -13,15 +13,15 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.sandbox.launch import GO, READY, Launched, Start, Watch, launch
 from toolcrib.workspace.sandbox.means import remedy_for
 from toolcrib.workspace.sandbox.model import Ending, Finished
 from toolcrib.workspace.sandbox.output import Kept, Stream
+from toolcrib.workspace.sandbox.patience import to_the_end
 
 OnOutput = Callable[[str, bytes], None]
 
@@ -62,10 +62,10 @@ class Tree:
             await self._gone.wait()
         except asyncio.CancelledError:
             self.end(Ending.CANCELLED)
-            await _whatever_comes(self._gone.wait())
+            await to_the_end(self._gone.wait())
             raise
         finally:
-            await _whatever_comes(self._close())
+            await to_the_end(self._close())
         return self._finished()
 
     def end(self, why: Ending) -> None:
@@ -250,17 +250,3 @@ def not_run(why: str) -> WorkspaceError:
     return WorkspaceError(
         f"The sandbox could not be made, and nothing was run: {why}", remedy=remedy_for(why), data={"reason": why}
     )
-
-
-async def _whatever_comes(ending: Coroutine[Any, Any, object]) -> None:
-    """Waits to the end, also if cancelled meanwhile; then lets the cancellation go on."""
-    task = asyncio.ensure_future(ending)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    task.result()

@@ -8,29 +8,29 @@ ever run here. `run` runs a command, in what `bwrap`, `places` and `layout` desc
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import os
 import platform
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.sandbox import bwrap, git, landlock, means, places, seccomp, selftest, stage
+from toolcrib.workspace.sandbox import bwrap, landlock, means, places, seccomp, selftest, stage
 from toolcrib.workspace.sandbox.cgroup import Nest, find_nest
 from toolcrib.workspace.sandbox.floor import Floor
 from toolcrib.workspace.sandbox.launch import Start, Wrapping
-from toolcrib.workspace.sandbox.layout import lay_out, look_through
+from toolcrib.workspace.sandbox.layout import closed_error, lay_out, look_through
 from toolcrib.workspace.sandbox.limits import Guard, for_inner, rlimits
 from toolcrib.workspace.sandbox.means import Means
 from toolcrib.workspace.sandbox.model import Command, Ending, Finished, Probe
 from toolcrib.workspace.sandbox.output import Kept
+from toolcrib.workspace.sandbox.patience import in_a_thread
 from toolcrib.workspace.sandbox.placeholders import Placeholders
 from toolcrib.workspace.sandbox.run import OnOutput, Tree
-from toolcrib.workspace.sandbox.survey import Survey
+from toolcrib.workspace.sandbox.survey import AT_THE_START, Parts, Survey, survey
 from toolcrib.workspace.sandbox.syscalls import MACHINES, Machine
 from toolcrib.workspace.settings.model import GitMode, Settings
 
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 SCRATCH_SHARE = 4
 TIDY_TRIES = 100
+MOST_WORDS = 8000
+"""bubblewrap takes 9000."""
 MOST_SCRATCH = 1024 * 1024 * 1024
 
 
@@ -55,10 +57,14 @@ class Sandbox:
         self._stage: stage.Stage | None = None
         self._nest: Nest | None = find_nest(settings.limits)
         self._trees: set[Tree] = set()
-        self._floor = Floor(folder)
+        self._known: list[Parts] = []
+        self._is_whole = True
+        """Whether all of the folder was looked through when this was opened."""
+        commits = settings.git is GitMode.COMMIT and not settings.read_only
+        self._floor = Floor(folder, self._look, hides=bool(settings.hidden), commits=commits)
         is_root = os.geteuid() == 0
         self.uid, self.gid = folder.owner if is_root else (os.geteuid(), os.getegid())
-        self._bound = places.toolchains(settings, environ)
+        self._bound = places.toolchains(settings, environ, folder.root)
         self._shell = bwrap.Shell(
             uid=self.uid,
             gid=self.gid,
@@ -97,7 +103,7 @@ class Sandbox:
         if self._stage is not None:
             self._stage.close()
             self._stage = None
-        self._floor.close()
+        await self._floor.close()
 
     def describe(self) -> dict[str, Any]:
         """Which means are in force."""
@@ -115,6 +121,8 @@ class Sandbox:
             "leaves_root": self._stage is not None and self.uid != 0,
             "network": self.settings.network,
             "git": str(self.settings.git),
+            "protected_inside": len(self._known),
+            "looked_through": "all" if self._is_whole else "in part",
             "readable": [str(path) for path in self._bound],
             "refusal": self.refusal.text() if self.refusal else None,
             "probes": [{"name": probe.name, "held": probe.held, "detail": probe.detail} for probe in self.probes],
@@ -136,47 +144,61 @@ class Sandbox:
         kept = None
         if command.keeps and not self.settings.read_only:
             kept = Kept(self.folder, command.name, after=limits.output)
-        async with self._on_the_floor(command) as seen:
-            return await self._run_over(command, seen, kept, on_output)
-
-    @contextlib.asynccontextmanager
-    async def _on_the_floor(self, command: Command) -> AsyncIterator[Survey]:
         if self.unsafe:
-            yield Survey()
-            return
-        seen = await self._floor.enter(lambda: look_through(self.folder, self.settings), command.seconds)
+            return await self._run_over(command, Survey(), kept, on_output)
+        writes = command.writes and not self.settings.read_only
+        seen = await self._floor.enter(writes=writes, seconds=command.seconds)
+        notes: list[str] = []
         try:
-            yield seen
+            finished = await self._run_over(command, seen, kept, on_output)
         finally:
-            self._floor.leave()
+            notes = await self._floor.leave()
+        return replace(finished, notes=tuple(notes))
 
     async def _run_over(
         self, command: Command, seen: Survey, kept: Kept | None, on_output: OnOutput | None
     ) -> Finished:
         with Placeholders(self.folder) as placeholders:
-            start = self._outside(command) if self.unsafe else self._inside(command, seen, placeholders)
-            before = git.Before.look(self.folder) if self._may_commit(command) else None
+            if self.unsafe:
+                start = self._outside(command)
+            else:
+                start = await in_a_thread(lambda: self._inside(command, seen, placeholders))
+            if self.refusal is not None:
+                raise self.refusal
             tree = Tree(start, kept, on_output)
             self._trees.add(tree)
-            notes: list[str] = []
             try:
-                finished = await tree.run()
+                return await tree.run()
             finally:
                 self._trees.discard(tree)
-                if before is not None:
-                    notes = before.mend(self.folder)
-            return replace(finished, notes=tuple(notes))
+
+    def _look(self) -> Survey:
+        """In a thread, one at a time."""
+        try:
+            seen = look_through(self.folder, self.settings, self._known)
+        except PermissionError as error:
+            raise closed_error(error) from error
+        # What lies in a closed folder was not looked at; it may be opened again.
+        closed = [parts for parts in self._known if any(parts[: len(c.parts)] == c.parts for c in seen.closed)]
+        self._known = list(dict.fromkeys([*seen.known(), *closed]))
+        return seen
+
+    def _look_at_the_start(self) -> None:
+        try:
+            seen = survey(self.folder, AT_THE_START, hides=False)
+        except WorkspaceError:
+            # Said again before every command.
+            self._is_whole = False
+            return
+        self._known, self._is_whole = seen.known(), seen.is_whole
 
     async def _probe(self, command: Command) -> Finished:
         """Our own code: nothing in the folder need be kept from it, so it waits for nobody."""
         return await self._run_over(command, Survey(), None, None)
 
-    def _may_commit(self, command: Command) -> bool:
-        return command.writes and not self.settings.read_only and self.settings.git is GitMode.COMMIT
-
     async def _build(self) -> None:
         is_root = os.geteuid() == 0
-        self._means = await asyncio.to_thread(means.find, self._environ, is_root=is_root)
+        self._means = await asyncio.to_thread(means.find, self._environ, self.folder.root, is_root=is_root)
         if is_root:
             needed = [*self._bound, self.folder.root]
             interpreter = places.interpreter()
@@ -201,6 +223,8 @@ class Sandbox:
         if failed := next((probe for probe in self.probes if not probe.held), None):
             why = f"the sandbox does not hold: not true is “{failed.name}” ({failed.detail})"
             raise means.refused(why, means.remedy_for(failed.detail))
+        if not self.settings.hidden:
+            await in_a_thread(self._look_at_the_start)
 
     # What is the same for every command is made once: it is part of a command's time.
 
@@ -228,7 +252,15 @@ class Sandbox:
         if self._means is None:
             raise RuntimeError("a sandbox that was not opened")
         writes = command.writes and not self.settings.read_only
-        layout = lay_out(self.folder, self.settings.git, seen, placeholders, writes=writes)
+        try:
+            layout = lay_out(self.folder, self.settings.git, seen, placeholders, writes=writes)
+        except PermissionError as error:
+            raise closed_error(error) from error
+        if len(layout.words()) > MOST_WORDS:
+            raise WorkspaceError(
+                "The folder holds too many repositories, hidden files and the like to protect each of them.",
+                remedy="Hide whole folders rather than files, or open a smaller folder as the workspace.",
+            )
         expected, masks = layout.expected()
         trees = [b"/tmp", b"/dev/shm", *([os.fsencode(self.folder.root)] if writes else [])]
         abi = self._means.landlock

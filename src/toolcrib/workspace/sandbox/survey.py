@@ -1,30 +1,49 @@
 """A look through the folder for what a command must not touch: repositories inside, hidden files, sockets.
 
-In: the folder. Out: what was found, with its device and inode, so that `inner` can tell that just this was mounted.
-Bounded: a hidden file that was not looked for would be shown, so there the bound is an error; repositories deeper
-down than the bound are left as they are.
+In: the folder, and places that are known already. Out: what was found, with its device and inode, so that `inner` can
+tell that just this was mounted. Bounded: a hidden file that was not looked for would be shown, so there the bound is an
+error. For the rest one large look is made at the start, and what it found is known to every small one before a command.
+
+A folder that commands cannot list can hold anything, and who owns it can open it again: nothing of it is shown.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.confined.folder import Folder, Spot
+from toolcrib.workspace.sandbox.steps import inside, may_enter
 
-MOST_ENTRIES = 20_000
-MOST_DEPTH = 8
-MOST_ENTRIES_HIDING = 200_000
-MOST_DEPTH_HIDING = 64
 MOST_MASKS = 500
+MOST_PLACES = 200
+"""Of each kind; mounts are part of every command's time."""
+LONGEST_PATH = 3500
+"""The kernel mounts nothing at a longer one; only commands make such."""
 NOT_WALKED = frozenset({"node_modules", "__pycache__", ".venv", "venv", ".tox", ".nox"})
 """Large, made by programs, and no place where a person runs git."""
 GIT = ".git"
 TOOLCRIB = ".toolcrib"
+Parts = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    entries: int
+    depth: int
+    seconds: float
+
+
+BEFORE_A_COMMAND = Bounds(entries=20_000, depth=8, seconds=5)
+AT_THE_START = Bounds(entries=500_000, depth=32, seconds=20)
+HIDING = Bounds(entries=200_000, depth=64, seconds=20)
 
 
 class Kind(enum.Enum):
@@ -36,7 +55,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    parts: tuple[str, ...]
+    parts: Parts
     kind: Kind
     device: int
     inode: int
@@ -46,95 +65,180 @@ class Found:
 class Survey:
     repositories: list[Found] = field(default_factory=list)
     """Whatever is called `.git` below the root's own."""
+    own: list[Found] = field(default_factory=list)
+    """Whatever is called `.toolcrib` below the root's own."""
     hidden: list[Found] = field(default_factory=list)
     """The topmost of what is hidden."""
+    closed: list[Found] = field(default_factory=list)
+    """Folders that cannot be listed or entered."""
     sockets: list[Found] = field(default_factory=list)
     """Doors to processes outside."""
-    submodules: list[tuple[str, ...]] = field(default_factory=list)
+    running: list[Found] = field(default_factory=list)
+    """What runs us, where that lies in the folder."""
+    submodules: list[Parts] = field(default_factory=list)
     """Where git goes in by itself, whether or not there is anything."""
+    unreadable: str = ""
+    """Why it cannot be told where the submodules are."""
     under_way: list[str] = field(default_factory=list)
     """Of `.git`: what git is in the middle of."""
+    is_whole: bool = True
+    """Whether no bound ended the look."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.repositories or self.hidden or self.sockets or self.submodules or self.under_way)
+        places = (self.repositories, self.own, self.hidden, self.closed, self.sockets, self.running)
+        return not (any(places) or self.submodules or self.unreadable or self.under_way)
+
+    def where(self, is_so: Callable[[Found], bool]) -> Survey:
+        return replace(
+            self,
+            repositories=list(filter(is_so, self.repositories)),
+            own=list(filter(is_so, self.own)),
+            hidden=list(filter(is_so, self.hidden)),
+            closed=list(filter(is_so, self.closed)),
+            sockets=list(filter(is_so, self.sockets)),
+            running=list(filter(is_so, self.running)),
+        )
+
+    def known(self) -> list[Parts]:
+        """What the next look shall not miss, however many files there are by then."""
+        return [found.parts for kind in (self.repositories, self.own, self.sockets) for found in kind]
 
 
-def look(folder: Folder, parts: tuple[str, ...]) -> Found | None:
-    """What is at a place, the link itself if it is one; None if there is nothing."""
+def look(folder: Folder, parts: Parts) -> Found | None:
+    """What is at a place, the link itself if it is one; None if there is nothing, or a link on the way."""
     try:
-        there = os.stat("/".join(parts), dir_fd=folder.fd, follow_symlinks=False)
+        with inside(folder, parts[:-1]) as place:
+            return found_at(parts, os.stat(parts[-1], dir_fd=place, follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return _found(parts, there)
 
 
-def survey(folder: Folder, *, hides: bool) -> Survey:
-    result = Survey()
-    left = MOST_ENTRIES_HIDING if hides else MOST_ENTRIES
-    for parts, entry in _walk(folder, hides=hides):
-        left -= 1
-        if left < 0:
-            if hides:
+def survey(folder: Folder, bounds: Bounds, *, hides: bool, known: Iterable[Parts] = ()) -> Survey:
+    at_work = _Look(folder, bounds, hides=hides)
+    for parts in known:
+        at_work.again(parts)
+    at_work.all()
+    return at_work.result
+
+
+class _Look:
+    def __init__(self, folder: Folder, bounds: Bounds, *, hides: bool) -> None:
+        self._folder = folder
+        self._bounds = bounds
+        self._hides = hides
+        self._left = bounds.entries
+        self._end = time.monotonic() + bounds.seconds
+        self._seen: set[Parts] = set()
+        self._waiting: deque[Parts] = deque([()])
+        self.result = Survey()
+
+    def again(self, parts: Parts) -> None:
+        """A place that is known. If a folder above it was closed meanwhile, it is that folder."""
+        for length in range(1, len(parts)):
+            if not self._enters(parts[:length]):
+                return
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), inside(self._folder, parts[:-1]) as place:
+            self._sort(parts, os.stat(parts[-1], dir_fd=place, follow_symlinks=False))
+
+    def all(self) -> None:
+        """All entries, the near ones first as far as folders go; into no link, nothing hidden."""
+        while self._waiting:
+            if self._left < 0:
+                return
+            if time.monotonic() > self._end:
+                self._give_up()
+                return
+            parts = self._waiting.popleft()
+            if self._enters(parts):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                    self._list(parts)
+
+    def _enters(self, parts: Parts) -> bool:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            with inside(self._folder, parts) as place:
+                if may_enter(self._folder, place):
+                    return True
+                there = os.fstat(place)
+            if not parts:
                 raise WorkspaceError(
-                    "The folder has too many files to be sure that hidden ones stay hidden from commands.",
-                    remedy="Name fewer places under `hidden:`, or move what shall be hidden out of the folder.",
+                    f"{self._folder.root} cannot be listed, so nothing in it can be protected from commands.",
+                    remedy=f"`chmod u+rwx {self._folder.root}`.",
                 )
-            break
-        _sort(folder, result, parts, entry, hides=hides)
-    if len(result.hidden) > MOST_MASKS:
-        raise WorkspaceError(
-            f"More than {MOST_MASKS} files are hidden, too many for commands to run beside them.",
-            remedy="Hide the folder that they are in rather than each of them.",
-        )
-    return result
+            self._add(self.result.closed, parts, there, MOST_MASKS)
+        return False
 
-
-def _sort(folder: Folder, result: Survey, parts: tuple[str, ...], entry: os.DirEntry[str], *, hides: bool) -> None:
-    is_hidden = hides and not folder.readable(Spot(parts))
-    if is_hidden or entry.name.casefold() == GIT or _is_special(entry):
-        found = _found(parts, entry.stat(follow_symlinks=False))
-        if is_hidden:
-            result.hidden.append(found)
-        elif entry.name.casefold() == GIT:
-            result.repositories.append(found)
-        elif stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
-            result.sockets.append(found)
-
-
-def _walk(folder: Folder, *, hides: bool) -> Iterator[tuple[tuple[str, ...], os.DirEntry[str]]]:
-    """All entries, the near ones first as far as folders go; into no link, no `.git`, nothing hidden."""
-    waiting: list[tuple[str, ...]] = [()]
-    while waiting:
-        parts = waiting.pop(0)
-        try:
-            descriptor = os.open("/".join(parts) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder.fd)
-        except OSError:
-            continue
+    def _list(self, parts: Parts) -> None:
+        with inside(self._folder, parts) as place:
+            descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
         try:
             with os.scandir(descriptor) as entries:
                 for entry in entries:
-                    here = (*parts, entry.name)
-                    if here in {(GIT,), (TOOLCRIB,)}:
-                        continue
-                    yield here, entry
-                    if entry.is_dir(follow_symlinks=False) and _goes_into(folder, here, hides=hides):
-                        waiting.append(here)
+                    self._left -= 1
+                    if self._left < 0:
+                        self._give_up()
+                        return
+                    if parts or entry.name not in {GIT, TOOLCRIB}:
+                        with contextlib.suppress(FileNotFoundError):
+                            self._entry((*parts, entry.name), entry)
         finally:
             os.close(descriptor)
 
+    def _entry(self, parts: Parts, entry: os.DirEntry[str]) -> None:
+        is_hidden = self._hides and not self._folder.readable(Spot(parts))
+        is_folder = entry.is_dir(follow_symlinks=False)
+        is_plain = is_folder or entry.is_file(follow_symlinks=False) or entry.is_symlink()
+        if is_hidden or not is_plain or entry.name.casefold() in {GIT, TOOLCRIB}:
+            self._sort(parts, entry.stat(follow_symlinks=False), is_hidden=is_hidden)
+        if is_folder and not is_hidden and self._goes_into(parts):
+            self._waiting.append(parts)
 
-def _goes_into(folder: Folder, parts: tuple[str, ...], *, hides: bool) -> bool:
-    if hides:
-        return len(parts) < MOST_DEPTH_HIDING and folder.readable(Spot(parts))
-    return len(parts) < MOST_DEPTH and parts[-1] not in NOT_WALKED and parts[-1].casefold() != GIT
+    def _sort(self, parts: Parts, there: os.stat_result, *, is_hidden: bool = False) -> None:
+        name = parts[-1].casefold()
+        if is_hidden:
+            self._add(self.result.hidden, parts, there, MOST_MASKS)
+        elif name == GIT:
+            self._add(self.result.repositories, parts, there, MOST_PLACES)
+        elif name == TOOLCRIB:
+            self._add(self.result.own, parts, there, MOST_PLACES)
+        elif stat.S_ISSOCK(there.st_mode):
+            self._add(self.result.sockets, parts, there, MOST_PLACES)
+
+    def _add(self, kind: list[Found], parts: Parts, there: os.stat_result, most: int) -> None:
+        if parts in self._seen:
+            return
+        fits = most == MOST_MASKS or len(os.fsencode(self._folder.root.joinpath(*parts))) <= LONGEST_PATH
+        if fits and len(kind) < most:
+            self._seen.add(parts)
+            kind.append(found_at(parts, there))
+        elif most == MOST_MASKS:
+            raise WorkspaceError(
+                f"More than {MOST_MASKS} files are hidden or folders closed, too many for commands to run beside them.",
+                remedy="Hide the folder that they are in rather than each of them; open folders with `chmod u+rx`.",
+            )
+        else:
+            self.result.is_whole = False
+
+    def _goes_into(self, parts: Parts) -> bool:
+        name = parts[-1].casefold()
+        if name == TOOLCRIB or (not self._hides and (name == GIT or parts[-1] in NOT_WALKED)):
+            return False
+        if len(parts) < self._bounds.depth:
+            return True
+        self._give_up()
+        return False
+
+    def _give_up(self) -> None:
+        self.result.is_whole = False
+        if self._hides:
+            raise WorkspaceError(
+                "The folder has too many files, or folders too deep, to be sure that hidden ones stay hidden from "
+                f"commands ({self._bounds.entries} files, {self._bounds.depth} levels, {self._bounds.seconds} s).",
+                remedy="Remove what is not needed, hide nothing, or open a smaller folder as the workspace.",
+            )
 
 
-def _is_special(entry: os.DirEntry[str]) -> bool:
-    return not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False) or entry.is_symlink())
-
-
-def _found(parts: tuple[str, ...], there: os.stat_result) -> Found:
+def found_at(parts: Parts, there: os.stat_result) -> Found:
     kind = {stat.S_IFDIR: Kind.FOLDER, stat.S_IFREG: Kind.FILE, stat.S_IFLNK: Kind.LINK}
     return Found(
         parts=parts,

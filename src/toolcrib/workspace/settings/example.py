@@ -60,11 +60,11 @@ EXAMPLE = """\
 #  memory_mb: 4096
 #  processes: 512
 #  file_mb: 1024
-# What a model gets of a command's output, and what is kept as a file.
-#  output_kb: 32
+# What a model gets of a command's output, a search or a listing, and what of the output is kept as a file.
+#  output_kb: 16
 #  kept_mb: 16
 # What one read_file gives.
-#  read_kb: 128
+#  read_kb: 32
 # For one session, added up: calls of all tools, seconds of commands, what is written by write_file and edit_file.
 #  session_calls: 10000
 #  session_seconds: 21600

@@ -63,11 +63,11 @@ class Limits:
     """Of a command with all that it starts; threads count."""
     file_size: int = 1024 * MB
     """Of the largest file that a command may write."""
-    output: int = 32 * KB
+    output: int = 16 * KB
     """What a model gets of a command's output."""
     kept: int = 16 * MB
     """What is kept of a command's output as a file."""
-    read: int = 128 * KB
+    read: int = 32 * KB
     """What one `read_file` gives."""
     session_calls: int = 10_000
     session_seconds: float = 21_600.0
