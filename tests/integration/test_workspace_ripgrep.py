@@ -229,6 +229,7 @@ async def test_a_search_that_takes_long_opens_only_what_ripgrep_names_and_finds_
         (root / f"d{n:02}").mkdir()
         for m in range(20):
             (root / f"d{n:02}" / f"f{m:02}").write_text("needle\n" if (n, m) in {(7, 3), (59, 19)} else "hay\n")
+    (root / ".gitignore").write_text("d03/\n")
     opened: list[str] = []
     look_into = searching._Search._look_into
     narrowed = threading.Event()
@@ -250,7 +251,8 @@ async def test_a_search_that_takes_long_opens_only_what_ripgrep_names_and_finds_
     async with sandboxed(root) as scene:
         data = await told(scene, SearchText(pattern="needle"))
     assert [file.path for file in data.files] == ["d07/f03", "d59/f19"]
-    assert opened == ["d00/f00", "d07/f03", "d59/f19"]
+    assert opened == [".gitignore", "d07/f03", "d59/f19"]
+    assert data.ignored == 1, "counted, whoever helps"
 
 
 async def test_much_that_ripgrep_prints_leaves_no_file_behind(root: Path):

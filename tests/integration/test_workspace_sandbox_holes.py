@@ -19,7 +19,7 @@ from parts.sandboxes import opened, own, shell, usual
 from parts.waiting import wait_for
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.sandbox import Sandbox, layout
+from toolcrib.workspace.sandbox import Sandbox, layout, survey
 from toolcrib.workspace.sandbox import sandbox as sandbox_module
 from toolcrib.workspace.sandbox.placeholders import MARK
 from toolcrib.workspace.sandbox.survey import Bounds, Survey
@@ -265,6 +265,18 @@ async def test_a_flood_of_files_hides_no_repository(root: Path, owner: str, monk
                 assert "reached" not in finished.stdout.text()
         (root / "vendor").chmod(0o755)
     assert (root / "vendor" / "lib" / ".git" / "config").read_text() == config
+
+
+async def test_too_many_repositories_refuse_commands_that_write(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command could make so many that a person's own has no place among them."""
+    monkeypatch.setattr(survey, "MOST_PLACES", 3)
+    async with opened(root) as sandbox:
+        assert (await shell(sandbox, "mkdir -p a/.git b/.git c/.git d/.git")).code == 0
+        with pytest.raises(WorkspaceError, match="too many repositories"):
+            await shell(sandbox, "true")
+        assert (await shell(sandbox, "true", writes=False)).code == 0
+        (root / "d" / ".git").rmdir()
+        assert (await shell(sandbox, "true")).code == 0
 
 
 async def test_a_folder_too_large_to_be_looked_through_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

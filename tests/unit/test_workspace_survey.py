@@ -78,18 +78,24 @@ def test_where_files_are_hidden_a_look_in_part_is_an_error(folder: Folder) -> No
         survey(folder, Bounds(entries=100, depth=9, seconds=0), hides=True)
 
 
-def test_new_repositories_without_number_take_no_place_of_known_ones(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_repositories_come_first_and_too_many_are_said(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_PLACES", 3)
     (folder.root / "z" / ".git").mkdir(parents=True)
     known = survey(folder, AT_THE_START, hides=False).known()
     for name in "abcdef":
         (folder.root / name / ".git").mkdir(parents=True)
-    seen = survey(folder, AT_THE_START, hides=False, known=known)
-    assert seen.known()[0] == ("z", ".git")
-    assert len(seen.repositories) == 3
-    assert not seen.is_whole
+    for hides in (False, True):
+        seen = survey(folder, AT_THE_START, hides=hides, known=known)
+        assert seen.known()[0] == ("z", ".git")
+        assert len(seen.repositories) == 3
+        assert seen.is_crowded
+
+
+def test_what_is_known_and_hidden_by_now_is_hidden(folder: Folder) -> None:
+    (folder.root / "x.key" / ".git").mkdir(parents=True)
+    seen = survey(folder, AT_THE_START, hides=True, known=[("x.key", ".git")])
+    assert [found.parts for found in seen.hidden] == [("x.key",)]
+    assert not seen.repositories
 
 
 def test_a_path_that_cannot_be_mounted_is_passed_over(folder: Folder) -> None:
@@ -104,3 +110,4 @@ def test_a_path_that_cannot_be_mounted_is_passed_over(folder: Folder) -> None:
     seen = survey(folder, AT_THE_START, hides=False)
     assert not seen.repositories
     assert not seen.is_whole
+    assert not seen.is_crowded

@@ -92,7 +92,7 @@ class Layout:
 def look_through(folder: Folder, settings: Settings, known: Iterable[tuple[str, ...]] = ()) -> Survey:
     """What there is to be protected below the folder's top."""
     hides = bool(settings.hidden)
-    seen = survey(folder, HIDING if hides else BEFORE_A_COMMAND, hides=hides, known=() if hides else known)
+    seen = survey(folder, HIDING if hides else BEFORE_A_COMMAND, hides=hides, known=known)
     try:
         seen.submodules = git.submodules(folder)
     except NotAnIndex as error:
@@ -116,6 +116,8 @@ def lay_out(folder: Folder, mode: GitMode, seen: Survey, placeholders: Placehold
     if writes:
         if seen.unreadable:
             raise _index_error(seen.unreadable)
+        if seen.is_crowded:
+            raise crowd_error()
         _repository(layout, folder, mode, seen, placeholders)
         for parts in seen.submodules:
             _submodule(layout, folder, parts, placeholders)
@@ -249,8 +251,16 @@ def _submodule_error(parts: tuple[str, ...], link: tuple[str, ...]) -> Workspace
     )
 
 
+def crowd_error() -> WorkspaceError:
+    return WorkspaceError(
+        "The folder holds too many repositories, hidden files and the like to protect each of them from commands.",
+        remedy="Remove repositories that commands have made, hide whole folders rather than files, or open a smaller "
+        "folder as the workspace.",
+    )
+
+
 def _index_error(why: str) -> WorkspaceError:
     return WorkspaceError(
         f"Which submodules there are cannot be told, so commands could put others in their places: {why}.",
-        remedy="`git reset` makes a new index; read-only tools go on working.",
+        remedy="`git update-index --no-split-index` or `git reset` writes it anew. What only reads goes on working.",
     )

@@ -22,7 +22,7 @@ from toolcrib.workspace.sandbox import bwrap, landlock, means, places, seccomp, 
 from toolcrib.workspace.sandbox.cgroup import Nest, find_nest
 from toolcrib.workspace.sandbox.floor import Floor
 from toolcrib.workspace.sandbox.launch import Start, Wrapping
-from toolcrib.workspace.sandbox.layout import closed_error, lay_out, look_through
+from toolcrib.workspace.sandbox.layout import closed_error, crowd_error, lay_out, look_through
 from toolcrib.workspace.sandbox.limits import Guard, for_inner, rlimits
 from toolcrib.workspace.sandbox.means import Means
 from toolcrib.workspace.sandbox.model import Command, Ending, Finished, Probe
@@ -257,10 +257,7 @@ class Sandbox:
         except PermissionError as error:
             raise closed_error(error) from error
         if len(layout.words()) > MOST_WORDS:
-            raise WorkspaceError(
-                "The folder holds too many repositories, hidden files and the like to protect each of them.",
-                remedy="Hide whole folders rather than files, or open a smaller folder as the workspace.",
-            )
+            raise crowd_error()
         expected, masks = layout.expected()
         trees = [b"/tmp", b"/dev/shm", *([os.fsencode(self.folder.root)] if writes else [])]
         abi = self._means.landlock

@@ -23,7 +23,7 @@ from toolcrib.workspace.confined.folder import Folder, Spot
 from toolcrib.workspace.sandbox.steps import inside, may_enter
 
 MOST_MASKS = 500
-MOST_PLACES = 200
+MOST_PLACES = 1000
 """Of each kind; mounts are part of every command's time."""
 LONGEST_PATH = 3500
 """The kernel mounts nothing at a longer one; only commands make such."""
@@ -83,6 +83,8 @@ class Survey:
     """Of `.git`: what git is in the middle of."""
     is_whole: bool = True
     """Whether no bound ended the look."""
+    is_crowded: bool = False
+    """Whether there are more places than can be held; one of them could be a person's, pushed out by a command's."""
 
     @property
     def is_empty(self) -> bool:
@@ -135,6 +137,8 @@ class _Look:
 
     def again(self, parts: Parts) -> None:
         """A place that is known. If a folder above it was closed meanwhile, it is that folder."""
+        if self._hides and not self._folder.readable(Spot(parts)):
+            return
         for length in range(1, len(parts)):
             if not self._enters(parts[:length]):
                 return
@@ -218,6 +222,7 @@ class _Look:
             )
         else:
             self.result.is_whole = False
+            self.result.is_crowded = self.result.is_crowded or fits
 
     def _goes_into(self, parts: Parts) -> bool:
         name = parts[-1].casefold()
