@@ -130,7 +130,7 @@ async def test_a_client_is_told_where_it_is_and_what_is_off(
     async with asyncio.timeout(LIMIT), server.client(era) as client:
         where, off, unsafe = (client.instructions or "").splitlines()
     assert str(home_folder.project) in where
-    assert off == "Off here: edit_file, run_shell_safe, write_file."
+    assert off == "Off here: edit_file, project_diff, run_lint, run_shell_safe, run_tests, write_file."
     assert "NOT SANDBOXED" in unsafe
 
 
