@@ -80,7 +80,6 @@ DOORS = {
     "in git's folder": ".git/fsmonitor--daemon.ipc",
     "deep down": "a/b/c/d/e/f/g/h/i/j/app.sock",
     "among packages": "node_modules/x/app.sock",
-    "in toolcrib's output": ".toolcrib/output/app.sock",
 }
 KNOCK = """
 import os, socket
@@ -111,19 +110,6 @@ def test_a_socket_in_the_folder_leads_to_nobody(ground: Ground, environ: dict[st
 # ---- what others wrote into the folder
 
 
-def test_a_command_does_not_write_through_a_hard_link(ground: Ground, environ: dict[str, str]) -> None:
-    """Package managers link files of an environment to one store for all projects."""
-    store = ground.root / ".venv" / "lib"
-    store.mkdir(parents=True)
-    os.link(ground.outside / "hard.txt", store / "package.py")
-    ground.before.update(traps.seen(ground.outside))
-    with sides.in_process(ground.root, environ=environ) as side:
-        said = side.sh(
-            "for f in hard.txt .venv/lib/package.py; do echo evil >> $f; chmod 777 $f; truncate -s 3 $f; done"
-        )
-        assert not ground.harm(), said
-
-
 def test_logs_of_runs_stay_closed_in_a_project_within(ground: Ground, environ: dict[str, str]) -> None:
     with sides.in_process(ground.root, environ=environ) as side:
         told(side.sh("cat sub/.toolcrib/runs/*; grep -r . sub; ls -R sub"))
@@ -135,22 +121,6 @@ def test_settings_of_a_project_within_are_not_written_by_a_command(ground: Groun
             "echo 'network: true' > sub/.toolcrib/workspace.yml; mkdir src/.toolcrib; echo x > src/.toolcrib/config.yml"
         )
     assert not (ground.root / "sub" / ".toolcrib" / "workspace.yml").exists()
-
-
-@pytest.mark.parametrize("where", ["src", "new/folder"])
-def test_a_repository_that_a_command_makes_does_not_run_code_outside_later(
-    ground: Ground, environ: dict[str, str], where: str
-) -> None:
-    """Editors and prompts ask `git status` of every folder they show."""
-    mark = ground.outside / "ran"
-    with sides.in_process(ground.root, environ=environ) as side:
-        said = side.sh(
-            f"mkdir -p {where}; git init -q {where}; git -C {where} config core.fsmonitor 'touch {mark}; false'; "
-            f"cd {where}/.git/hooks && printf '#!/bin/sh\\ntouch {mark}\\n' > post-index-change; chmod +x *"
-        )
-    (ground.root / where).mkdir(exist_ok=True, parents=True)
-    traps.git(ground.root / where, "status")
-    assert not mark.exists(), said
 
 
 @pytest.mark.parametrize("planted", ["links", "a link for the folder", "the largest number", "a folder"])

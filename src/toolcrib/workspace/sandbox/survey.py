@@ -39,10 +39,12 @@ class Bounds:
     entries: int
     depth: int
     seconds: float
+    packages: bool = False
+    """Whether to look into what is `NOT_WALKED` otherwise."""
 
 
 BEFORE_A_COMMAND = Bounds(entries=20_000, depth=8, seconds=5)
-AT_THE_START = Bounds(entries=500_000, depth=32, seconds=20)
+AT_THE_START = Bounds(entries=500_000, depth=32, seconds=20, packages=True)
 HIDING = Bounds(entries=200_000, depth=64, seconds=20)
 
 
@@ -120,6 +122,7 @@ def survey(folder: Folder, bounds: Bounds, *, hides: bool, known: Iterable[Parts
     at_work = _Look(folder, bounds, hides=hides)
     for parts in known:
         at_work.again(parts)
+    at_work.doors_of_git()
     at_work.all()
     return at_work.result
 
@@ -144,6 +147,21 @@ class _Look:
                 return
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), inside(self._folder, parts[:-1]) as place:
             self._sort(parts, os.stat(parts[-1], dir_fd=place, follow_symlinks=False))
+
+    def doors_of_git(self) -> None:
+        """Git's own servers listen at the top of its folder."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            with inside(self._folder, (GIT,)) as place:
+                descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+            try:
+                with os.scandir(descriptor) as entries:
+                    for entry in entries:
+                        with contextlib.suppress(FileNotFoundError):
+                            there = entry.stat(follow_symlinks=False)
+                            if stat.S_ISSOCK(there.st_mode):
+                                self._add(self.result.sockets, (GIT, entry.name), there, MOST_PLACES)
+            finally:
+                os.close(descriptor)
 
     def all(self) -> None:
         """All entries, the near ones first as far as folders go; into no link, nothing hidden."""
@@ -226,7 +244,8 @@ class _Look:
 
     def _goes_into(self, parts: Parts) -> bool:
         name = parts[-1].casefold()
-        if name == TOOLCRIB or (not self._hides and (name == GIT or parts[-1] in NOT_WALKED)):
+        is_passed_by = name == GIT or (parts[-1] in NOT_WALKED and not self._bounds.packages)
+        if name == TOOLCRIB or (is_passed_by and not self._hides):
             return False
         if len(parts) < self._bounds.depth:
             return True
