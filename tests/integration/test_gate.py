@@ -31,7 +31,7 @@ from parts.raw_client import (
     request,
 )
 from parts.waiting import wait_for
-from toolcrib.gateway import arrival
+from toolcrib import arrival
 from toolcrib.gateway.envelope import MAX_BODY
 
 __all__ = ["nothing_left_behind"]

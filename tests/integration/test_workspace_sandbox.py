@@ -718,7 +718,8 @@ async def test_a_broken_pipe_ends_a_program_as_everywhere(root: Path) -> None:
     async with opened(root) as sandbox:
         finished = await shell(sandbox, "grep SigIgn /proc/self/status; yes | head -1")
     ignored = int(finished.stdout.text().split()[1], 16)
-    assert ignored == 0
+    # The C library keeps 32 and 33 for itself: whoever started the tests may ignore them, and nobody can change that.
+    assert ignored & 0x7FFFFFFF == 0
     assert finished.stdout.text().endswith("y\n")
 
 
