@@ -236,13 +236,11 @@ def test_a_removed_agent_s_command_ends_with_it(daemon: StartDaemon, folders: tu
     running = daemon()
     owner = Owner(running)
     token = owner.add("left", profile="developer", workdir=str(folders[0]))
-    agent = Member(running, "left", token, "modern")
-    agent.send_call("workspace_run_shell_safe", command="touch started; exec sleep 1003")
-    wait_for((folders[0] / "started").exists, "the command to start", 20)
-    assert _sleeping()
-    owner.remove("left")
-    assert refusal(agent.told())
-    agent.close()
+    with Member(running, "left", token, "modern") as agent:
+        agent.send_call("workspace_run_shell_safe", command="exec sleep 1003")
+        wait_for(_sleeping, "the command to run", 20)
+        owner.remove("left")
+        assert refusal(agent.told())
     wait_for(lambda: not _sleeping(), "the command to be gone", 10)
 
 
