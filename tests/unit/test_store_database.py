@@ -220,13 +220,14 @@ def test_processes_that_open_a_new_database_at_once_all_write_into_it(store_url:
 @pytest.mark.parametrize("after", [1, 7, 23])
 @pytest.mark.req("ENG-10")
 def test_what_was_acknowledged_is_there_after_a_kill_in_mid_write(store_url: str, after: int) -> None:
-    writer = _writer(store_url, "w", 1_000_000)
-    assert writer.stdout is not None
-    acknowledged = -1
-    while acknowledged < after:
-        acknowledged = int(writer.stdout.readline())
-    writer.send_signal(signal.SIGKILL)
-    rest, _ = writer.communicate(timeout=60)
+    with _writer(store_url, "w", 1_000_000) as writer:
+        assert writer.stdout is not None
+        acknowledged = -1
+        while acknowledged < after:
+            acknowledged = int(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        # Not `communicate`, which does not see what `readline` has read ahead.
+        rest = writer.stdout.read()
     acknowledged = max([acknowledged, *(int(line) for line in rest.splitlines(keepends=True) if line.endswith("\n"))])
     with Database.open(store_url) as database:
         kept = {row.path for row in database.read(trust.files)}
