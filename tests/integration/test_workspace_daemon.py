@@ -144,7 +144,9 @@ def test_a_settings_file_that_nobody_trusts_only_narrows(
         cli("trust", "--yes", cwd=left).ok()
         assert cli("workspace", "check", "--json", cwd=left).json["settings"]["git"] == "commit"
         settings.write_text("read_only: true\n")
-        assert "read-only" in refusal(agent.call("workspace_edit_file", path="name.txt", old="left", new="x"))
+        # Refused with the reason, or no longer in the catalog, which follows within a second.
+        told = refusal(agent.call("workspace_edit_file", path="name.txt", old="left", new="x"))
+        assert "read-only" in told or "There is no tool" in told
     assert (left / "name.txt").read_text() == "left\n"
 
 
