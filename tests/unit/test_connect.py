@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from toolcrib.agents.folder import AgentFolders
 from toolcrib.cli.app import run
 from toolcrib.coding_agents import json_entry, toml_entry
-from toolcrib.coding_agents.clients import CLIENTS, Client, Scope, client_named, labels
+from toolcrib.coding_agents.client import Client, Scope, labels
+from toolcrib.coding_agents.clients import CLIENTS, client_named
 from toolcrib.coding_agents.connect import BACKUP_SUFFIX, Connection, Outcome
 from toolcrib.coding_agents.generated import generate, renew
 from toolcrib.errors import ConfigError, NotFound, UsageError

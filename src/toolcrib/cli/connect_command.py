@@ -22,7 +22,7 @@ from toolcrib.errors import ToolcribError, UsageError
 
 if TYPE_CHECKING:
     from toolcrib.cli.connect_agent import Identity
-    from toolcrib.coding_agents.clients import Client, Scope
+    from toolcrib.coding_agents.client import Client, Scope
     from toolcrib.coding_agents.connect import Connection, Outcome
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8665/mcp"
@@ -106,7 +106,7 @@ def connect(
 
 
 def _scope(word: str) -> Scope:
-    from toolcrib.coding_agents.clients import Scope  # noqa: PLC0415
+    from toolcrib.coding_agents.client import Scope  # noqa: PLC0415
 
     try:
         return Scope(word)
@@ -115,7 +115,7 @@ def _scope(word: str) -> Scope:
 
 
 def _entry(wish: _Wish) -> dict[str, Any]:
-    from toolcrib.coding_agents.clients import labels  # noqa: PLC0415
+    from toolcrib.coding_agents.client import labels  # noqa: PLC0415
 
     if wish.http:
         return wish.client.http(url=_endpoint(), labels=labels(wish.name, wish.conversation))

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from toolcrib.coding_agents import json_entry, toml_entry
-from toolcrib.coding_agents.clients import SERVER_NAME, Client, Format, Scope
+from toolcrib.coding_agents.client import SERVER_NAME, Client, Format, Scope
 from toolcrib.errors import ConfigError, UsageError
 
 BACKUP_SUFFIX = ".before-toolcrib"

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.agents.folder import AgentFolders
-from toolcrib.coding_agents.clients import CLIENTS, SERVER_NAME, Client, labels
+from toolcrib.coding_agents.client import SERVER_NAME, Client, labels
+from toolcrib.coding_agents.clients import CLIENTS
 from toolcrib.coding_agents.connect import language
 from toolcrib.errors import ConfigError, NotFound, ToolcribError
 

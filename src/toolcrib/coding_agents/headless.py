@@ -1,0 +1,121 @@
+"""How a client is run by itself, without a person in front of it.
+
+In: an `Order`: the prompt, where Toolcrib answers, what the program may do by its own hands. Out: a `Launch`: words,
+variables and files. A `Reader` makes events of the lines that it prints. Each client in `known/` has one of both;
+`runs` does the running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from toolcrib.coding_agents.events import AgentEvent
+from toolcrib.policy.own_tools import OwnTools
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What one run wants of a client."""
+
+    prompt: str
+    session: str = ""
+    """The program's own session to go on in; empty for a new one."""
+    new_session: str = ""
+    """A UUID for the new session, for programs that let one choose."""
+    own_tools: OwnTools
+    url: str
+    """Toolcrib's endpoint; empty: the run goes without Toolcrib's tools."""
+    token: str
+    """Must not become a word of the command line."""
+    headers: Mapping[str, str]
+    """The labels that say who is meant; the token proves it."""
+    folder: Path
+    """Private, and gone with the run: where `Launch.files` will lie."""
+    workdir: Path
+    environ: Mapping[str, str]
+    """What the program will be given, as far as it is settled: to find the person's own files."""
+    extra: tuple[str, ...] = ()
+    """Words of the person's for the program itself; they come last, but before a prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How the program is started for an order."""
+
+    words: tuple[str, ...]
+    """What follows the program's name."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Added to what it is given."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Written into `Order.folder` before it starts: name → text."""
+    stdin: str = ""
+    """What it reads: the prompt, where it can come this way, for a command line can be read by every user."""
+    governed: tuple[str, ...] = ()
+    """For the person, one line each: what is governed of what the program can do by itself."""
+    ungoverned: tuple[str, ...] = ()
+    """And what is not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Tokens as the provider told them; None where it told nothing."""
+
+    input: int | None = None
+    output: int | None = None
+    cached: int | None = None
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """All that it told, as it came."""
+
+
+@dataclass(kw_only=True)
+class Told:
+    """What a program has told of its run so far."""
+
+    session: str = ""
+    """Its own session, to go on in later."""
+    model: str = ""
+    text: str = ""
+    """Its last words to the person."""
+    usage: Usage = field(default_factory=Usage)
+    failure: str = ""
+    """Why it says that it failed."""
+    mcp_failure: str = ""
+    """Why it says that Toolcrib's tools are not there; empty while it has not said so."""
+
+
+class Reader(Protocol):
+    """Makes events of what a program prints, one line after the other. It never raises, whatever the line holds."""
+
+    told: Told
+
+    def read(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
+        """The events of one printed JSON object; the first holds it as `raw`. At least one, of kind `raw` if need be.
+
+        Our own tools are named as the program was offered them, without its prefix: `workspace_read_file`, with
+        `server` = SERVER_NAME; whoever matches them with what the gateway saw knows the real ones.
+        """
+        ...
+
+    def said(self, line: str) -> AgentEvent:
+        """The event of a line on standard error."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headless:
+    program: str
+    oldest: tuple[int, ...]
+    """The oldest version that this was tried with."""
+    install: str
+    """The line that installs it."""
+    keeps: tuple[str, ...]
+    """Beginnings of the variables that are the program's own: they are passed on whatever our configuration says."""
+    launch: Callable[[Order], Launch]
+    reader: Callable[[], Reader]
+    call_mark: str = ""
+    """The key in a call's `_meta` under which the program gives the id that it prints; empty: it gives none."""
+    is_session: Callable[[str], bool]
+    """Whether a text can be a session of the program's own: it becomes a word of its command line."""

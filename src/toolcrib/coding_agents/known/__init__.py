@@ -1,0 +1,1 @@
+"""One file for each client we know, and one for how it tells of a run."""

@@ -1,0 +1,124 @@
+"""What a run was and how it ended.
+
+In: nothing. Out: the classes that `CodeAgent` gives back, the log begins and ends with, and `toolcrib runs` shows.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolcrib.coding_agents.events import AgentEvent
+from toolcrib.coding_agents.headless import Usage
+
+
+class OnMcpFailure(enum.StrEnum):
+    """What happens when Toolcrib's tools cannot be had, at the start or later."""
+
+    STOP = "stop"
+    CONTINUE = "continue"
+
+
+class Status(enum.StrEnum):
+    RUNNING = "running"
+    """Only in what is shown of a log that has no end yet."""
+    FINISHED = "finished"
+    FAILED = "failed"
+    """The program says that it failed, or ended with another code than 0."""
+    TIMEOUT = "timeout"
+    INTERRUPTED = "interrupted"
+    """A person or the calling program ended it."""
+    REVOKED = "revoked"
+    """Its identity was taken away while it ran."""
+    NO_TOOLS = "no_tools"
+    """Toolcrib's tools could not be had, and the run was not to go on without."""
+    KILLED = "killed"
+    """Only in what is shown of a log that has no end and no living process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metadata:
+    """The first line of a log."""
+
+    run_id: str
+    provider: str
+    conversation: str
+    agent: str
+    profile: str
+    own_tools: str
+    workdir: str
+    prompt: str
+    started_at: float
+    pid: int
+    """Of the process that runs the run, and the moment that it began, by which another with its number is told apart."""
+    pid_began: float
+    program: str
+    version: str
+    session_before: str = ""
+    """The program's own session that this run went on in."""
+    governed: tuple[str, ...] = ()
+    ungoverned: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The largest list of tools that was handed to the program."""
+
+    tools: int = 0
+    bytes: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The last line of a log."""
+
+    status: Status
+    exit_code: int | None
+    """The program's own; None where it was never started."""
+    seconds: float
+    text: str
+    error: str = ""
+    """Why the run did not finish."""
+    session: str = ""
+    """The program's own session, by which a later run goes on."""
+    model: str = ""
+    usage: Usage = field(default_factory=Usage)
+    tools: Mapping[str, int] = field(default_factory=dict)
+    """How often each was called: `workspace:read_file`, or the program's own by their names alone."""
+    denials: int = 0
+    listing: Listing = field(default_factory=Listing)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionResult:
+    text: str
+    raw_events: tuple[AgentEvent, ...]
+    """All of them, in order."""
+    usage: Usage
+    status: Status
+    exit_code: int | None
+    error: str
+    metadata: Mapping[str, Any]
+    """run_id, log (its path), conversation, agent, profile, provider, workdir, seconds, tools, denials, listing …"""
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.FINISHED
+
+    @property
+    def run_id(self) -> str:
+        return str(self.metadata["run_id"])
+
+    @property
+    def log(self) -> Path:
+        return Path(str(self.metadata["log"]))
