@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from parts import daemon as daemons
-from parts import leftovers, own
+from parts import leftovers, own, traps
 from parts.daemon import Cli, Home, StartDaemon
 from parts.own import StartServer
+from parts.traps import Ground
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +48,27 @@ def shared_cli(shared_home: Home) -> Cli:
 def start_shared_server() -> Iterator[StartServer]:
     with own.starting() as start:
         yield start
+
+
+@pytest.fixture
+def environ(toolcrib_home: Home) -> dict[str, str]:
+    """Of a person who has a secret in it."""
+    return toolcrib_home.environ({traps.SECRET_NAME: traps.SECRET})
+
+
+@pytest.fixture
+def ground(toolcrib_home: Home) -> Iterator[Ground]:
+    """A project full of traps; nothing outside it may be harmed."""
+    place = toolcrib_home.path / "g"
+    place.mkdir()
+    laid = traps.lay(place)
+    yield laid
+    assert not laid.harm()
+
+
+@pytest.fixture
+def tame(ground: Ground) -> Ground:
+    """The same without the links that no tool of the system can walk."""
+    for link in ("slash", "self", "fds"):
+        (ground.root / link).unlink()
+    return ground

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,25 +21,6 @@ from parts.traps import Ground, leaked
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.slow, pytest.mark.usefixtures("bwrap")]
 
 RUNNERS = ("run_shell_safe", "run_shell_safe, words", "run_tests", "run_lint", "project_diff")
-
-
-@pytest.fixture
-def environ(toolcrib_home: Home) -> dict[str, str]:
-    return toolcrib_home.environ({traps.SECRET_NAME: traps.SECRET})
-
-
-@pytest.fixture
-def ground(toolcrib_home: Home) -> Iterator[Ground]:
-    place = toolcrib_home.path / "g"
-    place.mkdir()
-    laid = traps.lay(place)
-    yield laid
-    assert not laid.harm()
-
-
-def told(said: Said) -> Said:
-    assert not leaked(said.whole), f"{leaked(said.whole)}: {said}"
-    return said
 
 
 def run_by(runner: str, side: Side, ground: Ground) -> Said:
@@ -76,7 +56,7 @@ def test_code_that_tries_everything_gets_nowhere(ground: Ground, environ: dict[s
         own = (ground.root / ".toolcrib", ground.root / ".git" / "hooks", ground.root / ".git" / "config")
         before = [traps.seen(path) or path.read_bytes() for path in own[:2]]
         config = own[2].read_bytes()
-        said = told(run_by(runner, side, ground))
+        said = sides.told(run_by(runner, side, ground))
     if runner != "project_diff":
         assert (ground.root / "ran-here").exists(), said
         printed = (ground.root / "printed").read_text(errors="replace")

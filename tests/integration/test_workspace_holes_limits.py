@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from parts import holes, sides, traps
-from parts.daemon import Home
 from parts.holes import CALLS
 from parts.sides import PLAIN, limited
 from parts.traps import Ground
@@ -16,38 +14,22 @@ from parts.traps import Ground
 pytestmark = [pytest.mark.req("FRG-10"), pytest.mark.slow, pytest.mark.usefixtures("bwrap")]
 
 
-@pytest.fixture
-def ground(toolcrib_home: Home) -> Iterator[Ground]:
-    place = toolcrib_home.path / "g"
-    place.mkdir()
-    laid = traps.lay(place)
-    for link in ("slash", "self", "fds"):
-        (laid.root / link).unlink()
-    yield laid
-    assert not laid.harm()
-
-
-@pytest.fixture
-def environ(toolcrib_home: Home) -> dict[str, str]:
-    return toolcrib_home.environ({traps.SECRET_NAME: traps.SECRET})
-
-
-def test_every_tool_counts_as_a_call_and_none_goes_beyond(ground: Ground, environ: dict[str, str]) -> None:
+def test_every_tool_counts_as_a_call_and_none_goes_beyond(tame: Ground, environ: dict[str, str]) -> None:
     for tool, arguments in CALLS.items():
-        before = traps.seen(ground.root)
-        with sides.in_process(ground.root, limited(session_calls=1), environ=environ) as side:
+        before = traps.seen(tame.root)
+        with sides.in_process(tame.root, limited(session_calls=1), environ=environ) as side:
             assert not side.call("stat_file", path="notes.txt").is_error
             said = side.call(tool, **arguments)
         assert said.is_error, tool
         assert "session_calls" in said.text
-        assert traps.seen(ground.root) == before
+        assert traps.seen(tame.root) == before
 
 
 @pytest.mark.parametrize("form", [form for form, (tool, _) in holes.WRITE_FORMS.items() if tool == "write_file"])
-def test_no_way_of_writing_goes_beyond_the_session_s_bytes(ground: Ground, environ: dict[str, str], form: str) -> None:
+def test_no_way_of_writing_goes_beyond_the_session_s_bytes(tame: Ground, environ: dict[str, str], form: str) -> None:
     tool, arguments = holes.WRITE_FORMS[form]
     written = 0
-    with sides.in_process(ground.root, limited(session_bytes=40), environ=environ) as side:
+    with sides.in_process(tame.root, limited(session_bytes=40), environ=environ) as side:
         for number in range(30):
             said = side.call(tool, **arguments("made.txt" if "append" in form else f"made{number}.txt"))
             if said.is_error:
@@ -57,24 +39,24 @@ def test_no_way_of_writing_goes_beyond_the_session_s_bytes(ground: Ground, envir
         # Nor can what is used up be had by editing.
         assert "session_mb" in side.call("edit_file", path="notes.txt", old="plain", new="p" * 40).text
     assert written <= 40
-    made = sum(path.stat().st_size for path in ground.root.glob("made*"))
+    made = sum(path.stat().st_size for path in tame.root.glob("made*"))
     assert made <= 40
 
 
-def test_one_large_write_is_refused_before_anything_is_written(ground: Ground, environ: dict[str, str]) -> None:
-    before = traps.seen(ground.root)
-    with sides.in_process(ground.root, limited(session_bytes=100, file_size=50), environ=environ) as side:
+def test_one_large_write_is_refused_before_anything_is_written(tame: Ground, environ: dict[str, str]) -> None:
+    before = traps.seen(tame.root)
+    with sides.in_process(tame.root, limited(session_bytes=100, file_size=50), environ=environ) as side:
         assert side.call("write_file", path="made", content="x" * 101).is_error
         assert side.call("write_file", path="notes.txt", content="x" * 101, mode="append").is_error
         assert side.call("edit_file", path="notes.txt", old="plain", new="x" * 101).is_error
         assert side.call("write_file", path="made", content="x" * 60).is_error
-    assert traps.seen(ground.root) == before
+    assert traps.seen(tame.root) == before
 
 
 @pytest.mark.parametrize("tool", ["run_shell_safe", "run_tests", "run_lint", "project_diff"])
-def test_what_runs_ends_at_its_time(ground: Ground, environ: dict[str, str], tool: str) -> None:
+def test_what_runs_ends_at_its_time(tame: Ground, environ: dict[str, str], tool: str) -> None:
     """Each of them would take a minute, by code of the project's own."""
-    root, sleep = ground.root, "import time\ntime.sleep(60)\n"
+    root, sleep = tame.root, "import time\ntime.sleep(60)\n"
     (root / "test_ok.py").write_text(f"def test_it():\n    {sleep.replace(chr(10), '; ').rstrip('; ')}\n")
     (root / "slow.py").write_text(f"{sleep}def plugin(version): ...\n")
     (root / "mypy.ini").write_text("[mypy]\nplugins = ./slow.py\n")
@@ -93,8 +75,8 @@ def test_what_runs_ends_at_its_time(ground: Ground, environ: dict[str, str], too
     assert took < 20, f"{took:.1f} s"
 
 
-def test_commands_of_a_session_end_when_its_seconds_are_used_up(ground: Ground, environ: dict[str, str]) -> None:
-    with sides.in_process(ground.root, limited(session_seconds=0.5), environ=environ) as side:
+def test_commands_of_a_session_end_when_its_seconds_are_used_up(tame: Ground, environ: dict[str, str]) -> None:
+    with sides.in_process(tame.root, limited(session_seconds=0.5), environ=environ) as side:
         side.sh("sleep 60")
         for tool in ("run_shell_safe", "run_tests", "run_lint", "project_diff"):
             said = side.call(tool, **CALLS[tool])

@@ -25,50 +25,32 @@ pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.slow, pytest.mark.usefixture
 WRITING = ("write_file", "edit_file", "run_shell_safe")
 
 
-@pytest.fixture
-def ground(toolcrib_home: Home) -> Iterator[Ground]:
-    place = toolcrib_home.path / "g"
-    place.mkdir()
-    laid = traps.lay(place)
-    for link in ("slash", "self", "fds"):
-        (laid.root / link).unlink()
-    yield laid
-    assert not laid.harm()
-
-
-@pytest.fixture
-def environ(toolcrib_home: Home) -> dict[str, str]:
-    return toolcrib_home.environ({traps.SECRET_NAME: traps.SECRET})
-
-
 @contextlib.contextmanager
-def either(
-    name: str, home: Home, request: pytest.FixtureRequest, ground: Ground, env: dict[str, str]
-) -> Iterator[Side]:
+def either(name: str, home: Home, request: pytest.FixtureRequest, tame: Ground, env: dict[str, str]) -> Iterator[Side]:
     if name == "stdio":
-        with sides.over_stdio(home, env=env, root=ground.root) as side:
+        with sides.over_stdio(home, env=env, root=tame.root) as side:
             yield side
     else:
         start: StartDaemon = request.getfixturevalue("daemon")
-        with sides.at_daemon(start, ground.root, env=env) as side:
+        with sides.at_daemon(start, tame.root, env=env) as side:
             yield side
 
 
 @pytest.mark.req("FRG-9", "FRG-12")
 @pytest.mark.parametrize("where", ["stdio", "daemon"])
 def test_settings_that_came_with_a_repository_widen_nothing(
-    toolcrib_home: Home, request: pytest.FixtureRequest, ground: Ground, where: str
+    toolcrib_home: Home, request: pytest.FixtureRequest, tame: Ground, where: str
 ) -> None:
-    (ground.root / ".toolcrib" / "workspace.yml").write_text(
+    (tame.root / ".toolcrib" / "workspace.yml").write_text(
         f"read_only: false\ngit: commit\nnetwork: true\nforbid_shell_in_ci: false\nenvironment: [{traps.SECRET_NAME}]\n"
-        f"readable: [{ground.outside}, {ground.sibling}]\npython: {ground.marker}\nhidden: [src/b.py]\n"
+        f"readable: [{tame.outside}, {tame.sibling}]\npython: {tame.marker}\nhidden: [src/b.py]\n"
         "tools: {list_dir: off, read_file: on}\n"
         "limits: {session_calls: 1000000, processes: 4096, memory_mb: 65536, seconds: {run_shell_safe: 3600}}\n"
     )
     secret = {traps.SECRET_NAME: traps.SECRET}
-    with either(where, toolcrib_home, request, ground, secret) as side:
+    with either(where, toolcrib_home, request, tame, secret) as side:
         shell = side.sh(
-            f"env; cat {ground.outside}/secret.txt; ls {ground.sibling}; {ground.marker}; git add notes.txt 2>&1;"
+            f"env; cat {tame.outside}/secret.txt; ls {tame.sibling}; {tame.marker}; git add notes.txt 2>&1;"
             "git config x.y z 2>&1; cat /proc/net/dev"
         )
         for tool, arguments in CALLS.items():
@@ -83,49 +65,49 @@ def test_settings_that_came_with_a_repository_widen_nothing(
     ]
     assert interfaces == ["lo"], shell
     assert "index.lock" in shell.data["stdout"] or "Read-only" in shell.data["stdout"], shell
-    assert not (ground.root / "ran").exists()
+    assert not (tame.root / "ran").exists()
 
 
 @pytest.mark.parametrize("where", ["stdio", "daemon"])
 def test_in_ci_there_is_no_shell_whatever_the_repository_says(
-    toolcrib_home: Home, request: pytest.FixtureRequest, ground: Ground, where: str
+    toolcrib_home: Home, request: pytest.FixtureRequest, tame: Ground, where: str
 ) -> None:
-    (ground.root / ".toolcrib" / "workspace.yml").write_text("forbid_shell_in_ci: false\n")
-    with either(where, toolcrib_home, request, ground, {"CI": "true"}) as side:
+    (tame.root / ".toolcrib" / "workspace.yml").write_text("forbid_shell_in_ci: false\n")
+    with either(where, toolcrib_home, request, tame, {"CI": "true"}) as side:
         said = side.sh("touch made")
         assert said.is_error, said
         # The daemon does not even list it.
         assert "CI" in said.text or "no tool" in said.text, said
         assert not side.call("run_tests", paths=["test_ok.py"]).is_error
-    assert not (ground.root / "made").exists()
+    assert not (tame.root / "made").exists()
 
 
 @pytest.mark.parametrize("settings", ["tools: {nothing: off}\n", "network: [", "hidden: ['!x']\n", "root: /\n", "x"])
-def test_settings_that_cannot_be_read_stop_every_tool(daemon: StartDaemon, ground: Ground, settings: str) -> None:
+def test_settings_that_cannot_be_read_stop_every_tool(daemon: StartDaemon, tame: Ground, settings: str) -> None:
     """What was meant to forbid must not be passed over."""
-    (ground.root / ".toolcrib" / "workspace.yml").write_text(settings)
-    before = traps.seen(ground.root)
-    with sides.at_daemon(daemon, ground.root) as side:
+    (tame.root / ".toolcrib" / "workspace.yml").write_text(settings)
+    before = traps.seen(tame.root)
+    with sides.at_daemon(daemon, tame.root) as side:
         for tool, arguments in CALLS.items():
             said = side.call(tool, **arguments)
             assert said.is_error, f"{tool}: {said}"
             assert not leaked(said.whole)
-    assert traps.seen(ground.root) == before
+    assert traps.seen(tame.root) == before
 
 
 @pytest.mark.parametrize("tool", CALLS)
-def test_a_tool_that_is_off_is_off(ground: Ground, environ: dict[str, str], tool: str) -> None:
-    before = traps.seen(ground.root)
-    with sides.in_process(ground.root, replace(PLAIN, off=frozenset({tool})), environ=environ) as side:
+def test_a_tool_that_is_off_is_off(tame: Ground, environ: dict[str, str], tool: str) -> None:
+    before = traps.seen(tame.root)
+    with sides.in_process(tame.root, replace(PLAIN, off=frozenset({tool})), environ=environ) as side:
         said = side.call(tool, **CALLS[tool])
     assert said.is_error
     assert "off" in said.text
-    assert traps.seen(ground.root) == before
+    assert traps.seen(tame.root) == before
 
 
-def test_in_read_only_mode_no_tool_changes_one_byte(ground: Ground, environ: dict[str, str]) -> None:
+def test_in_read_only_mode_no_tool_changes_one_byte(tame: Ground, environ: dict[str, str]) -> None:
     """Also not the index of git, a cache, a file of kept output, or the time of a folder."""
-    root = ground.root
+    root = tame.root
     (root / "test_writes.py").write_text(
         "import pathlib, pytest, subprocess\n"
         "@pytest.mark.parametrize('path', ['made', 'notes.txt', '.git/made', '.toolcrib/made', 'src/made'])\n"
@@ -156,8 +138,8 @@ COMMITTED = "COMMITTEDWORD77AE"
 HIDDEN = ("secret.env", "vault/**", "*.key", "/src/hidden.py", "closed/")
 
 
-def test_what_is_hidden_is_hidden_from_every_tool(ground: Ground, environ: dict[str, str]) -> None:
-    root = ground.root
+def test_what_is_hidden_is_hidden_from_every_tool(tame: Ground, environ: dict[str, str]) -> None:
+    root = tame.root
     paths = (
         "secret.env",
         "src/secret.env",
@@ -236,12 +218,12 @@ def test_what_is_hidden_is_hidden_from_every_tool(ground: Ground, environ: dict[
     assert {path: (root / path).read_bytes() for path in paths} == before
 
 
-def test_what_is_hidden_is_not_shown_out_of_git_s_store(ground: Ground, environ: dict[str, str]) -> None:
+def test_what_is_hidden_is_not_shown_out_of_git_s_store(tame: Ground, environ: dict[str, str]) -> None:
     """A file that was committed before somebody thought of hiding it."""
-    (ground.root / "secret.env").write_text(f"{HIDDEN_WORD}\n")
-    traps.git(ground.root, "add", "secret.env")
-    traps.git(ground.root, "commit", "--quiet", "--message=oops")
-    with sides.in_process(ground.root, replace(PLAIN, hidden=HIDDEN), environ=environ) as side:
+    (tame.root / "secret.env").write_text(f"{HIDDEN_WORD}\n")
+    traps.git(tame.root, "add", "secret.env")
+    traps.git(tame.root, "commit", "--quiet", "--message=oops")
+    with sides.in_process(tame.root, replace(PLAIN, hidden=HIDDEN), environ=environ) as side:
         for base in ("HEAD", "HEAD~1"):
             for more in ({}, {"staged": True}, {"path": "secret.env"}):
                 assert HIDDEN_WORD not in side.call("project_diff", base=base, **more).whole
@@ -275,31 +257,31 @@ def test_no_folder_that_holds_more_than_a_project_can_be_a_root(toolcrib_home: H
         pass
 
 
-def test_a_root_that_is_exchanged_leads_nowhere_else(ground: Ground, environ: dict[str, str]) -> None:
+def test_a_root_that_is_exchanged_leads_nowhere_else(tame: Ground, environ: dict[str, str]) -> None:
     """The folder that was opened stays the one that is worked in, or nothing is."""
-    with sides.in_process(ground.root, environ=environ) as side:
+    with sides.in_process(tame.root, environ=environ) as side:
         assert not side.sh("true").is_error
-        away = ground.root.with_name("away")
-        ground.root.rename(away)
-        ground.root.symlink_to(ground.outside)
+        away = tame.root.with_name("away")
+        tame.root.rename(away)
+        tame.root.symlink_to(tame.outside)
         try:
             for form in (holes.FILE_FORMS, holes.WRITE_FORMS, holes.CODE_FORMS):
                 for tool, arguments in form.values():
-                    for path in ("secret.txt", str(ground.root / "secret.txt"), "."):
+                    for path in ("secret.txt", str(tame.root / "secret.txt"), "."):
                         said = side.call(tool, **arguments(path))
                         assert not leaked(said.whole), f"{tool} {path}: {said}"
             assert side.sh("ls; cat secret.txt; touch made").is_error
         finally:
-            ground.root.unlink()
-            away.rename(ground.root)
+            tame.root.unlink()
+            away.rename(tame.root)
 
 
-def test_temporary_names_cannot_be_foretold(ground: Ground, environ: dict[str, str]) -> None:
+def test_temporary_names_cannot_be_foretold(tame: Ground, environ: dict[str, str]) -> None:
     """Names that were taken by links beforehand are not followed, and no two writes use the same."""
     seen: set[str] = set()
-    (ground.root / "quiet").mkdir()
-    with sides.in_process(ground.root, environ=environ) as side:
-        watch = os.open(ground.root / "quiet", os.O_RDONLY)
+    (tame.root / "quiet").mkdir()
+    with sides.in_process(tame.root, environ=environ) as side:
+        watch = os.open(tame.root / "quiet", os.O_RDONLY)
         try:
             stop = False
 
@@ -322,4 +304,4 @@ def test_temporary_names_cannot_be_foretold(ground: Ground, environ: dict[str, s
     assert all(
         any(sum(char in "0123456789abcdef" for char in part) >= 12 for part in name.split("-")) for name in other
     ), other
-    assert [path.name for path in (ground.root / "quiet").iterdir()] == ["a.txt"]
+    assert [path.name for path in (tame.root / "quiet").iterdir()] == ["a.txt"]

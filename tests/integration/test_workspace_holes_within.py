@@ -14,31 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from parts import sides, traps
-from parts.daemon import Home
-from parts.sides import PLAIN, Said
-from parts.traps import Ground, leaked
+from parts import sides
+from parts.sides import PLAIN
+from parts.traps import Ground
 
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.slow, pytest.mark.usefixtures("bwrap")]
-
-
-@pytest.fixture
-def environ(toolcrib_home: Home) -> dict[str, str]:
-    return toolcrib_home.environ({traps.SECRET_NAME: traps.SECRET})
-
-
-@pytest.fixture
-def ground(toolcrib_home: Home) -> Iterator[Ground]:
-    place = toolcrib_home.path / "g"
-    place.mkdir()
-    laid = traps.lay(place)
-    yield laid
-    assert not laid.harm()
-
-
-def told(said: Said) -> Said:
-    assert not leaked(said.whole), f"{leaked(said.whole)}: {said}"
-    return said
 
 
 # ---- doors of other processes
@@ -112,7 +92,7 @@ def test_a_socket_in_the_folder_leads_to_nobody(ground: Ground, environ: dict[st
 
 def test_logs_of_runs_stay_closed_in_a_project_within(ground: Ground, environ: dict[str, str]) -> None:
     with sides.in_process(ground.root, environ=environ) as side:
-        told(side.sh("cat sub/.toolcrib/runs/*; grep -r . sub; ls -R sub"))
+        sides.told(side.sh("cat sub/.toolcrib/runs/*; grep -r . sub; ls -R sub"))
 
 
 def test_settings_of_a_project_within_are_not_written_by_a_command(ground: Ground, environ: dict[str, str]) -> None:
@@ -142,7 +122,7 @@ def test_names_of_kept_output_that_were_taken_before_harm_nothing(
     if planted == "a folder":
         (place / "run_shell_safe-1.log").mkdir()
     with sides.in_process(ground.root, environ=environ) as side:
-        said = told(side.sh("yes 0123456789 | head -c 300000; echo THEEND"))
+        said = sides.told(side.sh("yes 0123456789 | head -c 300000; echo THEEND"))
         assert "THEEND" in said.data["stdout"], said
         if kept := said.data.get("output_file"):
             assert "0123456789" in side.call("read_file", path=kept).text

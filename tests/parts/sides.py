@@ -18,6 +18,7 @@ import anyio.from_thread
 from parts import workspace as workspaces
 from parts.crowd import Member, Owner
 from parts.daemon import Home, StartDaemon
+from parts.traps import leaked
 from toolcrib.workspace.workspace import Session, Settings, Workspace
 
 NAMES = ("stdio", "daemon", "here")
@@ -118,3 +119,9 @@ def in_process(
 
 def limited(settings: Settings = PLAIN, **limits: Any) -> Settings:
     return replace(settings, limits=replace(settings.limits, **limits))
+
+
+def told(said: Said) -> Said:
+    """What was said, once it is sure that it tells nothing of what lies outside."""
+    assert not leaked(said.whole), f"{leaked(said.whole)}: {said}"
+    return said
