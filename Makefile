@@ -1,6 +1,6 @@
 # The commands of this project. Everything happens in .venv; what is installed is pinned in constraints.txt.
 #   make up           install and run the daemon in the foreground
-#   make test         check, then fast tests, real servers, and the official conformance suite
+#   make test         check, then fast tests, real servers and coding agents, and the official conformance suite
 #   make check        lint, format, types, import layers
 #   make conformance  the official MCP conformance suite through the gateway
 #   make bench        what a call costs, side by side
@@ -35,7 +35,7 @@ unit: $(VENV)/.installed-dev
 
 integration: $(VENV)/.installed-dev
 	@$(BIN)/python tests/parts/fleet.py
-	$(PYTEST) -q -n $(WORKERS) --dist worksteal tests/integration tests/parts
+	$(PYTEST) -q -n $(WORKERS) --dist worksteal tests/integration tests/features tests/parts
 	$(PYTEST) -q tests/unit $(ROOT_TESTS) -m slow
 
 conformance: $(VENV)/.installed-dev

@@ -10,7 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolcrib.catalog.tool import Tool
 
 log = logging.getLogger(__name__)
 
@@ -34,23 +37,30 @@ class CatalogChanged(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallIntended(Event):
+class CallEvent(Event):
     call_id: str
     caller: str
+    name: str
+    """As its caller called it."""
     tool: str
+    """`server:tool`; where no tool has the name, the name."""
     server: str
     decision: str
     rule: str
+    arguments: bytes | None = field(repr=False)
+    meta: Mapping[str, Any] = field(repr=False)
+    """`_meta`, but for what is about its caller's connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallFinished(Event):
-    call_id: str
-    caller: str
-    tool: str
-    server: str
+class CallIntended(CallEvent):
+    """The call is about to leave for its server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallFinished(CallEvent):
     outcome: str
-    """ok, tool_error, error, denied, invalid, timeout, cancelled, away"""
+    """ok, tool_error, error, timeout, cancelled, away, refused; denied, invalid and unknown mostly without an intent"""
     duration: float
     result_size: int = 0
 
@@ -58,6 +68,15 @@ class CallFinished(Event):
 @dataclass(frozen=True, kw_only=True)
 class CallFailed(CallFinished):
     """A call that did not end well; who listens to these alone is not asked about the many others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolsListed(Event):
+    agent: str
+    tools: bytes = field(repr=False)
+    """The JSON array of definitions that it was handed; the same object for as long as nothing changes."""
+    by_name: Mapping[str, Tool] = field(repr=False)
+    """All tools that there are, by the names that are used there."""
 
 
 @dataclass(frozen=True, kw_only=True)

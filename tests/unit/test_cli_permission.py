@@ -233,7 +233,7 @@ def test_a_server_is_believed_and_then_not(cli: Cli) -> None:
     assert cli("untrust", "--server", "files")[:2] == (0, "files was not believed.\n")
 
 
-MINE = 'description: Looks.\nrules:\n- allow: files:read_*\n- deny: "*:secret"\n'
+MINE = 'description: Looks.\nown_tools: none\nrules:\n- allow: files:read_*\n- deny: "*:secret"\n'
 
 
 def test_a_profile_comes_from_a_file_or_a_pipe(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,9 +278,9 @@ def test_an_editor_shows_the_profile_and_its_text_is_taken(
     monkeypatch.setenv("EDITOR", "false")
     monkeypatch.setenv("VISUAL", editor(tmp_path, f"{add}\npathlib.Path({str(seen)!r}).write_text(text)"))
     assert cli("profile", "edit", "mine")[:2] == (0, "mine: 1 rule; agents: none yet.\n")
-    assert seen.read_text() == GUIDE.format(name="mine") + "description: ''\nrules: []\n"
+    assert seen.read_text() == GUIDE.format(name="mine") + "description: ''\nown_tools: none\nrules: []\n"
     assert cli("profile", "edit", "mine")[:2] == (0, "Nothing was changed.\n")
-    assert seen.read_text() == GUIDE.format(name="mine") + "description: ''\nrules:\n- allow: files:*\n"
+    assert seen.read_text() == GUIDE.format(name="mine") + "description: ''\nown_tools: none\nrules:\n- allow: files:*\n"
     assert drafts(tmp_path) == []
 
 
@@ -336,8 +336,8 @@ def test_an_edit_that_cannot_begin_or_end_changes_nothing(
         ("rules:\n- allow: *\n", "What begins with * wants quotes."),
         ("rules: []\nrules: []\n", "line 2: rules stands twice"),
         ("rules:\n- deny: a:*\n  deny: b:*\n", "line 3: deny stands twice"),
-        ("- allow: a:*\n", "it has a description and rules, nothing else"),
-        ("rule: []\n", "it has a description and rules, nothing else"),
+        ("- allow: a:*\n", "it has a description, rules and own_tools, nothing else"),
+        ("rule: []\n", "it has a description, rules and own_tools, nothing else"),
         ("rules: [\n", "expected YAML"),
         ("!!python/object:os.system {}", "a tag that asks for more"),
     ],
@@ -383,5 +383,5 @@ def test_a_profile_survives_being_written_for_a_person() -> None:
         },
         {"deny": "*:x", "when": {"p.q": {"matches": "#.*\\d", "under": "ä b"}}, "annotations": {"read_only": False}},
     ]
-    text = written({"description": "yes", "rules": rules})
-    assert read("mine", text) == {"name": "mine", "description": "yes", "rules": rules}
+    text = written({"description": "yes", "own_tools": "read", "rules": rules})
+    assert read("mine", text) == {"name": "mine", "description": "yes", "own_tools": "read", "rules": rules}

@@ -19,6 +19,7 @@ from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
+from toolcrib.commands.leases import Leases
 from toolcrib.commands.registry import Command, Context, Effect, Parameters, Reach, Registry, Via
 from toolcrib.config.model import NameStyle
 from toolcrib.crib import Crib, Project
@@ -34,6 +35,9 @@ STRANGER = Caller(agent="stranger", permission=permission(BUILTIN["nothing"]))
 
 
 class NoHost:
+    def __init__(self) -> None:
+        self.leases = Leases()
+
     def describe(self) -> dict[str, Any]:
         return {}
 

@@ -422,6 +422,7 @@ async def test_a_profile_is_made_shown_changed_and_removed(desk: Desk) -> None:
         "name": "mine",
         "description": "Reads.",
         "builtin": False,
+        "own_tools": "none",
         "agents": [],
         "rules": 2,
         "changed": True,
@@ -432,6 +433,7 @@ async def test_a_profile_is_made_shown_changed_and_removed(desk: Desk) -> None:
         "name": "mine",
         "description": "Reads.",
         "builtin": False,
+        "own_tools": "none",
         "agents": [],
         "rules": [{"allow": "files:*", "when": {"path": {"under": "src"}}}, {"deny": "files:write"}],
     }

@@ -162,11 +162,13 @@ async def test_arguments_that_do_not_fit_go_no_further(arguments: str | None) ->
     assert "arguments" in caught.value.message
 
 
-async def test_an_unknown_tool_is_no_call() -> None:
+async def test_an_unknown_tool_is_told_and_not_called() -> None:
     book = Book()
     with pytest.raises(UnknownTool):
         await book.door.call(book.shelf, OWNER, Request(tool="files_reed"))
-    assert book.events == []
+    (told,) = book.events
+    assert isinstance(told, CallFailed)
+    assert (told.name, told.server, told.outcome) == ("files_reed", "", "unknown")
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,13 @@ class AgentFolders:
             _write(file, text, folder)
         return self.of(name) / file
 
+    def link(self, name: str, file: str, place: Path) -> None:
+        """A link beside the token to what a client has elsewhere; it goes with the agent, and its end stays."""
+        with self._entered_base() as base, _entered(name, base) as folder:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file, dir_fd=folder)
+            os.symlink(place, file, dir_fd=folder)
+
     def get(self, name: str, file: str = _TOKEN) -> str | None:
         """What a file of the agent's holds; None where there is none, or no agent."""
         with self._entered_base() as base:

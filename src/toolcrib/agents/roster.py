@@ -21,7 +21,7 @@ from toolcrib.agents.agent import RESERVED, Agent, Minted, new_row
 from toolcrib.agents.folder import AgentFolders
 from toolcrib.agents.holding import Holding, Note
 from toolcrib.agents.register import Register, load
-from toolcrib.agents.standing import narrows, read_rules, written, written_profile
+from toolcrib.agents.standing import narrows, narrows_profile, read_rules, written, written_profile
 from toolcrib.agents.token import digest_of, mint
 from toolcrib.errors import NotFound, StoreError, UsageError
 from toolcrib.events import Bus, Change, TokenReplaced
@@ -243,11 +243,12 @@ class Roster:
             return False
         wanted = replace(register, profiles={**register.profiles, name: written_profile(checked)})
         before = self.profiles.get(name)
+        rules = [rule.text for rule in checked.rules]
         change = Change(
             what="profile changed" if name in register.profiles else "profile added",
-            detail={"profile": name, "rules": [rule.text for rule in checked.rules]},
+            detail={"profile": name, "rules": rules, "own_tools": str(checked.own_tools)},
         )
-        if before is not None and narrows(before.rules, checked.rules):
+        if before is not None and narrows_profile(before, checked):
             await self._holding.take(wanted, change, said=f"The profile {name} is narrower")
         else:
             await self._holding.give(wanted, change)

@@ -147,3 +147,7 @@ def narrows(before: Iterable[Rule], after: Iterable[Rule]) -> bool:
     before, after = tuple(before), tuple(after)
     bounds = (Effect.DENY, Effect.ASK)
     return those(after, Effect.ALLOW) <= those(before, Effect.ALLOW) and those(after, *bounds) >= those(before, *bounds)
+
+
+def narrows_profile(before: Profile, after: Profile) -> bool:
+    return narrows(before.rules, after.rules) and not after.own_tools.exceeds(before.own_tools)

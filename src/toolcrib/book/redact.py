@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self
 from urllib.parse import quote, quote_plus
 
-from toolcrib.config.redact import HIDDEN, mask_text, tells_a_secret
+from toolcrib.config.redact import HIDDEN, mask_text, mask_tokens, tells_a_secret
 
 _SHORTEST_FORM = 6
 """Characters: a shorter piece of base64 stands in texts that have nothing to do with the secret."""
@@ -28,11 +28,18 @@ class Redactor:
         self._mask = _Mask(frozenset())
 
     def __call__(self, text: str) -> str:
+        return self._today()(text)
+
+    def known(self, text: str) -> str:
+        """Only what is known to be a secret is hidden; the rest stays as it is, character by character."""
+        return mask_tokens(self._today().without_known(text))
+
+    def _today(self) -> _Mask:
         values = self._values()
         mask = self._mask
         if values is not mask.values:
             mask = self._mask = _Mask(values, mask)
-        return mask(text)
+        return mask
 
 
 class _Mask:
@@ -63,10 +70,13 @@ class _Mask:
         return masked
 
     def _hide(self, text: str) -> str:
+        return mask_text(self.without_known(text))
+
+    def without_known(self, text: str) -> str:
         for form in self._forms:
             if form in text:
                 text = text.replace(form, HIDDEN)
-        return mask_text(text)
+        return text
 
 
 def _forms(value: str) -> Iterator[str]:

@@ -36,7 +36,7 @@ from toolcrib.errors import (
     ToolcribError,
     UnknownTool,
 )
-from toolcrib.events import Bus
+from toolcrib.events import Bus, CallFailed
 from toolcrib.policy import Caller, Decision, Verdict, decide
 from toolcrib.servers.model import Answer, OnProgress, ToolCall
 
@@ -118,11 +118,13 @@ class Door:
         tool = self._found(shelf, caller, request)
         arguments = request.params.get("arguments")
         line = Line(
-            f"{PROCESS}-{next(self._numbers)}",
+            self._next_id(),
             caller,
             tool,
             decide(caller, tool),
+            name=request.tool,
             arguments=None if arguments is None else bytes(arguments),
+            meta=request.meta,
             bus=self._bus,
             book=self._book,
             sessions=self._sessions,
@@ -155,19 +157,43 @@ class Door:
                 request.tool, lambda tool: decide(caller, tool).verdict is not Verdict.DENY, request.style
             )
         except (UnknownTool, ServerFailure) as error:
-            if self._book is not None:
-                self._book.note(
-                    Entry(
-                        kind=Kind.OUTCOME,
-                        at=time.time(),
-                        agent=caller.agent,
-                        session="" if caller.session is None else caller.session.id,
-                        conversation=caller.conversation,
-                        tool=request.tool[:_LONGEST_UNKNOWN],
-                        outcome="unknown" if isinstance(error, UnknownTool) else "away",
-                    )
-                )
+            self._note_not_found(caller, request, "unknown" if isinstance(error, UnknownTool) else "away")
             raise
+
+    def _note_not_found(self, caller: Caller, request: Request, outcome: str) -> None:
+        name = request.tool[:_LONGEST_UNKNOWN]
+        if self._book is not None:
+            self._book.note(
+                Entry(
+                    kind=Kind.OUTCOME,
+                    at=time.time(),
+                    agent=caller.agent,
+                    session="" if caller.session is None else caller.session.id,
+                    conversation=caller.conversation,
+                    tool=name,
+                    outcome=outcome,
+                )
+            )
+        if self._bus.hears(CallFailed):
+            arguments = request.params.get("arguments")
+            self._bus.publish(
+                CallFailed(
+                    call_id=self._next_id(),
+                    caller=caller.agent,
+                    name=name,
+                    tool=name,
+                    server="",
+                    decision="",
+                    rule="",
+                    arguments=None if arguments is None else bytes(arguments),
+                    meta=request.meta,
+                    outcome=outcome,
+                    duration=0.0,
+                )
+            )
+
+    def _next_id(self) -> str:
+        return f"{PROCESS}-{next(self._numbers)}"
 
     def _check(self, line: Line, arguments: Raw | None) -> None:
         """Whether the caller may use the tool, and may do so with these arguments."""

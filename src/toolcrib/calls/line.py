@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolcrib.book.entry import Entry, Kind
@@ -33,6 +34,8 @@ class Line:
         "checked",
         "decision",
         "left",
+        "meta",
+        "name",
         "stopped",
         "task",
         "tool",
@@ -45,7 +48,9 @@ class Line:
         tool: Tool,
         decision: Decision,
         *,
+        name: str,
         arguments: bytes | None,
+        meta: Mapping[str, Any],
         bus: Bus,
         book: Book | None,
         sessions: Sessions | None,
@@ -54,6 +59,9 @@ class Line:
         self.caller = caller
         self.tool = tool
         self.decision = decision
+        self.name = name
+        """As the caller called the tool."""
+        self.meta = meta
         self.checked: dict[str, Any] = {}
         """The arguments, decoded."""
         self.stopped: Decision | None = None
@@ -79,10 +87,13 @@ class Line:
                 CallIntended(
                     call_id=self.call_id,
                     caller=self.caller.agent,
+                    name=self.name,
                     tool=self.tool.display,
                     server=self.tool.server,
                     decision=self.decision.verdict,
                     rule=self.decision.rule,
+                    arguments=self.arguments,
+                    meta=self.meta,
                 )
             )
 
@@ -106,8 +117,13 @@ class Line:
                 kind(
                     call_id=self.call_id,
                     caller=self.caller.agent,
+                    name=self.name,
                     tool=self.tool.display,
                     server=self.tool.server,
+                    decision=self.decision.verdict,
+                    rule=self.decision.rule,
+                    arguments=self.arguments,
+                    meta=self.meta,
                     outcome=outcome,
                     duration=duration,
                     result_size=len(result),

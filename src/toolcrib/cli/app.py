@@ -7,6 +7,7 @@ Everything a command needs is imported when it runs; `toolcrib --help` shows the
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import traceback
@@ -24,6 +25,8 @@ from toolcrib.cli import (
     connect_command,
     daemon_commands,
     permission_commands,
+    run_command,
+    runs_commands,
     server_commands,
     session_commands,
     tool_commands,
@@ -42,8 +45,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="One room for the tools of all your agents.",
     epilog="Exit codes: 0 fine, 1 other error, 2 wrong words or arguments, 3 configuration, 4 unknown name, 5 denied, "
-    "6 a server failed, 7 no daemon, 8 already running or port taken, 9 database, 10 the tool says that it failed, "
-    "11 running code is refused here.",
+    "6 a server failed, 7 no daemon, 8 already running or port taken, 9 database, 10 the tool or program failed, "
+    "11 running code is refused here, 12 a run was ended by Toolcrib, 130 Ctrl-C.",
 )
 
 
@@ -102,6 +105,8 @@ for function in (
     stdio,
 ):
     app.command()(function)
+app.command(cls=run_command.WithWords)(run_command.run)
+app.add_typer(runs_commands.runs, name="runs")
 app.add_typer(config_commands.config, name="config")
 app.add_typer(agent_commands.agent, name="agent")
 app.add_typer(permission_commands.profile, name="profile")
@@ -115,6 +120,10 @@ def run(words: Sequence[str]) -> int:
     as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
     if list(words) in ([], ["config"], ["agent"], ["profile"], ["workspace"]):
         words = [*words, "--help"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Half a pair of surrogates, as a server or a program may say it, has no bytes: it is spelled out.
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(args=list(words), prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
@@ -148,4 +157,6 @@ def _usage(error: typer.TyperException, *, as_json: bool) -> int:
     remedy = f"`{where} --help` shows what it takes."
     if where == f"{PROGRAM} add" and "option" in message:
         remedy += " Put `--` before the server's command."
+    elif where == f"{PROGRAM} run" and "option" in message:
+        remedy += " Words for the program come after `--`; a prompt that begins with a dash comes by a pipe."
     return report(UsageError(message, remedy=remedy), as_json=as_json)

@@ -1,7 +1,7 @@
 """`toolcrib stdio`: the thin bridge that a client starts as a stdio server in its project.
 
 In: MCP messages of either era, one per line, on stdin. Out: the daemon's on stdout, byte for byte. Above it is a client
-(Claude Code, Codex, Gemini CLI …); below it the daemon's socket, which `bridge_daemon` reaches or brings up. It tells
+(Claude Code, Codex, Gemini CLI …); below it the daemon's socket, which `daemon.starting` reaches or brings up. It tells
 the daemon the project root, the conversation and, for an agent, the token from the agent's private folder; otherwise it
 only passes lines on. Nothing heavy is imported here.
 
@@ -24,10 +24,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from toolcrib.cli.bridge_daemon import START, connect_or_start
 from toolcrib.cli.bridge_lines import Kind, Lines, Message, complaint, messages
 from toolcrib.cli.project import project_root, working_folder
 from toolcrib.config.paths import Paths
+from toolcrib.daemon.starting import START, connect_or_start
 from toolcrib.errors import SERVER_AWAY, NotFound, ToolcribError
 
 CHUNK = 1 << 18

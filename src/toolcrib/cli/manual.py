@@ -37,8 +37,9 @@ is a text on stderr that says what to do; with `--json` there is also
 | 7 | no daemon runs |
 | 8 | a daemon runs already, or the port is taken |
 | 9 | the database |
-| 10 | the tool answered that it failed (`isError`) |
+| 10 | the tool answered that it failed (`isError`); from `run`: the program failed |
 | 11 | from `workspace check`: the folder, or running code in it, is refused |
+| 12 | from `run`: Toolcrib ended it, for it took too long, was revoked or had no tools |
 | 130 | Ctrl-C |
 
 Where a daemon runs, commands go to it over its socket. Where none runs, `servers`, `tools`, `call`, `add`, `remove`,

@@ -30,7 +30,15 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SLOW = 1.0
 _UNBOUNDED = 100_000
 """Characters: nothing is cut or wrapped in a pipe."""
-_STATE_COLOURS = {"ready": "green", "connecting": "yellow", "away": "yellow", "failed": "red"}
+_STATE_COLOURS = {
+    "ready": "green",
+    "finished": "green",
+    "connecting": "yellow",
+    "away": "yellow",
+    "running": "yellow",
+    "failed": "red",
+    "killed": "red",
+}
 
 
 def say(text: str) -> None:
@@ -47,26 +55,34 @@ def say_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def say_line(value: Any) -> None:
+    """JSON on one line, as soon as it is known."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
 def visible(text: str) -> str:
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def report(error: ToolcribError, *, as_json: bool) -> int:
     """Prints the error and returns the exit code."""
-    exit_code = error.remote_exit_code if isinstance(error, RemoteError) else error.exit_code
+    told = described(error)
     hint(f"Error: {error.text()}")
     if as_json:
-        code = error.remote_code if isinstance(error, RemoteError) else error.code
-        described: dict[str, Any] = {
-            "code": code,
-            "message": error.message,
-            "remedy": error.remedy,
-            "exit_code": exit_code,
-        }
-        if error.data:
-            described["data"] = error.data
-        say_json({"error": described})
-    return exit_code
+        say_json({"error": told})
+    return int(told["exit_code"])
+
+
+def described(error: ToolcribError) -> dict[str, Any]:
+    """For programs."""
+    told: dict[str, Any] = {
+        "code": error.remote_code if isinstance(error, RemoteError) else error.code,
+        "message": error.message,
+        "remedy": error.remedy,
+        "exit_code": error.remote_exit_code if isinstance(error, RemoteError) else error.exit_code,
+    }
+    return told | ({"data": error.data} if error.data else {})
 
 
 def screen_width() -> int | None:
@@ -88,7 +104,7 @@ def table(
 
     texts = [[visible("-" if value in (None, "") else str(value)).replace("\n", " ") for value in row] for row in rows]
     room = screen_width()
-    console = Console(file=sys.stdout, width=room or _UNBOUNDED, **_styles())
+    console = Console(file=sys.stdout, width=room or _UNBOUNDED, **styles())
     natural = {
         column: max(len(text) for text in (column, *(row[place] for row in texts)))
         for place, column in enumerate(columns)
@@ -115,7 +131,7 @@ def table(
     return Cut.NOTHING if widths == natural else Cut.SOME
 
 
-def _styles() -> dict[str, Any]:
+def styles() -> dict[str, Any]:
     """For a console: NO_COLOR means no bold either."""
     plain = bool(os.environ.get("NO_COLOR"))
     return {"color_system": None, "highlight": False} if plain else {}
@@ -136,7 +152,7 @@ def working(text: str) -> Iterator[None]:
 
         with lock:
             if not over.is_set():
-                status = Console(stderr=True, **_styles()).status(text)
+                status = Console(stderr=True, **styles()).status(text)
                 status.start()
                 shown.append(status)
 

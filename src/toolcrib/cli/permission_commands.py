@@ -235,12 +235,13 @@ def list_profiles(*, as_json: AsJson = False) -> int:
             row["name"],
             "built in" if row["builtin"] else "yours",
             row["rules"],
+            row["own_tools"],
             ", ".join(row["agents"]),
             row["description"],
         )
         for row in found["profiles"]
     ]
-    table(("profile", "whose", "rules", "agents", "description"), rows)
+    table(("profile", "whose", "rules", "own tools", "agents", "description"), rows)
     return 0
 
 

@@ -20,7 +20,7 @@ import yaml
 from toolcrib.config.json_text import Unreadable
 from toolcrib.config.yaml_text import parse_yaml
 from toolcrib.errors import ConfigError, NotFound, ToolcribError, UsageError
-from toolcrib.policy import profile_from
+from toolcrib.policy import OwnTools, profile_from
 
 GUIDE = """\
 # The profile {name}. A deny wins, wherever it stands; what no rule allows is denied; the order never matters.
@@ -36,6 +36,7 @@ GUIDE = """\
 #       path: {{under: src}}              # inside this folder, seen from the agent's own
 #       mode: {{one_of: [read, list]}}
 #       options.sql: {{matches: "select .*"}}
+# own_tools: edit                       # what `toolcrib run` lets a program do by itself: none, read, edit, all
 """
 
 
@@ -44,7 +45,7 @@ class Perform(Protocol):
 
 
 def written(profile: Mapping[str, Any]) -> str:
-    content = {"description": profile["description"], "rules": profile["rules"]}
+    content = {key: profile[key] for key in ("description", "own_tools", "rules")}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -61,9 +62,9 @@ def read(name: str, text: str) -> dict[str, Any]:
     for path, line in parsed.duplicates:
         raise ConfigError(f"profile {name}, line {line}: {path[-1]} stands twice.", remedy="Leave one of them.")
     data = {} if parsed.data is None else parsed.data
-    if not isinstance(data, dict) or data.keys() - {"description", "rules"}:
+    if not isinstance(data, dict) or data.keys() - {"description", "rules", "own_tools"}:
         raise ConfigError(
-            f"profile {name}: it has a description and rules, nothing else.", remedy="See its first lines."
+            f"profile {name}: it has a description, rules and own_tools, nothing else.", remedy="See its first lines."
         )
     # An empty word in YAML is null: `rules:` with nothing under it.
     return {"name": name} | {key: value for key, value in data.items() if value is not None}
@@ -119,7 +120,7 @@ def _beginning(name: str, copy: str | None, perform: Perform) -> str:
         # A name that cannot be is told before somebody has written rules for it.
         profile_from(name, {})
     start = copy or name
-    content = {"description": "", "rules": []}
+    content = {"description": "", "own_tools": str(OwnTools.NONE), "rules": []}
     if start in known or copy is not None:
         content = perform("profile:show", {"name": start})
     return GUIDE.format(name=name) + written(content)

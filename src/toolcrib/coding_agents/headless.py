@@ -51,6 +51,8 @@ class Launch:
     """Added to what it is given."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Written into `Order.folder` before it starts: name → text."""
+    links: Mapping[str, Path] = field(default_factory=dict)
+    """Made there as well: name → where it leads. What is not there yet is made, as a folder."""
     stdin: str = ""
     """What it reads: the prompt, where it can come this way, for a command line can be read by every user."""
     governed: tuple[str, ...] = ()

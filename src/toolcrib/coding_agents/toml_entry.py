@@ -97,14 +97,14 @@ def _spelled(key: str) -> str:
 
 
 def _table(way: Sequence[str], value: Mapping[str, Any]) -> list[str]:
-    return [f"[{'.'.join(map(_key, way))}]", *(f"{_key(key)} = {_value(part)}" for key, part in value.items())]
+    return [f"[{'.'.join(map(_key, way))}]", *(f"{_key(key)} = {as_toml(part)}" for key, part in value.items())]
 
 
 def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else _value(key)
+    return key if _BARE.fullmatch(key) else as_toml(key)
 
 
-def _value(value: Any) -> str:
+def as_toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -112,8 +112,8 @@ def _value(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(key)} = {_value(part)}" for key, part in value.items()) + " }"
-    return "[" + ", ".join(_value(part) for part in value) + "]"
+        return "{ " + ", ".join(f"{_key(key)} = {as_toml(part)}" for key, part in value.items()) + " }"
+    return "[" + ", ".join(as_toml(part) for part in value) + "]"
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from toolcrib import __version__
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
+from toolcrib.commands.leases import Leases
 from toolcrib.commands.registry import Context, Effect, Via
 from toolcrib.config import Flags, Paths
 from toolcrib.crib import Crib
@@ -58,6 +59,9 @@ Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 class NoDaemon:
     """The host of a one-shot command: there is no endpoint and nothing to stop."""
+
+    def __init__(self) -> None:
+        self.leases = Leases()
 
     def describe(self) -> dict[str, Any]:
         return {"running": False, "endpoint": None, "token_file": None, "pid": None, "version": __version__}

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
-from toolcrib.policy import Profile, profile_data, profile_from
+from toolcrib.policy import OwnTools, Profile, profile_data, profile_from
 
 
 def _described(context: Context, profile: Profile) -> dict[str, Any]:
@@ -15,6 +15,7 @@ def _described(context: Context, profile: Profile) -> dict[str, Any]:
         "name": profile.name,
         "description": profile.description,
         "builtin": profile.builtin,
+        "own_tools": str(profile.own_tools),
         "agents": sorted(agent.name for agent in context.crib.roster.agents if agent.profile == profile.name),
     }
 
@@ -46,12 +47,15 @@ class Put(Parameters):
     description: str = ""
     rules: list[Any] = Field(default_factory=list)
     """Each `{"allow" | "deny" | "ask": "server:tool", "annotations"?: {…}, "when"?: {…}}`."""
+    own_tools: str = Field(
+        default=OwnTools.NONE, description="what a coding agent may do by its own hands: none, read, edit or all"
+    )
 
 
 @registry.command("profile:put", parameters=Put, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
 async def put(context: Context, params: Put) -> dict[str, Any]:
     """Make a profile, or give one of the owner's own new rules; its agents have them at once."""
-    profile = profile_from(params.name, {"description": params.description, "rules": params.rules})
+    profile = profile_from(params.name, params.model_dump(exclude={"name"}))
     changed = await context.crib.roster.put_profile(profile)
     return {**_described(context, profile), "rules": len(profile.rules), "changed": changed}
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from toolcrib.commands.leases import Leases
 from toolcrib.crib import Crib, Project
 from toolcrib.errors import Denied, UnknownCommand, UsageError
 from toolcrib.policy import OWNER, Caller
@@ -52,6 +53,8 @@ class Parameters(BaseModel):
 
 class Host(Protocol):
     """The process that the command runs in."""
+
+    leases: Leases
 
     def describe(self) -> dict[str, Any]:
         """Endpoint, pid and the like."""

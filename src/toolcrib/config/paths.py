@@ -93,6 +93,11 @@ class Paths:
         return self.state_dir / "toolcrib.log"
 
     @property
+    def programs(self) -> Path:
+        """Which versions the coding agents' programs have."""
+        return self.cache_dir / "programs.json"
+
+    @property
     def lock(self) -> Path:
         return self.run_dir / "daemon.lock"
 

@@ -38,7 +38,15 @@ _ALWAYS_THERE = frozenset({OWNER.agent, CLIENT.agent})
 
 class Attendant:
     def __init__(
-        self, *, commits: Commits, book: Book, roster: Roster, sessions: Sessions, approvals: Approvals, door: Door
+        self,
+        *,
+        commits: Commits,
+        book: Book,
+        roster: Roster,
+        sessions: Sessions,
+        approvals: Approvals,
+        door: Door,
+        redact: Redactor,
     ) -> None:
         self.commits = commits
         self.book = book
@@ -46,6 +54,7 @@ class Attendant:
         self.sessions = sessions
         self.approvals = approvals
         self.door = door
+        self.redact = redact
 
 
 @contextlib.asynccontextmanager
@@ -79,4 +88,12 @@ async def attending(
         stack.push_async_callback(sessions.close)
         approvals = Approvals(bus, mask=redact)
         door = Door(bus, book=book, roster=roster, approvals=approvals, sessions=sessions)
-        yield Attendant(commits=commits, book=book, roster=roster, sessions=sessions, approvals=approvals, door=door)
+        yield Attendant(
+            commits=commits,
+            book=book,
+            roster=roster,
+            sessions=sessions,
+            approvals=approvals,
+            door=door,
+            redact=redact,
+        )

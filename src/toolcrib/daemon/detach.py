@@ -1,4 +1,5 @@
-"""`toolcrib up --detach`: a daemon in the background; returns when its endpoint answers.
+"""A daemon in the background; returns when its endpoint answers. `toolcrib up --detach` comes here, and `starting` runs
+this module in a process of its own.
 
 In: the project root, the flags. Out: what the daemon says of itself. The daemon reports over a pipe that it is ready,
 or why it is not: nothing is guessed from files or time.
@@ -11,11 +12,15 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from toolcrib.commands.leases import Lasts
 from toolcrib.config import Flags, Paths
 from toolcrib.config.private import private_folder
+from toolcrib.config.project import project_of
+from toolcrib.daemon.starting import FOR_RUNS
 from toolcrib.errors import AlreadyRunning, ConfigError, PortTaken, StoreError, ToolcribError
 from toolcrib.servers.environment import MARKER
 
@@ -23,7 +28,7 @@ _START_LIMIT = 20.0
 _KINDS = {kind.__name__: kind for kind in (AlreadyRunning, ConfigError, PortTaken, StoreError)}
 
 
-def start_detached(root: Path, flags: Flags) -> dict[str, Any]:
+def start_detached(root: Path, flags: Flags, lasts: Lasts = Lasts.UNTIL_STOPPED) -> dict[str, Any]:
     paths = Paths.of_user(os.environ)
     private_folder(paths.state_dir)
     reading, writing = os.pipe()
@@ -34,6 +39,7 @@ def start_detached(root: Path, flags: Flags) -> dict[str, Any]:
             "port": flags.port,
             "store": flags.store,
             "unsafe_no_sandbox": flags.unsafe_no_sandbox,
+            "lasts": lasts,
             "report": writing,
         }
     )
@@ -71,3 +77,19 @@ def start_detached(root: Path, flags: Flags) -> dict[str, Any]:
         error = answer["error"]
         raise _KINDS.get(error["kind"], ToolcribError)(error["message"], remedy=error["remedy"])
     return answer
+
+
+def main(words: Sequence[str]) -> int:
+    lasts = Lasts.FOR_RUNS if FOR_RUNS in words else Lasts.UNTIL_STOPPED
+    # Nobody knows a daemon for runs by its port, and a port that another program has must not stop them.
+    flags = Flags(port=0) if lasts is Lasts.FOR_RUNS else Flags()
+    try:
+        start_detached(project_of(Path.cwd()), flags, lasts)
+    except ToolcribError as error:
+        sys.stderr.write(error.text() + "\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -20,6 +20,7 @@ from toolcrib.config.private import private_folder
 from toolcrib.errors import AlreadyRunning
 
 _PATIENCE = 5.0
+_FOR_RUNS = "It ends with the last of them; `toolcrib runs` shows them, `toolcrib down` ends it and them now."
 
 
 @contextlib.contextmanager
@@ -32,9 +33,10 @@ def held(paths: Paths) -> Iterator[None]:
                 raise AlreadyRunning("Another command is changing something here.", remedy="Try again when it is over.")
             known = read_info(paths)
             who = f" (pid {known['pid']}, {known['endpoint']})" if known and {"pid", "endpoint"} <= known.keys() else ""
+            for_runs = (known or {}).get("for_runs") is True
             raise AlreadyRunning(
-                f"Toolcrib already runs{who}.",
-                remedy="`toolcrib status` shows it, `toolcrib down` ends it.",
+                f"Toolcrib already runs{who}{', for runs of coding agents only' if for_runs else ''}.",
+                remedy=_FOR_RUNS if for_runs else "`toolcrib status` shows it, `toolcrib down` ends it.",
                 data=known or {},
             )
         yield
@@ -54,6 +56,21 @@ def _locked(descriptor: int, paths: Paths) -> bool:
             time.sleep(0.02)
         else:
             return True
+
+
+def is_free(paths: Paths) -> bool:
+    """Whether no daemon lives here; one that is about to end still does."""
+    try:
+        descriptor = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _answers(path: Path) -> bool:

@@ -1,4 +1,5 @@
 """The daemon's life: lock, port, crib, gateway, socket; then a signal or a command, and the end within five seconds.
+One that was started for runs ends by itself with the last of them.
 
 In: the project root, the flags. Out: an exit code. Clients are served from the last known catalog at once; the servers
 behind it connect meanwhile.
@@ -14,7 +15,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from toolcrib.arrival import HttpServer
 from toolcrib.coding_agents.generated import renew
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
+from toolcrib.commands.leases import Lasts, Leases
+from toolcrib.commands.run import end, left_behind
 from toolcrib.config import Flags, Paths
 from toolcrib.config.last_store import remember_store
 from toolcrib.config.model import WORKSPACE
@@ -43,11 +46,17 @@ log = logging.getLogger(__name__)
 _REQUESTS_MAY_END = 1.5
 """Of the five seconds that a stop may take; the servers' processes need the rest."""
 
+_FIRST_RUN = 20.0
+"""Seconds that a daemon for runs waits for the first of them."""
+_CLAIMED_WITHIN = 15.0
+"""Seconds in which a run that outlived the last daemon goes on with its agent."""
+
 Ready = Callable[[dict[str, Any]], None]
 
 
 class Daemon:
-    def __init__(self, paths: Paths, root: Path, flags: Flags) -> None:
+    def __init__(self, paths: Paths, root: Path, flags: Flags, lasts: Lasts) -> None:
+        self.leases = Leases(lasts, on_idle=self.stop)
         self._paths = paths
         self._root = root
         self._flags = flags
@@ -68,10 +77,18 @@ class Daemon:
             "started_at": self._started_at,
             "uptime": time.time() - self._started_at,
             "unsafe_no_sandbox": self._flags.unsafe_no_sandbox,
+            "for_runs": self.leases.lasts is Lasts.FOR_RUNS,
+            "runs": len(self.leases.agents),
+            "stopping": self._stopping.is_set(),
         }
 
     def stop(self) -> None:
+        self.leases.close()
         self._stopping.set()
+
+    def _stop_if_idle(self) -> None:
+        if self.leases.idle:
+            self.stop()
 
     def _found(self, crib: Crib) -> dict[str, Any]:
         """What is wrong with the configuration, and what is there already, for whoever starts the daemon."""
@@ -96,6 +113,30 @@ class Daemon:
 
         crib.bus.subscribe(replaced, TokenReplaced)
 
+    async def _until_stopped(self) -> None:
+        if self.leases.lasts is Lasts.FOR_RUNS:
+            asyncio.get_running_loop().call_later(_FIRST_RUN, self._stop_if_idle)
+        await self._stopping.wait()
+
+    @contextlib.asynccontextmanager
+    async def _minding_orphans(self, crib: Crib) -> AsyncIterator[None]:
+        """Agents of runs that the last daemon left behind go when nobody claims them."""
+        orphans = await left_behind(crib)
+
+        async def end_unclaimed(after: float) -> None:
+            await asyncio.sleep(after)
+            for agent in orphans:
+                if agent.name not in self.leases.agents:
+                    await end(crib, agent)
+
+        later = asyncio.create_task(end_unclaimed(_CLAIMED_WITHIN))
+        try:
+            yield
+        finally:
+            later.cancel()
+            if self.leases.lasts is Lasts.FOR_RUNS:
+                await end_unclaimed(0)
+
     async def run(self, ready: Ready) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -108,7 +149,7 @@ class Daemon:
             flags=self._flags,
             builtins=builtins(registry, self, unsafe_no_sandbox=self._flags.unsafe_no_sandbox),
         )
-        async with crib:
+        async with crib, self._minding_orphans(crib):
             remember_store(self._paths, self._flags.store)
             settings = crib.home.config.settings
             logging.getLogger("toolcrib").setLevel(settings.log_level.upper())
@@ -131,7 +172,7 @@ class Daemon:
                     log.warning("commands of the workspace run without a sandbox, as --unsafe-no-sandbox asks")
                 log.info("serving %s, root %s", self.describe()["endpoint"], self._root)
                 ready({**self.describe(), **self._found(crib)})
-                await self._stopping.wait()
+                await self._until_stopped()
             finally:
                 log.info("stopping")
                 for file in (self._paths.daemon_info, self._paths.socket):
@@ -173,23 +214,23 @@ def bind(port: int) -> socket.socket:
     return listener
 
 
-def run_foreground(root: Path, flags: Flags, *, ready: Ready) -> int:
-    """Runs until a signal or `toolcrib down`."""
+def run_foreground(root: Path, flags: Flags, *, ready: Ready, lasts: Lasts = Lasts.UNTIL_STOPPED) -> int:
+    """Runs until a signal or `toolcrib down`; for runs, until none is left."""
     paths = Paths.of_user(os.environ)
     _keep_files_from_children()
     try:
-        return _run_locked(paths, root, flags, ready)
+        return _run_locked(paths, Daemon(paths, root, flags, lasts), ready)
     except OSError as error:
         raise unusable(error, paths.state_dir) from error
 
 
-def _run_locked(paths: Paths, root: Path, flags: Flags, ready: Ready) -> int:
+def _run_locked(paths: Paths, daemon: Daemon, ready: Ready) -> int:
     with held(paths):
         handler = log_to(paths.log, os.environ.get("TOOLCRIB_LOG_LEVEL", "info"))
         try:
             # The loop's own close waits for the default executor's threads: nothing of ours outlives it.
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(KeyboardInterrupt):
-                runner.run(Daemon(paths, root, flags).run(ready))
+                runner.run(daemon.run(ready))
         finally:
             logging.getLogger().removeHandler(handler)
             handler.close()

@@ -142,6 +142,7 @@ class CommandSocket:
                 if guest.workdir is not None:
                     root = self._reception.root_of(guest, guest.workdir)
                 project = await stack.enter_async_context(self._crib.working_in(root))
+                stack.enter_context(self._host.leases.needed())
             except Rejected as rejected:
                 writer.write(rejected.reply().body + b"\n")
                 return

@@ -23,6 +23,7 @@ from toolcrib.errors import (
     ServerFailure,
     ToolcribError,
 )
+from toolcrib.events import ToolsListed
 from toolcrib.gateway import eras
 from toolcrib.gateway.answers import Rejected, Reply, failure, raw_error_message, result_message, told_to_the_model
 from toolcrib.gateway.envelope import Message, notification
@@ -139,9 +140,7 @@ class Desk:
             case "tools/list":
                 _refuse_cursor(message)
                 await client.project.introduced(_LISTING_WAITS)
-                tools = self._crib.listings.tools(client.project.catalog, client.caller())
-                self._crib.sessions.listed(client.session)
-                return eras.listing(era, "tools", tools)
+                return eras.listing(era, "tools", self._tools(client))
             case "prompts/list":
                 _refuse_cursor(message)
                 return eras.listing(era, "prompts", b"[]")
@@ -161,6 +160,15 @@ class Desk:
                 return _discover()
             case _:
                 raise Rejected(Case.METHOD, method=message.method[:80])
+
+    def _tools(self, client: Client) -> bytes:
+        caller, catalog, listings = client.caller(), client.project.catalog, self._crib.listings
+        tools = listings.tools(catalog, caller)
+        self._crib.sessions.listed(client.session)
+        if self._crib.bus.hears(ToolsListed):
+            by_name = catalog.by_public(listings.style)
+            self._crib.bus.publish(ToolsListed(agent=caller.agent, tools=tools, by_name=by_name))
+        return tools
 
     async def _call(
         self, message: Message, request_id: bytes, era: Era, client: Client, notify: Notify

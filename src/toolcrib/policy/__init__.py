@@ -6,6 +6,7 @@ calling. Above: `agents`, which keeps who has which rules, and all who ask. Belo
 
 from toolcrib.policy.condition import Condition, Matches, OneOf, Under, condition_from
 from toolcrib.policy.decision import CLIENT, OWNER, Caller, decide
+from toolcrib.policy.own_tools import OwnTools
 from toolcrib.policy.permission import Decision, Permission, Verdict, permission
 from toolcrib.policy.profile import BUILTIN, Profile, profile_data, profile_from
 from toolcrib.policy.rule import Effect, Origin, Rule, rule_data, rule_from
@@ -21,6 +22,7 @@ __all__ = [
     "Matches",
     "OneOf",
     "Origin",
+    "OwnTools",
     "Permission",
     "Profile",
     "Rule",

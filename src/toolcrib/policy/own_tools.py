@@ -17,3 +17,7 @@ class OwnTools(enum.StrEnum):
     """It may also change files in its folder; commands only where its program confines them to that folder."""
     ALL = "all"
     """Whatever its program can do, without asking."""
+
+    def exceeds(self, other: OwnTools) -> bool:
+        order = list(OwnTools)
+        return order.index(self) > order.index(other)

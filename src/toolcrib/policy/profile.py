@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from toolcrib.errors import ConfigError
+from toolcrib.policy.own_tools import OwnTools
 from toolcrib.policy.rule import Effect, Origin, Rule, rule_data, rule_from
 
 MOST_RULES = 10_000
@@ -25,30 +26,46 @@ class Profile:
     name: str
     description: str = ""
     rules: tuple[Rule, ...] = ()
+    own_tools: OwnTools = OwnTools.NONE
+    """What a coding agent with this profile may do by its own hands, where Toolcrib runs it."""
     builtin: bool = False
 
 
-def _builtin(name: str, description: str, *rules: tuple[Effect, str, dict[str, bool]]) -> Profile:
+def _builtin(
+    name: str, description: str, *rules: tuple[Effect, str, dict[str, bool]], own_tools: OwnTools = OwnTools.NONE
+) -> Profile:
     made = tuple(Rule(effect=effect, tools=tools, annotations=claims, holder=name) for effect, tools, claims in rules)
-    return Profile(name=name, description=description, rules=made, builtin=True)
+    return Profile(name=name, description=description, rules=made, own_tools=own_tools, builtin=True)
 
 
 BUILTIN: Mapping[str, Profile] = MappingProxyType(
     {
         profile.name: profile
         for profile in (
-            _builtin("owner", "Everything, also what manages Toolcrib itself.", (Effect.ALLOW, "*:*", {})),
-            _builtin("trusted", "Every tool, and Toolcrib's commands by their raw names.", (Effect.ALLOW, "*:*", {})),
+            _builtin(
+                "owner",
+                "Everything, also what manages Toolcrib itself.",
+                (Effect.ALLOW, "*:*", {}),
+                own_tools=OwnTools.ALL,
+            ),
+            _builtin(
+                "trusted",
+                "Every tool, and Toolcrib's commands by their raw names.",
+                (Effect.ALLOW, "*:*", {}),
+                own_tools=OwnTools.ALL,
+            ),
             _builtin(
                 "developer",
                 "Every tool of every server; of Toolcrib itself, what only reads.",
                 (Effect.ALLOW, "*:*", {}),
                 (Effect.DENY, "crib:*", {"read_only": False}),
+                own_tools=OwnTools.EDIT,
             ),
             _builtin(
                 "read-only",
                 "Only tools that are believed to change nothing.",
                 (Effect.ALLOW, "*:*", {"read_only": True}),
+                own_tools=OwnTools.READ,
             ),
             _builtin("nothing", "Nothing, but for what an agent's own rules add."),
         )
@@ -67,9 +84,9 @@ def profile_from(name: Any, data: Any) -> Profile:
         raise ConfigError(
             f"{name} is a built-in profile, which does not change.", remedy="Give your profile another name."
         )
-    if not isinstance(data, Mapping) or not data.keys() <= {"description", "rules"}:
+    if not isinstance(data, Mapping) or not data.keys() <= {"description", "rules", "own_tools"}:
         raise ConfigError(
-            f"profile {name}: it is an object with a description and rules.",
+            f"profile {name}: it is an object with a description, rules and own_tools.",
             remedy='For instance {"description": "Reads git.", "rules": [{"allow": "git:*"}]}.',
         )
     description, rules = data.get("description", ""), data.get("rules", [])
@@ -87,9 +104,21 @@ def profile_from(name: Any, data: Any) -> Profile:
         rule_from(rule, where=f"profile {name}, rule {number}", origin=Origin.PROFILE, holder=name)
         for number, rule in enumerate(rules, start=1)
     )
-    return Profile(name=name, description=description, rules=made)
+    return Profile(name=name, description=description, rules=made, own_tools=_own_tools(name, data))
+
+
+def _own_tools(name: str, data: Mapping[Any, Any]) -> OwnTools:
+    given = data.get("own_tools", OwnTools.NONE)
+    try:
+        return OwnTools(given)
+    except ValueError:
+        raise ConfigError(
+            f"profile {name}: own_tools is {str(given)[:40]!r}.", remedy=f"It is one of {', '.join(OwnTools)}."
+        ) from None
 
 
 def profile_data(profile: Profile) -> dict[str, Any]:
     """The inverse of `profile_from`; the name is not part of it."""
-    return {"description": profile.description, "rules": [rule_data(rule) for rule in profile.rules]}
+    data = {"description": profile.description, "rules": [rule_data(rule) for rule in profile.rules]}
+    # What is the default is not written: profiles that were stored before there was one read and compare as ever.
+    return data if profile.own_tools is OwnTools.NONE else {**data, "own_tools": str(profile.own_tools)}

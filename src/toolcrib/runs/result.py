@@ -53,8 +53,9 @@ class Metadata:
     prompt: str
     started_at: float
     pid: int
-    """Of the process that runs the run, and the moment that it began, by which another with its number is told apart."""
+    """Of the process that runs the run."""
     pid_began: float
+    """Tells it from another that has its number later."""
     program: str
     version: str
     session_before: str = ""

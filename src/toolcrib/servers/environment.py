@@ -56,16 +56,16 @@ _ALLOWED = frozenset(
 _ALLOWED_PREFIXES = ("LC_", "XDG_")
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"})
 
-_SHORTEST_SECRET = 6
+SHORTEST_SECRET = 6
 """Shorter values (`1`, `true`, `prod`) are no secrets, and masking them would spoil every text."""
 
 
 def child_environment(config: ServerConfig, environ: Mapping[str, str], marker: str) -> dict[str, str]:
-    inherited = {name: value for name, value in environ.items() if _inherits(name, value)}
+    inherited = {name: value for name, value in environ.items() if inherits(name, value)}
     return {**inherited, **config.env, MARKER: marker}
 
 
-def _inherits(name: str, value: str) -> bool:
+def inherits(name: str, value: str) -> bool:
     upper = name.upper()
     if upper in _PROXIES:
         return not _holds_password(value)
@@ -89,7 +89,7 @@ class Mask:
             *_url_secrets(config.url),
             *_with_passwords(secrets_in_args(config.args)),
         }
-        self.secrets = sorted((value for value in values if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+        self.secrets = sorted((value for value in values if len(value) >= SHORTEST_SECRET), key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         for secret in self.secrets:

@@ -1,16 +1,17 @@
 """Google's Gemini API, as Gemini CLI uses it: `:streamGenerateContent?alt=sse` and `:generateContent`.
 
-In: `tools[].functionDeclarations`, and `contents` whose parts may be `functionResponse`. Out: one candidate of text or
-a `functionCall`.
+In: `tools[].functionDeclarations`, and `contents` whose parts may be `functionResponse`. Out: candidates whose parts
+are thoughts, text and `functionCall`s, which the real service streams whole.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from parts.models.script import Conversation, Offered, Turn
-from parts.models.server import events
+from parts.models.conversation import Conversation, Offered, Result, Turn
+from parts.models.server import pieces
+
+ERRORS = {429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 503: "UNAVAILABLE"}
 
 
 class Google:
@@ -18,25 +19,61 @@ class Google:
         return ":streamGenerateContent" in path or ":generateContent" in path
 
     def read(self, body: dict[str, Any]) -> Conversation:
-        parts = [part for content in body.get("contents", []) for part in content.get("parts", [])]
+        contents = [(content.get("role"), content.get("parts", [])) for content in body.get("contents", [])]
+        parts = [(role, part) for role, several in contents for part in several]
+        texts = [(role, part["text"]) for role, part in parts if "text" in part and not part.get("thought")]
         declared = [tool for group in body.get("tools", []) for tool in group.get("functionDeclarations", [])]
+        answers = [part["functionResponse"] for _, part in parts if "functionResponse" in part]
         return Conversation(
             tools=tuple(Offered(name=tool["name"], definition=tool) for tool in declared),
-            results=tuple(_text(part["functionResponse"]["response"]) for part in parts if "functionResponse" in part),
+            outputs=tuple(Result(call=answer["id"], text=_text(answer["response"])) for answer in answers),
+            asked=tuple(text for role, text in texts if role == "user"),
+            said=tuple(text for role, text in texts if role == "model"),
         )
 
-    def write(self, turn: Turn, path: str, body: dict[str, Any]) -> tuple[str, bytes]:
-        part: dict[str, Any] = {"text": turn.text}
-        if turn.tool is not None:
-            part = {"functionCall": {"id": turn.call_id, "name": turn.tool.name, "args": turn.arguments}}
-        whole = {
-            "candidates": [{"content": {"role": "model", "parts": [part]}, "finishReason": "STOP", "index": 0}],
-            "usageMetadata": {"promptTokenCount": 10, "candidatesTokenCount": 5, "totalTokenCount": 15},
-            "modelVersion": "scripted",
-        }
+    def write(self, turn: Turn, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        *before, last = _parts(turn)
+        # The count so far comes with every part; the whole only with the last.
+        early = {"promptTokenCount": turn.usage.read, "totalTokenCount": turn.usage.read}
+        return [
+            *(_message([part], early) for part in before),
+            _message([last], _usage(turn), finishReason="STOP"),
+        ]
+
+    def whole(self, turn: Turn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         if ":streamGenerateContent" in path:
-            return "text/event-stream", events(whole, named=False)
-        return "application/json", json.dumps(whole).encode()
+            return None
+        return _message(_parts(turn), _usage(turn), finishReason="STOP")
+
+    def refusal(self, status: int) -> dict[str, Any]:
+        told = {"code": status, "message": "refused, as scripted", "status": ERRORS.get(status, "UNAVAILABLE")}
+        return {"error": told}
+
+
+def _parts(turn: Turn) -> list[dict[str, Any]]:
+    return [
+        *({"text": piece, "thought": True} for piece in pieces(turn.thinking)),
+        *({"text": piece} for piece in pieces(turn.text)),
+        *(
+            {"functionCall": {"id": call.id, "name": call.name, "args": call.arguments}, "thoughtSignature": "c2lnbmVk"}
+            for call in turn.invocations
+        ),
+    ]
+
+
+def _message(parts: list[dict[str, Any]], usage: dict[str, Any], **more: str) -> dict[str, Any]:
+    candidate = {"content": {"role": "model", "parts": parts}, "index": 0, **more}
+    return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": "scripted"}
+
+
+def _usage(turn: Turn) -> dict[str, Any]:
+    return {
+        "promptTokenCount": turn.usage.read,
+        "cachedContentTokenCount": turn.usage.cached,
+        "candidatesTokenCount": turn.usage.output - turn.usage.thought,
+        "thoughtsTokenCount": turn.usage.thought,
+        "totalTokenCount": turn.usage.read + turn.usage.output,
+    }
 
 
 def _text(response: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """OpenAI's Responses API, as Codex uses it: `POST /v1/responses`, streamed.
 
-In: `tools` (functions, some grouped in namespaces) and `input` items. Out: a response with a message or a function
-call.
+In: `tools` (functions, some grouped in namespaces; or none, and a list of them among the `input` items) and `input`.
+Out: a response with reasoning, a message, and calls. Deferred tools are had by a `tool_search_call`, whose output
+holds their definitions. With code mode there is one tool for all, `exec`, which takes JavaScript.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from parts.models.script import Conversation, Offered, Turn
-from parts.models.server import events
+from parts.models.conversation import Conversation, Invocation, Offered, Offering, Result, Turn
+from parts.models.server import pieces
 
 OUTPUTS = ("function_call_output", "custom_tool_call_output", "mcp_tool_call_output")
+CODE_TOOL = "exec"
+JOINT = "__"
+"""Between a namespace and a name, where a program names both in one."""
 
 
 class OpenAI:
@@ -20,50 +24,214 @@ class OpenAI:
         return path.partition("?")[0] == "/v1/responses"
 
     def read(self, body: dict[str, Any]) -> Conversation:
-        tools = []
-        for tool in body.get("tools", []):
-            if tool["type"] == "function":
-                tools.append(Offered(name=tool["name"], definition=tool))
-            elif tool["type"] == "namespace":
-                tools += [
-                    Offered(name=inner["name"], definition=inner, namespace=tool["name"]) for inner in tool["tools"]
-                ]
-        outputs = [item for item in body.get("input", []) if item.get("type") in OUTPUTS]
-        return Conversation(tools=tuple(tools), results=tuple(_text(item["output"]) for item in outputs))
-
-    def write(self, turn: Turn, path: str, body: dict[str, Any]) -> tuple[str, bytes]:
-        item: dict[str, Any]
-        if turn.tool is None:
-            content = [{"type": "output_text", "text": turn.text, "annotations": []}]
-            item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": content}
-        else:
-            item = {
-                "type": "function_call",
-                "id": f"fc_{turn.call_id}",
-                "call_id": turn.call_id,
-                "name": turn.tool.name,
-                "arguments": json.dumps(turn.arguments),
-                "status": "completed",
-                **({"namespace": turn.tool.namespace} if turn.tool.namespace else {}),
-            }
-        usage = {
-            "input_tokens": 10,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": 5,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": 15,
-        }
-        whole = {"id": "resp_1", "object": "response", "status": "completed", "output": [item], "usage": usage}
-        return "text/event-stream", events(
-            {"type": "response.created", "response": {**whole, "status": "in_progress", "output": [], "usage": None}},
-            {"type": "response.output_item.added", "output_index": 0, "item": {**item, "status": "in_progress"}},
-            {"type": "response.output_item.done", "output_index": 0, "item": item},
-            {"type": "response.completed", "response": whole},
-            named=True,
+        items = body.get("input", [])
+        texts = [
+            (item["role"], part["text"])
+            for item in items
+            if item.get("type") == "message"
+            for part in item["content"]
+            if "text" in part
+        ]
+        return Conversation(
+            tools=tuple(_offered(_tools(body))),
+            offering=_offering(body),
+            outputs=tuple(result for item in items for result in _results(item)),
+            found=tuple(tool for item in items for tool in _found(item)),
+            asked=tuple(text for role, text in texts if role == "user"),
+            said=tuple(text for role, text in texts if role == "assistant"),
         )
 
+    def write(self, turn: Turn, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        items = _items(turn, _offering(body))
+        told = {"id": f"resp_{turn.id}", "object": "response", "model": body.get("model", "scripted")}
+        begun = {**told, "status": "in_progress", "output": [], "usage": None}
+        stream: list[dict[str, Any]] = [
+            {"type": "response.created", "response": begun},
+            {"type": "response.in_progress", "response": begun},
+        ]
+        for index, item in enumerate(items):
+            stream += _stream(index, item)
+        ended = {**told, "status": "completed", "output": items, "usage": _usage(turn)}
+        stream.append({"type": "response.completed", "response": ended})
+        return [{**message, "sequence_number": number} for number, message in enumerate(stream)]
 
-def _text(output: Any) -> str:
+    def whole(self, turn: Turn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        return None
+
+    def refusal(self, status: int) -> dict[str, Any]:
+        kind = "rate_limit_exceeded" if status == 429 else "server_error"
+        return {"error": {"type": kind, "code": kind, "message": f"{kind}, as scripted", "param": None}}
+
+
+def _tools(body: dict[str, Any]) -> list[dict[str, Any]]:
+    among = [item for item in body.get("input", []) if item.get("type") == "additional_tools"]
+    return [*body.get("tools", []), *(tool for item in among for tool in item["tools"])]
+
+
+def _offering(body: dict[str, Any]) -> Offering:
+    tools = _tools(body)
+    if any(inner["name"] == CODE_TOOL for tool in tools for inner in tool.get("tools", [])):
+        return Offering.CODE
+    return Offering.DEFERRED if any(tool["type"] == "tool_search" for tool in tools) else Offering.PLAIN
+
+
+def _offered(tools: list[dict[str, Any]]) -> list[Offered]:
+    plain = [tool for tool in tools if tool["type"] in ("function", "custom")]
+    groups = [tool for tool in tools if tool["type"] == "namespace"]
+    return [
+        *(Offered(name=tool["name"], definition=tool) for tool in plain),
+        *(
+            Offered(name=tool["name"], definition=tool, namespace=group["name"])
+            for group in groups
+            for tool in group["tools"]
+        ),
+    ]
+
+
+def _results(item: dict[str, Any]) -> list[Result]:
+    if item.get("type") == "tool_search_output":
+        return [Result(call=item["call_id"], text=json.dumps(item["tools"]))]
+    if item.get("type") not in OUTPUTS:
+        return []
+    texts = _texts(item["output"])
+    if item["type"] == "custom_tool_call_output" and len(texts) > 1 and texts[0].startswith("Script completed"):
+        # One text for each call that the program made, after the head.
+        return [Result(call=item["call_id"], text=text) for text in texts[1:]]
+    return [Result(call=item["call_id"], text="\n".join(texts))]
+
+
+def _texts(output: Any) -> list[str]:
     if isinstance(output, str):
-        return output
-    return "\n".join(part.get("text", f"({part['type']})") for part in output or [])
+        return [output]
+    return [part.get("text", f"({part['type']})") for part in output or []]
+
+
+def _found(item: dict[str, Any]) -> list[Offered]:
+    if item.get("type") == "tool_search_output":
+        return _offered(item["tools"])
+    if item.get("type") != "custom_tool_call_output":
+        return []
+    # What our own program for a search prints: the tools' full names, each with what it says of itself.
+    told = [json.loads(text) for text in _texts(item["output"]) if text.startswith(_LISTED)]
+    return [Offered(name=tool["name"], definition=tool) for listed in told for tool in listed["tools_found"]]
+
+
+_LISTED = '{"tools_found":'
+
+
+def _items(turn: Turn, offering: Offering) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if turn.thinking:
+        summary = [{"type": "summary_text", "text": turn.thinking}]
+        items.append({"type": "reasoning", "id": f"rs_{turn.id}", "summary": summary, "encrypted_content": "c2VjcmV0"})
+    if turn.text:
+        content = [{"type": "output_text", "text": turn.text, "annotations": []}]
+        items.append(
+            {"type": "message", "id": f"msg_{turn.id}", "role": "assistant", "status": "completed", "content": content}
+        )
+    if turn.invocations and offering is Offering.CODE:
+        program = "\n".join(map(_line, turn.invocations))
+        return [*items, _custom(turn.invocations[0].id, CODE_TOOL, program)]
+    return [*items, *map(_call, turn.invocations)]
+
+
+def _call(invocation: Invocation) -> dict[str, Any]:
+    if invocation.searches:
+        return {
+            "type": "tool_search_call",
+            "id": f"ts_{invocation.id}",
+            "call_id": invocation.id,
+            "status": "completed",
+            "execution": "client",
+            "arguments": {"query": invocation.name.replace("_", " "), "limit": 8},
+        }
+    if isinstance(invocation.arguments, str):
+        return _custom(invocation.id, invocation.name, invocation.arguments)
+    return {
+        "type": "function_call",
+        "id": f"fc_{invocation.id}",
+        "call_id": invocation.id,
+        "name": invocation.name,
+        "arguments": json.dumps(invocation.arguments),
+        "status": "completed",
+        **({"namespace": invocation.namespace} if invocation.namespace else {}),
+    }
+
+
+def _custom(call_id: str, name: str, text: str) -> dict[str, Any]:
+    return {
+        "type": "custom_tool_call",
+        "id": f"ctc_{call_id}",
+        "call_id": call_id,
+        "name": name,
+        "input": text,
+        "status": "completed",
+    }
+
+
+def _line(invocation: Invocation) -> str:
+    """A call, or a search, as a line of a program."""
+    if invocation.searches:
+        ending = json.dumps(invocation.name)
+        return f"text({{tools_found: ALL_TOOLS.filter(tool => tool.name.endsWith({ending}))}});"
+    name = f"{invocation.namespace}{JOINT}{invocation.name}" if invocation.namespace else invocation.name
+    return f"text(await tools.{name}({json.dumps(invocation.arguments)}));"
+
+
+def _stream(index: int, item: dict[str, Any]) -> list[dict[str, Any]]:
+    """An item as it grows."""
+    about = {"item_id": item["id"], "output_index": index}
+    done = {"type": "response.output_item.done", "output_index": index, "item": item}
+
+    def added(**empty: Any) -> dict[str, Any]:
+        begun = {**item, **empty, **({"status": "in_progress"} if "status" in item else {})}
+        return {"type": "response.output_item.added", "output_index": index, "item": begun}
+
+    if item["type"] == "message":
+        [part] = item["content"]
+        place = {**about, "content_index": 0}
+        return [
+            added(content=[]),
+            {"type": "response.content_part.added", **place, "part": {**part, "text": ""}},
+            *({"type": "response.output_text.delta", **place, "delta": piece} for piece in pieces(part["text"])),
+            {"type": "response.output_text.done", **place, "text": part["text"]},
+            {"type": "response.content_part.done", **place, "part": part},
+            done,
+        ]
+    if item["type"] == "reasoning":
+        [part] = item["summary"]
+        place = {**about, "summary_index": 0}
+        return [
+            added(summary=[]),
+            {"type": "response.reasoning_summary_part.added", **place, "part": {**part, "text": ""}},
+            *(
+                {"type": "response.reasoning_summary_text.delta", **place, "delta": piece}
+                for piece in pieces(part["text"])
+            ),
+            {"type": "response.reasoning_summary_text.done", **place, "text": part["text"]},
+            {"type": "response.reasoning_summary_part.done", **place, "part": part},
+            done,
+        ]
+    if item["type"] == "tool_search_call":
+        return [added(), done]
+    name, key = (
+        ("function_call_arguments", "arguments")
+        if item["type"] == "function_call"
+        else ("custom_tool_call_input", "input")
+    )
+    return [
+        added(**{key: ""}),
+        *({"type": f"response.{name}.delta", **about, "delta": piece} for piece in pieces(item[key])),
+        {"type": f"response.{name}.done", **about, key: item[key]},
+        done,
+    ]
+
+
+def _usage(turn: Turn) -> dict[str, Any]:
+    return {
+        "input_tokens": turn.usage.read,
+        "input_tokens_details": {"cached_tokens": turn.usage.cached},
+        "output_tokens": turn.usage.output,
+        "output_tokens_details": {"reasoning_tokens": turn.usage.thought},
+        "total_tokens": turn.usage.read + turn.usage.output,
+    }

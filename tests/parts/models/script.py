@@ -1,81 +1,166 @@
-"""What a scripted model does: one tool call a turn, then some last words.
+"""What a scripted model does: one step a turn, then some last words.
 
 In: a conversation as its provider's wire format tells it. Out: the next `Turn`. Which step comes next is read from the
-conversation itself (as many results as were given, so many steps are done), so a request that a client repeats gets
-the same answer.
+conversation itself (a call is done when its id has a result, words are said when they stand there), so a request that
+a client repeats gets the same answer, and a script may go on in the next run of a conversation. A tool that is only to
+be found by a search is searched for first, without a step of its own.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass(frozen=True, kw_only=True)
-class Offered:
-    """A tool that the request offers to the model."""
-
-    name: str
-    definition: Mapping[str, Any]
-    namespace: str = ""
-    """Some providers group tools; a call then names the group, too."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conversation:
-    """What the model is given in one request."""
-
-    tools: tuple[Offered, ...]
-    results: tuple[str, ...]
-    """The text of each tool result so far, in order."""
+from parts.models.conversation import (
+    CALL,
+    SEARCH,
+    Conversation,
+    Hold,
+    Invocation,
+    Offered,
+    Offering,
+    Refusal,
+    Turn,
+    Usage,
+)
 
 
 @dataclass(frozen=True)
-class Call:
-    """A step: the model calls the offered tool whose name ends so."""
+class Step:
+    first: Callable[[], object] | None = field(default=None, kw_only=True)
+    """Done once before the model answers: where a test changes the world in mid-conversation, or waits."""
+    thinking: str = field(default="", kw_only=True)
+    says: str = field(default="", kw_only=True)
+    """Words before a call."""
+    hold: Hold | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Call(Step):
+    """The model calls the tool whose name ends so, in whichever way it is offered."""
 
     tool: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    first: Callable[[], object] | None = field(default=None, kw_only=True)
-    """Done once before the model answers: where a test changes the world in mid-conversation, or waits."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """What the model says: words, or a call."""
+@dataclass(frozen=True)
+class Anyway(Step):
+    """The model calls the tool of exactly this name, offered or not: a client's own, or one it was never shown."""
 
-    text: str = ""
-    tool: Offered | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    call_id: str = ""
+    name: str
+    arguments: Mapping[str, Any] | str = field(default_factory=dict)
+    namespace: str = ""
+
+
+@dataclass(frozen=True)
+class Together(Step):
+    """Several calls in one turn."""
+
+    calls: tuple[Call | Anyway, ...]
+
+
+@dataclass(frozen=True)
+class Say(Step):
+    """The model has said what it had to say: the client's run ends. No other words of a script may be the same."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Refuse(Step):
+    """One request is answered with an HTTP error: 429, 500, 529."""
+
+    status: int
 
 
 class Script:
-    def __init__(self, steps: Sequence[Call], last_words: str) -> None:
-        self._steps = tuple(steps)
+    def __init__(self, steps: Sequence[Step], last_words: str) -> None:
+        self.steps = tuple(steps)
         self._last_words = last_words
+        self._mark = secrets.token_hex(3)
         self._begun: set[int] = set()
+        self._refused: set[int] = set()
         self._lock = threading.Lock()
         self._tools: dict[str, Offered] = {}
         """All that were ever offered: a model may call what it has seen before."""
 
-    def next(self, conversation: Conversation) -> Turn:
+    def next(self, conversation: Conversation) -> Turn | Refusal:
         with self._lock:
-            self._tools.update({tool.name: tool for tool in conversation.tools})
-            number = len(conversation.results)
-            # A request without our tools is about something else: a title, a summary, a check of the key.
-            if number >= len(self._steps) or not conversation.tools:
-                return Turn(text=self._last_words)
-            step = self._steps[number]
+            self._tools.update({tool.name: tool for tool in (*conversation.tools, *conversation.found)})
+            number = next((n for n in range(len(self.steps)) if not self._done(n, conversation)), None)
+            # A request without any tools is about something else: a title, a summary, a check of the key.
+            if number is None or not conversation.tools:
+                return self._say(len(self.steps), text=self._last_words)
+            step = self.steps[number]
+            if missing := self._to_search(step, conversation):
+                return self._search(number, missing, conversation)
             if step.first is not None and number not in self._begun:
                 self._begun.add(number)
                 step.first()
-            return Turn(tool=self._named(step.tool), arguments=step.arguments, call_id=f"call_{number}")
+            return self._turn(number, step)
+
+    def _done(self, number: int, conversation: Conversation) -> bool:
+        step = self.steps[number]
+        if isinstance(step, Refuse):
+            return number in self._refused
+        if isinstance(step, Say):
+            return any(step.text in text for text in conversation.said)
+        return any(self._id(CALL, number) in result.call for result in conversation.outputs)
+
+    def _id(self, kind: str, number: int) -> str:
+        return f"{kind}{self._mark}_{number}_"
+
+    def _turn(self, number: int, step: Step) -> Turn | Refusal:
+        if isinstance(step, Refuse):
+            self._refused.add(number)
+            return Refusal(status=step.status)
+        calls = tuple(
+            self._invocation(f"{self._id(CALL, number)}{place}", call) for place, call in enumerate(_calls(step))
+        )
+        text = step.text if isinstance(step, Say) else step.says
+        return self._say(number, thinking=step.thinking, text=text, invocations=calls, hold=step.hold)
+
+    def _say(self, number: int, **what: Any) -> Turn:
+        return Turn(id=f"{self._mark}_{number}", usage=usage(number), **what)
+
+    def _invocation(self, call_id: str, call: Call | Anyway) -> Invocation:
+        if isinstance(call, Anyway):
+            return Invocation(id=call_id, name=call.name, namespace=call.namespace, arguments=call.arguments)
+        tool = self._named(call.tool)
+        return Invocation(id=call_id, name=tool.name, namespace=tool.namespace, arguments=call.arguments)
+
+    def _to_search(self, step: Step, conversation: Conversation) -> list[str]:
+        if conversation.offering is Offering.PLAIN:
+            return []
+        return [call.tool for call in _calls(step) if isinstance(call, Call) and not self._ending(call.tool)]
+
+    def _search(self, number: int, missing: list[str], conversation: Conversation) -> Turn:
+        if any(self._id(SEARCH, number) in result.call for result in conversation.outputs):
+            raise LookupError(f"no search brought {missing}; seen were {sorted(self._tools)}")
+        searches = tuple(
+            Invocation(id=f"{self._id(SEARCH, number)}{place}", name=name) for place, name in enumerate(missing)
+        )
+        return self._say(len(self.steps) + 1 + number, invocations=searches)
+
+    def _ending(self, ending: str) -> list[Offered]:
+        return [tool for tool in self._tools.values() if tool.name.endswith(ending)]
 
     def _named(self, ending: str) -> Offered:
-        found = [tool for tool in self._tools.values() if tool.name.endswith(ending)]
+        found = self._ending(ending)
         if len(found) != 1:
             raise LookupError(f"{len(found)} tools end in {ending!r}; offered were {sorted(self._tools)}")
         return found[0]
+
+
+def _calls(step: Step) -> tuple[Call | Anyway, ...]:
+    if isinstance(step, Together):
+        return step.calls
+    return (step,) if isinstance(step, Call | Anyway) else ()
+
+
+def usage(number: int) -> Usage:
+    """What a turn is said to have cost: no two the same, so that a sum tells which were counted."""
+    return Usage(fresh=100 + 7 * number, cached=1000 * number, output=20 + 3 * number, thought=number)

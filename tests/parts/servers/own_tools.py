@@ -87,7 +87,8 @@ RICH: dict[str, Any] = {
 def note(method: str, name: str, arguments: Any, meta: Any = None) -> None:
     seen = os.environ.get("TOOLCRIB_TEST_SEEN")
     if seen:
-        line = json.dumps({"method": method, "name": name, "arguments": arguments, "meta": meta}) + "\n"
+        told = {"method": method, "name": name, "arguments": arguments, "meta": meta, "pid": os.getpid()}
+        line = json.dumps(told) + "\n"
         with Path(seen).open("a") as file:
             file.write(line)
 

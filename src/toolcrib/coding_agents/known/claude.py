@@ -1,8 +1,11 @@
-"""Claude Code: where its servers stand, and how an entry looks there."""
+"""Claude Code: where its servers stand, how an entry looks there, and how it is run."""
 
 from __future__ import annotations
 
 from toolcrib.coding_agents.client import ARGS, COMMAND, ENV, HEADERS, URL, Client, Format, Place, Scope
+from toolcrib.coding_agents.headless import Headless
+from toolcrib.coding_agents.known.claude_launch import is_session, launch
+from toolcrib.coding_agents.known.claude_reader import ClaudeReader
 
 CLAUDE = Client(
     name="claude",
@@ -17,5 +20,16 @@ CLAUDE = Client(
     http_shape={"type": "http", "url": URL, "headers": HEADERS},
     private_shape={"type": "http", "url": URL, "headers": HEADERS},
     private_use="claude --mcp-config {file} --strict-mcp-config --allowedTools mcp__toolcrib",
+    headless=Headless(
+        program="claude",
+        # Its restricted mode, which this rests on, was tried with this one; older ones may lack parts of it.
+        oldest=(2, 1, 325),
+        install="npm install -g @anthropic-ai/claude-code",
+        keeps=("ANTHROPIC_", "CLAUDE_"),
+        launch=launch,
+        reader=ClaudeReader,
+        call_mark="claudecode/toolUseId",
+        is_session=is_session,
+    ),
     project_notes=("Claude Code asks you once before it uses a server of a project's file.",),
 )

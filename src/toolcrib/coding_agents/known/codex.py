@@ -1,8 +1,11 @@
-"""Codex: where its servers stand, and how an entry looks there."""
+"""Codex: where its servers stand, how an entry looks there, and how it is run."""
 
 from __future__ import annotations
 
 from toolcrib.coding_agents.client import ARGS, COMMAND, ENV, HEADERS, TOKEN_VARIABLE, URL, Client, Format, Place, Scope
+from toolcrib.coding_agents.headless import Headless
+from toolcrib.coding_agents.known.codex_launch import is_session, launch
+from toolcrib.coding_agents.known.codex_reader import CodexReader
 
 CODEX = Client(
     name="codex",
@@ -39,6 +42,16 @@ CODEX = Client(
         "startup_timeout_sec": 20,
     },
     private_use="ln -s {file} ~/.codex/toolcrib.config.toml, then codex --profile toolcrib",
+    headless=Headless(
+        program="codex",
+        # What its features are called, and that words switch them off, was tried with this one.
+        oldest=(0, 166, 0),
+        install="npm install -g @openai/codex",
+        keeps=("OPENAI_", "CODEX_"),
+        launch=launch,
+        reader=CodexReader,
+        is_session=is_session,
+    ),
     stdio_notes=(
         "`required`: without it Codex waits one second for a server and then works without its tools.",
         'For runs that nobody watches (`codex exec`), add default_tools_approval_mode = "approve" yourself.',

@@ -1,7 +1,7 @@
-"""Reaching the daemon from a bridge, and starting it when none runs.
+"""Reaching the daemon, and starting one when none runs.
 
-In: where the socket is and the command that starts a daemon. Out: a connected socket. Bridges that start at the same
-moment agree by a file lock, so one daemon is started. `bridge` is the only user.
+In: where the socket is and the command that starts a daemon. Out: a connected socket. Processes that start at the same
+moment agree by a file lock, so one daemon is started. Bridges and runs come here; nothing heavy is imported for them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -22,14 +22,18 @@ from toolcrib.errors import DaemonNotRunning
 if TYPE_CHECKING:
     import subprocess
 
+FOR_RUNS = "for-runs"
+"""The word that asks for a daemon which lives as long as runs and bridges need it."""
+
 PATIENCE = 25.0
 """Seconds from the first try to a connected socket."""
 PAUSE = 0.05
 SECOND_LOOK = 2.0
 """How long a socket is still waited for after the start failed: a daemon that another process is starting."""
 
-START = (sys.executable, "-P", "-m", "toolcrib", "up", "--detach", "--json")
+START = (sys.executable, "-P", "-m", "toolcrib.daemon.detach")
 """-P: nothing is imported from the folder it starts in."""
+START_FOR_RUNS = (*START, FOR_RUNS)
 
 
 PROOF = b'{"jsonrpc":"2.0","id":0,"method":"system:health","params":{}}\n'
@@ -74,22 +78,27 @@ def _answers(sock: socket.socket) -> bool:
 
 
 def connect_or_start(
-    path: Path, *, environ: Mapping[str, str], start: Sequence[str] = START, patience: float = PATIENCE
+    path: Path,
+    *,
+    environ: Mapping[str, str],
+    start: Sequence[str] = START,
+    patience: float = PATIENCE,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> socket.socket:
-    """Connects to the daemon; starts it first where none runs."""
+    """Connects to the daemon; starts it first where none runs. `given_up` says that nobody waits any more."""
     sock = try_connect(path)
     if sock is not None:
         return sock
     deadline = time.monotonic() + patience
     with _turn(path) as take_turn:
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not given_up():
             mine = take_turn()
             # With the turn in hand a second look is needed: the one before us may have started the daemon.
             sock = try_connect(path)
             if sock is not None:
                 return sock
             if mine:
-                return _start(path, environ=environ, start=start, deadline=deadline)
+                return _start(path, environ=environ, start=start, deadline=deadline, given_up=given_up)
             time.sleep(PAUSE)
     raise DaemonNotRunning(
         f"Another process is starting the daemon, but it did not answer within {patience:.0f} s.",
@@ -128,7 +137,14 @@ class _Turn:
         return True
 
 
-def _start(path: Path, *, environ: Mapping[str, str], start: Sequence[str], deadline: float) -> socket.socket:
+def _start(
+    path: Path,
+    *,
+    environ: Mapping[str, str],
+    start: Sequence[str],
+    deadline: float,
+    given_up: Callable[[], bool],
+) -> socket.socket:
     # Only a cold start pays for these two.
     import subprocess  # noqa: PLC0415
     import tempfile  # noqa: PLC0415
@@ -147,13 +163,15 @@ def _start(path: Path, *, environ: Mapping[str, str], start: Sequence[str], dead
         except OSError as error:
             raise DaemonNotRunning(f"The daemon could not be started: {error}.") from error
         try:
-            return _await(path, process, said, deadline)
+            return _await(path, process, said, deadline, given_up)
         finally:
             _reap(process, deadline)
 
 
-def _await(path: Path, process: subprocess.Popen[bytes], said: IO[bytes], deadline: float) -> socket.socket:
-    while time.monotonic() < deadline:
+def _await(
+    path: Path, process: subprocess.Popen[bytes], said: IO[bytes], deadline: float, given_up: Callable[[], bool]
+) -> socket.socket:
+    while time.monotonic() < deadline and not given_up():
         sock = try_connect(path)
         if sock is not None:
             return sock
@@ -189,6 +207,6 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _neutral_folder(environ: Mapping[str, str]) -> str:
-    """A daemon that a bridge starts belongs to no project: what it offers must not depend on who came first."""
+    """A daemon that is started by the way belongs to no project: what it offers must not depend on who came first."""
     home = environ.get("HOME", "")
     return home if home and Path(home).is_dir() else "/"

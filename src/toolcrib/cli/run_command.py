@@ -1,0 +1,214 @@
+"""`run`: a coding agent at work with Toolcrib's tools, as a person follows it.
+
+In: words of the command line, or the prompt from a pipe. Out: the agent's last words on stdout, everything else beside
+it on stderr; `--json` gives one object. The exit code says how the run ended. `toolcrib.runs` does the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from toolcrib.cli.options import AsJson
+from toolcrib.cli.output import TOOL_ERROR, described, hint, say_line
+from toolcrib.errors import ToolcribError, UsageError
+
+if TYPE_CHECKING:
+    from toolcrib.cli.run_view import View
+    from toolcrib.runs.agent import CodeAgent, Stream
+    from toolcrib.runs.result import ExecutionResult, Status
+
+PROFILE = "developer"
+STOPPED = 12
+"""The exit code of a run that Toolcrib ended: too long, revoked, or without tools."""
+INTERRUPTED = 130
+
+_EXIT_CODES = {"finished": 0, "failed": TOOL_ERROR, "interrupted": INTERRUPTED}
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NO_WIDER = ("nothing", "read-only", PROFILE)
+"""Profiles that a log may name for the next run: a file of the project must not give more than is usual."""
+_LARGEST_PROMPT = 10 * 1024 * 1024
+
+
+class WithWords(TyperCommand):
+    """Keeps what stands after `--` apart: it is for the program, also where no prompt stands before it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.obj = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- WORDS...]"]
+
+
+def run(
+    context: typer.Context,
+    client: Annotated[str, typer.Argument(metavar="claude|codex|gemini", help="The coding agent.")],
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="What it shall do; `-`, or none with a pipe, reads stdin.")
+    ] = None,
+    *,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE", help=f"What it may do: {PROFILE} unless said, or as the conversation had it so far."
+        ),
+    ] = None,
+    workdir: Annotated[Path, typer.Option(metavar="DIR", help="The folder that it works in.")] = Path(),
+    conversation: Annotated[
+        str, typer.Option(metavar="ID|last", help="Go on in a conversation, the program's own session included.")
+    ] = "",
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="End it after so long: 90s, 30m, 2h.")] = "2h",
+    on_mcp_failure: Annotated[
+        str, typer.Option(metavar="stop|continue", help="Where the tools cannot be had, or are lost.")
+    ] = "stop",
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="NAME",
+            help="Pass this variable on, although Toolcrib's configuration uses it; may be repeated.",
+        ),
+    ] = None,
+    env_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Variables for the program, NAME=VALUE a line.")
+    ] = None,
+    log_events: Annotated[bool, typer.Option("--log-events", help="Show every event, as it comes.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Run a coding agent with Toolcrib's tools, under a profile and on the record.
+
+    It keeps its own login, model and settings; WORDS after `--` are handed to the program itself. The answer is on
+    stdout, all else on stderr; --json prints one object instead, --json --log-events each event before it.
+
+    Exit code 10: the program failed. 12: Toolcrib ended it (time limit, revoked, no tools). 130: Ctrl-C, which ends the
+    run in order; a second one ends it at once. 4: the program is missing or too old.
+    """
+    from toolcrib.cli.run_view import Detail, ForPeople, ForPrograms  # noqa: PLC0415
+    from toolcrib.runs.agent import CodeAgent  # noqa: PLC0415
+
+    try:
+        agent = CodeAgent(
+            client,
+            workdir=workdir,
+            profile=_profile(profile, conversation, workdir),
+            timeout=_seconds(timeout),
+            on_mcp_failure=on_mcp_failure,
+            env=tuple(env or ()),
+            env_file=env_file,
+            extra=context.obj,
+        )
+        detail = Detail.ALL if log_events else Detail.USUAL
+        return _follow(agent, _prompt(prompt), conversation, ForPrograms(detail) if as_json else ForPeople(detail))
+    except ToolcribError as error:
+        if not as_json:
+            raise
+        # One line, as all that went before it.
+        hint(f"Error: {error.text()}")
+        say_line({"error": described(error)})
+        return error.exit_code
+
+
+def exit_code(status: Status) -> int:
+    return _EXIT_CODES.get(status.value, STOPPED)
+
+
+def _profile(given: str | None, conversation: str, workdir: Path) -> str:
+    from toolcrib.config.project import project_of  # noqa: PLC0415
+    from toolcrib.runs.shelf import latest_of  # noqa: PLC0415
+
+    if given is not None or not conversation:
+        return given or PROFILE
+    before = latest_of(project_of(workdir.expanduser()), conversation).profile
+    if before not in _NO_WIDER:
+        raise UsageError(
+            f"The conversation was run as {before}.", remedy=f"Say --profile {before} to go on so, or another."
+        )
+    return before
+
+
+def _seconds(text: str) -> float:
+    from toolcrib.commands.span import seconds_of  # noqa: PLC0415
+
+    if not (seconds := seconds_of(text)):
+        raise UsageError(f"--timeout {text!r} is no time.", remedy="Write 90s, 30m or 2h.")
+    return seconds
+
+
+def _prompt(given: str | None) -> str:
+    if given is None and sys.stdin.isatty():
+        raise UsageError("There is no prompt.", remedy="Say what the agent shall do, or pipe it in.")
+    if given is not None and given != "-":
+        return given
+    data = sys.stdin.buffer.read(_LARGEST_PROMPT + 1)
+    if len(data) > _LARGEST_PROMPT:
+        raise UsageError("The prompt is larger than 10 MB.", remedy="Name a file in it instead.")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError("The prompt on stdin is not UTF-8 text.", remedy="Give it as text.") from error
+
+
+def _follow(agent: CodeAgent, prompt: str, conversation: str, view: View) -> int:
+    import asyncio  # noqa: PLC0415
+
+    stream = agent.stream(prompt, conversation=conversation)
+    view.starting(agent.client.title)
+    try:
+        result = asyncio.run(_watched(stream, view))
+    finally:
+        view.still()
+    view.over(result)
+    return INTERRUPTED if result is None else exit_code(result.status)
+
+
+async def _watched(stream: Stream, view: View) -> ExecutionResult | None:
+    """None: it was interrupted before it began."""
+    import asyncio  # noqa: PLC0415
+
+    with _signals(view):
+        try:
+            async with stream:
+                async for event in stream:
+                    view.event(event, stream.metadata)
+        except asyncio.CancelledError:
+            if stream.metadata is None:
+                return None
+    return stream.result
+
+
+@contextlib.contextmanager
+def _signals(view: View) -> Iterator[None]:
+    """The first ends the run in order, the second at once: what it started ends with this process."""
+    import asyncio  # noqa: PLC0415
+
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    told: list[signal.Signals] = []
+
+    def end(number: signal.Signals) -> None:
+        told.append(number)
+        if len(told) > 1:
+            view.still()
+            os._exit(INTERRUPTED)
+        if task is not None:
+            task.cancel()
+        view.ending()
+
+    # One that is ignored stays so: nohup, and jobs in the background.
+    heard = [one for one in _ENDING if signal.getsignal(one) is not signal.SIG_IGN]
+    for one in heard:
+        loop.add_signal_handler(one, end, one)
+    try:
+        yield
+    finally:
+        for one in heard:
+            loop.remove_signal_handler(one)

@@ -1,0 +1,203 @@
+"""`runs`, `runs show`, `runs tail`: what was run here, and how it went.
+
+In: words of the command line. Out: an exit code. `toolcrib.runs.shelf` reads the logs; no daemon is asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolcrib.cli.columns import Cut, Yielding
+from toolcrib.cli.options import AsJson
+from toolcrib.cli.output import hint, say, say_json, say_line, table
+
+if TYPE_CHECKING:
+    from toolcrib.coding_agents.events import AgentEvent
+    from toolcrib.runs.shelf import Entry, Run
+
+COLUMNS = ("run", "when", "client", "profile", "status", "time", "tools", "tokens", "prompt")
+
+_YIELDING = Yielding(text="prompt", cut={"profile": 9}, optional=("tokens", "when", "tools", "profile", "time"))
+_PROMPT = 200
+
+runs = typer.Typer(rich_markup_mode=None, help="List the runs of this project, show one, or follow one.")
+
+_Workdir = Annotated[
+    Path | None, typer.Option("--workdir", metavar="DIR", help="A folder of the project; where you are otherwise.")
+]
+_Events = Annotated[bool, typer.Option("--events", help="Every event, whole.")]
+
+
+@runs.callback(invoke_without_command=True)
+def list_runs(
+    context: typer.Context,
+    *,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many, the newest.", min=1, max=1000)] = 20,
+    workdir: _Workdir = None,
+    as_json: AsJson = False,
+) -> int:
+    """List the runs of this project, the newest first; `runs show` tells how one went, `runs tail` follows it."""
+    from itertools import islice  # noqa: PLC0415
+
+    from toolcrib.runs.shelf import count  # noqa: PLC0415
+    from toolcrib.runs.shelf import runs as on_shelf  # noqa: PLC0415
+
+    context.obj = workdir
+    if context.invoked_subcommand is not None:
+        return 0
+    root = _root(context, None)
+    found = list(islice(on_shelf(root, lambda problem: hint(problem.text())), lines))
+    if as_json:
+        say_json({"runs": [_described(run) for run in found]})
+    elif not found:
+        say(f"No runs in {root} yet.")
+    else:
+        cut = table(COLUMNS, [_cells(run) for run in found], yielding=_YIELDING, state_column="status")
+        if (more := count(root) - len(found)) > 0:
+            hint(f"{more} more: -n {min(1000, len(found) + more)} shows them.")
+        if cut is Cut.SOME:
+            hint("A wider terminal shows more; `toolcrib runs show ID` tells all of one.")
+    return 0
+
+
+@runs.command()
+def show(
+    context: typer.Context,
+    which: Annotated[str, typer.Argument(metavar="last|ID", help="The run; the beginning of its id is enough.")],
+    *,
+    events: _Events = False,
+    workdir: _Workdir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Tell how a run went: what it was asked, what it said and called, what was denied, what it came to."""
+    from toolcrib.runs.shelf import entries, find  # noqa: PLC0415
+
+    run = find(_root(context, workdir), which)
+    if as_json:
+        told = _described(run)
+        if events:
+            told["events"] = [one.to_json() for one in _events_of(entries(run))]
+        say_json(told)
+    else:
+        _tell(run, entries(run), events=events)
+    return 0
+
+
+@runs.command()
+def tail(
+    context: typer.Context,
+    which: Annotated[
+        str | None, typer.Argument(metavar="last|ID", help="The run; the newest that goes on, or the last, otherwise.")
+    ] = None,
+    *,
+    events: _Events = False,
+    workdir: _Workdir = None,
+    as_json: AsJson = False,
+) -> int:
+    """Follow a run until it ends; --json prints the lines of its log."""
+    from toolcrib.runs.shelf import LAST, find, follow  # noqa: PLC0415
+
+    root = _root(context, workdir)
+    run = _going_on(root) if which is None else find(root, which)
+    run = run or find(root, LAST)
+    if as_json:
+        for kind, entry in _named(follow(run)):
+            say_line({kind: entry.to_json()})
+    else:
+        _tell(run, follow(run), events=events)
+    return 0
+
+
+def _root(context: typer.Context, workdir: Path | None) -> Path:
+    """--workdir may stand before `show` or after it."""
+    from toolcrib.cli.project import working_folder  # noqa: PLC0415
+    from toolcrib.config.project import project_of  # noqa: PLC0415
+
+    given = workdir or context.obj
+    return project_of(given.expanduser() if given else working_folder())
+
+
+def _going_on(root: Path) -> Run | None:
+    from toolcrib.runs.result import Status  # noqa: PLC0415
+    from toolcrib.runs.shelf import runs as on_shelf  # noqa: PLC0415
+
+    return next((run for run in on_shelf(root) if run.status is Status.RUNNING), None)
+
+
+def _named(entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
+    from toolcrib.runs.result import Metadata, Summary  # noqa: PLC0415
+
+    for entry in entries:
+        yield "metadata" if isinstance(entry, Metadata) else "summary" if isinstance(entry, Summary) else "event", entry
+
+
+def _events_of(entries: Iterable[Entry]) -> Iterator[AgentEvent]:
+    from toolcrib.coding_agents.events import AgentEvent  # noqa: PLC0415
+
+    return (entry for entry in entries if isinstance(entry, AgentEvent))
+
+
+def _tell(run: Run, entries: Iterable[Entry], *, events: bool) -> None:
+    from toolcrib.cli.run_lines import Telling, Times, closing, event_line, heading, no_end  # noqa: PLC0415
+    from toolcrib.cli.run_screen import Screen  # noqa: PLC0415
+    from toolcrib.coding_agents.events import AgentEvent  # noqa: PLC0415
+    from toolcrib.runs.result import Summary  # noqa: PLC0415
+
+    screen = Screen(sys.stdout)
+    telling = Telling(Times.SHOWN)
+    for line in heading(run.metadata, run.status):
+        screen.write(line)
+    screen.write()
+    summary: Summary | None = None
+    for entry in entries:
+        if isinstance(entry, AgentEvent):
+            for line in [event_line(entry)] if events else telling.of(entry):
+                screen.write(line)
+        elif isinstance(entry, Summary):
+            summary = entry
+    for line in telling.rest():
+        screen.write(line)
+    screen.write()
+    for line in no_end(run.metadata, run.path) if summary is None else closing(summary, run.metadata, run.path):
+        screen.write(line)
+    if telling.untold and not events:
+        more = "1 event" if telling.untold == 1 else f"{telling.untold} events"
+        hint(f"Not shown: {more} of the program's own; `toolcrib runs show {run.run_id} --events` has all.")
+
+
+def _cells(run: Run) -> tuple[Any, ...]:
+    from toolcrib.cli.run_lines import moment, one_line, span  # noqa: PLC0415
+
+    about, summary = run.metadata, run.summary
+    called = None if summary is None else sum(summary.tools.values())
+    denied = f" ({summary.denials} denied)" if summary is not None and summary.denials else ""
+    return (
+        run.run_id,
+        moment(about.started_at, "%m-%d %H:%M"),
+        about.provider,
+        about.profile,
+        run.status.value,
+        None if summary is None else span(summary.seconds),
+        None if called is None else f"{called}{denied}",
+        None if summary is None or summary.usage.input is None else _tokens(summary.usage.input, summary.usage.output),
+        one_line(about.prompt)[:_PROMPT],
+    )
+
+
+def _tokens(into: int, out: int | None) -> str:
+    return f"{into:,} / {out or 0:,}"
+
+
+def _described(run: Run) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "log": str(run.path),
+        "status": run.status,
+        "metadata": run.metadata.to_json(),
+        "summary": None if run.summary is None else run.summary.to_json(),
+    }

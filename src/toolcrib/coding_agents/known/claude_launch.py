@@ -1,0 +1,190 @@
+"""How Claude Code is started for a run.
+
+In: an `Order`. Out: a `Launch`. Below the level `all` it runs in its own restricted mode, which reads no settings
+file, runs no hook or plugin and keeps its file tools in the folder; what the person has settled about login, model
+and refusals is handed to it in a file of ours. `claude_reader` reads what it prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolcrib.coding_agents.client import SERVER_NAME
+from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.config.paths import PROJECT_FOLDER, home_of
+from toolcrib.errors import ConfigError
+from toolcrib.policy.own_tools import OwnTools
+
+_ENTRY, _SETTINGS, _WORDS = "claude.json", "claude-settings.json", "claude-words.md"
+_CALL_LIMIT_MS = 3_600_000
+"""Toolcrib has limits of its own, and a call that waits for a person's word may take long: by itself Claude Code gives
+up on one that says nothing for five minutes."""
+
+_OUR_TOOLS = f"mcp__{SERVER_NAME}"
+_SERVERS = ("ToolSearch", "ListMcpResourcesTool", "ReadMcpResourceTool")
+"""Ask servers, of which there is none but ours. Without the search Claude Code would put all tools before the model."""
+_READS = ("Read", "Glob", "Grep")
+_EDITS = ("Edit", "Write", "NotebookEdit")
+_OWN = {
+    OwnTools.NONE: _SERVERS,
+    OwnTools.READ: (*_SERVERS, *_READS),
+    OwnTools.EDIT: (*_SERVERS, *_READS, *_EDITS),
+}
+_AS_ROOT = (
+    *("Agent", "Bash", "Edit", "Monitor", "NotebookEdit", "Read", "Skill", "WebFetch", "WebSearch", "Workflow"),
+    *("Write", _OUR_TOOLS),
+)
+"""Root may not switch Claude Code's questions off, but may answer them beforehand."""
+
+_HELPERS = (
+    *("apiKeyHelper", "awsAuthRefresh", "awsCredentialExport", "gcpAuthRefresh"),
+    *("otelHeadersHelper", "proxyAuthHelper"),
+)
+"""Commands of the person's by which it reaches the model."""
+_KEPT = (
+    *_HELPERS,
+    *("env", "forceLoginMethod", "forceLoginOrgUUID"),
+    *("model", "availableModels", "modelOverrides", "fallbackModel", "advisorModel", "effortLevel", "fastMode"),
+    *("alwaysThinkingEnabled", "showThinkingSummaries", "autoCompactEnabled", "language"),
+    *("attribution", "includeCoAuthoredBy", "claudeMdExcludes", "respectGitignore"),
+    # How long it keeps its sessions: without this it would clear away after its usual time.
+    "cleanupPeriodDays",
+)
+"""Of the person's settings, below `all`: whatever another key may make it run or allow is left out."""
+_REFUSALS = ("deny", "ask")
+
+_SESSION = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+def is_session(text: str) -> bool:
+    return _SESSION.fullmatch(text) is not None
+
+
+def launch(order: Order) -> Launch:
+    """Raises ConfigError where the person's settings cannot be read."""
+    session = ("--resume", order.session) if order.session else ("--session-id", order.new_session)
+    words = ["-p", "--output-format=stream-json", "--verbose", "--permission-prompts=none", *session]
+    files = {}
+    if order.url:
+        words.append(f"--mcp-config={order.folder / _ENTRY}")
+        files[_ENTRY] = json.dumps({"mcpServers": {SERVER_NAME: _entry(order)}}, indent=2)
+    more = _freely(order) if order.own_tools is OwnTools.ALL else _restrictedly(order)
+    return Launch(
+        words=(*words, *more.words, *order.extra),
+        environ=more.environ,
+        files={**files, **more.files},
+        stdin=order.prompt,
+        governed=more.governed,
+        ungoverned=more.ungoverned,
+    )
+
+
+def _entry(order: Order) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {order.token}", **order.headers}
+    return {"type": "http", "url": order.url, "headers": headers, "timeout": _CALL_LIMIT_MS}
+
+
+def _freely(order: Order) -> Launch:
+    # Without the flag, what subagents of subagents do is not printed.
+    words = ("--forward-subagent-text",)
+    ungoverned = (
+        "Claude Code may use all of its own tools without asking: files, commands, the network, subagents.",
+        "Its settings, hooks, plugins, skills and MCP servers are in force, yours and the project's.",
+    )
+    if os.geteuid() == 0 and order.environ.get("IS_SANDBOX") != "1":
+        kept = (
+            "As root, Claude Code still refuses to write its own files and git's, and tools of other MCP servers that "
+            "your settings do not allow. Where the machine is a sandbox, IS_SANDBOX=1 in the environment ends that.",
+        )
+        allowed = f"--allowedTools={','.join(_AS_ROOT)}"
+        return Launch(words=(*words, "--permission-mode=acceptEdits", allowed), governed=kept, ungoverned=ungoverned)
+    allowed = f"--allowedTools={_OUR_TOOLS}"
+    return Launch(words=(*words, "--permission-mode=bypassPermissions", allowed), ungoverned=ungoverned)
+
+
+def _restrictedly(order: Order) -> Launch:
+    folder = _own_folder(order.environ)
+    settings = _settings(folder / "settings.json")
+    own_words = _text(folder / "CLAUDE.md")
+    files = {_SETTINGS: json.dumps(settings, indent=2)}
+    words = [
+        *("--restricted", "--strict-mcp-config", f"--settings={order.folder / _SETTINGS}"),
+        f"--tools={','.join(_OWN[order.own_tools])}",
+        f"--allowedTools={_OUR_TOOLS}",
+        f"--permission-mode={'acceptEdits' if order.own_tools is OwnTools.EDIT else 'dontAsk'}",
+        # What the workspace may do is settled there.
+        f"--disallowedTools=Edit({PROJECT_FOLDER}/**)",
+        # Restricted, it would not read the project's CLAUDE.md either; of an added folder it does, and of nothing else.
+        f"--add-dir={order.workdir}",
+    ]
+    if own_words:
+        files[_WORDS] = own_words
+        words.append(f"--append-system-prompt-file={order.folder / _WORDS}")
+    return Launch(
+        words=tuple(words),
+        environ={"CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD": "1"},
+        files=files,
+        governed=_governed(order),
+        ungoverned=_ungoverned(folder, settings),
+    )
+
+
+def _own_folder(environ: Mapping[str, str]) -> Path:
+    moved = environ.get("CLAUDE_CONFIG_DIR")
+    return Path(moved) if moved else home_of(environ) / ".claude"
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """What is kept of the person's settings."""
+    try:
+        found = json.loads(_text(file) or "{}")
+    except ValueError as error:
+        raise ConfigError(
+            f"{file} is not JSON: {error}.", remedy="Claude Code would pass it over: put it right, or move it away."
+        ) from error
+    theirs = found if isinstance(found, dict) else {}
+    rules = theirs.get("permissions")
+    refusals = {name: rules[name] for name in _REFUSALS if name in rules} if isinstance(rules, dict) else {}
+    kept = {name: theirs[name] for name in _KEPT if name in theirs}
+    return {**kept, "permissions": refusals} if refusals else kept
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error.strerror}.", remedy="Let yourself read it, or move it away."
+        ) from error
+
+
+def _governed(order: Order) -> tuple[str, ...]:
+    hands = {
+        OwnTools.NONE: "Claude Code has no tools of its own but the search for Toolcrib's.",
+        OwnTools.READ: f"Claude Code may read files in {order.workdir}, and no others.",
+        OwnTools.EDIT: f"Claude Code may read and change files in {order.workdir}, and no others; "
+        f"git's, its own and {PROJECT_FOLDER} it may not change.",
+    }
+    never = "write, " if order.own_tools is not OwnTools.EDIT else ""
+    return (
+        hands[order.own_tools],
+        f"It cannot {never}run commands, fetch from the network or start subagents by itself.",
+        "Hooks, plugins, skills, permissions and other MCP servers, yours and the project's, are left out; "
+        "your login, model and refusals stay, and what CLAUDE.md says, yours and the project's.",
+    )
+
+
+def _ungoverned(folder: Path, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    helpers = [name for name in _HELPERS if name in settings]
+    return (
+        f"Claude Code keeps its sessions and other records in {folder}.",
+        "What your organization's managed settings say is in force, their hooks included.",
+        *((f"Commands of your settings run: {', '.join(helpers)}.",) if helpers else ()),
+    )

@@ -1,0 +1,213 @@
+"""What Claude Code prints in a run (`--output-format stream-json`) → events.
+
+In: one printed JSON object after the other: `system`, `assistant` (one block of a message each), `user` (results of
+tools), `result` (the end of a turn; work in the background may bring another). Out: `AgentEvent`s, and in `told` what
+they say of the run. A line that we do not know is kept as it is. `claude_launch` starts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from toolcrib.coding_agents.client import SERVER_NAME
+from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.coding_agents.headless import Told, Usage
+
+_PROVIDER = "claude"
+_COMES = ("connected", "pending")
+"""How a server stands that is there, or may still come."""
+_NOISE = ("thinking_tokens", "background_tasks_changed")
+"""Lines of type `system` that tell a person nothing."""
+_TELLING = ("message", "content", "summary", "description", "error", "status", "hook_name", "stderr")
+"""Where a line of type `system` may say something, the best first."""
+_BLOCKED = "MCP server blocked by enterprise policy"
+_FIGURES = {
+    "input": ("input_tokens", "inputTokens"),
+    "output": ("output_tokens", "outputTokens"),
+    "cached": ("cache_read_input_tokens", "cacheReadInputTokens"),
+}
+"""By our name: the key in `usage`, and the key in what is told of each model."""
+
+_KINDS = {"interrupted": ToolStatus.CANCELLED, "cancelled": ToolStatus.CANCELLED}
+"""By the reason that a call was not carried out; every other is a refusal."""
+_WORDINGS = (
+    ("is disabled for this session", ToolStatus.DENIED),
+    ("No such tool available", ToolStatus.UNKNOWN),
+    ("InputValidationError", ToolStatus.INVALID),
+    ("sent no response or progress", ToolStatus.TIMEOUT),
+    ("is not connected", ToolStatus.AWAY),
+    ("ECONNREFUSED", ToolStatus.AWAY),
+)
+"""Of its own, in a result that has an error: nothing else tells them apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    name: str
+    server: str
+    arguments: Mapping[str, Any] | None
+    of_subagent: bool
+
+
+class ClaudeReader:
+    def __init__(self) -> None:
+        self.told = Told()
+        self._open: dict[str, _Call] = {}
+
+    def read(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
+        kind = line.get("type")
+        readers = {"system": self._system, "assistant": self._message, "user": self._message, "result": self._result}
+        found = list(readers[kind](line)) if isinstance(kind, str) and kind in readers else []
+        first, *more = found or [_event(Kind.RAW)]
+        return [replace(first, raw=line), *more]
+
+    def said(self, line: str) -> AgentEvent:
+        if _BLOCKED in line and SERVER_NAME in line:
+            self.told.mcp_failure = line
+        return _event(Kind.LOG, role="system", text=line, raw=line)
+
+    def _system(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        what = _str(line.get("subtype"))
+        if what == "init":
+            self._begun(line)
+            yield _event(Kind.LOG, role="system", text=f"Claude Code {_str(line.get('claude_code_version'))}".strip())
+        elif what and what not in _NOISE:
+            said = next((text for text in (_str(line.get(name)) for name in _TELLING) if text), "")
+            yield _event(Kind.LOG, role="system", text=f"{what}: {said}" if said else what)
+
+    def _begun(self, line: Mapping[str, Any]) -> None:
+        self.told.session = _str(line.get("session_id")) or self.told.session
+        self.told.model = _str(line.get("model")) or self.told.model
+        for server in map(_map, _list(line.get("mcp_servers"))):
+            status = _str(server.get("status"))
+            if server.get("name") == SERVER_NAME and status not in _COMES:
+                self.told.mcp_failure = f"Claude Code says that its MCP server {SERVER_NAME} is: {status or 'unknown'}."
+
+    def _message(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        role = _str(line.get("type"))
+        content = _map(line.get("message")).get("content")
+        for block in [{"type": "text", "text": content}] if isinstance(content, str) else map(_map, _list(content)):
+            match block.get("type"):
+                case "text":
+                    yield self._text(_str(block.get("text")), role, line)
+                case "thinking":
+                    yield _event(Kind.REASONING, role=role, text=_str(block.get("thinking")))
+                case "tool_use":
+                    yield from self._started(block, line)
+                case "tool_result":
+                    yield from self._over(block, line)
+
+    def _text(self, text: str, role: str, line: Mapping[str, Any]) -> AgentEvent:
+        if line.get("is_api_error_message"):
+            return _event(Kind.LOG, role="system", text=text)
+        if role == "assistant" and not line.get("parent_tool_use_id"):
+            # The last words, should the program never come to tell its result.
+            self.told.text = text
+        return _event(Kind.MESSAGE, role=role, text=text)
+
+    def _started(self, block: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        call, full_name, given = _str(block.get("id")), _str(block.get("name")), block.get("input")
+        if not call or call in self._open:
+            return
+        server, name = _named(full_name)
+        arguments = given if isinstance(given, dict) else None
+        of_subagent = bool(line.get("parent_tool_use_id"))
+        self._open[call] = _Call(name=name, server=server, arguments=arguments, of_subagent=of_subagent)
+        yield self._tool(call, self._open[call], ToolStatus.STARTED)
+
+    def _over(self, block: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        call = _str(block.get("tool_use_id"))
+        known = self._open.pop(call, None)
+        if known is None:
+            return
+        text = _texts(block.get("content"))
+        metas = [meta for meta in map(_map, _list(line.get("tool_result_meta"))) if meta.get("id") == call]
+        failed = block.get("is_error") is True
+        status = _failure(text, metas[0] if metas else {}) if failed else ToolStatus.OK
+        yield self._tool(call, known, status, text=text)
+
+    def _tool(self, call: str, known: _Call, status: ToolStatus, *, text: str = "") -> AgentEvent:
+        return _event(
+            Kind.TOOL,
+            role="assistant" if status is ToolStatus.STARTED else "tool",
+            text=text,
+            tool_name=known.name,
+            tool_args=known.arguments,
+            tool_status=status,
+            server=known.server,
+            call=call,
+        )
+
+    def _result(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        self.told.session = _str(line.get("session_id")) or self.told.session
+        self.told.usage = _added(self.told.usage, line)
+        said = _str(line.get("result"))
+        errors = "; ".join(filter(None, map(_str, _list(line.get("errors")))))
+        what = _str(line.get("terminal_reason")) or _str(line.get("subtype"))
+        failed = line.get("is_error") is True
+        self.told.text = said if said and not failed else self.told.text
+        self.told.failure = (said or errors or what or "It does not say why.") if failed else ""
+        yield _event(Kind.LOG, role="system", text=f"{what}: {self.told.failure}" if failed else what)
+        for call in [call for call, known in self._open.items() if not known.of_subagent]:
+            yield self._tool(call, self._open.pop(call), ToolStatus.CANCELLED)
+
+
+def _event(kind: Kind, **more: Any) -> AgentEvent:
+    return AgentEvent(kind=kind, provider=_PROVIDER, **more)
+
+
+def _named(full: str) -> tuple[str, str]:
+    """The server, empty for Claude Code itself, and its tool's name."""
+    if full.startswith(ours := f"mcp__{SERVER_NAME}__"):
+        return SERVER_NAME, full.removeprefix(ours)
+    before, mark, rest = full.partition("mcp__")
+    server, between, name = rest.partition("__")
+    return (server, name) if mark and not before and between else ("", full)
+
+
+def _failure(text: str, meta: Mapping[str, Any]) -> ToolStatus:
+    reason = _str(meta.get("non_execution_kind"))
+    if reason or _map(meta.get("permission_decision")).get("decision") == "reject":
+        return _KINDS.get(reason, ToolStatus.DENIED)
+    return next((status for wording, status in _WORDINGS if wording in text), ToolStatus.ERROR)
+
+
+def _added(so_far: Usage, line: Mapping[str, Any]) -> Usage:
+    """With the tokens of one more result.
+
+    `usage` leaves subagents out, and `modelUsage` counts the session from its first run: what each model took since
+    the last result is neither, and `usage` stands in where it is not told.
+    """
+    models = [_map(model) for model in _map(line.get("model_usage_since_last_result")).values()]
+    usage = _map(line.get("usage"))
+    counted: dict[str, int | None] = {}
+    for ours, (main, each) in _FIGURES.items():
+        figures = [_int(model.get(each)) for model in models] or [_int(usage.get(main))]
+        told = [figure for figure in (getattr(so_far, ours), *figures) if figure is not None]
+        counted[ours] = sum(told) if told else None
+    told_all = {name: line[name] for name in ("usage", "modelUsage", "total_cost_usd", "num_turns") if name in line}
+    return Usage(told=told_all, **counted)
+
+
+def _texts(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(filter(None, (_str(part.get("text")) for part in map(_map, _list(content)))))
+
+
+def _str(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,175 @@
+"""How Codex is started for a run.
+
+In: an `Order`. Out: a `Launch`. Codex keeps the person's home, login, model and settings; what differs in a run is said
+by words (`-c key=value`), which stand above the person's file and a project's. The token goes by a variable, for Codex
+has no other place of ours to read from. `codex_reader` reads what it prints.
+"""
+
+from __future__ import annotations
+
+import tomllib
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolcrib.coding_agents.client import SERVER_NAME, TOKEN_VARIABLE
+from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.coding_agents.toml_entry import as_toml
+from toolcrib.errors import ConfigError
+from toolcrib.policy.own_tools import OwnTools
+
+OTHER_NAME = "toolcrib_run"
+"""Our name where the person has an entry of ours already: Codex would make one entry of the two."""
+SYSTEM_FILE = Path("/etc/codex/config.toml")
+MANAGED_FILE = Path("/etc/codex/managed_config.toml")
+"""Stands above the words of a command line."""
+
+_STARTUP_SECONDS = 20
+_CALL_SECONDS = 3600
+"""Toolcrib has limits of its own, and a call that waits for a person's word may take long."""
+
+_SANDBOX = {
+    OwnTools.NONE: "read-only",
+    OwnTools.READ: "read-only",
+    OwnTools.EDIT: "workspace-write",
+    OwnTools.ALL: "danger-full-access",
+}
+_BOUNDS = {
+    "writable_roots": [],
+    "network_access": False,
+    "exclude_tmpdir_env_var": True,
+    "exclude_slash_tmp": True,
+}
+"""Of the sandbox at `edit`: the folder alone, whatever the person's file adds."""
+
+_OFF = (
+    *("apps", "plugins", "remote_plugin", "hooks", "tool_suggest", "skill_mcp_dependency_install"),
+    *("multi_agent", "multi_agent_v2", "memories", "image_generation"),
+    *("browser_use", "browser_use_external", "computer_use", "in_app_browser"),
+    *("request_permissions_tool", "exec_permission_approvals", "network_proxy"),
+)
+"""Features below `all`: what acts past the sandbox, what widens it, what brings tools of others."""
+_OFF_WITHOUT_TOOLS = ("shell_tool", "unified_exec", "view_image", "goals")
+_OLD_SANDBOX = "use_legacy_landlock"
+"""Confines less. Codex warns of it whenever it is named, be it off: so only where the person's file names it."""
+
+
+def launch(order: Order) -> Launch:
+    """Raises ConfigError where the person's settings cannot be read."""
+    settings = _settings(order.environ)
+    said = {**_server(order, settings), **_limits(order, settings), **_trust(order, settings)}
+    rules = () if order.own_tools is OwnTools.ALL else ("--ignore-rules",)
+    words = [word for key, value in said.items() for word in ("-c", f"{key}={as_toml(value)}")]
+    resume = ("resume",) if order.session else ()
+    # The prompt is read from standard input where a dash stands for it.
+    last = (order.session, "-") if order.session else ("-",)
+    return Launch(
+        words=("exec", *resume, "--json", "--skip-git-repo-check", *rules, *words, *order.extra, "--", *last),
+        environ={TOKEN_VARIABLE: order.token} if order.url else {},
+        stdin=order.prompt,
+        governed=_governed(order.own_tools),
+        ungoverned=_ungoverned(order),
+    )
+
+
+def is_session(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
+
+
+def _settings(environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What Codex itself will read, whatever the folder: the machine's file and the person's."""
+    home = Path(environ.get("CODEX_HOME") or Path(environ.get("HOME") or Path.home()) / ".codex")
+    return [_read(SYSTEM_FILE), _read(home / "config.toml")]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        # Without it nobody knows which other servers Codex would start.
+        raise ConfigError(
+            f"{file} cannot be read: {error}.", remedy="Put the file right; Codex reads it, too."
+        ) from error
+
+
+def _server(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
+    """Our entry, and the person's own switched off: all below `all`, else the one of ours that the person has."""
+    theirs = {name for one in settings for name in _table(one, "mcp_servers")}
+    unwanted = theirs if order.own_tools is not OwnTools.ALL else theirs & {SERVER_NAME}
+    servers: dict[str, Any] = {name: {"enabled": False} for name in sorted(unwanted)}
+    if order.url:
+        servers[OTHER_NAME if SERVER_NAME in theirs else SERVER_NAME] = {
+            "url": order.url,
+            "bearer_token_env_var": TOKEN_VARIABLE,
+            "http_headers": dict(order.headers),
+            "default_tools_approval_mode": "approve",
+            "required": True,
+            "startup_timeout_sec": _STARTUP_SECONDS,
+            "tool_timeout_sec": _CALL_SECONDS,
+        }
+    # The commands that Codex runs do not get the token; this leaves the person's own policy for variables as it is.
+    return {"mcp_servers": servers, f"shell_environment_policy.set.{TOKEN_VARIABLE}": ""}
+
+
+def _limits(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
+    said: dict[str, Any] = {"sandbox_mode": _SANDBOX[order.own_tools], "approval_policy": "never"}
+    if order.own_tools is OwnTools.ALL:
+        return said
+    off = [*_OFF, *(_OFF_WITHOUT_TOOLS if order.own_tools is OwnTools.NONE else ())]
+    off += [_OLD_SANDBOX] if any(_OLD_SANDBOX in _table(one, "features") for one in settings) else []
+    said |= {"sandbox_workspace_write": _BOUNDS, "web_search": "disabled", "agents.enabled": False, "notify": []}
+    return {**said, **{f"features.{feature}": False for feature in off}}
+
+
+def _trust(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
+    """Whether Codex takes settings, servers and hooks from the project.
+
+    Where nobody has said so, Codex trusts a folder that it may write in, and notes that in the person's file.
+    """
+    workdir = order.workdir.resolve()
+    folders = [str(folder) for folder in (workdir, *workdir.parents)]
+    if order.own_tools is not OwnTools.ALL:
+        return {"projects": {folder: {"trust_level": "untrusted"} for folder in folders}}
+    known = {folder for one in settings for folder in _table(one, "projects")}
+    return {} if known.intersection(folders) else {"projects": {folders[0]: {"trust_level": "trusted"}}}
+
+
+def _table(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = settings.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _governed(own: OwnTools) -> tuple[str, ...]:
+    if own is OwnTools.ALL:
+        return ()
+    files = {
+        OwnTools.NONE: "Codex has no shell, and its own patches are refused.",
+        OwnTools.READ: "Codex's commands run in its sandbox: they read, but cannot write or reach the network.",
+        OwnTools.EDIT: "Codex's commands and patches write in the folder alone, not in .git or .codex; no network.",
+    }
+    return (
+        files[own],
+        "Web search, sub-agents, plugins, apps, hooks, command rules and other MCP servers are off.",
+        "The project's own Codex settings and its AGENTS.md are not read.",
+    )
+
+
+def _ungoverned(order: Order) -> tuple[str, ...]:
+    if order.own_tools is OwnTools.ALL:
+        return (
+            "Whatever Codex does by itself: commands, files, network, your other MCP servers, the project's hooks.",
+        )
+    lines = []
+    if order.own_tools is not OwnTools.NONE:
+        lines.append("Codex's commands read whatever you may read, outside the folder, too.")
+    if order.extra:
+        lines.append("What your own words for Codex permit.")
+    if MANAGED_FILE.exists():
+        lines.append(f"What {MANAGED_FILE} says: it stands above all this.")
+    return tuple(lines)

@@ -1,0 +1,205 @@
+"""What `codex exec --json` prints, as events.
+
+In: its lines: a thread's start, its turns, and items that start, change and are completed; and what it says on standard
+error. Out: `AgentEvent`s, and in `told` what the run came to. It gives neither times nor the ids that a server sees.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from toolcrib.coding_agents.client import SERVER_NAME
+from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.coding_agents.headless import Told, Usage
+from toolcrib.coding_agents.known.codex_launch import OTHER_NAME
+
+PROVIDER = "codex"
+_OURS = (SERVER_NAME, OTHER_NAME)
+
+_NOT_THERE = re.compile(rf"required MCP servers failed to initialize:.*?\b(?:{'|'.join(_OURS)}): (.*)")
+_INNARDS = re.compile(r" ?\[[\w:<>, ]+\]|, when send initialize request.*")
+"""Names of types, and what is said twice."""
+_FATAL = re.compile(r"^error\b", re.IGNORECASE)
+
+_STATUS = {
+    "completed": ToolStatus.OK,
+    "failed": ToolStatus.ERROR,
+    "declined": ToolStatus.DENIED,
+}
+_WHY_FAILED = (
+    (ToolStatus.DENIED, ("requires approval", "user rejected", "user cancelled")),
+    (ToolStatus.TIMEOUT, ("timed out", "deadline has elapsed")),
+    (ToolStatus.AWAY, ("Transport send error", "error sending request", "Transport closed")),
+)
+"""How Codex puts it where a call of a server's tool came to nothing."""
+
+
+class CodexReader:
+    def __init__(self) -> None:
+        self.told = Told()
+        self._calls: dict[str, bool] = {}
+        """By its id: whether a call is over."""
+
+    def read(self, line: Mapping[str, Any]) -> list[AgentEvent]:
+        kind, item = _text(line.get("type")), line.get("item")
+        if kind.startswith("item.") and isinstance(item, Mapping):
+            return list(self._item(kind, item, line))
+        match kind:
+            case "thread.started":
+                text = self._started(line)
+            case "turn.completed":
+                text = self._completed(line)
+            case "turn.failed" | "error":
+                text = self._failed(line)
+            case _:
+                return [_event(Kind.RAW, line)]
+        return [_event(Kind.LOG, line, role="system", text=text)]
+
+    def said(self, line: str) -> AgentEvent:
+        failed = _NOT_THERE.search(line)
+        if failed is not None:
+            self.told.mcp_failure = _INNARDS.sub("", failed[1]).strip() or line
+        if _FATAL.match(line):
+            self.told.failure = _INNARDS.sub("", line).strip()
+        return AgentEvent(kind=Kind.LOG, provider=PROVIDER, role="system", text=line, raw=line)
+
+    def _started(self, line: Mapping[str, Any]) -> str:
+        self.told.session = _text(line.get("thread_id"))
+        return f"Session {self.told.session}"
+
+    def _completed(self, line: Mapping[str, Any]) -> str:
+        # An attempt that failed before was made good.
+        self.told.failure = ""
+        usage = line.get("usage")
+        if isinstance(usage, Mapping):
+            self.told.usage = Usage(
+                input=_count(usage.get("input_tokens")),
+                output=_count(usage.get("output_tokens")),
+                cached=_count(usage.get("cached_input_tokens")),
+                told=dict(usage),
+            )
+        return "The turn is over."
+
+    def _failed(self, line: Mapping[str, Any]) -> str:
+        error = line.get("error")
+        self.told.failure = _text((error if isinstance(error, Mapping) else line).get("message")) or "The turn failed."
+        return self.told.failure
+
+    def _item(self, kind: str, item: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        what = _text(item.get("type"))
+        over = kind == "item.completed"
+        if what in _CALLS:
+            yield from self._call(kind, item, line)
+        elif what == "todo_list":
+            yield _event(Kind.LOG, line, role="assistant", text=_plan(item))
+        elif over and what == "agent_message":
+            self.told.text = _text(item.get("text"))
+            yield _event(Kind.MESSAGE, line, role="assistant", text=self.told.text)
+        elif over and what == "reasoning":
+            yield _event(Kind.REASONING, line, role="assistant", text=_text(item.get("text")))
+        elif over and what == "error":
+            yield _event(Kind.LOG, line, role="system", text=_text(item.get("message")))
+        else:
+            yield _event(Kind.RAW, line)
+
+    def _call(self, kind: str, item: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        """One event when a call starts, one when it is over; some calls are told of only when they are over."""
+        call = _text(item.get("id"))
+        begun, over = call in self._calls, self._calls.get(call, False)
+        shared: dict[str, Any] = {"kind": Kind.TOOL, "provider": PROVIDER, "role": "tool", "call": call}
+        shared |= _CALLS[_text(item.get("type"))](item)
+        started = AgentEvent(**shared, raw=line, tool_status=ToolStatus.STARTED)
+        if kind == "item.started" and not begun:
+            self._note(call, over=False)
+            yield started
+        elif kind == "item.completed" and not over:
+            self._note(call, over=True)
+            if not begun:
+                yield started
+            yield AgentEvent(**shared, raw=line if begun else None, text=_outcome(item), tool_status=_status(item))
+        else:
+            yield _event(Kind.RAW, line)
+
+    def _note(self, call: str, *, over: bool) -> None:
+        if call:
+            self._calls[call] = over
+
+
+def _event(kind: Kind, line: Mapping[str, Any], *, role: str = "", text: str = "") -> AgentEvent:
+    return AgentEvent(kind=kind, provider=PROVIDER, role=role, text=text, raw=line)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _command(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"tool_name": "shell", "tool_args": _given(item, "command")}
+
+
+def _patch(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"tool_name": "apply_patch", "tool_args": _given(item, "changes")}
+
+
+def _search(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"tool_name": "web_search", "tool_args": _given(item, "query", "action")}
+
+
+def _sub_agent(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"tool_name": _text(item.get("tool")), "tool_args": _given(item, "prompt", "receiver_thread_ids")}
+
+
+def _of_a_server(item: Mapping[str, Any]) -> dict[str, Any]:
+    server, given = _text(item.get("server")), item.get("arguments")
+    return {
+        "tool_name": _text(item.get("tool")),
+        "tool_args": given if isinstance(given, Mapping) else None,
+        "server": SERVER_NAME if server in _OURS else server,
+    }
+
+
+_CALLS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "command_execution": _command,
+    "file_change": _patch,
+    "web_search": _search,
+    "collab_tool_call": _sub_agent,
+    "mcp_tool_call": _of_a_server,
+}
+
+
+def _given(item: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: item[name] for name in names if item.get(name) is not None}
+
+
+def _status(item: Mapping[str, Any]) -> ToolStatus:
+    # A web search has no status.
+    status = _STATUS.get(_text(item.get("status")) or "completed", ToolStatus.ERROR)
+    why = _why(item)
+    if status is ToolStatus.ERROR and why:
+        return next((better for better, signs in _WHY_FAILED if any(sign in why for sign in signs)), status)
+    return status
+
+
+def _why(item: Mapping[str, Any]) -> str:
+    error = item.get("error")
+    return _text(error.get("message")) if isinstance(error, Mapping) else ""
+
+
+def _outcome(item: Mapping[str, Any]) -> str:
+    result = item.get("result")
+    content = result.get("content") if isinstance(result, Mapping) else None
+    parts = content if isinstance(content, list) else []
+    said = [_text(part.get("text")) for part in parts if isinstance(part, Mapping)]
+    return _why(item) or _text(item.get("aggregated_output")) or "\n".join(filter(None, said))
+
+
+def _plan(item: Mapping[str, Any]) -> str:
+    steps = item.get("items")
+    known = [step for step in steps if isinstance(step, Mapping)] if isinstance(steps, list) else []
+    return "\n".join(f"[{'x' if step.get('completed') is True else ' '}] {_text(step.get('text'))}" for step in known)

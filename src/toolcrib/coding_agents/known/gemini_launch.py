@@ -1,0 +1,256 @@
+"""How Gemini CLI is started for a run.
+
+In: an `Order`. Out: a `Launch`. Gemini CLI takes servers from its settings file alone, and a system-wide file of ours
+would count only if root owned it. So it gets a home of its own for the run, the private folder: a settings file made
+of the person's and ours, links to the person's login, key and sessions, and at the level `all` to the rest of theirs.
+`gemini_reader` reads what it prints.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from toolcrib.coding_agents.client import SERVER_NAME
+from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.errors import ConfigError
+from toolcrib.policy.own_tools import OwnTools
+
+_HOME = "GEMINI_CLI_HOME"
+_TRUST = "GEMINI_CLI_TRUST_WORKSPACE"
+_SETTINGS = "settings.json"
+_POLICY = "own-tools.toml"
+_CALL_LIMIT_MS = 3_600_000
+"""Toolcrib has limits of its own, and a call that waits for a person's word may take long."""
+
+_SESSIONS = ("tmp", "history")
+_PERSONS = (
+    *("oauth_creds.json", "gemini-credentials.json", "google_accounts.json", "installation_id", ".env"),
+    *("GEMINI.md", "policies"),
+)
+"""Of the person's `.gemini`, at every level: who they are, what they tell it, what they forbid it."""
+_NEVER = (_SETTINGS, "projects.json", ".gemini", "token", "token.new", "store")
+"""The first is made anew, the second would be replaced and not written through a link, the rest is the folder's own."""
+
+_COMMANDS = ("discoveryCommand", "callCommand", "allowed")
+_MCP = ("list_mcp_resources", "read_mcp_resource")
+_READS = ("glob", "grep_search", "list_directory", "read_file", "write_todos")
+_EDITS = ("replace", "write_file")
+_OWN = {OwnTools.NONE: _MCP, OwnTools.READ: (*_MCP, *_READS), OwnTools.EDIT: (*_MCP, *_READS, *_EDITS)}
+"""The tools that it is given below `all`; the first two ask Toolcrib."""
+_GOVERNED = {
+    OwnTools.NONE: "Its own tools: none. It has Toolcrib's alone.",
+    OwnTools.READ: "Its own tools: those that look at files in the folder. None that writes, runs or fetches.",
+    OwnTools.EDIT: "Its own tools: those that look at and change files in the folder. None that runs or fetches.",
+}
+_REFUSES = (
+    "It refuses to change build files (package.json, pyproject.toml, Makefile and the like) in runs that nobody "
+    "watches, also by tools of Toolcrib's that are named write, edit, create and the like."
+)
+_EMPTIED = ("GEMINI_WRITE_SYSTEM_MD", "GEMINI_CLI_IDE_WORKSPACE_PATH")
+"""Variables that would make it write a file in the project, or give it more folders than one."""
+_MODE = {OwnTools.EDIT: "auto_edit", OwnTools.ALL: "yolo"}
+
+_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\r\n]*|/\*.*?\*/', re.DOTALL)
+_NAMED = re.compile(r"(?<![\w.-])([\w.-]+)\s*[=:]")
+"""Whatever may be a variable's name in a `.env` file, and more."""
+_VARIABLE = re.compile(
+    r"""^\s*(?:export\s+)?([\w.-]+)(?:\s*=\s*?|:\s+?)"""
+    r"""(\s*'(?:\\'|[^'])*'|\s*"(?:\\"|[^"])*"|\s*`(?:\\`|[^`])*`|[^#\r\n]+)?[^\S\r\n]*(?:\#.*)?$""",
+    re.MULTILINE,
+)
+_LARGEST = 1024 * 1024
+
+
+def launch(order: Order) -> Launch:
+    """Raises ConfigError where the person's settings cannot be read."""
+    free = order.own_tools is OwnTools.ALL
+    theirs = _home(order.environ) / ".gemini"
+    files = {_SETTINGS: json.dumps(_settings(order, _read(theirs / _SETTINGS)), indent=2)}
+    words = ["--output-format", "stream-json", "--skip-trust", "--approval-mode", _MODE.get(order.own_tools, "default")]
+    if not free:
+        files[_POLICY] = _policy(_OWN[order.own_tools])
+        words += ["--admin-policy", str(order.folder / _POLICY)]
+    words += ["--resume", order.session] if order.session else ["--session-id", order.new_session]
+    governed, ungoverned = _told(order)
+    return Launch(
+        words=(*words, *order.extra),
+        environ=_environ(order),
+        files=files,
+        links={".gemini": order.folder, **_links(theirs, everything=free)},
+        stdin=order.prompt,
+        governed=governed,
+        ungoverned=ungoverned,
+    )
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get(_HOME) or environ.get("HOME") or Path.home())
+
+
+def _links(theirs: Path, *, everything: bool) -> dict[str, Path]:
+    there = [entry.name for entry in theirs.iterdir() if entry.exists()] if theirs.is_dir() else []
+    linked = [name for name in there if (name not in _NEVER if everything else name in _PERSONS)]
+    return {name: theirs / name for name in (*_SESSIONS, *linked)}
+
+
+def _settings(order: Order, theirs: dict[str, Any]) -> dict[str, Any]:
+    """The person's settings for this run, with our entry."""
+    ours = {SERVER_NAME: _entry(order)} if order.url else {}
+    # Another way to run without a person, which prints and asks otherwise.
+    told = _with(theirs, "experimental", adk={"agentSessionNoninteractiveEnabled": False})
+    if order.own_tools is not OwnTools.ALL:
+        return {**_confined(told, order.own_tools), "mcpServers": ours, "mcp": {"allowed": [SERVER_NAME]}}
+    mcp = _part(told, "mcp")
+    if isinstance(mcp.get("allowed"), list):
+        mcp["allowed"] = [*mcp["allowed"], SERVER_NAME]
+    others = {name: entry for name, entry in _part(told, "mcpServers").items() if name != SERVER_NAME}
+    return {**told, "mcpServers": {**others, **ours}, "mcp": mcp}
+
+
+def _confined(settings: dict[str, Any], own_tools: OwnTools) -> dict[str, Any]:
+    """Without what runs commands by itself or reaches further than the folder, and with the tools of the level."""
+    told = {**settings, "hooks": {}, "hooksConfig": {"enabled": False}}
+    told = {**told, "skills": {"enabled": False}, "ide": {"enabled": False}}
+    told = _with(told, "experimental", enableAgents=False, autoMemory=False)
+    # Told to say what it is about, it would call a tool that is not there.
+    told = _with(told, "general", topicUpdateNarration=False)
+    told = _with(told, "security", folderTrust={"enabled": True})
+    told = _with(told, "advanced", ignoreLocalEnv=True)
+    told = _with(told, "context", includeDirectories=[])
+    if own_tools is OwnTools.NONE:
+        told = _with(told, "context", includeDirectoryTree=False)
+    tools = {key: value for key, value in _part(told, "tools").items() if key not in _COMMANDS}
+    return {**told, "tools": {**tools, "core": list(_OWN[own_tools]), "sandbox": False}}
+
+
+def _entry(order: Order) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {order.token}", **order.headers}
+    return {"httpUrl": order.url, "headers": headers, "trust": True, "timeout": _CALL_LIMIT_MS}
+
+
+def _part(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = settings.get(name)
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _with(settings: Mapping[str, Any], name: str, **said: Any) -> dict[str, Any]:
+    return {**settings, name: {**_part(settings, name), **said}}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A settings file of Gemini CLI's: JSON, with comments if need be."""
+    try:
+        found = json.loads(_COMMENT.sub(lambda match: match[1] or "", file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error}.", remedy="Gemini CLI cannot use it either: put it right."
+        ) from error
+    return found if isinstance(found, dict) else {}
+
+
+def _policy(own: tuple[str, ...]) -> str:
+    """Rules that stand above the person's own and any approval mode."""
+    rules = (
+        f'mcpName = "{SERVER_NAME}"\ntoolName = "*"\ndecision = "allow"\npriority = 999\n',
+        f'toolName = {json.dumps(own)}\ndecision = "allow"\npriority = 998\n',
+        'toolName = "*"\ndecision = "deny"\npriority = 997\n',
+    )
+    return "\n".join(f"[[rule]]\n{rule}" for rule in rules)
+
+
+def _environ(order: Order) -> dict[str, str]:
+    # One process instead of two, which a signal reaches.
+    ours = {_HOME: str(order.folder), "GEMINI_CLI_NO_RELAUNCH": "true", **_no_proxy(order)}
+    if order.own_tools is OwnTools.ALL:
+        return {**ours, _TRUST: "false"} if _names_us(order.workdir) else ours
+    # Its settings are read before `--skip-trust` is: so they are read as in a folder that nobody trusts, without the
+    # project's, and the server, which it would not ask from such a folder, is asked all the same.
+    off = {
+        _TRUST: "false",
+        "GEMINI_SANDBOX": "false",
+        "GEMINI_WRITE_SYSTEM_MD": "",
+        "GEMINI_CLI_IDE_WORKSPACE_PATH": "",
+    }
+    return {**_settled(order), **off, **ours}
+
+
+def _no_proxy(order: Order) -> dict[str, str]:
+    """It would ask a proxy of the person's even for what is on this machine."""
+    said = order.environ.get("NO_PROXY") or order.environ.get("no_proxy")
+    host = urlsplit(order.url).hostname
+    return {"NO_PROXY": ",".join(filter(None, (said, host)))} if host else {}
+
+
+def _names_us(workdir: Path) -> bool:
+    """Whether the project has an entry of our name, which would take the place of ours."""
+    try:
+        return SERVER_NAME in _part(_read(workdir / ".gemini" / _SETTINGS), "mcpServers")
+    except ConfigError:
+        return False
+
+
+def _settled(order: Order) -> dict[str, str]:
+    """What its `.env` files would add: the person's own as it is, the project's emptied.
+
+    It reads them as in a trusted folder, and a project's may name another address for the person's key. A variable
+    that is there already, be it empty, is left alone.
+    """
+    home, workdir = _home(order.environ).resolve(), order.workdir.resolve()
+    said = _variables(_text(home / ".gemini" / ".env") or _text(home / ".env"))
+    for folder in (workdir, *workdir.parents):
+        if folder != home:
+            named = _NAMED.findall(_text(folder / ".gemini" / ".env") + "\n" + _text(folder / ".env"))
+            said = {**dict.fromkeys(named, ""), **said}
+    return {name: value for name, value in said.items() if name not in order.environ}
+
+
+def _text(file: Path) -> str:
+    """Empty where it cannot be read: Gemini CLI cannot either, and goes on."""
+    try:
+        if not file.is_file():
+            return ""
+        if file.stat().st_size > _LARGEST:
+            raise ConfigError(f"{file} is too large.", remedy="Gemini CLI would read it: move it out of the way.")
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _variables(text: str) -> dict[str, str]:
+    """What a `.env` file says, as Gemini CLI understands it."""
+    found = {}
+    for name, value in _VARIABLE.findall(text):
+        bare = value.strip()
+        if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\"`":
+            bare = bare[1:-1].replace("\\n", "\n").replace("\\r", "\r") if bare[0] == '"' else bare[1:-1]
+        found[name] = bare
+    return found
+
+
+def _told(order: Order) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """For the person: what is governed, and what is not."""
+    refuses = () if order.own_tools is OwnTools.READ else (_REFUSES,)
+    if order.own_tools is OwnTools.ALL:
+        named = ("The project's own Gemini settings do not count: they have an entry toolcrib of their own.",)
+        free = (
+            "Its own tools: all of them, without asking.",
+            "Your other MCP servers, hooks, extensions, skills and sub-agents.",
+            "The project's .env files, which may name another address for your key; and where you trust the folder in "
+            "Gemini CLI, all that the project's .gemini folder sets.",
+        )
+        return named if _names_us(order.workdir) else (), (*free, *refuses)
+    governed = (
+        _GOVERNED[order.own_tools],
+        "Off: its other MCP servers, hooks, extensions, skills and sub-agents, yours as well as the project's.",
+        "The project's own Gemini settings and .env files do not count.",
+    )
+    looks = () if order.own_tools is OwnTools.NONE else ("Its glob tool tells names of files outside the folder, too.",)
+    reads = "It reads the folder's GEMINI.md, wherever that leads, and files that the prompt names with @."
+    return governed, (reads, *looks, *refuses)

@@ -1,0 +1,264 @@
+"""Finds the program of a client, and which version it is.
+
+In: a client, the person's environment, the folder of the run. Out: `Program`, or an error with the line that installs
+it. The version is remembered in the cache folder, for asking takes some programs longer than starting a run does.
+`servers.reaper` ends what was asked; `runs` is above.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolcrib.coding_agents.client import Client
+from toolcrib.coding_agents.headless import Headless
+from toolcrib.config.paths import Paths, home_of
+from toolcrib.config.private import private_folder
+from toolcrib.config.project import project_of
+from toolcrib.config.redact import mask_text, tells_a_secret
+from toolcrib.errors import NotFound, ToolcribError, UsageError
+from toolcrib.servers.environment import MARKER
+from toolcrib.servers.reaper import Reaper
+
+_LIMIT = 10.0
+"""Seconds that a program may take to say its version."""
+_LEAVE = 0.5
+_MOST_WORDS = 64 * 1024
+"""Bytes of its answer that are looked at."""
+_MOST_REMEMBERED = 256 * 1024
+_FRESH = 24 * 3600.0
+"""Seconds that a version is believed: behind the same small starter of a version manager another may come to stand."""
+_VERSION = re.compile(r"(?<![\d.])\d{1,9}\.\d{1,9}\.\d{1,9}(?!\d)", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    path: Path
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """Where a program may be looked for."""
+
+    folders: tuple[Path, ...]
+    not_beneath: tuple[Path, ...]
+    """The run's own folders: what lies there may be the work of whoever wrote the project."""
+
+    def why_not(self, file: Path) -> str:
+        """Why a file is passed over; empty if it is not."""
+        real = file.resolve()
+        if any(place.is_relative_to(own) for own in self.not_beneath for place in (_unlinked(file), real)):
+            return "it lies in the project that the run works in"
+        if real.stat().st_mode & stat.S_IWOTH:
+            return "every user of this machine can change it"
+        return ""
+
+    @property
+    def path(self) -> str:
+        """PATH without the folders that are not looked into."""
+        kept = [folder for folder in self.folders if not any(_lies_in(folder, own) for own in self.not_beneath)]
+        return os.pathsep.join(map(str, kept)) or os.defpath
+
+
+def find(client: Client, environ: Mapping[str, str], workdir: Path) -> Program:
+    """The program on PATH of the person's own environment, whole. Blocks while a program is asked for its version.
+
+    Raises NotFound if it is missing, too old, or does not say what it is.
+    """
+    if client.headless is None:
+        raise UsageError(f"How {client.title} is run is not known.", remedy="Choose another client.")
+    search = _search(environ, workdir)
+    path = _on_path(client, client.headless, search)
+    memory = Paths.of_user(environ).programs
+    version = _remembered(memory, path)
+    # What was too old may have been replaced behind the same file.
+    if not version or _is_too_old(version, client.headless):
+        version = _asked(client.headless, path, {**environ, "PATH": search.path})
+        _remember(memory, path, version)
+    if _is_too_old(version, client.headless):
+        raise NotFound(
+            f"{path} is version {version}; {client.title} is needed in version {_dotted(client.headless.oldest)} or "
+            "newer.",
+            remedy=f"Install it anew: {client.headless.install}",
+            data={"found": version, "wanted": _dotted(client.headless.oldest)},
+        )
+    return Program(path=path, version=version)
+
+
+def _search(environ: Mapping[str, str], workdir: Path) -> _Search:
+    given = environ.get("PATH", os.defpath).split(os.pathsep)
+    home = home_of(environ).resolve()
+    own = {workdir.absolute(), workdir.resolve(), project_of(workdir)}
+    return _Search(
+        folders=tuple(Path(folder) for folder in given if Path(folder).is_absolute()),
+        # Whoever works in the home folder itself, or above it, has their programs there too.
+        not_beneath=tuple(folder for folder in own if not home.is_relative_to(folder)),
+    )
+
+
+def _on_path(client: Client, headless: Headless, search: _Search) -> Path:
+    passed_over: list[str] = []
+    for file in (folder / headless.program for folder in search.folders):
+        with contextlib.suppress(OSError):
+            if not (file.is_file() and os.access(file, os.X_OK)):
+                continue
+            why = search.why_not(file)
+            if not why:
+                return file
+            passed_over.append(f"{file} was passed over: {why}.")
+    raise NotFound(
+        " ".join([f"{client.title} is not installed: there is no '{headless.program}' on PATH.", *passed_over]),
+        remedy=f"Install it: {headless.install}",
+        data={"looked_in": [str(folder) for folder in search.folders]},
+    )
+
+
+def _unlinked(file: Path) -> Path:
+    """Where a link itself lies."""
+    return file.parent.resolve() / file.name
+
+
+def _lies_in(folder: Path, other: Path) -> bool:
+    return folder.is_relative_to(other) or folder.resolve().is_relative_to(other)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _is_too_old(version: str, headless: Headless) -> bool:
+    return tuple(map(int, version.split("."))) < headless.oldest
+
+
+def _asked(headless: Headless, path: Path, environ: Mapping[str, str]) -> str:
+    said = _last_words(path, {name: value for name, value in environ.items() if _is_harmless(name, value)})
+    found = _VERSION.search(said)
+    if found is None:
+        shown = mask_text(" ".join(said.split())[:200])
+        raise NotFound(
+            f"{path} does not say its version: `--version` gave {f'“{shown}”' if shown else 'nothing'} within "
+            f"{_LIMIT:g} s.",
+            remedy=f"Look at it, or install it anew: {headless.install}",
+        )
+    return found[0]
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    """A version needs no secret to be said."""
+    if name in ("PATH", "HOME"):
+        return True
+    return not (name.startswith("TOOLCRIB_") or tells_a_secret(name) or mask_text(value) != value)
+
+
+def _last_words(path: Path, environ: Mapping[str, str]) -> str:
+    """What `--version` prints, as far as it comes in time."""
+    reaper = Reaper()
+    marker = reaper.new_marker()
+    with tempfile.TemporaryDirectory(prefix="toolcrib-", ignore_cleanup_errors=True) as neutral:
+        try:
+            reaper.start()
+            process = subprocess.Popen(
+                [path, "--version"],
+                env={**environ, MARKER: marker},
+                cwd=neutral,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                start_new_session=True,
+            )
+            with process:
+                reaper.watch(process.pid)
+                try:
+                    return _read(process)
+                finally:
+                    # Whoever has closed its output is about to end; the rest of its group is ended in any case.
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_LEAVE)
+                    reaper.end(process.pid, marker)
+        except (OSError, ValueError) as error:
+            raise NotFound(f"{path} cannot be started: {error}.", remedy="Look at it, or install it anew.") from None
+        finally:
+            reaper.close()
+
+
+def _read(process: subprocess.Popen[bytes]) -> str:
+    pipe = process.stdout
+    if pipe is None:
+        return ""
+    deadline = time.monotonic() + _LIMIT
+    said = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while len(said) < _MOST_WORDS and selector.select(max(0.0, deadline - time.monotonic())):
+            chunk = pipe.read(_MOST_WORDS - len(said))
+            if not chunk:
+                break
+            said += chunk
+    return said.decode(errors="replace")
+
+
+def _mark(path: Path) -> list[Any]:
+    """What tells a program from another one at the same path. Raises OSError."""
+    real = path.resolve()
+    state = real.stat()
+    return [str(real), state.st_size, state.st_mtime_ns]
+
+
+def _remembered(memory: Path, path: Path) -> str:
+    with contextlib.suppress(OSError):
+        match _entries(memory).get(str(path)):
+            case {"program": mark, "version": str(version), "at": int() | float() as at}:
+                fresh = 0 <= time.time() - at < _FRESH
+                return version if fresh and mark == _mark(path) and _VERSION.fullmatch(version) else ""
+    return ""
+
+
+def _remember(memory: Path, path: Path, version: str) -> None:
+    """Without it the next run asks again, so nothing is said where it cannot be kept."""
+    with contextlib.suppress(OSError, ToolcribError):
+        private_folder(memory.parent)
+        entries = dict(_still_there(_entries(memory)))
+        entries[str(path)] = {"program": _mark(path), "version": version, "at": time.time()}
+        descriptor, new = tempfile.mkstemp(dir=memory.parent, prefix=f".{memory.name}-")
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+                json.dump(entries, file)
+            Path(new).replace(memory)
+        except BaseException:
+            Path(new).unlink()
+            raise
+
+
+def _still_there(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for path, entry in entries.items():
+        with contextlib.suppress(OSError, ValueError):
+            if Path(path).exists():
+                yield path, entry
+
+
+def _entries(memory: Path) -> dict[str, Any]:
+    """Whatever the file holds: one that makes no sense is none."""
+    descriptor = -1
+    try:
+        descriptor = os.open(memory, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        content = os.read(descriptor, _MOST_REMEMBERED)
+        entries = json.loads(content)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return entries if isinstance(entries, dict) else {}

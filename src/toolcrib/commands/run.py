@@ -1,0 +1,205 @@
+"""run:lease — an agent that lives as long as the connection that asked for it, and what is seen of it.
+
+In: who wants to run where, with which profile. Out: events: `lease` (its token and place), then `listed` and `call` as
+they happen, `ended` if the agent ends before its run does. However the connection closes, the agent goes with it; only
+if the daemon stops does it stay, for the next daemon to go on with (`resume`). `runs` is at the other end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from toolcrib.agents.agent import Agent
+from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.commands.watch import Watch, described, offered
+from toolcrib.config.expand import expand
+from toolcrib.config.model import Config
+from toolcrib.config.project import project_of
+from toolcrib.crib import Crib
+from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, UsageError
+from toolcrib.policy import Caller
+
+log = logging.getLogger(__name__)
+
+MARK = "run"
+"""A file in an agent's private folder: the agent is a run's."""
+_INTRODUCTIONS = 10.0
+"""Seconds that servers may take to introduce themselves: some clients list the tools only once."""
+_FAREWELL = 5.0
+"""Seconds that a reader may take to read why its lease ended."""
+
+
+class Resume(Parameters):
+    agent: str
+    token: str
+
+
+class Lease(Parameters):
+    client: str = Field(default="", description="which program will run")
+    conversation: str = Field(default="", description="what it goes on in; only one run at a time may")
+    profile: str = "developer"
+    workdir: str = Field(default="", description="the whole path of the folder it works in")
+    lives: float = Field(default=0, description="seconds after which the agent ends whatever happens")
+    resume: Resume | None = Field(default=None, description="instead of all that: an agent that a daemon left behind")
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if self.resume is None and not (self.client and self.conversation and self.workdir and self.lives > 0):
+            raise ValueError("client, conversation, workdir and lives are needed, or resume")
+        return self
+
+
+@registry.command("run:lease", parameters=Lease, effect=Effect.CHANGES, reach=Reach.SOCKET)
+async def lease(context: Context, params: Lease) -> dict[str, Any]:
+    """Lend a run an agent for as long as its connection stands, and tell what the agent does."""
+    if context.host.describe()["endpoint"] is None:
+        raise DaemonNotRunning("Only a daemon lends agents.", remedy="`toolcrib up` starts one.")
+    name = params.resume.agent if params.resume else f"{params.client}-{params.conversation}"
+    if params.resume is None:
+        _refuse_second(context, name, params)
+    with context.host.leases.held(name):
+        agent, token = _resumed(context, params.resume) if params.resume else await _minted(context, name, params)
+        with Watch(context.crib.bus, name) as watch:
+            try:
+                # Whoever ended it before we looked is told nowhere else.
+                context.crib.roster.find(name)
+                if params.resume is None:
+                    await context.project.introduced(_INTRODUCTIONS)
+                await context.emit({"lease": _lease(context, agent, token)})
+                why = await _until_its_end(context, watch, agent)
+            finally:
+                if not context.host.leases.agents_stay:
+                    await end(context.crib, agent)
+                    await _tell_the_rest(context, watch)
+            # One that does not read must not keep us.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FAREWELL):
+                    await context.emit({"ended": {"why": why}})
+    return {"agent": name, "why": why}
+
+
+def _refuse_second(context: Context, name: str, params: Lease) -> None:
+    if name in context.host.leases.agents or context.crib.roster.knows(name):
+        raise UsageError(
+            f"The conversation {params.conversation[:80]} of {params.client[:80]} is under way in another run.",
+            remedy=f"Wait until that is over, or begin another; `toolcrib agent remove {name[:160]}` ends it.",
+        )
+
+
+async def _minted(context: Context, name: str, params: Lease) -> tuple[Agent, str]:
+    roster, folder = context.crib.roster, Path(params.workdir)
+    if folder.is_dir() and project_of(folder) != context.project.root:
+        raise UsageError(
+            f"{folder} is not in the project {context.project.root}.", remedy="Ask for the project that it is in."
+        )
+
+    async def minted() -> tuple[Agent, str]:
+        made = await roster.add(name, profile=params.profile, workdir=folder, lives=params.lives)
+        try:
+            await asyncio.to_thread(roster.folder.put, name, MARK, params.conversation)
+        except StoreError:
+            await end(context.crib, made.agent)
+            raise
+        return made.agent, made.token
+
+    minting = asyncio.create_task(minted())
+    try:
+        return await asyncio.shield(minting)
+    except asyncio.CancelledError:
+        # A change of the roster is made to its end, also if whoever asked for it has left.
+        await asyncio.wait({minting})
+        if minting.exception() is None:
+            await end(context.crib, minting.result()[0])
+        raise
+
+
+def _resumed(context: Context, wanted: Resume) -> tuple[Agent, str]:
+    agent = context.crib.roster.authenticate(wanted.token)
+    if agent is None or agent.name != wanted.agent:
+        raise Denied(f"There is no agent {wanted.agent[:80]!r} with this token any more.", remedy="Begin a new run.")
+    return agent, wanted.token
+
+
+def _lease(context: Context, agent: Agent, token: str) -> dict[str, Any]:
+    crib, project, host = context.crib, context.project, context.host.describe()
+    caller = Caller(agent=agent.name, permission=agent.permission)
+    names = offered(crib.listings.tools(project.catalog, caller), project.catalog.by_public(crib.listings.style))
+    servers = [server.status for _, server in sorted(project.servers.items())]
+    return {
+        "agent": agent.name,
+        "token": token,
+        "endpoint": host["endpoint"],
+        "for_runs": host["for_runs"],
+        "daemon": host["pid"],
+        "folder": str(crib.roster.folder.of(agent.name)),
+        "own_tools": str(crib.roster.profile(agent.profile).own_tools),
+        "withheld": _variables(project.config),
+        "servers": [{"name": one.name, "state": one.state, "reason": one.last_error or ""} for one in servers],
+        "tools": len(names),
+        "names": names,
+    }
+
+
+def _variables(config: Config) -> list[str]:
+    """The names of those that our servers' entries refer to: they are ours, and mostly secret."""
+    written = [text for server in config.servers.values() for text in server.spelled.values()]
+    return sorted({name for text in written for name in expand(text, {}).variables})
+
+
+async def _until_its_end(context: Context, watch: Watch, agent: Agent) -> str:
+    telling = asyncio.create_task(_tell(context, watch))
+    overrun = asyncio.create_task(watch.overrun.wait())
+    try:
+        await asyncio.wait({telling, overrun}, return_when=asyncio.FIRST_COMPLETED)
+        if not telling.done():
+            log.warning("the run of %s reads nothing of what it is told; its agent ends", agent.name)
+            return "unread"
+        await telling
+    finally:
+        for task in (telling, overrun):
+            task.cancel()
+        await asyncio.gather(telling, overrun, return_exceptions=True)
+    if watch.ended is not None and watch.ended.returns:
+        return "rotated"
+    return "expired" if agent.expires_at is not None and agent.expires_at <= time.time() else "removed"
+
+
+async def _tell(context: Context, watch: Watch) -> None:
+    redact = context.crib.attendant.redact.known
+    while (seen := await watch.next()) is not None:
+        await context.emit(await described(seen, redact))
+
+
+async def _tell_the_rest(context: Context, watch: Watch) -> None:
+    """Who gives the agent back still reads what was seen of it; who is gone, or does not read, is told nothing more."""
+    if watch.ended is not None and not watch.overrun.is_set():
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(_FAREWELL):
+                await _tell(context, watch)
+
+
+async def end(crib: Crib, agent: Agent) -> None:
+    """Ends this agent, and no other that has its name by now."""
+    try:
+        if crib.roster.find(agent.name).created_at == agent.created_at:
+            await crib.roster.remove(agent.name)
+    except NotFound:
+        return
+    except StoreError as error:
+        log.warning("%s", error.text())
+
+
+async def left_behind(crib: Crib) -> tuple[Agent, ...]:
+    """The agents of runs that an earlier daemon did not see the end of."""
+
+    def marked() -> list[Agent]:
+        return [agent for agent in crib.roster.agents if crib.roster.folder.get(agent.name, MARK) is not None]
+
+    return tuple(await asyncio.to_thread(marked))

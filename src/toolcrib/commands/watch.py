@@ -1,0 +1,213 @@
+"""What one agent does, as the bus tells it, kept until somebody has read it.
+
+In: events of calls and listings. Out: the same, in order, as plain JSON. Nobody at the door waits for a reader: one
+that does not keep up is given up, so that what it left unread stays small. `run` is the only neighbour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from toolcrib.book import tokens
+from toolcrib.catalog.tool import Tool
+from toolcrib.events import (
+    AgentEnded,
+    Bus,
+    CallEvent,
+    CallFailed,
+    CallFinished,
+    CallIntended,
+    Event,
+    ToolsListed,
+)
+
+ARGUMENTS_TOLD = 256 * 1024
+"""Bytes; of larger ones only the size is told."""
+META_TOLD = 16 * 1024
+MOST_UNREAD = 4096
+MOST_UNREAD_BYTES = 32 * 1024 * 1024
+_ENTRY = 1024
+"""Bytes that a note holds in memory besides arguments and definitions."""
+_AT_ONCE = 16 * 1024
+"""Bytes of arguments that are looked through on the loop; more than that in a thread."""
+_LAST_CALLS = 2.0
+"""Seconds that calls may take to end after their agent did."""
+
+Redact = Callable[[str], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    event: CallEvent | ToolsListed
+    """Without arguments and `_meta` that are too large to be told."""
+    arguments_size: int
+    size: int
+    """Bytes that it holds, roughly."""
+
+
+class Watch:
+    """Used inside its `with`."""
+
+    def __init__(self, bus: Bus, agent: str) -> None:
+        self._bus = bus
+        self._agent = agent
+        self._kept: deque[Seen] = deque()
+        self._size = 0
+        self._under_way: set[str] = set()
+        self._last_listing = b""
+        self._news = asyncio.Event()
+        self._unsubscribe: Callable[[], None] = lambda: None
+        self.ended: AgentEnded | None = None
+        self.overrun = asyncio.Event()
+        """Set when too much is left unread: from then on nothing is kept."""
+
+    def __enter__(self) -> Self:
+        self._unsubscribe = self._bus.subscribe(
+            self._note, CallIntended, CallFinished, CallFailed, ToolsListed, AgentEnded
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._unsubscribe()
+
+    def _note(self, event: Event) -> None:
+        # Everybody's calls come by here; most are of others.
+        match event:
+            case CallEvent() if event.caller == self._agent:
+                if isinstance(event, CallFinished):
+                    self._under_way.discard(event.call_id)
+                else:
+                    self._under_way.add(event.call_id)
+                self._keep(_seen(event))
+            case ToolsListed() if event.agent == self._agent:
+                known = event.tools is self._last_listing
+                self._last_listing = event.tools
+                self._keep(Seen(event=event, arguments_size=0, size=_ENTRY + (0 if known else len(event.tools))))
+            case AgentEnded() if event.agent == self._agent:
+                self.ended = event
+                self._news.set()
+
+    def _keep(self, seen: Seen) -> None:
+        if self.overrun.is_set():
+            return
+        self._kept.append(seen)
+        self._size += seen.size
+        self._news.set()
+        if len(self._kept) > MOST_UNREAD or self._size > MOST_UNREAD_BYTES:
+            self._kept.clear()
+            self._size = 0
+            self.overrun.set()
+
+    async def next(self) -> Seen | None:
+        """None after the last: the agent has ended, and its calls are over."""
+        while not self._kept:
+            if self.ended is not None and not self._under_way:
+                return None
+            self._news.clear()
+            try:
+                async with asyncio.timeout(None if self.ended is None else _LAST_CALLS):
+                    await self._news.wait()
+            except TimeoutError:
+                return None
+        seen = self._kept.popleft()
+        self._size -= seen.size
+        return seen
+
+
+def _seen(event: CallEvent) -> Seen:
+    size = len(event.arguments or b"")
+    if size > ARGUMENTS_TOLD:
+        event = replace(event, arguments=None)
+    meta_size = len(msgspec.json.encode(event.meta)) if event.meta else 0
+    if meta_size > META_TOLD:
+        event = replace(event, meta={})
+    held = (0 if event.arguments is None else size) + (meta_size if event.meta else 0)
+    return Seen(event=event, arguments_size=size, size=_ENTRY + held)
+
+
+async def described(seen: Seen, redact: Redact) -> dict[str, Any]:
+    event = seen.event
+    if isinstance(event, ToolsListed):
+        # Counting loads a table and takes its time.
+        tokens_in_all = await asyncio.to_thread(_tokens, event.tools)
+        names = offered(event.tools, event.by_name)
+        size = {"tools": len(names), "bytes": len(event.tools), "tokens": tokens_in_all}
+        return {"listed": {**size, "names": names, "at": event.at}}
+    if len(event.arguments or b"") > _AT_ONCE:
+        told = await asyncio.to_thread(_call, event, redact)
+    else:
+        told = _call(event, redact)
+    return {"call": {**told, "arguments_size": seen.arguments_size}}
+
+
+@functools.lru_cache(maxsize=8)
+def _tokens(tools: bytes) -> int:
+    """Counted in pieces, where the whole is too long for one count."""
+    pieces = [tools[at : at + tokens.COUNTED_UP_TO] for at in range(0, len(tools), tokens.COUNTED_UP_TO)]
+    return sum(tokens.count(piece) or 0 for piece in pieces)
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+def offered(tools: bytes, by_name: Mapping[str, Tool]) -> dict[str, tuple[str, str]]:
+    """Server and tool by the names that stand in a listing."""
+    listed = msgspec.json.decode(tools, type=list[_Named])
+    return {one.name: (tool.server, tool.name) for one in listed if (tool := by_name.get(one.name)) is not None}
+
+
+def _call(event: CallEvent, redact: Redact) -> dict[str, Any]:
+    over = event if isinstance(event, CallFinished) else None
+    return {
+        "call": event.call_id,
+        "name": redact(event.name),
+        "tool": redact(event.tool.removeprefix(f"{event.server}:") if event.server else event.tool),
+        "server": event.server,
+        "arguments": _arguments(event.arguments, redact),
+        "over": over is not None,
+        "outcome": "" if over is None else over.outcome,
+        "duration_ms": None if over is None else round(over.duration * 1000, 3),
+        "decision": event.decision,
+        "rule": event.rule,
+        "meta": _meta(event.meta, redact),
+        "at": event.at,
+    }
+
+
+def _arguments(raw: bytes | None, redact: Redact) -> dict[str, Any] | None:
+    try:
+        found = None if raw is None else _masked(msgspec.json.decode(raw), redact)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _meta(meta: Mapping[str, Any], redact: Redact) -> dict[str, Any]:
+    try:
+        return {redact(key): _masked(value, redact) for key, value in meta.items()}
+    except RecursionError:
+        return {}
+
+
+def _masked(value: Any, redact: Redact) -> Any:
+    """A tree of plain JSON, its keys too, in which every text has passed `redact`."""
+    match value:
+        case str():
+            return redact(value)
+        case dict():
+            return {redact(key): _masked(inner, redact) for key, inner in value.items()}
+        case list():
+            return [_masked(inner, redact) for inner in value]
+        case _:
+            return value

@@ -1,0 +1,32 @@
+"""Whether a process that wrote down its number is still there.
+
+In: a number, and when its process began. Out: whether that very process lives; another may have its number by now.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def began(pid: int) -> float | None:
+    """When the process began, by the machine's own clock; None where there is none, or nobody can say."""
+    try:
+        # The name before the last bracket may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return None if fields[0] == "Z" else float(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def lives(pid: int, since: float) -> bool:
+    """Where there is no /proc, any process of this number counts."""
+    if Path("/proc/self/stat").exists():
+        return began(pid) == since
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,194 @@
+"""What a run's program gets to see of the person's environment.
+
+In: the person's environment, the names that are to be kept from it, what `--env` and `--env-file` add. Out: `Given`:
+the program's environment, and the values in it that no log may show. `preparing` is above.
+
+The program is the person's own and gets their whole environment, so that login, model and settings are theirs; without
+what is Toolcrib's, and without what only Toolcrib's servers were to have.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolcrib.config.redact import printable
+from toolcrib.errors import UsageError
+from toolcrib.servers.environment import SHORTEST_SECRET, inherits
+
+OURS = "TOOLCRIB_"
+"""How names of variables of our own begin; the marker of children among them."""
+LARGEST_FILE = 1024 * 1024
+"""Bytes."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OTHERS = stat.S_IROTH | stat.S_IWOTH
+_IN_DOUBLE_QUOTES = re.compile(r'"((?:[^"\\]|\\.)*)"(.*)', re.DOTALL)
+_IN_SINGLE_QUOTES = re.compile(r"'([^']*)'(.*)", re.DOTALL)
+_COMMENT = re.compile(r"[ \t]#.*", re.DOTALL)
+_BLANK = " \t\r"
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$", "`": "`"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    environ: Mapping[str, str]
+    secrets: frozenset[str]
+    """Values that are masked wherever the run is written down."""
+    left_out: tuple[str, ...]
+    """Names that the person has set and the program does not get."""
+    warnings: tuple[str, ...] = ()
+    """For the person, one line each."""
+
+
+def program_environment(
+    environ: Mapping[str, str],
+    *,
+    keeps: tuple[str, ...],
+    withheld: Iterable[str],
+    named: Iterable[str] = (),
+    file: Path | None = None,
+) -> Given:
+    """`keeps`: beginnings of the program's own names; `withheld`: names that our configuration refers to.
+
+    Raises UsageError.
+    """
+    wanted = {name: _named(name, environ) for name in named}
+    added, warnings = ({}, []) if file is None else _read(file)
+    secret = {name for name in withheld if not inherits(name, environ.get(name, ""))}
+
+    def passes(name: str) -> bool:
+        if name.startswith(OURS):
+            return False
+        return name not in secret or name.startswith(keeps)
+
+    passed = {name: value for name, value in environ.items() if passes(name)}
+    given = {**passed, **wanted, **added}
+    if (path := given.get("PATH")) is not None and path != (absolute := _absolute(path)):
+        given["PATH"] = absolute
+        warnings.append("Folders in PATH that are not absolute are not passed on: they would be the project's.")
+    hidden = [*wanted.values(), *added.values(), *(passed[name] for name in secret & passed.keys())]
+    return Given(
+        environ=given,
+        secrets=frozenset(_secrets(hidden)),
+        left_out=tuple(sorted(environ.keys() - given.keys())),
+        warnings=tuple(warnings),
+    )
+
+
+def _absolute(path: str) -> str:
+    """Without folders that would be looked for in the project: a hostile one may keep a `git` of its own there."""
+    kept = [folder for folder in path.split(os.pathsep) if folder.startswith(os.sep)]
+    # An empty PATH means the working folder.
+    return os.pathsep.join(kept) or os.defpath
+
+
+def _secrets(values: Iterable[str]) -> Iterator[str]:
+    """Also the lines of a value of several, for a key may be printed line by line."""
+    for value in values:
+        for part in (value, value.strip(), *(line.strip() for line in value.splitlines())):
+            if len(part) >= SHORTEST_SECRET:
+                yield part
+
+
+def _named(name: str, environ: Mapping[str, str]) -> str:
+    alone, has_value, _ = name.partition("=")
+    if has_value:
+        raise UsageError(
+            f"--env takes a name alone{f', here {alone}' if _NAME.fullmatch(alone) else ''}: a value on a command line "
+            "can be read by every user of this machine.",
+            remedy="Set the variable before, or write it into a file and give that with --env-file.",
+        )
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{printable(name)!r} is no name of a variable.", remedy="Letters, digits and _ make a name.")
+    if name.startswith(OURS):
+        raise UsageError(
+            f"{name} is Toolcrib's own and is not passed on.", remedy="Leave it out: the run is given what it needs."
+        )
+    if name not in environ:
+        raise UsageError(f"{name} is not set.", remedy="Set it before, or leave --env out.")
+    return environ[name]
+
+
+def _read(file: Path) -> tuple[dict[str, str], list[str]]:
+    try:
+        with file.open("rb") as opened:
+            state = os.fstat(opened.fileno())
+            content = opened.read(LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        raise UsageError(
+            f"The file of variables {_shown(file)} cannot be read: {why or error}.",
+            remedy="Give one that is there with --env-file.",
+        ) from None
+    if len(content) > LARGEST_FILE:
+        raise UsageError(
+            f"The file of variables {_shown(file)} is larger than {LARGEST_FILE} bytes.",
+            remedy="Is it the right one? Lines of NAME=VALUE are wanted.",
+        )
+    return _parsed(content, file), list(_open_to_others(file, state))
+
+
+def _open_to_others(file: Path, state: os.stat_result) -> Iterator[str]:
+    if stat.S_ISREG(state.st_mode) and state.st_mode & _OTHERS:
+        can = "change" if state.st_mode & stat.S_IWOTH else "read"
+        yield f"Every user of this machine can {can} {_shown(file)}: chmod 600 it."
+
+
+def _shown(file: Path) -> str:
+    return printable(str(file))
+
+
+def _parsed(content: bytes, file: Path) -> dict[str, str]:
+    """Lines of NAME=VALUE. What stands in a line is a secret, so no error says it."""
+    values: dict[str, str] = {}
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        try:
+            entry = _entry(line)
+        except ValueError as error:
+            # `from None`, and no cause: an error of decoding holds the bytes.
+            raise UsageError(
+                f"{_shown(file)}, line {number}: {error}.", remedy='Write NAME=VALUE or NAME="VALUE".'
+            ) from None
+        if entry is not None:
+            values[entry[0]] = entry[1]
+    return values
+
+
+def _entry(line: bytes) -> tuple[str, str] | None:
+    """None for a line that says nothing. Raises ValueError with the reason."""
+    try:
+        text = line.decode().strip(_BLANK)
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    if not text or text.startswith("#"):
+        return None
+    name, equals, value = text.partition("=")
+    name = re.sub(r"^export[ \t]+", "", name).strip(_BLANK)
+    if not equals:
+        raise ValueError("there is no = in it")
+    if not _NAME.fullmatch(name):
+        raise ValueError("what stands before the = is no name of a variable")
+    if name.startswith(OURS):
+        raise ValueError("variables of Toolcrib's own are not passed on")
+    if "\0" in value:
+        raise ValueError("a variable cannot hold the character 0")
+    return name, _value(value)
+
+
+def _value(written: str) -> str:
+    text = written.lstrip(_BLANK)
+    if not text.startswith(("'", '"')):
+        return _COMMENT.sub("", written).strip(_BLANK)
+    quoted = (_IN_DOUBLE_QUOTES if text[0] == '"' else _IN_SINGLE_QUOTES).fullmatch(text)
+    if quoted is None:
+        raise ValueError("a quote is not closed")
+    inside, after = quoted.groups()
+    if _COMMENT.sub("", after).strip(_BLANK):
+        raise ValueError("something follows the closing quote")
+    return inside if text[0] == "'" else _ESCAPED.sub(lambda found: _ESCAPES.get(found[1], found[0]), inside)

@@ -1,0 +1,259 @@
+"""Everything that a run needs before its program starts, and the end of it.
+
+In: a `RunOrder`. Out: a `Prepared`: the program, an identity leased from the daemon, files in its private folder, the
+environment, the log. Where the tools cannot be had it stops, or goes on without, as the order says. `run` is above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from toolcrib.agents.folder import AgentFolders
+from toolcrib.coding_agents.client import Client, labels
+from toolcrib.coding_agents.headless import Headless, Launch, Order
+from toolcrib.coding_agents.program import Program, find
+from toolcrib.config.paths import Paths
+from toolcrib.config.project import project_of
+from toolcrib.errors import ConfigError, Denied, NotFound, ToolcribError, UsageError
+from toolcrib.policy.own_tools import OwnTools
+from toolcrib.policy.profile import BUILTIN
+from toolcrib.runs.alive import began
+from toolcrib.runs.environment import Given, program_environment
+from toolcrib.runs.house import open_house
+from toolcrib.runs.lease import Lease, Wanted
+from toolcrib.runs.log import RunLog
+from toolcrib.runs.result import Metadata, OnMcpFailure
+from toolcrib.runs.shelf import latest_of
+
+_AFTERWARDS = 120.0
+"""Seconds that an identity outlives the time limit of its run, if nobody is left to end it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOrder:
+    client: Client
+    prompt: str
+    workdir: Path
+    profile: str
+    conversation: str = ""
+    """One to go on in, or `last`; empty: a new one."""
+    timeout: float
+    on_mcp_failure: OnMcpFailure
+    environ: Mapping[str, str]
+    env: tuple[str, ...] = ()
+    """Names of variables that are passed on although they are withheld otherwise."""
+    env_file: Path | None = None
+    extra: tuple[str, ...] = ()
+    """Words for the program itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    client: Client
+    headless: Headless
+    program: Program
+    lease: Lease | None
+    """None: the run goes without Toolcrib's tools."""
+    order: Order
+    launch: Launch
+    environ: Mapping[str, str]
+    metadata: Metadata
+    log: RunLog
+    warnings: tuple[str, ...]
+    _open: contextlib.AsyncExitStack = field(repr=False)
+
+    async def close(self) -> None:
+        """Revokes the identity and removes its files. A second time does nothing."""
+        await self._open.aclose()
+
+    def without_tools(self) -> Launch:
+        """How the program is started where it would not start with Toolcrib's endpoint."""
+        return self.headless.launch(replace(self.order, url=""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Conversation:
+    id: str
+    session: str = ""
+    """The program's own, of the run before."""
+
+
+@contextlib.asynccontextmanager
+async def prepared(order: RunOrder) -> AsyncIterator[Prepared]:
+    """Raises what keeps the run from starting."""
+    headless = _headless(order.client)
+    if not order.workdir.is_dir():
+        raise UsageError(f"{order.workdir} is no folder.", remedy="Give a folder that is there with --workdir.")
+    root = project_of(order.workdir)
+    conversation = _conversation(order, headless, root)
+    program = await asyncio.to_thread(find, order.client, order.environ, order.workdir)
+    async with contextlib.AsyncExitStack() as stack:
+        lease, warnings = await _leased(order, root, conversation.id, stack)
+        ready = await asyncio.to_thread(_ready, order, headless, program, lease, conversation, warnings, stack)
+        yield ready
+
+
+def _headless(client: Client) -> Headless:
+    if client.headless is None:
+        raise UsageError(
+            f"How {client.title} is run is not known.", remedy=f"`toolcrib connect {client.name}` shows its entry."
+        )
+    return client.headless
+
+
+def _conversation(order: RunOrder, headless: Headless, root: Path) -> _Conversation:
+    if not order.conversation:
+        return _Conversation(id=secrets.token_hex(5))
+    before = latest_of(root, order.conversation)
+    if before.provider != order.client.name:
+        raise UsageError(
+            f"The conversation {before.conversation} is with {before.provider}.",
+            remedy=f"Go on with `toolcrib run {before.provider} --conversation {before.conversation}`.",
+        )
+    if not headless.is_session(before.session):
+        raise NotFound(
+            f"The last run of the conversation {before.conversation} left no session of {order.client.title}.",
+            remedy="Begin a new one: leave --conversation out.",
+        )
+    return _Conversation(id=before.conversation, session=before.session)
+
+
+async def _leased(
+    order: RunOrder, root: Path, conversation: str, stack: contextlib.AsyncExitStack
+) -> tuple[Lease | None, tuple[str, ...]]:
+    """An identity for the run; None where it cannot be had and the run shall go on without."""
+    wanted = Wanted(
+        client=order.client.name,
+        profile=order.profile,
+        workdir=order.workdir,
+        conversation=conversation,
+        lives=order.timeout + _AFTERWARDS,
+    )
+    try:
+        house = await stack.enter_async_context(open_house(Paths.of_user(order.environ), root, order.environ))
+        lease = await house.lease(wanted)
+    except (UsageError, NotFound, ConfigError, Denied):
+        # Not a failure of the tools: the order itself cannot be carried out.
+        raise
+    except ToolcribError as error:
+        if order.on_mcp_failure is OnMcpFailure.STOP:
+            raise
+        return None, (f"Toolcrib's tools cannot be had: {error.text()} The run goes on without them.",)
+    stack.push_async_callback(lease.release)
+    return lease, ()
+
+
+def _ready(
+    order: RunOrder,
+    headless: Headless,
+    program: Program,
+    lease: Lease | None,
+    conversation: _Conversation,
+    warnings: tuple[str, ...],
+    stack: contextlib.AsyncExitStack,
+) -> Prepared:
+    given = program_environment(
+        order.environ,
+        keeps=headless.keeps,
+        withheld=frozenset() if lease is None else lease.withheld,
+        named=order.env,
+        file=order.env_file,
+    )
+    folder = _folder_without_agent(stack) if lease is None else lease.folder
+    client_order = Order(
+        prompt=order.prompt,
+        session=conversation.session,
+        new_session=str(uuid.uuid4()),
+        own_tools=_own_tools(order.profile) if lease is None else lease.own_tools,
+        url="" if lease is None else lease.url,
+        token="" if lease is None else lease.token,
+        headers={} if lease is None else labels(lease.agent, conversation.id),
+        folder=folder,
+        workdir=order.workdir,
+        environ=given.environ,
+        extra=order.extra,
+    )
+    launch = headless.launch(client_order)
+    _put(launch, folder)
+    metadata = _metadata(order, client_order, program, launch, conversation, "" if lease is None else lease.agent)
+    log = RunLog.open(
+        project_of(order.workdir), metadata, secrets=(*given.secrets, *(() if lease is None else (lease.token,)))
+    )
+    return Prepared(
+        client=order.client,
+        headless=headless,
+        program=program,
+        lease=lease,
+        order=client_order,
+        launch=launch,
+        environ={**given.environ, **launch.environ},
+        metadata=metadata,
+        log=log,
+        warnings=(*warnings, *_told_of(given)),
+        _open=stack,
+    )
+
+
+def _folder_without_agent(stack: contextlib.AsyncExitStack) -> Path:
+    # A folder in a folder of ours: the one that holds it is made private, too.
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _put(launch: Launch, folder: Path) -> None:
+    folders = AgentFolders(folder.parent)
+    for name, text in launch.files.items():
+        folders.put(folder.name, name, text)
+    for name, place in launch.links.items():
+        if not place.exists():
+            place.mkdir(mode=0o700, parents=True)
+        folders.link(folder.name, name, place)
+
+
+def _own_tools(profile: str) -> OwnTools:
+    """Without a daemon the person's own profiles are not known: nothing is allowed by them."""
+    known = BUILTIN.get(profile)
+    return OwnTools.NONE if known is None else known.own_tools
+
+
+def _told_of(given: Given) -> tuple[str, ...]:
+    # Those that are ours by name are of no use to a program, and nobody misses them.
+    missed = sorted(name for name in given.left_out if not name.startswith("TOOLCRIB_"))
+    if not missed:
+        return given.warnings
+    names = ", ".join(missed)
+    return (*given.warnings, f"Not passed on, since Toolcrib's configuration uses them: {names} (--env NAME does).")
+
+
+def _metadata(
+    order: RunOrder, client_order: Order, program: Program, launch: Launch, conversation: _Conversation, agent: str
+) -> Metadata:
+    now = time.time()
+    return Metadata(
+        run_id=f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{secrets.token_hex(3)}",
+        provider=order.client.name,
+        conversation=conversation.id,
+        agent=agent,
+        profile=order.profile,
+        own_tools=client_order.own_tools,
+        workdir=str(order.workdir),
+        prompt=order.prompt,
+        started_at=now,
+        pid=os.getpid(),
+        pid_began=began(os.getpid()) or 0.0,
+        program=str(program.path),
+        version=program.version,
+        session_before=conversation.session,
+        governed=launch.governed,
+        ungoverned=launch.ungoverned,
+    )

@@ -1,0 +1,313 @@
+"""One run of a coding agent, from its identity to its end.
+
+In: a `RunOrder`. Out: events as they happen, then an `ExecutionResult`. However it ends (the program's own end, a time
+limit, Ctrl-C, a revoked identity, an error of ours), the program and all it started are stopped, the identity is
+revoked and its folder removed, and the log has its last line. `preparing` sets up, `matching` tells of tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolcrib.coding_agents.events import AgentEvent, Kind
+from toolcrib.coding_agents.headless import Launch, Reader
+from toolcrib.errors import ToolcribError
+from toolcrib.runs.matching import Matching
+from toolcrib.runs.notes import CallSeen, Ended, Listed, Lost, Note
+from toolcrib.runs.preparing import Prepared, RunOrder, prepared
+from toolcrib.runs.printed import Printed
+from toolcrib.runs.process import Line, Running
+from toolcrib.runs.result import ExecutionResult, Metadata, OnMcpFailure, Status, Summary
+from toolcrib.runs.tally import Tally
+
+_READ_AHEAD = 256
+"""Lines and notes that wait to be looked at; whoever reads no events stops the program, not our memory."""
+_LAST_NOTES = 2.0
+"""Seconds that the gateway's word on the last calls is waited for, once the program has ended."""
+
+
+@dataclass(frozen=True)
+class _NoMoreLines:
+    """The program has ended; or it cannot be read any more."""
+
+    error: Exception | None = None
+
+
+_Item = Line | Note | _NoMoreLines
+
+
+@dataclass(kw_only=True)
+class _Ending:
+    status: Status = Status.FINISHED
+    error: str = ""
+
+
+@dataclass(eq=False)
+class Run:
+    """For one use: `events` once, then `result`."""
+
+    order: RunOrder
+    metadata: Metadata | None = None
+    result: ExecutionResult | None = None
+    _events: list[AgentEvent] = field(default_factory=list)
+    _log_failed: bool = False
+
+    async def events(self) -> AsyncGenerator[AgentEvent, None]:
+        """Raises what kept the run from starting; what happens later is in the result."""
+        async with prepared(self.order) as ready:
+            self.metadata = ready.metadata
+            course = _Course(self.order, ready)
+            try:
+                async for event in course.events():
+                    for one in self._noted(event, ready):
+                        yield one
+            except (GeneratorExit, asyncio.CancelledError):
+                course.ending = _Ending(status=Status.INTERRUPTED, error="It was interrupted.")
+                raise
+            except BaseException as error:
+                told = error.text() if isinstance(error, ToolcribError) else f"{type(error).__name__}: {error}"
+                course.ending = _Ending(status=Status.FAILED, error=told)
+                raise
+            finally:
+                # The identity first: what the program still does while it is being stopped has no tools any more.
+                await asyncio.shield(self._ended(ready, course))
+
+    def _noted(self, event: AgentEvent, ready: Prepared) -> Iterable[AgentEvent]:
+        """The event, once it is in the log; and a warning, once, where the log is not whole."""
+        self._events.append(event)
+        ready.log.event(event)
+        yield event
+        if ready.log.failure and not self._log_failed:
+            self._log_failed = True
+            text = f"The log is not whole: {ready.log.failure}"
+            warning = AgentEvent(kind=Kind.LOG, provider=event.provider, role="toolcrib", text=text)
+            self._events.append(warning)
+            yield warning
+
+    async def _ended(self, ready: Prepared, course: _Course) -> None:
+        await ready.close()
+        exit_code = await course.stop()
+        for event in course.rest():
+            self._events.append(event)
+            ready.log.event(event)
+        summary = course.summary(exit_code, time.time() - ready.metadata.started_at)
+        ready.log.end(summary)
+        self.result = _result(ready, summary, self._events)
+
+
+def _result(ready: Prepared, summary: Summary, events: Iterable[AgentEvent]) -> ExecutionResult:
+    about: dict[str, Any] = {**ready.metadata.to_json(), **summary.to_json(), "log": str(ready.log.path)}
+    for said_beside in ("text", "usage", "status", "exit_code", "error"):
+        del about[said_beside]
+    return ExecutionResult(
+        text=summary.text,
+        raw_events=tuple(events),
+        usage=summary.usage,
+        status=summary.status,
+        exit_code=summary.exit_code,
+        error=summary.error,
+        metadata=about,
+    )
+
+
+class _Course:
+    """What happens between the program's start and its end."""
+
+    def __init__(self, order: RunOrder, ready: Prepared) -> None:
+        self.ending = _Ending()
+        self._order = order
+        self._ready = ready
+        self._provider = ready.client.name
+        self._reader: Reader = ready.headless.reader()
+        self._printed = Printed(self._provider, self._reader)
+        self._matching = Matching(self._provider, mark=ready.headless.call_mark)
+        self._tally = Tally()
+        self._running: Running | None = None
+        self._items: asyncio.Queue[_Item] = asyncio.Queue(_READ_AHEAD)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._without_tools = ready.lease is None
+
+    async def events(self) -> AsyncIterator[AgentEvent]:
+        async for event in self._happening():
+            self._tally.count(event)
+            yield event
+
+    async def _happening(self) -> AsyncIterator[AgentEvent]:
+        for event in self._beginning():
+            yield event
+        await self._start(self._ready.launch)
+        lease = self._ready.lease
+        if lease is not None:
+            self._matching.names = lease.names
+            self._tasks.append(asyncio.create_task(self._read_notes(lease.notes())))
+        deadline = time.monotonic() + self._order.timeout
+        while self.ending.status is Status.FINISHED:
+            item = await self._next(deadline)
+            now = time.monotonic()
+            for event in (*self._of(item, now), *self._matching.overdue(now)):
+                yield event
+            if now >= deadline:
+                self._stops(Status.TIMEOUT, f"It took longer than {self._order.timeout:.0f} s.")
+            if isinstance(item, _NoMoreLines):
+                if item.error is not None:
+                    raise item.error
+                if not self._refused_to_start():
+                    break
+                await self._start(self._ready.without_tools())
+        if self.ending.status is Status.FINISHED:
+            async for event in self._last_notes():
+                yield event
+
+    async def _start(self, launch: Launch) -> None:
+        self._running = await Running.start(
+            (str(self._ready.program.path), *launch.words),
+            environ=self._ready.environ,
+            cwd=self._order.workdir,
+            stdin=launch.stdin,
+        )
+        self._tasks.append(asyncio.create_task(self._read_lines(self._running)))
+
+    def _refused_to_start(self) -> bool:
+        """Whether the program ended at once because it could not have Toolcrib's tools, and is to go on without.
+
+        Only some programs insist on the server that they are given; nothing was asked of a model then.
+        """
+        mcp_failed, self._reader.told.mcp_failure = self._reader.told.mcp_failure, ""
+        return (
+            bool(mcp_failed)
+            and not self._reader.told.text
+            and self._running is not None
+            and self._running.exit_code != 0
+        )
+
+    def _beginning(self) -> Iterable[AgentEvent]:
+        ready = self._ready
+        for warning in ready.warnings:
+            yield self._log(warning)
+        for server in () if ready.lease is None else ready.lease.servers:
+            if server.state != "ready":
+                yield self._log(f"The server {server.name} is {server.state}: {server.reason or 'it did not say why'}")
+
+    async def _next(self, deadline: float) -> _Item | None:
+        """The next thing that happened; None: it is time to look at what waits."""
+        due = min(deadline, self._matching.next_due() or deadline)
+        try:
+            async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                return await self._items.get()
+        except TimeoutError:
+            return None
+
+    def _of(self, item: _Item | None, now: float) -> Iterable[AgentEvent]:
+        match item:
+            case Line():
+                yield from self._of_line(item, now)
+            case CallSeen():
+                yield from self._matching.passed(item, now)
+            case Listed():
+                self._matching.names = item.names
+                self._tally.listed(item)
+            case Ended() | Lost():
+                yield from self._tools_gone(item)
+            case _:
+                return
+
+    def _of_line(self, line: Line, now: float) -> Iterable[AgentEvent]:
+        for event in self._printed.events(line):
+            if event.kind is Kind.TOOL:
+                yield from self._matching.printed(event, now)
+            else:
+                yield event
+        if self._reader.told.mcp_failure and not self._without_tools:
+            yield from self._no_tools(Status.NO_TOOLS, self._reader.told.mcp_failure)
+
+    def _tools_gone(self, note: Ended | Lost) -> Iterable[AgentEvent]:
+        if isinstance(note, Lost):
+            yield from self._no_tools(Status.NO_TOOLS, f"Toolcrib's daemon is gone: {note.why}")
+        else:
+            yield from self._no_tools(Status.REVOKED, f"The agent {self._ready.metadata.agent} was ended ({note.why}).")
+
+    def _no_tools(self, status: Status, why: str) -> Iterable[AgentEvent]:
+        self._without_tools = True
+        if self._order.on_mcp_failure is OnMcpFailure.STOP:
+            self._stops(status, why)
+        yield self._log(f"{why} " + ("The run is stopped." if self.ending.error else "It goes on without these tools."))
+
+    def _stops(self, status: Status, why: str) -> None:
+        if not self.ending.error:
+            self.ending = _Ending(status=status, error=why)
+
+    def _log(self, text: str) -> AgentEvent:
+        return AgentEvent(kind=Kind.LOG, provider=self._provider, role="toolcrib", text=text)
+
+    async def _last_notes(self) -> AsyncIterator[AgentEvent]:
+        """The gateway may have more to tell of calls that the program has printed already."""
+        deadline = time.monotonic() + _LAST_NOTES
+        while self._matching.next_due() is not None and time.monotonic() < deadline:
+            item = await self._next(deadline)
+            now = time.monotonic()
+            for event in (*self._of(item, now), *self._matching.overdue(now)):
+                yield event
+
+    async def _read_lines(self, running: Running) -> None:
+        try:
+            async for line in running.lines():
+                await self._items.put(line)
+        except Exception as error:
+            await self._items.put(_NoMoreLines(error))
+            return
+        await self._items.put(_NoMoreLines())
+
+    async def _read_notes(self, notes: AsyncIterator[Note]) -> None:
+        try:
+            async for note in notes:
+                await self._items.put(note)
+        except ToolcribError as error:
+            await self._items.put(Lost(why=error.text()))
+
+    async def stop(self) -> int | None:
+        """Ends the program with all it started; its exit code."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._running is None:
+            return None
+        await self._running.stop()
+        return self._running.exit_code
+
+    def rest(self) -> Iterable[AgentEvent]:
+        """What was printed and not yet looked at, and calls that nobody ended."""
+        now = time.monotonic()
+        with contextlib.suppress(asyncio.QueueEmpty):
+            while True:
+                item = self._items.get_nowait()
+                for event in self._of(item, now) if isinstance(item, Line | CallSeen) else ():
+                    self._tally.count(event)
+                    yield event
+        for event in self._matching.finish():
+            self._tally.count(event)
+            yield event
+
+    def summary(self, exit_code: int | None, seconds: float) -> Summary:
+        told = self._reader.told
+        status, error = self.ending.status, self.ending.error
+        if status is Status.FINISHED and (exit_code != 0 or told.failure):
+            status = Status.FAILED
+            error = told.failure or f"{self._ready.client.title} ended with code {exit_code}."
+        return Summary(
+            status=status,
+            exit_code=exit_code,
+            seconds=seconds,
+            text=told.text,
+            error=error,
+            session=told.session,
+            model=told.model,
+            usage=told.usage,
+            tools=dict(self._tally.tools),
+            denials=self._tally.denials,
+            listing=self._tally.listing,
+        )

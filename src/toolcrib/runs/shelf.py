@@ -1,0 +1,289 @@
+"""The logs of a project's runs, read again.
+
+In: a project's root; what lies there may be anybody's work. Out: `Run`s, the newest first; the events of one, or as
+they come. A log that has no end is of a run that still goes on, or was killed: its process tells. Nothing in a file is
+believed before its type was checked; what is wrong is told with file and line. `log` is who writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, TypeAlias
+
+import msgspec
+
+from toolcrib.coding_agents.clients import CLIENTS
+from toolcrib.coding_agents.events import AgentEvent
+from toolcrib.errors import NotFound, ToolcribError, UsageError
+from toolcrib.runs.alive import lives
+from toolcrib.runs.place import ENDING, Missing, entered, folder_of, names
+from toolcrib.runs.result import Metadata, Status, Summary
+from toolcrib.workspace.confined.beneath import step
+
+LAST = "last"
+
+_LONGEST_LINE = 64 * 1024 * 1024
+_LONGEST_END = 4 * 1024 * 1024
+"""Bytes of a first or last line: lists are made of these, and shall not cost more."""
+_PIECE = 64 * 1024
+_MOST_LOOKED_AT = 1000
+_PATIENCE = 0.2
+"""Seconds between two looks at a log that grows."""
+
+Entry: TypeAlias = Metadata | AgentEvent | Summary
+
+_KINDS: Mapping[str, type[Entry]] = {"metadata": Metadata, "event": AgentEvent, "summary": Summary}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    root: Path
+    """The project."""
+    metadata: Metadata
+    summary: Summary | None
+    status: Status
+
+    @property
+    def run_id(self) -> str:
+        return self.metadata.run_id
+
+    @property
+    def path(self) -> Path:
+        return _path(self.root, self.run_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latest:
+    """Where a conversation stands. It is a file of the project that says so: whoever goes on there checks it."""
+
+    conversation: str
+    provider: str
+    session: str
+    """The program's own; empty where no run of the conversation left one."""
+    profile: str
+
+
+def runs(root: Path, on_problem: Callable[[ToolcribError], None] = lambda _: None) -> Iterator[Run]:
+    """The newest first, as they are asked for; a log that cannot be read is told, and the rest go on."""
+    for run_id in _ids(root)[:_MOST_LOOKED_AT]:
+        try:
+            run = _glance(root, run_id)
+        except ToolcribError as error:
+            on_problem(error)
+        else:
+            if run is not None:
+                yield run
+
+
+def count(root: Path) -> int:
+    return len(_ids(root))
+
+
+def find(root: Path, which: str) -> Run:
+    """`last`, an id, or the beginning of one that no other has."""
+    ids = _ids(root)
+    if not ids:
+        raise NotFound(f"No runs are on record in {root}.", remedy='`toolcrib run claude "…"` makes one.')
+    fitting = ids if which == LAST else [one for one in ids if which and one.startswith(which)]
+    if not fitting:
+        raise NotFound(f"There is no run {which} in {root}.", remedy=f"The last one is {ids[0]}; `toolcrib runs`.")
+    if which != LAST and len(fitting) > 1:
+        raise UsageError(
+            f"{len(fitting)} runs begin with {which}.", remedy=f"Say more of it: {', '.join(fitting[:3])} …"
+        )
+    for run_id in fitting:
+        if (run := _glance(root, run_id)) is not None:
+            return run
+    raise NotFound(f"{_path(root, fitting[0])} holds no line yet.", remedy="Look again in a moment.")
+
+
+def latest_of(root: Path, conversation: str) -> Latest:
+    """Where a conversation can go on, `last` being that of the newest run. Logs that cannot be read are passed over."""
+    found: Latest | None = None
+    for run in runs(root):
+        about = run.metadata
+        if found is None and conversation in (LAST, about.conversation):
+            found = Latest(conversation=about.conversation, provider=about.provider, session="", profile=about.profile)
+        if found is None or about.conversation != found.conversation or about.provider != found.provider:
+            continue
+        if session := _session(run):
+            return Latest(
+                conversation=found.conversation, provider=found.provider, session=session, profile=found.profile
+            )
+    if found is None:
+        raise NotFound(
+            f"There is no conversation {conversation} in {root}.", remedy="`toolcrib runs` shows what there is."
+        )
+    return found
+
+
+def status_of(root: Path, run_id: str) -> Status | None:
+    """None: it cannot be told."""
+    try:
+        run = _glance(root, run_id)
+    except ToolcribError:
+        return None
+    return None if run is None else run.status
+
+
+def entries(run: Run) -> Iterator[Entry]:
+    """What the log holds now, line by line; half a line at its end is none."""
+    with _opened(run.root, run.run_id) as stream:
+        yield from _Lines(stream, run.path).more()
+
+
+def follow(run: Run, wait: Callable[[float], None] = time.sleep) -> Iterator[Entry]:
+    """The same, and whatever is added, until the run ends or its process is gone."""
+    with _opened(run.root, run.run_id) as stream:
+        lines = _Lines(stream, run.path)
+        while True:
+            # Asked first: what it wrote before its end is then there to be read.
+            goes_on = lives(run.metadata.pid, run.metadata.pid_began)
+            for entry in lines.more():
+                yield entry
+                if isinstance(entry, Summary):
+                    return
+            if not goes_on:
+                return
+            wait(_PATIENCE)
+
+
+class _Lines:
+    def __init__(self, stream: BinaryIO, path: Path) -> None:
+        self._stream = stream
+        self._path = path
+        self._number = 0
+        self._begun = b""
+
+    def more(self) -> Iterator[Entry]:
+        """The lines that are whole by now."""
+        while piece := self._stream.readline(_LONGEST_LINE + 1 - len(self._begun)):
+            self._begun += piece
+            if len(self._begun) > _LONGEST_LINE:
+                _unreadable(self._path, self._number + 1, "longer than any line of a log")
+            if not self._begun.endswith(b"\n"):
+                return
+            line, self._begun = self._begun, b""
+            self._number += 1
+            yield _entry(line, self._path, self._number)
+
+
+def _ids(root: Path) -> list[str]:
+    try:
+        with entered(root, Missing.TOLD) as folder:
+            return names(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _no_reading(folder_of(root), error) from error
+
+
+def _path(root: Path, run_id: str) -> Path:
+    return folder_of(root) / f"{run_id}{ENDING}"
+
+
+def _glance(root: Path, run_id: str) -> Run | None:
+    """By its first and its last line alone. None: it does not have its first line yet."""
+    path = _path(root, run_id)
+    with _opened(root, run_id) as stream:
+        first = stream.readline(_LONGEST_END)
+        if not first.endswith(b"\n"):
+            if len(first) == _LONGEST_END:
+                _unreadable(path, 1, "too long")
+            return None
+        metadata = _entry(first, path, 1)
+        if not isinstance(metadata, Metadata) or metadata.run_id != run_id:
+            _unreadable(path, 1, "not the metadata of this run")
+        last = _last_line(stream, len(first))
+        summary = _entry(last, path, None) if last.startswith(b'{"summary":') else None
+    if isinstance(summary, Summary):
+        return Run(root=root, metadata=metadata, summary=summary, status=summary.status)
+    goes_on = lives(metadata.pid, metadata.pid_began)
+    return Run(root=root, metadata=metadata, summary=None, status=Status.RUNNING if goes_on else Status.KILLED)
+
+
+def _last_line(stream: BinaryIO, start: int) -> bytes:
+    """The last whole line after the first; nothing where there is none, or it is too long for a summary."""
+    end = stream.seek(0, os.SEEK_END)
+    tail = b""
+    while end > start and len(tail) < _LONGEST_END:
+        begin = max(start, end - _PIECE)
+        stream.seek(begin)
+        tail = stream.read(end - begin) + tail
+        end = begin
+        if not tail.endswith(b"\n"):
+            return b""
+        if (cut := tail.rfind(b"\n", 0, -1)) >= 0:
+            return tail[cut + 1 :]
+    return tail if end <= start else b""
+
+
+@contextlib.contextmanager
+def _opened(root: Path, run_id: str) -> Iterator[BinaryIO]:
+    path = _path(root, run_id)
+    try:
+        with entered(root, Missing.TOLD) as folder:
+            descriptor = step(folder, path.name, os.O_RDONLY)
+    except OSError as error:
+        raise _no_reading(path, error) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ToolcribError(f"{path} is no file.", remedy="Remove it.")
+    with os.fdopen(descriptor, "rb") as stream:
+        yield stream
+
+
+def _entry(line: bytes, path: Path, number: int | None) -> Entry:
+    try:
+        told = json.loads(line, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        _unreadable(path, number, "no JSON" if isinstance(error, ValueError) else "nested too deeply")
+    if not isinstance(told, dict) or len(told) != 1 or (kind := next(iter(told))) not in _KINDS:
+        _unreadable(path, number, "neither metadata nor an event nor a summary")
+    try:
+        return msgspec.convert(told[kind], _KINDS[kind])
+    except (msgspec.ValidationError, RecursionError, OverflowError) as error:
+        _unreadable(path, number, f"no {kind} ({error})")
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(word)
+
+
+def _session(run: Run) -> str:
+    """The program's own session: as the log's end tells, or, of a run that has none, what the program printed of it."""
+    headless = next((one.headless for one in CLIENTS if one.name == run.metadata.provider), None)
+    if headless is None:
+        return ""
+    if run.summary is not None:
+        session = run.summary.session
+    else:
+        reader = headless.reader()
+        with contextlib.suppress(ToolcribError):
+            for entry in entries(run):
+                raw: Any = entry.raw if isinstance(entry, AgentEvent) else None
+                if isinstance(raw, Mapping):
+                    for _ in reader.read(raw):
+                        pass
+                if reader.told.session:
+                    break
+        session = reader.told.session
+    return session if headless.is_session(session) else ""
+
+
+def _no_reading(path: Path, error: OSError) -> ToolcribError:
+    return ToolcribError(f"{path} cannot be read: {error.strerror or error}.", remedy="It must be yours, and no link.")
+
+
+def _unreadable(path: Path, number: int | None, what: str) -> NoReturn:
+    line = "its last line" if number is None else f"line {number}"
+    raise ToolcribError(
+        f"{path}, {line}: this is {what}.", remedy="The file was changed, or is not a log of Toolcrib's: remove it."
+    )

@@ -1,0 +1,401 @@
+"""What Codex itself may do in a run: the real program, a scripted model, and the disk as the witness.
+
+The person's settings allow everything and the project's are hostile: servers, hooks, rules and notices that leave a
+mark when they come to be. At the level `all` they do; so do the attempts that the model makes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parts import fleet
+from parts.coding_agents import CODEX_SETTINGS, KEY
+from parts.models.openai import OpenAI
+from parts.models.script import Anyway, Call, Say, Step
+from parts.models.server import Model, serving
+from parts.own import StartServer
+from toolcrib.coding_agents.client import SERVER_NAME
+from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.coding_agents.headless import Order
+from toolcrib.coding_agents.known.codex_launch import launch
+from toolcrib.coding_agents.known.codex_reader import CodexReader
+from toolcrib.policy.own_tools import OwnTools
+
+LIMIT = 60.0
+TOKEN = "tok-0123456789abcdef"
+DEFERRED, CODE = "gpt-5.5", "gpt-6.1-sol"
+"""Models that Codex gives its own patch tool: the one calls tools, the other writes programs that do."""
+NO_NAMESPACES = (
+    "echo 0 > /proc/sys/user/max_mnt_namespaces; echo 0 > /proc/sys/user/max_user_namespaces; "
+    'for word; do :; done; exec "$@"'
+)
+"""For a shell in a user namespace of its own: there Codex's sandbox cannot be made."""
+
+pytestmark = pytest.mark.req("FRG-3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    exit_code: int
+    reader: CodexReader
+    events: list[AgentEvent]
+    model: Model
+
+    def ends(self, tool: str) -> list[AgentEvent]:
+        """The events of a tool's calls that are over."""
+        return [
+            event for event in self.events if event.tool_name == tool and event.tool_status is not ToolStatus.STARTED
+        ]
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """A person, a project, and a server that notes its calls in Toolcrib's place."""
+
+    base: Path
+    url: str
+    program: list[str]
+    settings: str = ""
+    """The person's, besides the model."""
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Path:
+        return self.base / "home"
+
+    @property
+    def project(self) -> Path:
+        return self.base / "project"
+
+    @property
+    def outside(self) -> Path:
+        return self.base / "outside"
+
+    @property
+    def file(self) -> Path:
+        return self.home / ".codex" / "config.toml"
+
+    def mark(self, name: str) -> str:
+        """A command that leaves a mark."""
+        return f"touch {self.outside}/{name}"
+
+    def marks(self) -> set[str]:
+        return {path.name for path in self.outside.iterdir()}
+
+    def calls(self) -> list[dict[str, Any]]:
+        seen = self.base / "seen"
+        notes = [json.loads(line) for line in seen.read_text().splitlines()] if seen.exists() else []
+        return [note["arguments"] for note in notes if note["method"] == "tools/call"]
+
+    def written(self) -> set[str]:
+        """What the model's attempts left: in the project, in the home, in the folder for temporary files."""
+        found = [*self.project.rglob("made-*"), *self.home.glob("made-*"), *(self.base / "tmp").glob("made-*")]
+        return {path.name for path in found}
+
+    def run(self, own: OwnTools, *steps: Step, model: str = DEFERRED, **more: Any) -> Ran:
+        with serving(OpenAI(), steps) as served:
+            return self.run_with(served, own, model=model, **more)
+
+    def run_with(
+        self,
+        served: Model,
+        own: OwnTools,
+        *,
+        model: str = DEFERRED,
+        session: str = "",
+        extra: tuple[str, ...] = (),
+        around: tuple[str, ...] = (),
+    ) -> Ran:
+        if not self.file.exists():
+            head, table, tail = CODEX_SETTINGS.replace("@URL@", served.url).partition("[model_providers")
+            bare = head.replace('sandbox_mode = "read-only"\n', "").replace('approval_policy = "never"\n', "")
+            self.file.write_text(bare + self.settings + table + tail.partition("[features]")[0])
+        own_environ = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.home),
+            "TMPDIR": str(self.base / "tmp"),
+            "SCRIPTED_KEY": KEY,
+        }
+        environ = {**own_environ, **self.environ}
+        made = launch(
+            Order(
+                prompt="--do what is asked",
+                session=session,
+                own_tools=own,
+                url=self.url,
+                token=TOKEN,
+                headers={"X-Toolcrib-Agent": "codex-1"},
+                folder=self.base,
+                workdir=self.project,
+                environ=environ,
+                extra=("-m", model, *extra),
+            )
+        )
+        return self._started([*around, *self.program, *made.words], {**environ, **made.environ}, made.stdin, served)
+
+    def _started(self, words: list[str], environ: Mapping[str, str], stdin: str, served: Model) -> Ran:
+        process = subprocess.Popen(
+            words,
+            env=environ,
+            cwd=self.project,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, err = process.communicate(stdin, timeout=LIMIT)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        reader = CodexReader()
+        events = [event for line in out.splitlines() for event in reader.read(json.loads(line))]
+        events += [reader.said(line) for line in err.splitlines()]
+        return Ran(exit_code=process.returncode, reader=reader, events=events, model=served)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, parts: Callable[[str], list[str]], start_server: StartServer) -> Scene:
+    server = start_server(
+        [sys.executable, str(fleet.SERVERS / "own_v2.py"), "--transport", "http"],
+        {"TOOLCRIB_TEST_SEEN": str(tmp_path / "seen")},
+    )
+    made = Scene(base=tmp_path, url=server.url("http"), program=parts("codex"))
+    for folder in (made.home / ".codex", made.project, made.outside, made.base / "tmp"):
+        folder.mkdir(parents=True)
+    subprocess.run(["git", "init", "--quiet", str(made.project)], check=True)
+    (made.project / "there.txt").write_text("words that are there\n")
+    return made
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """Where a command would arrive that reaches the network."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        yield listening
+
+
+def was_reached(listening: socket.socket) -> bool:
+    with suppress(BlockingIOError):
+        listening.accept()[0].close()
+        return True
+    return False
+
+
+def hostile(scene: Scene) -> None:
+    """The person permits everything and trusts the project, which brings what it can."""
+    server = '[mcp_servers.{0}]\ncommand = "sh"\nargs = ["-c", "{1}; cat > /dev/null"]\n'
+    hooks = {
+        event: [{"hooks": [{"type": "command", "command": "{0}; cat > /dev/null"}]}]
+        for event in ("SessionStart", "UserPromptSubmit", "Stop")
+    }
+    scene.settings = (
+        'sandbox_mode = "danger-full-access"\napproval_policy = "never"\n'
+        f'notify = ["sh", "-c", "{scene.mark("persons-notice")}"]\n'
+        "[sandbox_workspace_write]\nnetwork_access = true\n"
+        f'writable_roots = ["{scene.outside}"]\n'
+        f'[projects."{scene.project}"]\ntrust_level = "trusted"\n'
+        "[features]\nmulti_agent_v2 = true\n" + server.format("persons", scene.mark("persons-server"))
+    )
+    below = {"persons": scene.home / ".codex", "projects": scene.project / ".codex"}
+    for whose, folder in below.items():
+        (folder / "rules").mkdir(parents=True)
+        # A command that a rule permits runs outside of the sandbox.
+        (folder / "rules" / "default.rules").write_text('prefix_rule(pattern=["touch"], decision="allow")\n')
+        text = json.dumps({"hooks": hooks}).replace("{0}", scene.mark(f"{whose}-hook"))
+        (folder / "hooks.json").write_text(text)
+    (scene.project / ".codex" / "config.toml").write_text(
+        'sandbox_mode = "danger-full-access"\n[shell_environment_policy]\nset = { FROM_PROJECT = "yes" }\n'
+        + server.format("projects", scene.mark("projects-server"))
+    )
+    (scene.project / "AGENTS.md").write_text("The project says: PROJECTS-WORDS.\n")
+
+
+HELPER = "spawn_agent"
+HOOKS_RUN = ("--dangerously-bypass-hook-trust",)
+"""Else Codex runs none that the person has not looked at, and the test would show nothing."""
+
+
+def patch(path: str) -> str:
+    return f"*** Begin Patch\n*** Add File: {path}\n+made\n*** End Patch\n"
+
+
+def shell(text: str, **more: str) -> Anyway:
+    return Anyway("exec_command", {"cmd": text, **more})
+
+
+def attempts(scene: Scene, port: int) -> list[Step]:
+    escalated = {"sandbox_permissions": "require_escalated", "justification": "please"}
+    return [
+        shell("cat there.txt"),
+        shell("touch made-by-command"),
+        shell("touch $HOME/made-at-home"),
+        shell("touch $TMPDIR/made-in-tmp"),
+        shell(scene.mark("by-command")),
+        shell(scene.mark("by-escalated-command"), **escalated),
+        shell("touch .git/hooks/made-hook; touch .codex/made-settings"),
+        shell(f"exec 3<>/dev/tcp/127.0.0.1/{port}"),
+        shell('echo "project=[$FROM_PROJECT] token=[$TOOLCRIB_TOKEN]"'),
+        Anyway("apply_patch", patch("made-by-patch")),
+        Anyway("apply_patch", patch(".git/hooks/made-by-patch-hook")),
+        Anyway("apply_patch", patch(f"{scene.outside}/by-patch")),
+        Call("echo", {"word": "through toolcrib"}),
+    ]
+
+
+def results(ran: Ran) -> str:
+    return "\n".join(ran.model.results)
+
+
+def offered(ran: Ran) -> set[str]:
+    return {tool.name for talk in ran.model.conversations for tool in (*talk.tools, *talk.found)}
+
+
+@pytest.mark.parametrize("model", [DEFERRED, CODE])
+@pytest.mark.parametrize("own", [OwnTools.NONE, OwnTools.READ])
+def test_a_run_that_may_not_write_leaves_no_trace_by_codexs_own_hands(
+    scene: Scene, listener: socket.socket, own: OwnTools, model: str
+) -> None:
+    hostile(scene)
+    ran = scene.run(own, *attempts(scene, listener.getsockname()[1]), model=model, extra=HOOKS_RUN)
+    assert (ran.exit_code, ran.reader.told.mcp_failure) == (0, "")
+    assert scene.calls() == [{"word": "through toolcrib"}]
+    assert (scene.written(), scene.marks()) == (set(), set())
+    assert not was_reached(listener)
+    assert HELPER not in offered(ran)
+    assert TOKEN not in results(ran)
+    assert "project=[yes]" not in results(ran)
+    assert ("words that are there" in results(ran)) == (own is OwnTools.READ)
+    assert not any("PROJECTS-WORDS" in text for talk in ran.model.conversations for text in talk.asked)
+
+
+@pytest.mark.parametrize("model", [DEFERRED, CODE])
+def test_a_run_that_may_edit_writes_in_its_folder_alone(scene: Scene, listener: socket.socket, model: str) -> None:
+    hostile(scene)
+    ran = scene.run(OwnTools.EDIT, *attempts(scene, listener.getsockname()[1]), model=model, extra=HOOKS_RUN)
+    assert scene.calls() == [{"word": "through toolcrib"}]
+    assert scene.written() == {"made-by-command", "made-by-patch"}
+    assert scene.marks() == set()
+    assert not was_reached(listener)
+    assert HELPER not in offered(ran)
+    assert "project=[] token=[]" in results(ran)
+    [changed] = ran.ends("apply_patch")
+    assert (changed.tool_status, changed.server) == (ToolStatus.OK, "")
+    assert any(event.tool_status is ToolStatus.OK and "project=[]" in event.text for event in ran.ends("shell"))
+
+
+@pytest.mark.parametrize("model", [DEFERRED, CODE])
+def test_a_run_that_may_do_all_is_held_by_nothing(scene: Scene, listener: socket.socket, model: str) -> None:
+    hostile(scene)
+    ran = scene.run(OwnTools.ALL, *attempts(scene, listener.getsockname()[1]), model=model, extra=HOOKS_RUN)
+    assert {"word": "through toolcrib"} in scene.calls()
+    assert HELPER in offered(ran)
+    assert scene.written() == {
+        *("made-by-command", "made-at-home", "made-in-tmp", "made-hook", "made-settings"),
+        *("made-by-patch", "made-by-patch-hook"),
+    }
+    assert scene.marks() >= {
+        *("by-command", "by-patch", "persons-server", "projects-server"),
+        *("persons-hook", "projects-hook", "persons-notice"),
+    }
+    assert was_reached(listener)
+    assert "project=[yes] token=[]" in results(ran)
+    assert any("PROJECTS-WORDS" in text for talk in ran.model.conversations for text in talk.asked)
+
+
+@pytest.mark.parametrize("own", [OwnTools.READ, OwnTools.EDIT, OwnTools.ALL])
+def test_a_run_leaves_the_persons_settings_as_they_are(scene: Scene, own: OwnTools) -> None:
+    scene.run(own)
+    before = scene.file.read_bytes()
+    with serving(OpenAI(), ()) as model:
+        scene.file.write_bytes(
+            before.replace(before.partition(b'base_url = "')[2].split(b'"')[0], model.url.encode() + b"/v1")
+        )
+        settled = scene.file.read_bytes()
+        assert scene.run_with(model, own).exit_code == 0
+    assert scene.file.read_bytes() == settled
+    assert b"trust_level" not in settled
+
+
+def test_a_session_that_might_write_cannot_when_a_later_run_may_not(scene: Scene) -> None:
+    steps = (shell("touch made-first"), Say("Made."), shell("touch made-second"), Say("Tried."))
+    with serving(OpenAI(), steps) as model:
+        first = scene.run_with(model, OwnTools.ALL)
+        session = first.reader.told.session
+        second = scene.run_with(model, OwnTools.READ, session=session)
+    assert (first.reader.told.text, second.reader.told.text) == ("Made.", "Tried.")
+    assert second.reader.told.session == session
+    assert scene.written() == {"made-first"}
+    assert "--do what is asked" in model.conversations[-1].asked
+
+
+@pytest.mark.parametrize(
+    ("policy", "hidden"),
+    [
+        ("", False),
+        ('exclude = ["PERSONS_*"]', True),
+        ('include_only = ["PATH", "TOOLCRIB_*"]', True),
+        ('filters = { "PERSONS_*" = "exclude" }', True),
+    ],
+    ids=["none", "exclude", "include", "filters"],
+)
+def test_commands_do_not_get_the_token_whatever_policy_the_person_has(
+    scene: Scene, policy: str, *, hidden: bool
+) -> None:
+    scene.settings = f"[shell_environment_policy]\n{policy}\n"
+    scene.environ = {"PERSONS_SECRET": "hush"}
+    ran = scene.run(OwnTools.ALL, shell("env; echo ended"))
+    assert "ended" in results(ran)
+    assert TOKEN not in results(ran)
+    assert ("hush" not in results(ran)) == hidden
+
+
+def test_a_person_who_has_connected_codex_already_gets_the_tools_of_the_run(scene: Scene) -> None:
+    scene.settings = f'[mcp_servers.toolcrib]\ncommand = "sh"\nargs = ["-c", "{scene.mark("connected")}; cat"]\n'
+    ran = scene.run(OwnTools.ALL, Call("echo", {"word": "hello"}))
+    assert scene.calls() == [{"word": "hello"}]
+    assert scene.marks() == set()
+    [call] = ran.ends("echo")
+    assert (call.server, call.tool_status, call.tool_args) == (SERVER_NAME, ToolStatus.OK, {"word": "hello"})
+
+
+@pytest.mark.req("FRG-10")
+def test_a_run_whose_tools_cannot_be_had_ends_before_the_model_is_asked(scene: Scene) -> None:
+    scene.url = "http://127.0.0.1:9/mcp"
+    ran = scene.run(OwnTools.READ)
+    assert ran.exit_code == 1
+    assert "error sending request" in ran.reader.told.mcp_failure
+    assert ran.model.bodies == []
+
+
+@pytest.mark.parametrize("own", [OwnTools.READ, OwnTools.EDIT])
+def test_where_codex_cannot_make_its_sandbox_no_command_runs(scene: Scene, own: OwnTools) -> None:
+    around = ("unshare", "--user", "--map-root-user", "sh", "-c", NO_NAMESPACES, "sh")
+    if not shutil.which("unshare") or subprocess.run([*around, "true"], check=False).returncode:
+        pytest.skip("no user namespace can be made here")
+    ran = scene.run(own, shell("touch made-by-command"), shell(scene.mark("by-command")), around=around)
+    assert len(ran.model.results) == 2
+    assert (scene.written(), scene.marks()) == (set(), set())
+
+
+@pytest.mark.req("FRG-6")
+def test_what_codex_refuses_to_do_by_itself_is_in_the_events(scene: Scene) -> None:
+    ran = scene.run(OwnTools.READ, Anyway("apply_patch", patch("made-by-patch")))
+    [refusal] = [event for event in ran.events if "patch rejected" in event.text]
+    assert refusal.kind is Kind.LOG

@@ -1,0 +1,408 @@
+"""Runs of a coding agent at the real daemon, with a program of our own: what is the same whatever the program is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from parts import own, scribe
+from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.waiting import wait_for
+from toolcrib.coding_agents.clients import CLIENTS
+from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.errors import NotFound, ToolcribError, UsageError
+from toolcrib.runs import shelf
+from toolcrib.runs.agent import Stream
+from toolcrib.runs.alive import began
+from toolcrib.runs.preparing import RunOrder
+from toolcrib.runs.result import ExecutionResult, OnMcpFailure, Status
+from toolcrib.runs.run import Run
+
+LIMIT = 60.0
+SECRET = "hunter2-hunter2"
+
+
+def steps(*given: dict[str, Any]) -> str:
+    return json.dumps(given)
+
+
+def call(tool: str, /, *, silent: bool = False, **arguments: Any) -> dict[str, Any]:
+    return {"call": [f"own_{tool}", arguments, *(["silent"] if silent else [])]}
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """A home with a server that writes down what it saw, and the program `scribe` on its PATH."""
+
+    home: Home
+    cli: Cli
+    start: StartDaemon
+    more: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return self.home.environ({**self.more, "PATH": f"{self.home.path / 'bin'}:{os.environ['PATH']}"})
+
+    def servers(self, **entry: Any) -> dict[str, Any]:
+        program, *words = own.stdio_words("own_v2")
+        env = {"TOOLCRIB_TEST_SEEN": str(self.home.path / "seen")}
+        return {"servers": {"own": {"command": program, "args": words, "env": env, **entry}}}
+
+    def daemon(self) -> Daemon:
+        started = self.start(self.servers())
+        started.wait_until_ready()
+        return started
+
+    def seen(self, method: str = "tools/call") -> list[dict[str, Any]]:
+        file = self.home.path / "seen"
+        notes = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [note for note in notes if note["method"] == method]
+
+    def order(self, prompt: str, **changed: Any) -> RunOrder:
+        usual: dict[str, Any] = {
+            "client": scribe.SCRIBE,
+            "prompt": prompt,
+            "workdir": self.home.project,
+            "profile": "developer",
+            "timeout": LIMIT,
+            "on_mcp_failure": OnMcpFailure.STOP,
+            "environ": self.environ,
+        }
+        return RunOrder(**{**usual, **changed})
+
+    async def run(self, *given: dict[str, Any], **changed: Any) -> ExecutionResult:
+        async with asyncio.timeout(LIMIT), Stream(Run(self.order(steps(*given), **changed))) as stream:
+            async for _ in stream:
+                pass
+        return stream.result
+
+    def log(self, result: ExecutionResult) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in result.log.read_text().splitlines()]
+
+    def agents(self) -> list[str]:
+        """Those of runs; also as folders."""
+        named = {agent["name"] for agent in self.cli("agent", "list", "--json").ok().json["agents"]}
+        folders = {path.name for path in (self.home.toolcrib / "state" / "agents").glob("*")}
+        return sorted(named | folders)
+
+
+@pytest.fixture
+def scene(toolcrib_home: Home, daemon: StartDaemon, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    scribe.install(toolcrib_home.path / "bin")
+    monkeypatch.setattr(shelf, "CLIENTS", (*CLIENTS, scribe.SCRIBE))
+    return Scene(home=toolcrib_home, cli=cli, start=daemon)
+
+
+def tools(events: tuple[AgentEvent, ...]) -> list[tuple[str, str, ToolStatus | None, Any]]:
+    return [(e.server, e.tool_name, e.tool_status, e.tool_args) for e in events if e.kind is Kind.TOOL]
+
+
+@pytest.mark.req("FRG-6", "FRG-7", "KAI-10")
+async def test_every_call_is_told_whole_whether_or_not_the_program_prints_it(scene: Scene) -> None:
+    scene.daemon()
+    result = await scene.run(
+        {"say": "I begin."}, call("echo", n=1), call("echo", silent=True, n=2), call("absent"), {"print": "no JSON"}
+    )
+    assert result.status is Status.FINISHED
+    assert tools(result.raw_events)[:2] == [
+        ("own", "echo", ToolStatus.STARTED, {"n": 1}),
+        ("own", "echo", ToolStatus.OK, {"n": 1}),
+    ]
+    over = [e for e in result.raw_events if e.kind is Kind.TOOL and e.tool_status is not ToolStatus.STARTED]
+    assert sorted((e.tool_name, str(e.tool_status), e.decision) for e in over) == [
+        ("echo", "ok", "allow"),
+        ("echo", "ok", "allow"),
+        ("own_absent", "unknown", ""),
+    ]
+    assert all(e.tool_duration_ms is not None for e in over if e.server == "own")
+    assert [note["arguments"] for note in scene.seen()] == [{"n": 1}, {"n": 2}]
+    assert any(e.kind is Kind.RAW and e.raw == "no JSON" for e in result.raw_events)
+    assert (result.text, result.usage.input, result.usage.output, result.usage.cached) == ("I begin.", 11, 7, 3)
+
+
+@pytest.mark.req("FRG-7", "KSI-4")
+async def test_the_log_holds_who_ran_what_everything_that_happened_and_what_it_came_to(scene: Scene) -> None:
+    scene.daemon()
+    result = await scene.run(call("echo", n=1), {"complain": "hm"})
+    first, *events, last = scene.log(result)
+    assert first["metadata"]["run_id"] == result.run_id
+    assert first["metadata"]["profile"] == "developer"
+    assert [event["event"] for event in events] == [json.loads(json.dumps(e.to_json())) for e in result.raw_events]
+    summary = last["summary"]
+    assert summary["tools"] == {"own:echo": 1}
+    assert summary["usage"]["input"] == 11
+    assert summary["listing"]["tools"] > 5
+    assert 100 < summary["listing"]["tokens"] < summary["listing"]["bytes"]
+    assert result.log == scene.home.project / ".toolcrib" / "runs" / f"{result.run_id}.jsonl"
+    assert result.log.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.req("KSI-2", "KSI-5")
+async def test_nothing_of_a_run_is_left_when_it_is_over(scene: Scene) -> None:
+    running = scene.daemon()
+    stream = Stream(Run(scene.order(steps({"leave": 1}, {"variables": 1}))))
+    folders, said = set(), []
+    async for event in stream:
+        folders |= {path.name for path in (scene.home.toolcrib / "state" / "agents").glob("*")}
+        if event.kind is Kind.MESSAGE:
+            said.append(event.text)
+    child, variables = int(said[0]), json.loads(said[1])
+    assert folders == {stream.result.metadata["agent"]}
+    assert scene.agents() == []
+    assert began(child) is None, "what the program started ends with it"
+    assert variables["SCRIBE_URL"] == running.endpoint
+    token = json.loads(variables["SCRIBE_HEADERS"])["Authorization"].removeprefix("Bearer ")
+    assert token.startswith("tcb_")
+    assert token not in stream.result.log.read_text(), "the log holds no token, though the program printed it"
+    assert (await _status(running, token)) == 401
+
+
+async def _status(running: Daemon, token: str) -> int:
+    host, _, port = running.endpoint.removeprefix("http://").removesuffix("/mcp").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        f"POST /mcp HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\nContent-Length: 2\r\n"
+        "Content-Type: application/json\r\nConnection: close\r\n\r\n{}".encode()
+    )
+    answer = await asyncio.wait_for(reader.read(), LIMIT)
+    writer.close()
+    return int(answer.split()[1])
+
+
+@pytest.mark.req("FRG-7", "KSI-6")
+async def test_a_denial_is_told_with_its_rule_and_counted(scene: Scene) -> None:
+    scene.daemon()
+    result = await scene.run(call("echo", n=1), profile="nothing")
+    (over,) = [e for e in result.raw_events if e.kind is Kind.TOOL and e.tool_status is not ToolStatus.STARTED]
+    assert (over.tool_status, over.decision, over.rule) == (ToolStatus.DENIED, "deny", "no rule allows it")
+    assert result.metadata["denials"] == 1
+    assert scene.seen() == []
+
+
+@pytest.mark.req("FRG-10")
+async def test_a_run_that_takes_too_long_is_ended_though_its_program_does_not_listen(scene: Scene) -> None:
+    scene.daemon()
+    never = str(scene.home.path / "never")
+    result = await scene.run({"deaf": 1}, {"leave": 1}, {"until": never}, timeout=1.5)
+    assert result.status is Status.TIMEOUT
+    assert began(int(result.text)) is None
+    assert scene.log(result)[-1]["summary"]["status"] == "timeout"
+    assert scene.agents() == []
+
+
+@pytest.mark.req("FRG-7", "FRG-11")
+@pytest.mark.parametrize("way", ["cancelled", "left"])
+async def test_a_run_that_is_interrupted_ends_in_order(scene: Scene, way: str) -> None:
+    scene.daemon()
+    order = scene.order(steps({"leave": 1}, {"until": str(scene.home.path / "never")}))
+    stream = Stream(Run(order))
+    said: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def read() -> None:
+        async with stream:
+            async for event in stream:
+                if event.kind is Kind.MESSAGE:
+                    said.set_result(int(event.text))
+                    if way == "left":
+                        break
+
+    reading = asyncio.create_task(read())
+    child = await asyncio.wait_for(said, LIMIT)
+    if way == "cancelled":
+        reading.cancel()
+    await asyncio.wait({reading}, timeout=LIMIT)
+    assert reading.cancelled() is (way == "cancelled")
+    assert stream.result.status is Status.INTERRUPTED
+    assert scene.log(stream.result)[-1]["summary"]["status"] == "interrupted"
+    assert began(child) is None
+    assert scene.agents() == []
+
+
+@pytest.mark.req("FRG-10", "KSI-5")
+@pytest.mark.parametrize("on_failure", list(OnMcpFailure))
+async def test_a_run_whose_agent_is_removed_stops_or_goes_on_without_tools(
+    scene: Scene, on_failure: OnMcpFailure
+) -> None:
+    scene.daemon()
+    go = scene.home.path / "go"
+    order = scene.order(steps(call("echo", n=1), {"until": str(go)}, call("echo", n=2)), on_mcp_failure=on_failure)
+    async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+        async for event in stream:
+            if event.tool_status is ToolStatus.OK:
+                assert stream.metadata is not None
+                await asyncio.to_thread(scene.cli, "agent", "remove", stream.metadata.agent)
+                go.touch()
+    result = stream.result
+    assert result.status is (Status.REVOKED if on_failure is OnMcpFailure.STOP else Status.FINISHED)
+    warnings = [e.text for e in result.raw_events if e.kind is Kind.LOG and e.role == "toolcrib"]
+    assert any("was ended (removed)" in text for text in warnings)
+    assert [note["arguments"] for note in scene.seen()] == [{"n": 1}]
+
+
+@pytest.mark.req("FRG-10")
+async def test_a_run_whose_daemon_dies_says_so(scene: Scene) -> None:
+    running = scene.daemon()
+    order = scene.order(steps(call("echo", n=1), {"until": str(scene.home.path / "never")}))
+    async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+        async for event in stream:
+            if event.tool_status is ToolStatus.OK:
+                running.kill()
+    assert stream.result.status is Status.NO_TOOLS
+    assert "daemon is gone" in stream.result.error
+
+
+@pytest.mark.req("FRG-10", "KSI-3")
+async def test_a_run_goes_on_through_a_restart_of_the_daemon(scene: Scene) -> None:
+    running = scene.daemon()
+    port = running.endpoint.rpartition(":")[2].partition("/")[0]
+    go = scene.home.path / "go"
+    order = scene.order(steps(call("echo", n=1), {"until": str(go)}, call("echo", n=2)))
+    async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+        async for event in stream:
+            if event.tool_status is ToolStatus.OK and not go.exists():
+                await asyncio.to_thread(running.stop)
+                again = await asyncio.to_thread(scene.start, None, "--port", port)
+                await asyncio.to_thread(again.wait_until_ready)
+                go.touch()
+    assert stream.result.status is Status.FINISHED
+    assert [note["arguments"] for note in scene.seen()] == [{"n": 1}, {"n": 2}]
+    over = [e for e in stream.result.raw_events if e.tool_status is ToolStatus.OK]
+    assert [e.decision for e in over] == ["allow", "allow"], "what the new daemon sees is told as well"
+    assert scene.agents() == []
+
+
+@pytest.mark.req("FRG-3", "FRG-11")
+async def test_without_a_daemon_one_is_there_for_as_long_as_runs_need_it(scene: Scene) -> None:
+    scene.home.write_config(scene.servers())
+    go = scene.home.path / "go"
+    results = asyncio.gather(
+        scene.run(call("echo", n=1), {"until": str(go)}), scene.run(call("echo", n=2)), scene.run(call("echo", n=3))
+    )
+    await asyncio.to_thread(wait_for, lambda: len(scene.seen()) == 3, "three calls", LIMIT)
+    go.touch()
+    assert [result.status for result in await results] == [Status.FINISHED] * 3
+    assert len({note["pid"] for note in scene.seen()}) == 1, "one server, started once"
+    await asyncio.to_thread(wait_for, lambda: not scene.home.socket.exists(), "the daemon to be gone", LIMIT)
+
+
+@pytest.mark.req("FRG-10")
+@pytest.mark.parametrize("on_failure", list(OnMcpFailure))
+async def test_where_the_tools_cannot_be_had_a_run_stops_or_goes_on_without(
+    scene: Scene, on_failure: OnMcpFailure
+) -> None:
+    scene.home.write_config({"store": "/proc/none/mcp.db", **scene.servers()})
+    if on_failure is OnMcpFailure.STOP:
+        with pytest.raises(ToolcribError) as told:
+            await scene.run({"say": "hello"}, on_mcp_failure=on_failure)
+        assert told.value.remedy
+        return
+    result = await scene.run({"say": "hello"}, {"variables": 1}, on_mcp_failure=on_failure)
+    assert (result.status, json.loads(result.text)["SCRIBE_URL"]) == (Status.FINISHED, "")
+    assert "goes on without" in result.raw_events[0].text
+
+
+@pytest.mark.req("FRG-11")
+async def test_a_conversation_goes_on_in_the_programs_session_and_in_ours(scene: Scene) -> None:
+    scene.daemon()
+    first = await scene.run(call("echo", n=1))
+    conversation = first.metadata["conversation"]
+    second = await scene.run(call("echo", n=2), conversation=conversation)
+    third = await scene.run({"say": "x"}, conversation="last")
+    assert second.metadata["session_before"] == first.metadata["session"] == "scribe-1"
+    assert [e.text for e in second.raw_events if e.role == "toolcrib"] == []
+    assert second.raw_events[0].raw["words"][0] == "session=scribe-1"
+    assert {one.metadata["conversation"] for one in (first, second, third)} == {conversation}
+    entries = scene.cli("audit", "--json").ok().json["entries"]
+    calls = [entry for entry in entries if entry["tool"] == "own:echo" and entry["kind"] == "outcome"]
+    assert {(entry["agent"], entry["conversation"]) for entry in calls} == {(first.metadata["agent"], conversation)}
+    with pytest.raises(NotFound):
+        await scene.run({"say": "x"}, conversation="unheard-of")
+
+
+@pytest.mark.req("FRG-11")
+async def test_two_runs_of_one_conversation_at_once_are_refused(scene: Scene) -> None:
+    scene.daemon()
+    conversation = (await scene.run({"say": "x"})).metadata["conversation"]
+    go = scene.home.path / "go"
+    order = scene.order(steps({"say": "here"}, {"until": str(go)}), conversation=conversation)
+    async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+        async for event in stream:
+            if event.kind is Kind.MESSAGE:
+                with pytest.raises(UsageError):
+                    await scene.run({"say": "me too"}, conversation=conversation)
+                go.touch()
+    assert stream.result.status is Status.FINISHED
+
+
+@pytest.mark.req("FRG-3")
+async def test_the_program_gets_the_persons_environment_without_what_is_ours(scene: Scene) -> None:
+    scene.more = {"OWN_KEY": SECRET, "EDITOR": "ed", "TOOLCRIB_LOG_LEVEL": "info", "SCRIBE_KEY": "mine"}
+    config = scene.servers()
+    config["servers"]["own"]["env"] |= {"KEY": "${OWN_KEY}", "OTHER": "${SCRIBE_KEY}"}
+    scene.start(config, env=scene.more).wait_until_ready()
+    plain = await scene.run({"variables": 1})
+    variables = json.loads(plain.text)
+    assert variables["EDITOR"] == "ed"
+    assert variables["SCRIBE_KEY"] == "mine", "the program's own variables stay"
+    assert not [name for name in variables if name.startswith("TOOLCRIB_") and name != "TOOLCRIB_CHILD"]
+    assert "OWN_KEY" not in variables
+    assert any("OWN_KEY" in e.text for e in plain.raw_events if e.role == "toolcrib")
+    file = scene.home.path / "more.env"
+    file.write_text("# mine\nMORE='a longer secret'\n")
+    file.chmod(0o600)
+    named = await scene.run({"variables": 1}, env=("OWN_KEY",), env_file=file)
+    assert json.loads(named.text)["OWN_KEY"] == SECRET
+    assert json.loads(named.text)["MORE"] == "a longer secret"
+    log = named.log.read_text()
+    assert SECRET not in log
+    assert "a longer secret" not in log
+
+
+@pytest.mark.req("FRG-7")
+async def test_a_program_that_fails_is_told_to_have_failed(scene: Scene) -> None:
+    scene.daemon()
+    result = await scene.run({"say": "no"}, {"exit": 7})
+    assert (result.status, result.exit_code, result.ok) == (Status.FAILED, 7, False)
+    assert "code 7" in result.error
+
+
+@pytest.mark.req("FRG-3")
+@pytest.mark.parametrize("version", ["", "1.1.9"])
+async def test_a_program_that_is_missing_or_too_old_is_told_with_the_line_that_installs_it(
+    scene: Scene, version: str
+) -> None:
+    program = scene.home.path / "bin" / "scribe"
+    text = program.read_text().replace("1.4.0", version)
+    program.unlink()
+    if version:
+        program.write_text(text)
+        program.chmod(0o755)
+    with pytest.raises(ToolcribError) as told:
+        await scene.run({"say": "x"})
+    assert "pip install scribe" in told.value.text()
+    assert version in told.value.text()
+
+
+@pytest.mark.req("FRG-11")
+@pytest.mark.parametrize("projects", [1, 10])
+async def test_ten_runs_at_once_share_each_projects_servers_and_nothing_else(scene: Scene, projects: int) -> None:
+    scene.daemon()
+    folders = [scene.home.path / f"project-{n}" for n in range(projects)]
+    for folder in folders:
+        (folder / ".git").mkdir(parents=True)
+        (folder / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    results = await asyncio.gather(
+        *(scene.run(call("echo", n=n), {"say": f"I am {n}"}, workdir=folders[n % projects]) for n in range(10))
+    )
+    for n, result in enumerate(results):
+        assert (result.status, result.text) == (Status.FINISHED, f"I am {n}")
+        assert [args for *_, args in tools(result.raw_events)] == [{"n": n}, {"n": n}], "only its own calls"
+        assert len(scene.log(result)) == len(result.raw_events) + 2
+    assert len({result.metadata["agent"] for result in results}) == 10
+    assert len({note["pid"] for note in scene.seen()}) == projects, "a server is started once in each project"
+    assert scene.agents() == []

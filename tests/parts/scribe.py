@@ -1,0 +1,171 @@
+"""A fourth coding agent: an entry and a reader, as docs/coding-agents.md says, and a program of our own behind them.
+
+In: a prompt that is a list of steps. Out: a client that Toolcrib can run. It has no model: what it does is the prompt.
+For what is the same for every program: time limits, ends, environment, the log. The real ones have tests of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from toolcrib.coding_agents.client import HEADERS, SERVER_NAME, URL, Client, Format
+from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.coding_agents.headless import Headless, Launch, Order, Told, Usage
+
+PROGRAM = r"""
+import json, os, signal, subprocess, sys, time, urllib.error, urllib.request
+
+if "--version" in sys.argv:
+    sys.exit(print("scribe 1.4.0"))
+
+
+def tell(**line):
+    print(json.dumps(line), flush=True)
+
+
+def ask(method, params):
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+        "scribe/id": params.pop("id", ""),
+    }
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+    headers = {
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": "2026-07-28",
+        "Mcp-Method": method,
+        "Mcp-Name": params.get("name", ""),
+        **json.loads(os.environ["SCRIBE_HEADERS"]),
+    }
+    request = urllib.request.Request(os.environ["SCRIBE_URL"], json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            told = answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return {"error": f"{error.code} {error.read().decode()}"}
+    except OSError as error:
+        return {"error": str(error)}
+    datas = [line[6:] for line in told.splitlines() if line.startswith("data: ")]
+    return json.loads(datas[-1] if datas else told)
+
+
+session = next((word for word in sys.argv if word.startswith("session=")), "session=new").partition("=")[2]
+tell(type="begin", session="scribe-1" if session == "new" else session, words=sys.argv[1:], cwd=os.getcwd())
+if os.environ.get("SCRIBE_URL"):
+    listed = ask("tools/list", {})
+    if "error" in listed:
+        tell(type="no_tools", why=str(listed["error"]))
+        if "--insist" in sys.argv:
+            sys.exit(3)
+for number, step in enumerate(json.loads(sys.stdin.read())):
+    (what, given), = step.items()
+    if what == "say":
+        tell(type="say", text=given)
+    elif what == "print":
+        print(given, flush=True)
+    elif what == "complain":
+        print(given, file=sys.stderr, flush=True)
+    elif what == "call":
+        name, arguments, *silent = given
+        if not silent:
+            tell(type="call", id=f"s{number}", name=name, arguments=arguments)
+        answer = ask("tools/call", {"name": name, "arguments": arguments, "id": f"s{number}"})
+        if not silent:
+            tell(type="called", id=f"s{number}", name=name, answer=answer)
+    elif what == "variables":
+        tell(type="say", text=json.dumps(dict(os.environ)))
+    elif what == "touch":
+        open(given, "w").close()
+    elif what == "until":
+        while not os.path.exists(given):
+            time.sleep(0.01)
+    elif what == "leave":
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
+        tell(type="say", text=str(child.pid))
+    elif what == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif what == "exit":
+        sys.exit(given)
+tell(type="end", tokens={"in": 11, "out": 7, "cached": 3})
+"""
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.told = Told()
+
+    def read(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
+        match line:
+            case {"type": "begin", "session": str(session)}:
+                self.told.session = session
+            case {"type": "no_tools", "why": str(why)}:
+                self.told.mcp_failure = why
+            case {"type": "say", "text": str(text)}:
+                self.told.text = text
+                return (self._event(Kind.MESSAGE, line, role="assistant", text=text),)
+            case {"type": "call", "id": str(call), "name": str(name), "arguments": dict(arguments)}:
+                return (self._tool(line, call, name, ToolStatus.STARTED, tool_args=arguments),)
+            case {"type": "called", "id": str(call), "name": str(name), "answer": answer}:
+                return (self._tool(line, call, name, ToolStatus.OK, text=json.dumps(answer)),)
+            case {"type": "end", "tokens": dict(tokens)}:
+                self.told.usage = Usage(input=tokens["in"], output=tokens["out"], cached=tokens["cached"], told=tokens)
+        return (self._event(Kind.RAW, line),)
+
+    def said(self, line: str) -> AgentEvent:
+        return AgentEvent(kind=Kind.LOG, provider="scribe", role="system", text=line, raw=line)
+
+    def _tool(self, line: Mapping[str, Any], call: str, name: str, status: ToolStatus, **more: Any) -> AgentEvent:
+        return self._event(
+            Kind.TOOL, line, tool_name=name, tool_status=status, server=SERVER_NAME, call=call, role="assistant", **more
+        )
+
+    def _event(self, kind: Kind, line: Mapping[str, Any], **more: Any) -> AgentEvent:
+        return AgentEvent(kind=kind, provider="scribe", raw=line, **more)
+
+
+def launch(order: Order) -> Launch:
+    headers = {"Authorization": f"Bearer {order.token}", **order.headers}
+    return Launch(
+        words=(f"session={order.session or 'new'}", *order.extra),
+        environ={"SCRIBE_URL": order.url, "SCRIBE_HEADERS": json.dumps(headers)},
+        files={"scribe.json": json.dumps({"url": order.url})},
+        stdin=order.prompt,
+        governed=("It has no hands of its own.",),
+    )
+
+
+SCRIBE = Client(
+    name="scribe",
+    title="Scribe",
+    format=Format.JSON,
+    keys=("servers",),
+    places={},
+    stdio_shape={},
+    http_shape={},
+    private_shape={"url": URL, "headers": HEADERS},
+    private_use="scribe {file}",
+    headless=Headless(
+        program="scribe",
+        oldest=(1, 2),
+        install="pip install scribe",
+        keeps=("SCRIBE_",),
+        launch=launch,
+        reader=Reader,
+        call_mark="scribe/id",
+        is_session=lambda text: text.startswith("scribe-"),
+    ),
+)
+
+
+def install(folder: Path) -> Path:
+    """Puts the program into the folder, which is then to be on a PATH."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "scribe"
+    program.write_text(f"#!{sys.executable}\n{PROGRAM}")
+    program.chmod(0o755)
+    return program

@@ -1,0 +1,156 @@
+"""What a scenario plays on: a project, a person with a coding agent, a scripted model, servers, and the book.
+
+In: what a scenario says. Out: runs of the real program by `toolcrib run`, and what the model, the servers, the disk
+and the book saw of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parts import runs
+from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.models.conversation import Hold, Offering
+from parts.models.script import Call, Step
+from parts.models.server import Model, serving
+from parts.runs import Begun, Desk, Log, Told
+from parts.waiting import wait_for
+from parts.witness import Notes
+
+PROGRAM = "def double(number: int) -> int:\n    return number + 2\n"
+CHANGED = PROGRAM.replace("number + 2", "number * 2")
+OUR_FOLDERS = {".git", ".toolcrib"}
+
+
+@dataclass(kw_only=True)
+class Stage:
+    home: Home
+    cli: Cli
+    start_daemon: StartDaemon
+    parts: Callable[[str], list[str]]
+    open: contextlib.ExitStack
+    """What is to be closed with the scenario."""
+    desk: Desk = field(init=False)
+    daemon: Daemon | None = None
+    models: list[Model] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    """The runs that are over."""
+    hold: Hold = field(default_factory=Hold)
+    """Where the model thinks for a long time."""
+    tokens: dict[str, str] = field(default_factory=dict)
+    """Of the run that was killed."""
+    _settings: dict[str, object] = field(default_factory=dict)
+    _files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def project(self) -> Path:
+        return self.home.path / "doubling"
+
+    @property
+    def ledger(self) -> Notes:
+        """What the server `ledger` wrote down."""
+        return Notes(self.home.path / "ledger.jsonl")
+
+    @property
+    def model(self) -> Model:
+        return self.models[-1]
+
+    @property
+    def run(self) -> Told:
+        return self.told[-1]
+
+    def make_project(self) -> None:
+        self.project.mkdir()
+        self.git("init", "-q", "-b", "main")
+        (self.project / "doubling.py").write_text(PROGRAM)
+        (self.project / ".gitignore").write_text("__pycache__/\n")
+        self.git("add", ".")
+        self.git("commit", "-q", "-m", "Double numbers")
+
+    def git(self, *words: str) -> None:
+        who = ("-c", "user.name=A Person", "-c", "user.email=person@example.org")
+        alone = {**self.home.environ(), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+        subprocess.run(["git", *who, *words], cwd=self.project, env=alone, check=True, timeout=20, capture_output=True)
+
+    def start(self, config: dict[str, Any]) -> None:
+        self.daemon = self.start_daemon(config)
+
+    def plays(self, agent: str, *steps: Step, offering: Offering | None = None) -> None:
+        """From now on the model of the agent follows these steps."""
+        self.parts(agent)
+        if not self.models:
+            self.desk = self.open.enter_context(runs.desk(runs.ALL[agent], self.home, self.project))
+        self.models.append(self.open.enter_context(serving(self.desk.person.agent.provider, steps)))
+        self.desk.use(self.model.url, offering)
+        self._settings, self._files = self.desk.settings(), self.files()
+
+    def runs(self, prompt: str, *words: str) -> None:
+        self.told.append(self.desk.run(prompt, *words))
+
+    def begins(self, prompt: str, *words: str) -> Begun:
+        begun = self.desk.start(prompt, "--json", *words)
+        self.open.callback(_end, begun)
+        return begun
+
+    def files(self) -> dict[str, str]:
+        """The project's own, by name."""
+        return dict(_files(self.project))
+
+    def changed(self) -> set[str]:
+        """The names of the project's files that are other than before the run."""
+        now, before = self.files(), self._files
+        return {name for name in now.keys() | before.keys() if now.get(name) != before.get(name)}
+
+    def settings_are_untouched(self) -> bool:
+        return self.desk.settings() == self._settings
+
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls that the book knows, the oldest first."""
+        entries = self.cli("audit", "--json", "-n", "100", cwd=self.project).ok().json["entries"]
+        found = [entry for entry in entries if entry["kind"] == "outcome"]
+        return sorted(found, key=lambda entry: int(entry["seq"]))
+
+    def logs(self) -> list[Log]:
+        return [Log.read(path) for path in self.desk.logs()]
+
+    def is_clean(self) -> None:
+        """Nothing that the runs made is there any more, but for their logs."""
+        self.desk.wait_until_alone()
+        assert self.desk.tokens() == {}
+        assert list((self.home.toolcrib / "state" / "agents").glob("*")) == []
+        assert self.cli("agent", "list", "--json", cwd=self.project).ok().json["agents"] == []
+        assert [fault for model in self.models for fault in model.faults] == []
+
+    def remove_agent(self) -> None:
+        [name] = self.desk.tokens()
+        self.cli("agent", "remove", name, cwd=self.project).ok()
+
+    def ledger_dies_in(self, nonce: str) -> None:
+        """While it works on this call."""
+        wait_for(lambda: nonce in self.ledger.nonces(), f"the call {nonce} to reach the ledger", runs.LIMIT)
+        [call] = [call for call in self.ledger.calls() if call["arguments"]["nonce"] == nonce]
+        subprocess.run(["kill", "-9", str(call["pid"])], check=True, timeout=10)
+
+
+def note(nonce: str, **more: Any) -> Call:
+    """A call of the ledger."""
+    first = more.pop("first", None)
+    hold = more.pop("hold_answer", None)
+    return Call("ledger_note", {"nonce": nonce, **more}, first=first, hold=hold)
+
+
+def _files(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and not OUR_FOLDERS & set(name.parts):
+            yield str(name), path.read_text()
+
+
+def _end(begun: Begun) -> None:
+    if begun.process.poll() is None:
+        begun.kill()

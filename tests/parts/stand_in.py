@@ -1,0 +1,96 @@
+"""A stand-in for `CodeAgent`: says what a test wants, and can be interrupted like a real run."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, Self
+
+from parts.run_logs import metadata, summary
+from toolcrib.coding_agents.events import AgentEvent
+from toolcrib.runs.result import ExecutionResult, Metadata, Status, Summary
+
+LOG = "/project/.toolcrib/runs/20261116-100000-00000a.jsonl"
+
+
+@dataclass(kw_only=True)
+class Script:
+    events: tuple[AgentEvent, ...] = ()
+    end: Summary = field(default_factory=summary)
+    about: Metadata = field(default_factory=metadata)
+    before: Callable[[], None] = lambda: None
+    """What happens before it begins; may raise."""
+    waits: bool = False
+    """Goes on after its events until it is interrupted."""
+    stubborn: bool = False
+    """Takes for ever to come to its end."""
+
+
+def code_agent(script: Script, made: list[dict[str, Any]]) -> type:
+    """A class to stand in the place of the real one; what it is made with, and asked, is kept."""
+
+    class StandIn:
+        def __init__(self, client: str, **given: Any) -> None:
+            self.client = SimpleNamespace(name=client, title="Claude Code")
+            made.append({"client": client, **given})
+
+        def stream(self, prompt: str, *, conversation: str = "") -> Stream:
+            made[-1] |= {"prompt": prompt, "conversation": conversation}
+            return Stream(script)
+
+    return StandIn
+
+
+class Stream:
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._events = self._happening()
+        self.metadata: Metadata | None = None
+        self._result: ExecutionResult | None = None
+
+    def __aiter__(self) -> AsyncGenerator[AgentEvent, None]:
+        return self._events
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._events.aclose()
+
+    async def _happening(self) -> AsyncGenerator[AgentEvent, None]:
+        self._script.before()
+        self.metadata = self._script.about
+        end = self._script.end
+        try:
+            for event in self._script.events:
+                yield event
+            if self._script.waits:
+                await asyncio.Event().wait()
+        except (asyncio.CancelledError, GeneratorExit):
+            end = replace(end, status=Status.INTERRUPTED, error="It was interrupted.")
+            raise
+        finally:
+            if self._script.stubborn:
+                sys.stderr.write("stubborn\n")
+                await asyncio.shield(asyncio.Event().wait())
+            self._result = _result(self._script.about, end)
+
+    @property
+    def result(self) -> ExecutionResult:
+        assert self._result is not None
+        return self._result
+
+
+def _result(about: Metadata, end: Summary) -> ExecutionResult:
+    return ExecutionResult(
+        text=end.text,
+        raw_events=(),
+        usage=end.usage,
+        status=end.status,
+        exit_code=end.exit_code,
+        error=end.error,
+        metadata={**about.to_json(), **end.to_json(), "log": LOG},
+    )

@@ -1,0 +1,359 @@
+"""What Claude Code prints → events. The lines are as it printed them, shortened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.coding_agents.known.claude_reader import ClaudeReader
+
+SESSION = "11111111-2222-3333-4444-555555555555"
+
+
+def assistant(*content: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "assistant", "message": {"role": "assistant", "content": list(content)}, **more}
+
+
+def use(call: str, name: str, **arguments: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call, "name": name, "input": arguments}
+
+
+def result_of(call: str, content: Any, **more: Any) -> dict[str, Any]:
+    block = {"type": "tool_result", "tool_use_id": call, "content": content}
+    failed = {"is_error": True} if more.pop("failed", False) else {}
+    return {"type": "user", "message": {"role": "user", "content": [{**block, **failed}]}, **more}
+
+
+def refused(call: str, kind: str = "permission-rule") -> dict[str, Any]:
+    decision = {"decision": "reject", "source": "config", "reason_type": "other"}
+    return {"tool_result_meta": [{"id": call, "non_execution_kind": kind, "permission_decision": decision}]}
+
+
+def init(status: str, name: str = "toolcrib") -> dict[str, Any]:
+    return {
+        "type": "system",
+        "subtype": "init",
+        "session_id": SESSION,
+        "mcp_servers": [{"name": "another", "status": "failed"}, {"name": name, "status": status}],
+        "model": "claude-sonnet-4-5",
+        "claude_code_version": "2.1.325",
+    }
+
+
+def ended(**more: Any) -> dict[str, Any]:
+    usual = {"is_error": False, "subtype": "success", "terminal_reason": "completed", "session_id": SESSION}
+    return {**usual, "result": "Done.", **more, "type": "result"}
+
+
+def read(*lines: dict[str, Any]) -> tuple[list[AgentEvent], ClaudeReader]:
+    reader = ClaudeReader()
+    return [event for line in lines for event in reader.read(line)], reader
+
+
+def statuses(events: list[AgentEvent], call: str) -> list[ToolStatus | None]:
+    return [event.tool_status for event in events if event.call == call]
+
+
+@pytest.mark.req("FRG-6")
+def test_thoughts_words_and_calls_of_a_message() -> None:
+    line = assistant(
+        {"type": "thinking", "thinking": "let me see", "signature": "x"},
+        {"type": "text", "text": "I will look."},
+        use("toolu_1", "mcp__toolcrib__workspace_read_file", path="a.py"),
+    )
+    events, _ = read(line)
+    assert [(event.kind, event.role, event.text) for event in events] == [
+        (Kind.REASONING, "assistant", "let me see"),
+        (Kind.MESSAGE, "assistant", "I will look."),
+        (Kind.TOOL, "assistant", ""),
+    ]
+    assert [event.raw for event in events] == [line, None, None]
+    assert events[2].tool_name == "workspace_read_file"
+    assert events[2].tool_args == {"path": "a.py"}
+    assert events[2].tool_status is ToolStatus.STARTED
+    assert (events[2].server, events[2].call) == ("toolcrib", "toolu_1")
+
+
+@pytest.mark.req("FRG-6")
+def test_a_call_has_one_start_and_one_end_with_its_name_and_arguments() -> None:
+    events, _ = read(
+        assistant(use("toolu_1", "mcp__toolcrib__own_echo", n=1)),
+        assistant(use("toolu_1", "mcp__toolcrib__own_echo", n=1)),
+        result_of("toolu_1", [{"type": "image", "source": {}}, {"type": "text", "text": "one"}]),
+        result_of("toolu_1", "one"),
+    )
+    assert statuses(events, "toolu_1") == [ToolStatus.STARTED, ToolStatus.OK]
+    (over,) = [event for event in events if event.tool_status is ToolStatus.OK]
+    assert (over.tool_name, over.tool_args, over.role, over.text) == ("own_echo", {"n": 1}, "tool", "one")
+    assert [event.kind for event in events] == [Kind.TOOL, Kind.RAW, Kind.TOOL, Kind.RAW], "no line is lost"
+
+
+@pytest.mark.req("FRG-6")
+@pytest.mark.parametrize(
+    ("name", "server", "tool"),
+    [
+        ("mcp__toolcrib__a__b", "toolcrib", "a__b"),
+        ("mcp__github__get_issue", "github", "get_issue"),
+        ("Bash", "", "Bash"),
+        ("mcp__odd", "", "mcp__odd"),
+        ("x_mcp__a__b", "", "x_mcp__a__b"),
+    ],
+)
+def test_a_tool_is_named_by_its_server_and_without_the_prefix(name: str, server: str, tool: str) -> None:
+    (event,) = read(assistant(use("toolu_1", name)))[0]
+    assert (event.server, event.tool_name) == (server, tool)
+
+
+@pytest.mark.req("FRG-6")
+@pytest.mark.parametrize(
+    ("text", "more", "status"),
+    [
+        ("it failed", {}, ToolStatus.ERROR),
+        ("/etc/x is outside /p; --restricted confines the file tools", refused("toolu_1"), ToolStatus.DENIED),
+        ("Claude requested permissions to write", refused("toolu_1", "user-rejected"), ToolStatus.DENIED),
+        ("stopped", refused("toolu_1", "interrupted"), ToolStatus.CANCELLED),
+        (
+            "<tool_use_error>Error: No such tool available: Bash. Bash is disabled for this session",
+            {},
+            ToolStatus.DENIED,
+        ),
+        ("<tool_use_error>Error: No such tool available: mcp__toolcrib__nope", {}, ToolStatus.UNKNOWN),
+        ("<tool_use_error>InputValidationError: Read failed", {}, ToolStatus.INVALID),
+        ('MCP server "toolcrib" is not connected', {}, ToolStatus.AWAY),
+        ('MCP server "toolcrib" tool "slow" sent no response or progress for 30s', {}, ToolStatus.TIMEOUT),
+        ("a refusal of another call", refused("toolu_2"), ToolStatus.ERROR),
+    ],
+)
+def test_how_a_call_failed(text: str, more: dict[str, Any], status: ToolStatus) -> None:
+    events, _ = read(assistant(use("toolu_1", "Read")), result_of("toolu_1", text, failed=True, **more))
+    assert statuses(events, "toolu_1") == [ToolStatus.STARTED, status]
+
+
+@pytest.mark.req("FRG-6")
+def test_a_refusal_without_a_reason_is_a_refusal() -> None:
+    rejected = {"tool_result_meta": [{"id": "toolu_1", "permission_decision": {"decision": "reject"}}]}
+    denied = "<tool_use_error>File is in a directory that is denied by your permission settings."
+    events, _ = read(assistant(use("toolu_1", "Read")), result_of("toolu_1", denied, failed=True, **rejected))
+    assert statuses(events, "toolu_1")[-1] is ToolStatus.DENIED
+
+
+@pytest.mark.req("FRG-6")
+def test_what_the_words_of_a_good_result_say_of_failures_is_no_failure() -> None:
+    events, _ = read(assistant(use("toolu_1", "Read")), result_of("toolu_1", "ECONNREFUSED: is not connected"))
+    assert statuses(events, "toolu_1")[-1] is ToolStatus.OK
+
+
+@pytest.mark.req("FRG-10")
+@pytest.mark.parametrize(
+    ("line", "fails"),
+    [
+        (init("connected"), False),
+        (init("pending"), False),
+        (init("failed", name="github"), False),
+        (init("failed"), True),
+        (init("needs-auth"), True),
+        (init(""), True),
+    ],
+)
+def test_a_server_that_is_not_there_is_told_if_it_is_ours(line: dict[str, Any], *, fails: bool) -> None:
+    events, reader = read(line)
+    assert bool(reader.told.mcp_failure) is fails
+    assert (reader.told.session, reader.told.model) == (SESSION, "claude-sonnet-4-5")
+    assert [(event.kind, event.text) for event in events] == [(Kind.LOG, "Claude Code 2.1.325")]
+
+
+@pytest.mark.req("FRG-10")
+def test_a_server_that_a_policy_blocks_is_told_on_standard_error() -> None:
+    reader = ClaudeReader()
+    warning = "Warning: MCP server blocked by enterprise policy: toolcrib"
+    event = reader.said(warning)
+    assert (event.kind, event.text, event.raw) == (Kind.LOG, warning, warning)
+    assert reader.told.mcp_failure == warning
+    other = ClaudeReader()
+    other.said("Warning: MCP server blocked by enterprise policy: github")
+    assert other.told.mcp_failure == ""
+
+
+@pytest.mark.req("FRG-6")
+def test_subagents_words_are_not_the_last_ones_and_their_calls_are_told() -> None:
+    inner = {"parent_tool_use_id": "toolu_1"}
+    events, reader = read(
+        assistant({"type": "text", "text": "I ask a helper."}),
+        assistant(use("toolu_1", "Agent", prompt="look")),
+        {"type": "system", "subtype": "task_started", "task_id": "t", "description": "look"},
+        {"type": "user", "message": {"role": "user", "content": [{"type": "text", "text": "look"}]}, **inner},
+        assistant({"type": "text", "text": "helper's words"}, **inner),
+        assistant(use("toolu_2", "Bash", command="ls"), **inner),
+    )
+    assert reader.told.text == "I ask a helper."
+    assert statuses(events, "toolu_2") == [ToolStatus.STARTED]
+    assert [(event.role, event.text) for event in events if event.kind is Kind.MESSAGE] == [
+        ("assistant", "I ask a helper."),
+        ("user", "look"),
+        ("assistant", "helper's words"),
+    ]
+    assert "task_started: look" in [event.text for event in events if event.kind is Kind.LOG]
+
+
+@pytest.mark.req("FRG-6", "KSI-4")
+def test_the_end_tells_words_session_and_tokens() -> None:
+    line = ended(
+        usage={
+            "input_tokens": 20,
+            "output_tokens": 10,
+            "cache_read_input_tokens": 14,
+            "cache_creation_input_tokens": 6,
+        },
+        modelUsage={"opus": {"inputTokens": 500}},
+        total_cost_usd=0.5,
+    )
+    events, reader = read(line)
+    assert [(event.kind, event.text) for event in events] == [(Kind.LOG, "completed")]
+    told = reader.told
+    assert (told.text, told.session, told.failure) == ("Done.", SESSION, "")
+    assert (told.usage.input, told.usage.output, told.usage.cached) == (20, 10, 14)
+    assert told.usage.told["total_cost_usd"] == 0.5
+
+
+@pytest.mark.req("KSI-4")
+def test_tokens_are_those_of_all_models_in_this_run_and_of_every_turn() -> None:
+    def since(**of: tuple[int, int, int]) -> dict[str, Any]:
+        keys = ("inputTokens", "outputTokens", "cacheReadInputTokens")
+        return {name: dict(zip(keys, figures, strict=True)) for name, figures in of.items()}
+
+    main_only = {"usage": {"input_tokens": 1, "output_tokens": 1, "cache_read_input_tokens": 1}}
+    first = ended(**main_only, model_usage_since_last_result=since(opus=(10, 20, 30), haiku=(1, 2, 3)))
+    second = ended(**main_only, result="And more.", model_usage_since_last_result=since(opus=(100, 200, 300)))
+    _, reader = read(first, second)
+    usage = reader.told.usage
+    assert (usage.input, usage.output, usage.cached) == (111, 222, 333)
+    assert reader.told.text == "And more."
+
+
+@pytest.mark.req("KSI-4")
+def test_tokens_that_nobody_told_are_unknown() -> None:
+    _, reader = read(ended(usage={"input_tokens": "many"}))
+    assert (reader.told.usage.input, reader.told.usage.output, reader.told.usage.cached) == (None, None, None)
+
+
+@pytest.mark.req("FRG-6")
+@pytest.mark.parametrize(
+    ("line", "failure"),
+    [
+        (ended(is_error=True, result="Not logged in"), "Not logged in"),
+        (
+            {"type": "result", "subtype": "error_during_execution", "is_error": True, "errors": ["No conversation"]},
+            "No conversation",
+        ),
+        (
+            {"type": "result", "subtype": "error_max_turns", "is_error": True, "terminal_reason": "max_turns"},
+            "max_turns",
+        ),
+        ({"type": "result", "is_error": True}, "It does not say why."),
+    ],
+)
+def test_why_it_failed(line: dict[str, Any], failure: str) -> None:
+    events, reader = read(assistant({"type": "text", "text": "I begin."}), line)
+    assert reader.told.failure == failure
+    assert reader.told.text == "I begin."
+    assert failure in events[-1].text
+
+
+@pytest.mark.req("FRG-6")
+def test_an_error_of_the_api_is_not_the_models_words() -> None:
+    events, reader = read(
+        assistant({"type": "text", "text": "API Error: 400 no"}, is_api_error_message=True, error="unknown")
+    )
+    assert [(event.kind, event.text) for event in events] == [(Kind.LOG, "API Error: 400 no")]
+    assert reader.told.text == ""
+
+
+@pytest.mark.req("FRG-6")
+def test_a_call_that_was_cut_off_ends_with_the_turn_but_not_that_of_a_subagent_at_work() -> None:
+    events, _ = read(
+        assistant(use("toolu_1", "Read")),
+        assistant(use("toolu_2", "Bash"), parent_tool_use_id="toolu_0"),
+        ended(is_error=True, terminal_reason="budget_exhausted"),
+        result_of("toolu_2", "done"),
+    )
+    assert statuses(events, "toolu_1") == [ToolStatus.STARTED, ToolStatus.CANCELLED]
+    assert statuses(events, "toolu_2") == [ToolStatus.STARTED, ToolStatus.OK]
+
+
+@pytest.mark.req("FRG-6")
+@pytest.mark.parametrize(
+    ("line", "kind", "text"),
+    [
+        (
+            {"type": "system", "subtype": "api_retry", "attempt": 1, "error": "overloaded"},
+            Kind.LOG,
+            "api_retry: overloaded",
+        ),
+        ({"type": "system", "subtype": "compact_boundary", "compact_metadata": {}}, Kind.LOG, "compact_boundary"),
+        ({"type": "system", "subtype": "hook_started", "hook_name": "Stop"}, Kind.LOG, "hook_started: Stop"),
+        (
+            {"type": "system", "subtype": "permission_denied", "tool_name": "Write", "message": "not granted"},
+            Kind.LOG,
+            "permission_denied: not granted",
+        ),
+        ({"type": "system", "subtype": "thinking_tokens", "estimated_tokens": 3}, Kind.RAW, ""),
+        ({"type": "stream_event", "event": {"type": "message_stop"}}, Kind.RAW, ""),
+        ({"type": "rate_limit_event", "rate_limit_info": {"status": "allowed"}}, Kind.RAW, ""),
+        ({"type": "of next year"}, Kind.RAW, ""),
+        ({}, Kind.RAW, ""),
+    ],
+)
+def test_every_other_line_is_kept(line: dict[str, Any], kind: Kind, text: str) -> None:
+    (event,) = read(line)[0]
+    assert (event.kind, event.text, event.raw) == (kind, text, line)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+BLOCKS = st.lists(
+    ANYTHING
+    | st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result"]) | ANYTHING},
+        optional=dict.fromkeys(
+            ("text", "thinking", "id", "name", "input", "tool_use_id", "content", "is_error"), ANYTHING | st.just("a")
+        ),
+    ),
+    max_size=4,
+)
+LINES = st.dictionaries(st.text(max_size=5), ANYTHING, max_size=4) | st.fixed_dictionaries(
+    {"type": st.sampled_from(["system", "assistant", "user", "result"])},
+    optional={
+        "subtype": st.sampled_from(["init", "status"]) | ANYTHING,
+        "message": st.fixed_dictionaries({}, optional={"content": BLOCKS | ANYTHING}) | ANYTHING,
+        "tool_result_meta": st.just([{"id": "a", "permission_decision": 5}]) | ANYTHING,
+        "model_usage_since_last_result": st.dictionaries(st.text(max_size=3), ANYTHING, max_size=2) | ANYTHING,
+        **dict.fromkeys(
+            ("usage", "mcp_servers", "errors", "result", "is_error", "session_id", "parent_tool_use_id"), ANYTHING
+        ),
+    },
+)
+
+
+@pytest.mark.req("FRG-6")
+@given(st.lists(LINES, min_size=1, max_size=6))
+def test_whatever_is_printed_becomes_an_event_that_holds_it(lines: list[dict[str, Any]]) -> None:
+    reader = ClaudeReader()
+    calls: list[str] = []
+    for line in lines:
+        first, *more = reader.read(line)
+        assert first.raw is line
+        assert all(event.raw is None for event in more)
+        for event in (first, *more):
+            assert event.provider == "claude"
+            event.to_json()
+            if event.kind is Kind.TOOL:
+                over = event.tool_status is not ToolStatus.STARTED
+                assert (event.call in calls) is over, "an end has a start, and a start no other before its end"
+                (calls.remove if over else calls.append)(event.call)

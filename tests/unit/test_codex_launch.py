@@ -1,0 +1,211 @@
+"""How Codex is started for a run: the words, the variable, and what is read of the person's settings before."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolcrib.coding_agents.client import SERVER_NAME, TOKEN_VARIABLE
+from toolcrib.coding_agents.headless import Headless, Launch, Order
+from toolcrib.coding_agents.known import codex_launch
+from toolcrib.coding_agents.known.codex import CODEX
+from toolcrib.coding_agents.known.codex_launch import OTHER_NAME
+from toolcrib.errors import ConfigError
+from toolcrib.policy.own_tools import OwnTools
+
+TOKEN = "tok-0123456789"
+URL = "http://127.0.0.1:4911/mcp"
+THREAD = "01a1e325-90c4-78c2-82fd-3ea33050b230"
+BELOW_ALL = [OwnTools.NONE, OwnTools.READ, OwnTools.EDIT]
+LaunchWith = Callable[..., Launch]
+
+pytestmark = pytest.mark.req("FRG-3")
+
+
+def headless() -> Headless:
+    assert CODEX.headless is not None
+    return CODEX.headless
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchWith:
+    """For a person whose settings are given as text, in a folder of theirs."""
+    monkeypatch.setattr(codex_launch, "SYSTEM_FILE", tmp_path / "system.toml")
+    monkeypatch.setattr(codex_launch, "MANAGED_FILE", tmp_path / "managed.toml")
+    home, work = tmp_path / "home", tmp_path / "work"
+    (home / ".codex").mkdir(parents=True)
+    work.mkdir()
+
+    def make(settings: str = "", own: OwnTools = OwnTools.READ, **given: Any) -> Launch:
+        (home / ".codex" / "config.toml").write_text(settings)
+        order: dict[str, Any] = {"url": URL, "workdir": work, "environ": {"HOME": str(home)}, **given}
+        return headless().launch(
+            Order(
+                prompt="-do it",
+                own_tools=own,
+                token=TOKEN,
+                headers={"X-Toolcrib-Agent": "codex-1"},
+                folder=tmp_path,
+                **order,
+            )
+        )
+
+    return make
+
+
+def settings_of(launched: Launch) -> dict[str, Any]:
+    """What the words say, merged as Codex does it: a dotted way is split at its dots."""
+    merged: dict[str, Any] = {}
+    for before, word in zip(launched.words, launched.words[1:], strict=False):
+        if before == "-c":
+            way, _, value = word.partition("=")
+            *steps, last = way.split(".")
+            table = merged
+            for step in steps:
+                table = table.setdefault(step, {})
+            table[last] = tomllib.loads(f"x = {value}")["x"]
+    return merged
+
+
+def test_a_new_run_has_its_prompt_and_token_off_the_command_line(launch: LaunchWith) -> None:
+    launched = launch()
+    assert launched.words[:3] == ("exec", "--json", "--skip-git-repo-check")
+    assert launched.words[-2:] == ("--", "-")
+    assert launched.stdin == "-do it"
+    assert launched.environ == {TOKEN_VARIABLE: TOKEN}
+    assert not any(TOKEN in word for word in launched.words)
+
+
+def test_a_session_is_gone_on_in_with_the_same_words(launch: LaunchWith) -> None:
+    anew, again = launch(extra=("-m", "gpt-6.1-sol")), launch(extra=("-m", "gpt-6.1-sol"), session=THREAD)
+    assert again.words == ("exec", "resume", *anew.words[1:-1], THREAD, "-")
+    assert anew.words[-4:-2] == ("-m", "gpt-6.1-sol")
+
+
+def test_our_server_is_required_and_its_tools_need_no_word_of_a_person(launch: LaunchWith) -> None:
+    [(name, entry)] = settings_of(launch())["mcp_servers"].items()
+    assert name == SERVER_NAME
+    assert entry["url"] == URL
+    assert entry["bearer_token_env_var"] == TOKEN_VARIABLE
+    assert entry["http_headers"] == {"X-Toolcrib-Agent": "codex-1"}
+    assert entry["required"] is True
+    assert entry["default_tools_approval_mode"] == "approve"
+
+
+@pytest.mark.req("FRG-10")
+def test_a_run_without_our_tools_names_no_server_and_holds_no_token(launch: LaunchWith) -> None:
+    launched = launch(url="")
+    assert settings_of(launched)["mcp_servers"] == {}
+    assert launched.environ == {}
+
+
+@pytest.mark.parametrize("own", BELOW_ALL)
+def test_every_other_server_of_the_person_is_off_below_all(launch: LaunchWith, own: OwnTools, tmp_path: Path) -> None:
+    (tmp_path / "system.toml").write_text('[mcp_servers.house]\nurl = "http://house"\n')
+    servers = settings_of(launch('[mcp_servers."my.notes"]\ncommand = "notes"\n', own))["mcp_servers"]
+    assert {name for name, entry in servers.items() if entry == {"enabled": False}} == {"my.notes", "house"}
+    assert settings_of(launch('[mcp_servers.notes]\ncommand = "notes"\n', OwnTools.ALL))["mcp_servers"].keys() == {
+        SERVER_NAME
+    }
+
+
+@pytest.mark.parametrize("own", OwnTools)
+def test_the_entry_that_connect_made_gives_way_to_that_of_the_run(launch: LaunchWith, own: OwnTools) -> None:
+    servers = settings_of(launch('[mcp_servers.toolcrib]\ncommand = "toolcrib"\n', own))["mcp_servers"]
+    assert servers[SERVER_NAME] == {"enabled": False}
+    assert servers[OTHER_NAME]["url"] == URL
+
+
+def test_the_folder_of_the_settings_is_where_the_variable_says(launch: LaunchWith, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (moved / "config.toml").write_text('[mcp_servers.notes]\ncommand = "notes"\n')
+    servers = settings_of(launch(environ={"CODEX_HOME": str(moved), "HOME": "/nowhere"}))["mcp_servers"]
+    assert servers["notes"] == {"enabled": False}
+
+
+def test_settings_that_cannot_be_read_are_an_error_and_not_an_empty_list(launch: LaunchWith) -> None:
+    with pytest.raises(ConfigError, match=r"config\.toml cannot be read"):
+        launch("mcp_servers = {")
+
+
+@pytest.mark.parametrize(
+    ("own", "sandbox"),
+    [
+        (OwnTools.NONE, "read-only"),
+        (OwnTools.READ, "read-only"),
+        (OwnTools.EDIT, "workspace-write"),
+        (OwnTools.ALL, "danger-full-access"),
+    ],
+)
+def test_each_level_has_its_sandbox_and_nobody_is_asked(launch: LaunchWith, own: OwnTools, sandbox: str) -> None:
+    said = settings_of(launch(own=own))
+    assert said["sandbox_mode"] == sandbox
+    assert said["approval_policy"] == "never"
+
+
+@pytest.mark.parametrize("own", BELOW_ALL)
+def test_what_acts_past_the_sandbox_is_off_below_all(launch: LaunchWith, own: OwnTools) -> None:
+    launched = launch(own=own)
+    said = settings_of(launched)
+    assert "--ignore-rules" in launched.words
+    assert said["web_search"] == "disabled"
+    assert said["notify"] == []
+    assert said["agents"] == {"enabled": False}
+    assert not any(said["features"].values())
+    assert said["features"].keys() >= {"apps", "plugins", "hooks", "multi_agent_v2", "memories"}
+    assert ("shell_tool" in said["features"]) == (own is OwnTools.NONE)
+
+
+def test_at_all_only_the_sandbox_is_said(launch: LaunchWith, tmp_path: Path) -> None:
+    launched = launch(own=OwnTools.ALL)
+    said = settings_of(launched)
+    assert "--ignore-rules" not in launched.words
+    assert not {"features", "web_search", "notify", "agents"} & said.keys()
+    assert said["projects"] == {str(tmp_path / "work"): {"trust_level": "trusted"}}
+
+
+def test_what_the_person_says_of_a_projects_trust_holds_at_all(launch: LaunchWith, tmp_path: Path) -> None:
+    for folder in (tmp_path / "work", tmp_path):
+        settings = f'[projects."{folder}"]\ntrust_level = "untrusted"\n'
+        assert "projects" not in settings_of(launch(settings, OwnTools.ALL))
+
+
+@pytest.mark.parametrize("own", BELOW_ALL)
+def test_neither_the_folder_nor_one_above_it_is_trusted_below_all(
+    launch: LaunchWith, own: OwnTools, tmp_path: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "work")
+    said = settings_of(launch(own=own, workdir=link))["projects"]
+    assert said.keys() == {str(folder) for folder in (tmp_path / "work", *(tmp_path / "work").parents)}
+    assert all(project == {"trust_level": "untrusted"} for project in said.values())
+
+
+def test_an_older_sandbox_is_switched_off_only_where_it_is_named(launch: LaunchWith) -> None:
+    assert "use_legacy_landlock" not in settings_of(launch())["features"]
+    assert "use_legacy_landlock" in settings_of(launch("[features]\nuse_legacy_landlock = true\n"))["features"]
+
+
+def test_a_person_is_told_what_is_not_governed(launch: LaunchWith, tmp_path: Path) -> None:
+    assert launch(own=OwnTools.NONE).ungoverned == ()
+    [everything] = launch(own=OwnTools.ALL).ungoverned
+    assert "Whatever Codex does by itself" in everything
+    assert launch(own=OwnTools.ALL).governed == ()
+    (tmp_path / "managed.toml").touch()
+    reads, words, managed = launch(own=OwnTools.EDIT, extra=("-s", "danger-full-access")).ungoverned
+    assert "read whatever you may read" in reads
+    assert "your own words" in words
+    assert str(tmp_path / "managed.toml") in managed
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [(THREAD, True), ("--last", False), ("", False), (THREAD.upper(), False), (f"{THREAD}\n", False), ("name", False)],
+)
+def test_only_a_thread_of_codex_can_be_gone_on_in(text: str, *, is_one: bool) -> None:
+    assert headless().is_session(text) is is_one

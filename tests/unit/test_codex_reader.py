@@ -1,0 +1,219 @@
+"""What Codex prints, as events: lines as the real program printed them, and whatever else may come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcrib.coding_agents.client import SERVER_NAME
+from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.coding_agents.known.codex_reader import CodexReader
+
+THREAD = "01a1e320-fa2d-7b21-9ae5-fb56a04abaaf"
+
+pytestmark = pytest.mark.req("FRG-6")
+
+
+def item(phase: str, **what: Any) -> dict[str, Any]:
+    return {"type": f"item.{phase}", "item": {"id": "item_1", **what}}
+
+
+def mcp(phase: str, status: str, **more: Any) -> dict[str, Any]:
+    call = {"server": "toolcrib", "tool": "workspace_read_file", "arguments": {"path": "a"}}
+    return item(phase, type="mcp_tool_call", **{**call, "result": None, "error": None, "status": status, **more})
+
+
+def command(phase: str, status: str, exit_code: int | None = None, output: str = "") -> dict[str, Any]:
+    told = {"command": "/bin/bash -lc ls", "aggregated_output": output, "exit_code": exit_code, "status": status}
+    return item(phase, type="command_execution", **told)
+
+
+def read(*lines: dict[str, Any]) -> tuple[CodexReader, list[AgentEvent]]:
+    reader = CodexReader()
+    return reader, [event for line in lines for event in reader.read(line)]
+
+
+def statuses(events: Sequence[AgentEvent]) -> list[ToolStatus | None]:
+    return [event.tool_status for event in events]
+
+
+def test_a_whole_run_becomes_its_session_text_and_usage() -> None:
+    usage = {"input_tokens": 303, "cached_input_tokens": 21, "output_tokens": 15, "reasoning_output_tokens": 9}
+    reader, events = read(
+        {"type": "thread.started", "thread_id": THREAD},
+        {"type": "turn.started"},
+        item("completed", type="reasoning", text="Let me see."),
+        item("completed", type="agent_message", text="First words."),
+        item("completed", type="agent_message", text="Last words."),
+        {"type": "turn.completed", "usage": usage},
+    )
+    assert [event.kind for event in events] == [
+        *(Kind.LOG, Kind.RAW, Kind.REASONING, Kind.MESSAGE, Kind.MESSAGE, Kind.LOG)
+    ]
+    assert {event.role for event in events[2:5]} == {"assistant"}
+    told = reader.told
+    assert (told.session, told.text, told.failure) == (THREAD, "Last words.", "")
+    assert (told.usage.input, told.usage.cached, told.usage.output) == (303, 21, 15)
+    assert told.usage.told == usage
+
+
+def test_a_call_of_ours_is_told_at_its_start_and_at_its_end() -> None:
+    result = {"content": [{"type": "text", "text": "contents"}], "structured_content": None}
+    lines = (mcp("started", "in_progress"), mcp("completed", "completed", result=result))
+    _, (start, end) = read(*lines)
+    assert (start.tool_status, end.tool_status) == (ToolStatus.STARTED, ToolStatus.OK)
+    for event, line in zip((start, end), lines, strict=True):
+        assert (event.kind, event.server, event.tool_name) == (Kind.TOOL, SERVER_NAME, "workspace_read_file")
+        assert (event.tool_args, event.call, event.raw) == ({"path": "a"}, "item_1", line)
+    assert end.text == "contents"
+
+
+def test_our_server_has_our_name_whatever_it_was_called_in_the_run() -> None:
+    _, events = read(mcp("started", "in_progress", server="toolcrib_run"))
+    assert events[0].server == SERVER_NAME
+    _, events = read(mcp("started", "in_progress", server="notes"))
+    assert events[0].server == "notes"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ({"message": "tool call error: tool call failed\n\nCaused by:\n    Transport send error: …"}, ToolStatus.AWAY),
+        ({"message": "tool call error: timed out awaiting tools/call after 3600s"}, ToolStatus.TIMEOUT),
+        ({"message": "MCP tool call requires approval, but approval policy is never"}, ToolStatus.DENIED),
+        ({"message": "user rejected MCP tool call"}, ToolStatus.DENIED),
+        ({"message": "tool call error: boom"}, ToolStatus.ERROR),
+        (None, ToolStatus.ERROR),
+    ],
+)
+def test_a_call_that_came_to_nothing_says_how(error: dict[str, str] | None, status: ToolStatus) -> None:
+    _, (_, end) = read(mcp("started", "in_progress"), mcp("completed", "failed", error=error))
+    assert end.tool_status is status
+    assert end.text == (error["message"] if error else "")
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code", "expected"),
+    [("completed", 0, ToolStatus.OK), ("failed", 2, ToolStatus.ERROR), ("declined", None, ToolStatus.DENIED)],
+)
+def test_a_command_of_codexs_own_is_a_tool_of_no_server(
+    status: str, exit_code: int | None, expected: ToolStatus
+) -> None:
+    _, (start, end) = read(command("started", "in_progress"), command("completed", status, exit_code, "a\nb\n"))
+    assert (start.tool_name, start.server, start.tool_args) == ("shell", "", {"command": "/bin/bash -lc ls"})
+    assert (end.tool_status, end.text) == (expected, "a\nb\n")
+
+
+def test_a_call_that_is_told_only_at_its_end_still_has_a_start() -> None:
+    line = item("completed", type="file_change", changes=[{"path": "/w/a", "kind": "add"}], status="completed")
+    _, (start, end) = read(line)
+    assert statuses((start, end)) == [ToolStatus.STARTED, ToolStatus.OK]
+    assert (start.tool_name, start.tool_args) == ("apply_patch", {"changes": [{"path": "/w/a", "kind": "add"}]})
+    assert (start.raw, end.raw) == (line, None)
+    assert start.call == end.call == "item_1"
+
+
+def test_a_call_is_over_once_whatever_is_printed_of_it_later() -> None:
+    _, events = read(
+        command("started", "in_progress"),
+        command("started", "in_progress"),
+        command("updated", "in_progress"),
+        command("completed", "completed", 0),
+        command("completed", "completed", 0),
+    )
+    assert statuses(events) == [ToolStatus.STARTED, None, None, ToolStatus.OK, None]
+    assert [event.kind for event in events if event.tool_status is None] == [Kind.RAW] * 3
+
+
+def test_the_other_tools_of_codex_are_tools_as_well() -> None:
+    _, (_, search) = read(item("completed", type="web_search", query="toolcrib", action={"type": "search"}))
+    assert (search.tool_name, search.tool_status) == ("web_search", ToolStatus.OK)
+    assert search.tool_args == {"query": "toolcrib", "action": {"type": "search"}}
+    spawn = {"tool": "spawn_agent", "prompt": "look", "receiver_thread_ids": [], "status": "failed"}
+    _, (_, helper) = read(item("completed", type="collab_tool_call", **spawn))
+    assert (helper.tool_name, helper.tool_status) == ("spawn_agent", ToolStatus.ERROR)
+
+
+def test_a_plan_and_a_warning_are_what_the_program_says_of_the_run() -> None:
+    steps = [{"text": "look", "completed": True}, {"text": "write", "completed": False}]
+    _, (plan, warning) = read(
+        item("started", type="todo_list", items=steps),
+        item("completed", type="error", message="Model metadata for `gpt-4.1` not found."),
+    )
+    assert (plan.kind, plan.text) == (Kind.LOG, "[x] look\n[ ] write")
+    assert (warning.kind, warning.text) == (Kind.LOG, "Model metadata for `gpt-4.1` not found.")
+
+
+def test_a_turn_that_failed_is_a_failure_and_one_that_recovered_is_none() -> None:
+    trouble = {"type": "error", "message": "Reconnecting... 1/5"}
+    reader, _ = read(trouble, {"type": "turn.failed", "error": {"message": "unexpected status 401"}})
+    assert reader.told.failure == "unexpected status 401"
+    reader, _ = read(trouble, {"type": "turn.completed", "usage": {}})
+    assert reader.told.failure == ""
+
+
+@pytest.mark.req("FRG-10")
+def test_that_our_tools_are_not_there_is_read_from_standard_error() -> None:
+    types = "Transport [codex_rmcp_client::A<rmcp::transport::worker::W<x::Y>>]"
+    reader = CodexReader()
+    event = reader.said(
+        "Error: thread/start failed: required MCP servers failed to initialize: toolcrib: handshaking with MCP server "
+        f"failed: Send message error {types} error: unexpected server response: HTTP 401: {{}}, when send initialize "
+        "request: once more (code -32603)"
+    )
+    assert (event.kind, event.role) == (Kind.LOG, "system")
+    assert reader.told.mcp_failure == (
+        "handshaking with MCP server failed: Send message error Transport error: "
+        "unexpected server response: HTTP 401: {}"
+    )
+    assert reader.told.failure.startswith("Error: thread/start failed")
+
+
+def test_another_server_that_is_not_there_is_no_failure_of_ours() -> None:
+    reader = CodexReader()
+    reader.said("Error: required MCP servers failed to initialize: notes: timed out after 3s")
+    assert reader.told.mcp_failure == ""
+    assert "notes" in reader.told.failure
+
+
+def test_a_warning_on_standard_error_is_no_failure() -> None:
+    reader = CodexReader()
+    line = "2026-11-16T07:00:15Z ERROR codex_core::tools::router: error=patch rejected: writing is blocked"
+    assert reader.said(line).text == line
+    assert reader.told.failure == reader.told.mcp_failure == ""
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+KINDS = ("item.started", "item.updated", "item.completed", "turn.completed", "turn.failed", "error", "thread.started")
+ITEMS = ("command_execution", "file_change", "mcp_tool_call", "web_search", "todo_list", "collab_tool_call", "error")
+PARTS = ("id", "status", "error", "result", "arguments", "items", "text", "server", "tool", "query")
+NEAR = st.fixed_dictionaries(
+    {"type": st.sampled_from(KINDS)},
+    optional={
+        **dict.fromkeys(("usage", "error", "message", "thread_id"), ANY),
+        "item": ANY | st.fixed_dictionaries({"type": st.sampled_from(ITEMS)}, optional=dict.fromkeys(PARTS, ANY)),
+    },
+)
+"""Almost what Codex prints."""
+
+
+@given(st.lists(NEAR | st.dictionaries(st.text(max_size=5), ANY, max_size=4), max_size=5))
+def test_whatever_is_printed_becomes_an_event_that_holds_it(lines: list[dict[str, Any]]) -> None:
+    reader = CodexReader()
+    for line in lines:
+        events = list(reader.read(line))
+        assert events
+        assert events[0].raw is line
+
+
+@given(st.text())
+def test_whatever_is_said_becomes_an_event_that_holds_it(line: str) -> None:
+    assert CodexReader().said(line).raw == line

@@ -1,0 +1,102 @@
+"""What a profile says of a coding agent's own tools: read, kept, shown, and told when it becomes less."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolcrib.agents.roster import Roster
+from toolcrib.agents.standing import narrows_profile, written_profile
+from toolcrib.errors import ConfigError, StoreError
+from toolcrib.events import Bus, Change
+from toolcrib.policy import BUILTIN, OwnTools, profile_data, profile_from
+from toolcrib.store import Store
+
+pytestmark = pytest.mark.req("KSI-5")
+
+MINE = {"description": "Looks.", "rules": [{"allow": "files:*"}]}
+
+
+def test_the_built_in_profiles_say_what_a_program_may_do_by_itself() -> None:
+    assert {name: profile.own_tools for name, profile in BUILTIN.items()} == {
+        "owner": OwnTools.ALL,
+        "trusted": OwnTools.ALL,
+        "developer": OwnTools.EDIT,
+        "read-only": OwnTools.READ,
+        "nothing": OwnTools.NONE,
+    }
+
+
+def test_a_profile_that_says_nothing_allows_nothing_and_is_kept_as_it_always_was() -> None:
+    profile = profile_from("mine", MINE)
+    assert profile.own_tools is OwnTools.NONE
+    assert written_profile(profile) == '{"description": "Looks.", "rules": [{"allow": "files:*"}]}'
+    assert written_profile(profile_from("mine", {**MINE, "own_tools": "none"})) == written_profile(profile)
+
+
+@pytest.mark.parametrize("level", [level for level in OwnTools if level is not OwnTools.NONE])
+def test_a_profile_survives_being_kept(level: OwnTools) -> None:
+    profile = profile_from("mine", {**MINE, "own_tools": level.value})
+    assert profile.own_tools is level
+    assert profile_from("mine", profile_data(profile)) == profile
+
+
+@pytest.mark.parametrize("given", ["everything", "ALL", "", None, True, 1, ["read"], {"read": True}])
+def test_a_level_that_there_is_not_is_refused_with_those_that_there_are(given: Any) -> None:
+    with pytest.raises(ConfigError, match="own_tools") as caught:
+        profile_from("mine", {**MINE, "own_tools": given})
+    assert caught.value.remedy == "It is one of none, read, edit, all."
+
+
+@pytest.mark.parametrize("before", OwnTools)
+@pytest.mark.parametrize("after", OwnTools)
+def test_only_less_or_the_same_is_narrower(before: OwnTools, after: OwnTools) -> None:
+    levels = [OwnTools.NONE, OwnTools.READ, OwnTools.EDIT, OwnTools.ALL]
+    old, new = (profile_from("mine", {**MINE, "own_tools": one}) for one in (before, after))
+    assert narrows_profile(old, new) is (levels.index(after) <= levels.index(before))
+
+
+def test_fewer_rules_do_not_make_up_for_more_own_tools() -> None:
+    wider = profile_from("mine", {"rules": [], "own_tools": "read"})
+    assert not narrows_profile(profile_from("mine", MINE), wider)
+
+
+class Books:
+    """Takes changes until it is told to fail."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.fails = False
+
+    async def note(self, change: Change) -> None:
+        await asyncio.sleep(0)
+        if self.fails:
+            raise StoreError("full")
+        self.changes.append(change)
+
+
+async def test_only_own_tools_changed_is_a_change_and_less_holds_at_once(tmp_path: Path) -> None:
+    books = Books()
+    store = await Store.open(tmp_path / "crib.db")
+    roster = await Roster.open(store, bus=Bus(), note=books.note, folder=tmp_path / "agents")
+    try:
+        assert await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "edit"}))
+        assert not await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "edit"}))
+        assert await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "all"}))
+        assert [(change.what, change.detail["own_tools"]) for change in books.changes] == [
+            ("profile added", "edit"),
+            ("profile changed", "all"),
+        ]
+        books.fails = True
+        with pytest.raises(StoreError, match="The profile mine is narrower, now"):
+            await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "read"}))
+        assert roster.profile("mine").own_tools is OwnTools.READ, "what takes away holds whatever the book does"
+        with pytest.raises(StoreError, match="Nothing was changed"):
+            await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "all"}))
+        assert roster.profile("mine").own_tools is OwnTools.READ
+    finally:
+        await roster.close()
+        await store.close()

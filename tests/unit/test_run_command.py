@@ -1,0 +1,459 @@
+"""`toolcrib run` and `toolcrib runs` as a person and as a program meet them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import toolcrib.runs.agent
+from parts.run_logs import NOBODY, message, metadata, summary, written
+from parts.stand_in import LOG, Script, code_agent
+from toolcrib.cli.app import run
+from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.coding_agents.headless import Usage
+from toolcrib.errors import NotFound
+from toolcrib.runs.result import OnMcpFailure, Status
+
+TESTS = Path(__file__).parents[1]
+OLD, NEW = "20261115-100000-00000a", "20261116-100000-00000b"
+CALL = AgentEvent(
+    kind=Kind.TOOL,
+    provider="claude",
+    tool_name="read_file",
+    server="workspace",
+    tool_args={"path": "a.py"},
+    tool_status=ToolStatus.OK,
+    tool_duration_ms=12.0,
+    call="1",
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+Play = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TOOLCRIB_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("sys.stdin", Terminal())
+    folder = tmp_path / "project"
+    (folder / ".git").mkdir(parents=True)
+    (folder / ".git" / "HEAD").touch()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Puts a stand-in with this script in the agent's place; what it is asked comes back."""
+
+    def play(**script: Any) -> list[dict[str, Any]]:
+        made: list[dict[str, Any]] = []
+        monkeypatch.setattr(toolcrib.runs.agent, "CodeAgent", code_agent(Script(**script), made))
+        return made
+
+    return play
+
+
+@pytest.mark.req("FRG-7")
+def test_the_answer_alone_is_on_stdout_and_all_else_beside_it(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    about = metadata(governed=("its own tools: edit",), ungoverned=("its network",))
+    play(about=about, events=(message("I look."), CALL, message("done")), end=summary(session="s"))
+    assert run(["run", "claude", "fix it"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "done\n"
+    lines = said.err.splitlines()
+    assert lines[0] == "claude 2.1.325 as developer in /project"
+    assert "  governed      its own tools: edit" in lines
+    assert "  not governed  its network" in lines
+    assert lines.index("I look.") < lines.index("✓ workspace:read_file  path=a.py  12 ms")
+    assert "done" not in lines, "the answer is not said twice"
+    assert "✓ finished after 2.5 s" in lines
+    assert f"  log           {LOG}" in lines
+    assert '  go on         toolcrib run claude "…" --conversation c0ffee' in lines
+
+
+@pytest.mark.req("FRG-7", "FRG-10")
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (Status.FINISHED, 0),
+        (Status.FAILED, 10),
+        (Status.TIMEOUT, 12),
+        (Status.REVOKED, 12),
+        (Status.NO_TOOLS, 12),
+        (Status.INTERRUPTED, 130),
+    ],
+)
+def test_the_exit_code_says_how_it_ended(
+    play: Play, status: Status, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(end=summary(status=status, error="" if code == 0 else "Because."))
+    assert run(["run", "claude", "x"]) == code
+    assert ("Because." in capsys.readouterr().err) == (code != 0)
+
+
+@pytest.mark.req("FRG-7")
+def test_of_a_program_that_failed_its_own_last_words_are_shown(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [AgentEvent(kind=Kind.LOG, provider="claude", role="system", text=f"word {n}") for n in range(9)]
+    play(events=tuple(words), end=summary(status=Status.FAILED, text="", error="Code 1."))
+    assert run(["run", "claude", "x"]) == 10
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "word 8" in said.err
+    assert "word 3" not in said.err
+    play(events=tuple(words))
+    assert run(["run", "claude", "x"]) == 0
+    assert "word 8" not in capsys.readouterr().err
+
+
+@pytest.mark.req("FRG-7", "KSI-4")
+def test_json_is_one_object_on_one_line(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    end = summary(usage=Usage(input=5, output=2, cached=1), tools={"workspace:read_file": 2}, denials=1, session="s")
+    play(events=(message("x"), CALL), end=end)
+    assert run(["run", "claude", "x", "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    (line,) = said.out.splitlines()
+    assert json.loads(line) == {
+        "run_id": "20261116-100000-00000a",
+        "log": LOG,
+        "text": "done",
+        "status": "finished",
+        "exit_code": 0,
+        "error": "",
+        "usage": {"input": 5, "output": 2, "cached": 1, "told": {}},
+        "tools": {"workspace:read_file": 2},
+        "denials": 1,
+        "seconds": 2.5,
+        "conversation": "c0ffee",
+        "session": "s",
+        "provider": "claude",
+        "model": "",
+        "profile": "developer",
+        "agent": "claude-c0ffee",
+        "workdir": "/project",
+        "listing": {"tools": 0, "bytes": 0, "tokens": 0},
+    }
+
+
+@pytest.mark.req("FRG-6", "FRG-7")
+def test_every_event_can_be_had_as_lines_and_as_json(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = AgentEvent(kind=Kind.RAW, provider="claude", raw={"new": "\ud800"}, time=0.0)
+    play(events=(message("x"), raw, CALL))
+    assert run(["run", "claude", "x", "--json", "--log-events"]) == 0
+    *events, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event["event"]["kind"] for event in events] == ["message", "raw", "tool"]
+    assert events[1]["event"]["raw"] == {"new": "\ud800"}
+    assert events[2]["event"] == CALL.to_json()
+    assert last["status"] == "finished"
+    assert run(["run", "claude", "x", "--log-events"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "done\n"
+    assert [line.split()[1] for line in said.err.splitlines() if line[2:3] == line[5:6] == ":"] == [
+        "message",
+        "raw",
+        "tool",
+    ]
+
+
+@pytest.mark.req("FRG-7", "FRG-10")
+def test_what_was_asked_for_reaches_the_run(play: Play, tmp_path: Path) -> None:
+    made = play()
+    words = ["run", "codex", "do it", "--profile", "read-only", "--workdir", str(tmp_path), "--timeout", "30m"]
+    words += ["--on-mcp-failure", "continue", "--env", "A", "--env", "B", "--env-file", "f.env"]
+    assert run([*words, "--", "-c", "model=x", "--json"]) == 0
+    assert made == [
+        {
+            "client": "codex",
+            "prompt": "do it",
+            "profile": "read-only",
+            "workdir": tmp_path,
+            "timeout": 1800.0,
+            "on_mcp_failure": OnMcpFailure.CONTINUE,
+            "env": ("A", "B"),
+            "env_file": Path("f.env"),
+            "extra": ("-c", "model=x", "--json"),
+            "conversation": "",
+        }
+    ]
+
+
+@pytest.mark.req("FRG-7")
+@pytest.mark.parametrize("words", [[], ["-"], ["--", "--model", "x"], ["-", "--", "y"]])
+def test_the_prompt_can_come_by_a_pipe(play: Play, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    made = play()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("- é\n".encode())))
+    assert run(["run", "claude", *words]) == 0
+    assert made[0]["prompt"] == "- é\n"
+    assert made[0]["extra"] == tuple(words[words.index("--") + 1 :] if "--" in words else ())
+
+
+@pytest.mark.req("FRG-7")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["claude"], "There is no prompt"),
+        (["claude", "x", "--timeout", "5"], "Write 90s, 30m or 2h."),
+        (["claude", "x", "--timeout", "0s"], "Write 90s, 30m or 2h."),
+        (["claude", "x", "--model", "y"], "Words for the program come after `--`"),
+        (["claude", "- x"], "comes by a pipe"),
+    ],
+)
+def test_wrong_words_are_told_before_anything_begins(
+    play: Play, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = play()
+    assert run(["run", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not any("prompt" in one for one in made)
+
+
+@pytest.mark.req("FRG-7")
+def test_a_run_that_cannot_start_says_why_and_for_programs_on_one_line(
+    play: Play, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> None:
+        raise NotFound("There is no claude here.", remedy="npm install -g claude")
+
+    play(before=missing)
+    assert run(["run", "claude", "x"]) == 4
+    assert capsys.readouterr().err == "Error: There is no claude here. npm install -g claude\n"
+    assert run(["run", "claude", "x", "--json"]) == 4
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["error"]["exit_code"] == 4
+
+
+@pytest.mark.req("FRG-7")
+@pytest.mark.parametrize("before", ["nothing", "read-only", "developer"])
+def test_a_conversation_goes_on_with_the_profile_that_it_had(play: Play, project: Path, before: str) -> None:
+    made = play()
+    written(project, metadata(OLD, profile=before), end=summary())
+    assert run(["run", "claude", "x", "--conversation", "last"]) == 0
+    assert (made[0]["profile"], made[0]["conversation"]) == (before, "last")
+    assert run(["run", "claude", "x", "--conversation", "c0ffee", "--profile", "trusted"]) == 0
+    assert made[1]["profile"] == "trusted"
+
+
+@pytest.mark.req("FRG-7")
+def test_a_log_in_the_project_cannot_give_a_run_more_than_is_usual(
+    play: Play, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = play()
+    written(project, metadata(OLD, profile="owner"), end=summary())
+    assert run(["run", "claude", "x", "--conversation", "last"]) == 2
+    assert "Say --profile owner to go on so" in capsys.readouterr().err
+    assert made == []
+
+
+@pytest.mark.req("FRG-7")
+def test_what_an_agent_says_cannot_move_the_terminal(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    evil = "\x1b[2J\x1b]0;evil\x07[red]\x9b1m"
+    call = replace(CALL, tool_name=evil, tool_status=ToolStatus.DENIED, rule=evil, tool_args={evil: evil})
+    begun = replace(call, tool_status=ToolStatus.STARTED, call="2")
+    play(events=(message(evil), call, begun), about=metadata(ungoverned=(evil,)), end=summary(error=evil, text=evil))
+    beside, out = Terminal(), Terminal()
+    monkeypatch.setattr("sys.stderr", beside)
+    monkeypatch.setattr("sys.stdout", out)
+    assert run(["run", "claude", "x"]) == 0
+    assert "\x1b[32m✓ " in beside.getvalue(), "a terminal gets colours"
+    assert "\x1b[?25h" in beside.getvalue(), "and its cursor back"
+    for hostile in ("\x1b[2J", "\x1b]0;", "\x9b"):
+        assert hostile not in beside.getvalue() + out.getvalue()
+    assert "[red]" in beside.getvalue()
+
+
+@pytest.mark.req("FRG-7")
+def test_a_reader_that_leaves_ends_the_run_in_order(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        def fileno(self) -> int:
+            return spare
+
+    spare = os.open(os.devnull, os.O_WRONLY)
+    play(events=(message("x"), CALL), waits=True)
+    monkeypatch.setattr("sys.stdout", Left())
+    try:
+        assert run(["run", "claude", "x", "--json", "--log-events"]) == 141
+    finally:
+        os.close(spare)
+
+
+INTERRUPTIBLE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import toolcrib.runs.agent
+from parts.run_logs import message
+from parts.stand_in import Script, code_agent
+from toolcrib.cli.app import run
+script = Script(events=(message("begun"), message("x")), waits=True, stubborn=sys.argv[2] == "stubborn")
+toolcrib.runs.agent.CodeAgent = code_agent(script, [])
+sys.exit(run(["run", "claude", "x", *sys.argv[3:]]))
+"""
+
+
+@pytest.fixture
+def interruptible() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", INTERRUPTIBLE, str(TESTS), *words]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=20)
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"it never said {text!r}")
+
+
+@pytest.mark.req("FRG-7", "FRG-10")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_run_ends_in_order(
+    interruptible: Callable[..., subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    process = interruptible("gentle")
+    wait_for(process, "begun")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert out == "done\n"
+    assert "✗ interrupted after 2.5 s: It was interrupted." in err
+
+
+@pytest.mark.req("FRG-7")
+def test_a_second_interruption_ends_it_at_once(interruptible: Callable[..., subprocess.Popen[str]]) -> None:
+    process = interruptible("stubborn")
+    wait_for(process, "begun")
+    process.send_signal(signal.SIGINT)
+    wait_for(process, "stubborn")
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+
+
+@pytest.mark.req("FRG-7")
+def test_runs_are_a_table_for_people_and_json_for_programs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["runs"]) == 0
+    assert capsys.readouterr().out == f"No runs in {project} yet.\n"
+    written(project, metadata(OLD, pid_began=NOBODY, prompt="line\n\x1b[2J two"))
+    end = summary(usage=Usage(input=1234, output=5), tools={"a": 2, "b": 1}, denials=1)
+    written(project, metadata(NEW), end=end)
+    assert run(["runs"]) == 0
+    said = capsys.readouterr()
+    head, new, old = said.out.splitlines()
+    assert head.split() == ["run", "when", "client", "profile", "status", "time", "tools", "tokens", "prompt"]
+    cells = [cell.strip() for cell in new.split("  ") if cell]
+    assert cells[0] == NEW
+    assert cells[2:] == [
+        "claude",
+        "developer",
+        "finished",
+        "2.5 s",
+        "3 (1 denied)",
+        "1,234 / 5",
+        "fix the failing test",
+    ]
+    assert "killed" in old
+    assert "line \\x1b[2J two" in old
+    assert run(["runs", "-n", "1"]) == 0
+    assert "1 more: -n 2 shows them." in capsys.readouterr().err
+    assert run(["runs", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["runs"]
+    assert [(row["run_id"], row["status"]) for row in rows] == [(NEW, "finished"), (OLD, "killed")]
+    assert rows[0]["summary"]["denials"] == 1
+
+
+@pytest.mark.req("FRG-7")
+def test_a_run_is_shown_as_it_went(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = AgentEvent(kind=Kind.LOG, provider="claude", role="system", text="debug")
+    path = written(project, metadata(OLD), message("I look."), CALL, own, message("done"), end=summary())
+    assert run(["runs", "show", "last"]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[0] == f"run {OLD} finished"
+    assert "  prompt        fix the failing test" in lines
+    course = [line[10:] for line in lines if line[2:3] == ":" and line[5:6] == ":"]
+    assert course == ["I look.", "✓ workspace:read_file  path=a.py  12 ms", "done"]
+    assert f"  log           {path}" in lines
+    assert said.err == f"Not shown: 1 event of the program's own; `toolcrib runs show {OLD} --events` has all.\n"
+    assert run(["runs", "show", OLD[:8], "--events"]) == 0
+    assert "debug" in capsys.readouterr().out
+    assert run(["runs", "show", "last", "--events", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [event["kind"] for event in told["events"]] == ["message", "tool", "log", "message"]
+    assert told["metadata"]["prompt"] == "fix the failing test"
+
+
+@pytest.mark.req("FRG-7")
+def test_a_spoiled_log_is_an_error_with_file_and_line_after_what_could_be_read(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(project, metadata(OLD), message("I look."), CALL, end=summary())
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], '{"event": {"kind": "\x1b[2J"}}\n', *lines[2:]]))
+    assert run(["runs", "show", "last"]) == 1
+    said = capsys.readouterr()
+    assert f"{path}, line 3: this is no JSON" in said.err
+    assert "  prompt        fix the failing test" in said.out
+
+
+@pytest.mark.req("FRG-7")
+def test_tail_follows_the_run_that_goes_on_to_its_end(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from toolcrib.runs import shelf
+    from toolcrib.runs.log import RunLog
+
+    log = RunLog.open(project, metadata(OLD))
+    written(project, metadata(NEW), end=summary())
+    log.event(message("I look."))
+    later = [lambda: log.event(CALL), lambda: log.end(summary())]
+    monkeypatch.setattr(shelf.follow, "__defaults__", (lambda _: later.pop(0)(),))
+    assert run(["runs", "tail"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"run {OLD} running\n")
+    assert "✓ workspace:read_file" in said
+    assert "✓ finished after 2.5 s" in said
+    assert run(["runs", "tail", NEW, "--json"]) == 0
+    assert [next(iter(json.loads(line))) for line in capsys.readouterr().out.splitlines()] == ["metadata", "summary"]
+
+
+@pytest.mark.req("FRG-7")
+def test_another_projects_runs_can_be_asked_for_before_or_after_the_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    written(other, metadata(OLD), end=summary())
+    for words in (["runs", "--workdir", str(other), "show", "last"], ["runs", "show", "last", "--workdir", str(other)]):
+        assert run(words) == 0
+        assert OLD in capsys.readouterr().out
+    assert run(["runs", "show", "last"]) == 4
+    assert run(["runs", "tail"]) == 4

@@ -1,0 +1,213 @@
+"""One account of a call from two: the program's lines, and what passed the gateway's door."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toolcrib.coding_agents.client import SERVER_NAME
+from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.runs.matching import PATIENCE, Matching
+from toolcrib.runs.notes import CallSeen
+
+pytestmark = pytest.mark.req("FRG-6")
+
+MARK = "program/id"
+
+
+def started(call: str, name: str = "files_read", args: Any = None, server: str = SERVER_NAME) -> AgentEvent:
+    return AgentEvent(
+        kind=Kind.TOOL,
+        provider="p",
+        raw={"start": call},
+        tool_name=name,
+        tool_args=args or {},
+        tool_status=ToolStatus.STARTED,
+        server=server,
+        call=call,
+        time=10.0,
+    )
+
+
+def ended(
+    call: str, name: str = "files_read", server: str = SERVER_NAME, status: ToolStatus = ToolStatus.OK
+) -> AgentEvent:
+    return AgentEvent(
+        kind=Kind.TOOL,
+        provider="p",
+        raw={"end": call},
+        text="what it gave",
+        tool_name=name,
+        tool_status=status,
+        server=server,
+        call=call,
+        time=12.5,
+    )
+
+
+def seen(
+    call: str, outcome: str = "", *, name: str = "files_read", args: Any = None, meta: dict[str, Any] | None = None
+) -> CallSeen:
+    server, _, tool = name.partition("_")
+    return CallSeen(
+        call=call,
+        name=name,
+        tool=tool,
+        server="" if outcome == "unknown" else server,
+        arguments=args or {},
+        arguments_size=2,
+        over=bool(outcome),
+        outcome=outcome,
+        duration_ms=7.5 if outcome else None,
+        decision="deny" if outcome == "denied" else "allow",
+        rule="a rule",
+        meta=meta or {},
+        at=11.0,
+    )
+
+
+def told(*steps: Iterable[AgentEvent]) -> list[AgentEvent]:
+    return [event for step in steps for event in step]
+
+
+def test_a_call_that_both_sides_tell_of_is_told_once_with_the_gateways_word() -> None:
+    one = Matching("p")
+    one.names = {"files_read": ("files", "read")}
+    start, end = told(
+        one.printed(started("c1", args={"path": "a"}), 0),
+        one.passed(seen("g1", args={"path": "a"}), 0),
+        one.passed(seen("g1", "ok", args={"path": "a"}), 0),
+        one.printed(ended("c1"), 0),
+        one.finish(),
+    )
+    assert (start.tool_status, start.server, start.tool_name) == (ToolStatus.STARTED, "files", "read")
+    assert (end.tool_status, end.server, end.tool_name) == (ToolStatus.OK, "files", "read")
+    assert (end.tool_args, end.tool_duration_ms, end.decision, end.rule) == ({"path": "a"}, 7.5, "allow", "a rule")
+    assert start.call == end.call == "c1"
+    assert (start.raw, end.raw, end.text) == ({"start": "c1"}, {"end": "c1"}, "what it gave")
+
+
+def test_the_end_waits_for_the_gateways_word_and_not_for_ever() -> None:
+    one = Matching("p")
+    assert len(told(one.printed(started("c1"), 0), one.printed(ended("c1"), 5.0))) == 1
+    assert one.next_due() == 5.0 + PATIENCE
+    assert told(one.overdue(5.0)) == []
+    (end,) = told(one.overdue(5.0 + PATIENCE))
+    assert (end.tool_status, end.decision, end.tool_name) == (ToolStatus.OK, "", "files_read")
+    assert one.next_due() is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        ("ok", ToolStatus.OK),
+        ("tool_error", ToolStatus.ERROR),
+        ("refused", ToolStatus.ERROR),
+        ("denied", ToolStatus.DENIED),
+        ("invalid", ToolStatus.INVALID),
+        ("unknown", ToolStatus.UNKNOWN),
+        ("timeout", ToolStatus.TIMEOUT),
+        ("cancelled", ToolStatus.CANCELLED),
+        ("away", ToolStatus.AWAY),
+    ],
+)
+def test_a_call_that_the_program_never_prints_is_told_all_the_same(outcome: str, status: ToolStatus) -> None:
+    one = Matching("p")
+    assert told(one.passed(seen("g1", outcome, args={"n": 1}), 0)) == []
+    start, end = told(one.overdue(PATIENCE))
+    assert (start.tool_status, end.tool_status) == (ToolStatus.STARTED, status)
+    assert (end.tool_args, end.tool_duration_ms, start.call) == ({"n": 1}, 7.5, end.call)
+
+
+def test_a_line_that_comes_after_its_call_was_told_is_kept_and_no_second_call() -> None:
+    one = Matching("p")
+    events = told(
+        one.printed(started("c1"), 0),
+        one.passed(seen("g1"), 0),
+        one.passed(seen("g1", "ok"), 0),
+        one.overdue(PATIENCE),
+        one.printed(ended("c1"), 9),
+        one.finish(),
+    )
+    assert [event.kind for event in events] == [Kind.TOOL, Kind.TOOL, Kind.RAW]
+    assert events[-1].raw == {"end": "c1"}
+
+
+def test_calls_of_one_tool_are_told_apart_by_their_arguments_and_then_by_their_order() -> None:
+    one = Matching("p")
+    told(*(one.printed(started(f"c{n}", args={"n": n}), 0) for n in (1, 2, 3)))
+    told(*(one.passed(seen(f"g{n}", "ok" if n < 3 else "denied", args={"n": n}), 0) for n in (3, 1, 2)))
+    ends = told(*(one.printed(ended(f"c{n}"), 0) for n in (1, 2, 3)))
+    assert [(end.call, end.tool_args, end.tool_status) for end in ends] == [
+        ("c1", {"n": 1}, ToolStatus.OK),
+        ("c2", {"n": 2}, ToolStatus.OK),
+        ("c3", {"n": 3}, ToolStatus.DENIED),
+    ]
+
+
+def test_a_mark_tells_equal_calls_apart() -> None:
+    one = Matching("p", mark=MARK)
+    told(one.printed(started("c1"), 0), one.printed(started("c2"), 0))
+    told(one.passed(seen("g2", "denied", meta={MARK: "c2"}), 0), one.passed(seen("g1", "ok", meta={MARK: "c1"}), 0))
+    ends = told(one.printed(ended("c1"), 0), one.printed(ended("c2"), 0))
+    assert [end.tool_status for end in ends] == [ToolStatus.OK, ToolStatus.DENIED]
+
+
+def test_a_call_that_nobody_ended_ends_with_the_run() -> None:
+    one = Matching("p")
+    told(one.printed(started("c1"), 0), one.passed(seen("g1"), 0))
+    (end,) = told(one.finish())
+    assert (end.tool_status, end.call) == (ToolStatus.CANCELLED, "c1")
+
+
+def test_the_time_of_a_tool_that_is_not_ours_is_between_its_lines() -> None:
+    one = Matching("p")
+    start, end = told(one.printed(started("b1", "Bash", server=""), 0), one.printed(ended("b1", "Bash", server=""), 0))
+    assert start.tool_duration_ms is None
+    assert (end.tool_duration_ms, end.decision) == (2500.0, "")
+
+
+@settings(max_examples=300)
+@given(st.data(), st.integers(1, 4), st.sampled_from(["", MARK]))
+def test_however_the_words_are_mixed_each_call_starts_once_and_ends_once_and_no_line_is_lost(
+    data: st.DataObject, count: int, mark: str
+) -> None:
+    one = Matching("p", mark=mark)
+    ways: list[list[Any]] = []
+    lines = 0
+    for n in range(count):
+        args = {"n": data.draw(st.integers(0, 1))}
+        meta = {MARK: f"c{n}"}
+        prints, passes = data.draw(st.sampled_from([(True, True), (True, False), (False, True)]))
+        if prints:
+            ways.append([(one.printed, started(f"c{n}", args=args)), (one.printed, ended(f"c{n}"))])
+            lines += 2
+        if passes:
+            ways.append(
+                [
+                    (one.passed, seen(f"g{n}", args=args, meta=meta)),
+                    (one.passed, seen(f"g{n}", "ok", args=args, meta=meta)),
+                ]
+            )
+    events, now = [], 0.0
+    while any(ways):
+        way = data.draw(st.sampled_from([way for way in ways if way]))
+        take, word = way.pop(0)
+        now += data.draw(st.sampled_from([0.0, 0.1, PATIENCE * 2]))
+        events += told(one.overdue(now), take(word, now))
+    events += told(one.finish())
+    by_call: dict[str, list[ToolStatus | None]] = {}
+    for event in events:
+        if event.kind is Kind.TOOL:
+            by_call.setdefault(event.call, []).append(event.tool_status)
+    for statuses in by_call.values():
+        assert len(statuses) == 2
+        assert statuses[0] is ToolStatus.STARTED
+        assert statuses[1] is not ToolStatus.STARTED
+    assert sum(event.raw is not None for event in events) == lines
+    if mark:
+        assert len(by_call) <= 2 * count

@@ -1,0 +1,517 @@
+"""A program's lines all arrive, in order and bounded; and nothing of it is left, however it or we end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from parts import leftovers
+from parts.waiting import wait_for
+from toolcrib.errors import ToolcribError
+from toolcrib.runs import process
+from toolcrib.runs.process import Line, Running, Stream
+
+pytestmark = pytest.mark.req("FRG-10")
+
+LIMIT = 20.0
+ASKED = (-signal.SIGINT, -signal.SIGTERM)
+"""How a program ends that does as it is asked; where the tests run in the background it may not hear the first."""
+needs_proc = pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="what a program wrote is read from /proc")
+ENVIRON = {"PATH": os.environ["PATH"], leftovers.RUN_NAME: os.environ[leftovers.RUN_NAME]}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_and_no_open_file_left() -> Iterator[None]:
+    # The first loop of its kind opens a pipe that all later ones share.
+    uvloop.new_event_loop().close()
+    files = open_files()
+    yield
+    wait_for(lambda: not runners(), "the threads that wait for programs to end")
+    wait_for(lambda: open_files() <= files, "our end of every pipe to be closed")
+
+
+def runners() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("toolcrib-run")]
+
+
+def open_files() -> int:
+    """Pipes; 0 where there is no /proc."""
+    folder = leftovers.PROC / "self" / "fd"
+    return sum("pipe:" in str(entry.readlink()) for entry in folder.glob("*") if entry.is_symlink())
+
+
+async def python(code: str, *words: str, stdin: str = "", cwd: Path = Path("/")) -> Running:
+    argv = [sys.executable, "-I", "-S", "-u", "-c", textwrap.dedent(code), *words]
+    return await Running.start(argv, environ=ENVIRON, cwd=cwd, stdin=stdin)
+
+
+async def read(running: Running) -> list[Line]:
+    async with asyncio.timeout(LIMIT):
+        return [line async for line in running.lines()]
+
+
+async def first(running: Running) -> str:
+    """The next line; the rest stays for whoever reads on."""
+    async with asyncio.timeout(LIMIT), contextlib.aclosing(running.lines()) as lines:
+        return (await anext(lines)).text
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    await asyncio.to_thread(wait_for, condition, what, LIMIT)
+
+
+class Written:
+    """True when a program has written something and then, for a while, nothing more."""
+
+    def __init__(self, running: Running) -> None:
+        self._file = leftovers.PROC / str(running.pid) / "io"
+        self._same = 0
+        self.bytes = 0
+
+    def __call__(self) -> bool:
+        now = int(self._file.read_text().split("wchar:")[1].split()[0])
+        self._same = self._same + 1 if now == self.bytes else 0
+        self.bytes = now
+        return now > 100_000 and self._same > 10
+
+
+def is_there(pid: int) -> bool:
+    """Zombies count: whoever is ours must be fetched too."""
+    return (leftovers.PROC / str(pid)).exists()
+
+
+def is_alive(pid: int) -> bool:
+    return leftovers.read(pid) is not None
+
+
+async def test_it_reads_its_input_and_prints_lines_on_both_streams() -> None:
+    running = await python(
+        """
+        import sys
+        said = sys.stdin.read()
+        print(said); print("äöü ✓"); print("", file=sys.stderr); print("no end", end="", file=sys.stderr)
+        sys.exit(7)
+        """,
+        stdin="-p is no option\nbut a prompt ✓",
+    )
+    lines = await read(running)
+    assert [line.text for line in lines if line.stream is Stream.OUT] == ["-p is no option", "but a prompt ✓", "äöü ✓"]
+    assert [line.text for line in lines if line.stream is Stream.ERR] == ["", "no end"]
+    assert running.exit_code == 7
+    assert not is_there(running.pid)
+
+
+async def test_what_it_reads_is_a_pipe_so_that_it_can_be_opened_by_name() -> None:
+    running = await python("print(open('/dev/stdin').read())", stdin="hello")
+    assert [line.text for line in await read(running)] == ["hello"]
+
+
+async def test_lines_of_both_streams_come_in_the_order_of_their_arrival() -> None:
+    running = await python(
+        """
+        import sys
+        for n in range(200):
+            print(n, file=(sys.stdout, sys.stderr)[n % 2])
+            sys.stdin.read(1)
+        """,
+        stdin="x" * 200,
+    )
+    lines = await read(running)
+    for stream in Stream:
+        numbers = [int(line.text) for line in lines if line.stream is stream]
+        assert numbers == sorted(numbers)
+        assert len(numbers) == 100
+
+
+async def test_a_program_that_never_reads_its_input_does_not_block_us() -> None:
+    running = await python("print('done')", stdin="x" * 5_000_000)
+    assert [line.text for line in await read(running)] == ["done"]
+    assert running.exit_code == 0
+
+
+async def test_a_program_that_closes_its_input_does_not_disturb_us() -> None:
+    running = await python("import os; os.close(0); print('still here')", stdin="x" * 5_000_000)
+    assert [line.text for line in await read(running)] == ["still here"]
+
+
+async def test_a_long_input_arrives_whole() -> None:
+    running = await python("import sys; print(len(sys.stdin.buffer.read()))", stdin="ä" * 3_000_000)
+    assert [line.text for line in await read(running)] == ["6000000"]
+
+
+async def test_bytes_that_are_no_text_are_replaced_and_a_lone_surrogate_is_sent_as_a_question_mark() -> None:
+    running = await python("import os; os.write(1, b'a\\xff\\xfeb\\n' + os.read(0, 99))", stdin="\ud800!")
+    assert [line.text for line in await read(running)] == ["a\ufffd\ufffdb", "?!"]
+
+
+async def test_a_line_that_is_too_long_comes_in_pieces_that_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "LONGEST_PIECE", 1000)
+    running = await python("print('kurz'); print('ä€😀' * 1000); print('b' * 1000); print('c' * 1001, end='')")
+    lines = await read(running)
+    assert not lines[0].partial
+    whole, texts = "", []
+    for line in lines:
+        assert len(line.text.encode()) <= 1000 + 3
+        whole += line.text
+        if not line.partial:
+            texts.append(whole)
+            whole = ""
+    assert texts == ["kurz", "ä€😀" * 1000, "b" * 1000, "c" * 1001]
+    assert [line.partial for line in lines].count(True) == 9
+
+
+async def test_a_line_of_forty_megabytes_comes_in_two_pieces() -> None:
+    running = await python("import sys; sys.stdout.write('x' * 40_000_000 + '\\n' + 'y')")
+    lines = await read(running)
+    assert [(len(line.text), line.partial) for line in lines] == [
+        (process.LONGEST_PIECE, True),
+        (40_000_000 - process.LONGEST_PIECE, False),
+        (1, False),
+    ]
+
+
+@needs_proc
+async def test_a_program_that_nobody_reads_waits_and_our_memory_stays() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    running = await python(
+        """
+        import sys
+        for n in range(100):
+            sys.stdout.write(("x" * 99 + "\\n") * 10_000)
+        """
+    )
+    try:
+        written = Written(running)
+        await until(written, "the program to wait")
+        assert written.bytes < 3_000_000
+        assert running.exit_code is None
+        count = 0
+        async with asyncio.timeout(LIMIT):
+            async for line in running.lines():
+                assert len(line.text) == 99
+                count += 1
+        assert count == 1_000_000
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000
+    finally:
+        await running.stop()
+    assert running.exit_code == 0
+
+
+@needs_proc
+async def test_a_program_that_waits_because_nobody_reads_can_be_stopped() -> None:
+    running = await python("while True: print('x' * 1000)")
+    await until(Written(running), "the program to wait")
+    await running.stop()
+    assert running.exit_code in ASKED
+    assert not is_there(running.pid)
+    lines = await read(running)
+    assert len(lines) > 1000
+
+
+async def test_what_is_in_the_pipe_when_a_program_ends_that_nobody_reads_is_not_lost() -> None:
+    running = await python("print('x' * 1_100_000)")
+    await until(lambda: running.exit_code is not None and not runners() and not own_children(), "its end")
+    assert [len(line.text) for line in await read(running)] == [1_100_000]
+
+
+async def test_what_was_printed_before_the_end_can_be_read_long_after_it() -> None:
+    running = await python("print('a'); print('b' * 50_000); import sys; print('c', file=sys.stderr)")
+    await until(lambda: running.exit_code is not None and not runners(), "its end")
+    assert running.exit_code == 0
+    assert sorted(line.text for line in await read(running)) == ["a", "b" * 50_000, "c"]
+
+
+async def test_reading_can_be_cancelled_and_taken_up_again_without_loss() -> None:
+    running = await python(
+        """
+        import sys, time
+        print("ready")
+        for n in range(3000):
+            print(n)
+        """
+    )
+    got: list[str] = []
+
+    async def take() -> None:
+        async for line in running.lines():
+            got.append(line.text)
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(LIMIT):
+        while len(got) < 2500:
+            task = asyncio.create_task(take())
+            for _ in range(7):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    got += [line.text for line in await read(running)]
+    assert got == ["ready", *map(str, range(3000))]
+
+
+@pytest.mark.parametrize(("hears", "ignores"), [("SIGINT", "SIGTERM"), ("SIGTERM", "SIGINT")])
+async def test_stop_asks_first_and_lets_the_program_say_its_last_words(hears: str, ignores: str) -> None:
+    running = await python(
+        f"""
+        import signal, sys
+        def leave(*_):
+            print("session written"); sys.exit(5)
+        signal.signal(signal.{ignores}, signal.SIG_IGN)
+        signal.signal(signal.{hears}, leave)
+        print("ready")
+        while True: signal.pause()
+        """
+    )
+    assert await first(running) == "ready"
+    await running.stop(grace=1)
+    assert running.exit_code == 5
+    assert [line.text for line in await read(running)] == ["session written"]
+    await running.stop()
+
+
+async def test_stop_ends_a_program_that_does_not_want_to_and_all_that_it_started() -> None:
+    running = await python(
+        """
+        import os, signal, sys, time
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        if os.fork() == 0:
+            os.write(1, b'%d\\n' % os.getpid())
+            time.sleep(600)
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.write(1, b'%d\\n' % os.getpid())
+                time.sleep(600)
+            os._exit(0)
+        time.sleep(600)
+        """
+    )
+    pids = [int(await first(running)) for _ in range(2)]
+    assert all(map(is_alive, pids))
+    began = time.monotonic()
+    await running.stop(grace=0.2)
+    assert time.monotonic() - began < 3
+    assert running.exit_code == -signal.SIGKILL
+    assert not any(map(is_alive, [running.pid, *pids]))
+    assert not is_there(running.pid)
+
+
+@pytest.mark.parametrize("leaves", ["", "os.setsid()"])
+async def test_lines_end_soon_after_the_program_although_a_grandchild_holds_its_pipes(leaves: str) -> None:
+    running = await python(
+        f"""
+        import os, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.fork() == 0:
+            {leaves}
+            os.write(1, b'%d\\n' % os.getpid())
+            time.sleep(600)
+            os._exit(0)
+        os.write(1, b'done\\n')
+        os._exit(3)
+        """
+    )
+    began = time.monotonic()
+    lines = await read(running)
+    assert time.monotonic() - began < 3
+    pid = next(int(line.text) for line in lines if line.text.isdigit())
+    assert not is_alive(pid)
+    assert running.exit_code == 3
+
+
+async def test_a_grandchild_that_hid_from_us_does_not_keep_the_lines_open() -> None:
+    files = open_files()
+    running = await python(
+        """
+        import os, sys
+        told, tell = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            os.dup2(tell, 9)
+            os.execve(sys.executable, [sys.executable, "-I", "-S", "-u", "-c", '''if True:
+                import os, time
+                os.write(1, b"%d\\\\n" % os.getpid())
+                os.close(9)
+                time.sleep(600)'''], {})
+        os.close(tell)
+        os.read(told, 1)
+        """,
+        stdin="x" * 1_000_000,
+    )
+    hidden = int(await first(running))
+    try:
+        began = time.monotonic()
+        assert await read(running) == []
+        assert time.monotonic() - began < 3
+        assert running.exit_code == 0
+        assert is_alive(hidden)
+        assert open_files() <= files
+    finally:
+        os.kill(hidden, signal.SIGKILL)
+
+
+async def test_a_grandchild_that_goes_on_alone_is_ended_although_nobody_reads() -> None:
+    running = await python(
+        """
+        import os, sys, time
+        if os.fork() == 0:
+            os.setsid()
+            print(os.getpid())
+            for stream in (0, 1, 2):
+                os.close(stream)
+            time.sleep(600)
+        sys.stdin.read()
+        """
+    )
+    pid = int(await first(running))
+    await until(lambda: not is_alive(pid) and not runners(), "the grandchild's end")
+
+
+async def test_a_program_that_ends_at_once_is_read_and_stopped_without_harm() -> None:
+    for _ in range(20):
+        running = await Running.start(["/bin/true"], environ=ENVIRON, cwd=Path("/"), stdin="x" * 1000)
+        assert await read(running) == []
+        await running.stop()
+        assert running.exit_code == 0
+
+
+async def test_many_run_at_once_and_stopping_one_leaves_the_others() -> None:
+    echo = "import sys; print(sys.argv[1]); sys.stdin.read(); print(sys.argv[1])"
+    sleeper = await python("import time; print('ready'); time.sleep(600)")
+    assert await first(sleeper) == "ready"
+    others = [await python(echo, str(n), stdin="go") for n in range(8)]
+    await sleeper.stop()
+    for n, lines in enumerate(await asyncio.gather(*map(read, others))):
+        assert [line.text for line in lines] == [str(n)] * 2
+    assert [other.exit_code for other in others] == [0] * 8
+
+
+async def test_a_second_impatience_kills_at_once() -> None:
+    running = await python(
+        """
+        import signal
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("ready")
+        while True: signal.pause()
+        """
+    )
+    assert await first(running) == "ready"
+    stopping = asyncio.create_task(running.stop(grace=600))
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await stopping
+    await until(lambda: not is_there(running.pid), "its end")
+    assert running.exit_code == -signal.SIGKILL
+
+
+async def test_a_program_that_cannot_be_started_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no program")
+    for words, cwd, why in (
+        (["/no/such/program"], tmp_path, "No such file"),
+        ([str(tmp_path / "text")], tmp_path, "Permission denied"),
+        (["/bin/true"], tmp_path / "gone", "No such file"),
+        (["/bin/true", "a\0b"], tmp_path, "null byte"),
+        (["/bin/true", "x" * 5_000_000], tmp_path, "too long"),
+    ):
+        with pytest.raises(ToolcribError, match=why):
+            await Running.start(words, environ=ENVIRON, cwd=cwd, stdin="")
+    assert not own_children()
+
+
+def own_children() -> list[int]:
+    return [one.pid for one in leftovers.living() if one.parent == os.getpid()]
+
+
+@pytest.mark.parametrize("loops", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_it_runs_in_any_loop_of_any_thread(loops: type) -> None:
+    seen: list[list[Line]] = []
+
+    async def whole() -> None:
+        running = await python("import sys; print(sys.stdin.read()); print('e', file=sys.stderr)", stdin="hello")
+        seen.append(await read(running))
+        sleeper = await python("import time; print('ready'); time.sleep(600)")
+        assert await first(sleeper) == "ready"
+        await sleeper.stop()
+        assert sleeper.exit_code in ASKED
+        assert not is_there(sleeper.pid)
+
+    def in_a_thread() -> None:
+        with asyncio.Runner(loop_factory=loops) as runner:
+            runner.run(whole())
+
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join(LIMIT)
+    assert sorted(line.text for line in seen[0]) == ["e", "hello"]
+
+
+def test_a_loop_that_is_closed_while_a_program_runs_takes_it_along() -> None:
+    pids: list[int] = []
+
+    async def leaves_it() -> None:
+        running = await python(
+            """
+            import os, time
+            if os.fork() == 0:
+                os.setsid()
+            os.write(1, b'%d\\n' % os.getpid())
+            time.sleep(600)
+            """
+        )
+        pids.extend([int(await first(running)), int(await first(running))])
+
+    asyncio.run(leaves_it())
+    assert len(set(pids)) == 2
+    assert not any(map(is_alive, pids))
+
+
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from toolcrib.runs.process import Running
+
+TREE = '''
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(600)
+'''
+
+async def main():
+    running = await Running.start([sys.executable, "-I", "-c", TREE], environ=ENVIRON, cwd=Path("/"), stdin="")
+    async for line in running.lines():
+        print(line.text, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_after_kill_9_of_whoever_holds_it_nothing_is_left() -> None:
+    code = HOLDER.replace("ENVIRON", repr(ENVIRON))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        pids = [int(holder.stdout.readline()) for _ in range(3)]
+        helpers = [one.pid for one in leftovers.living() if one.parent == holder.pid and one.pid not in pids]
+        assert all(map(is_alive, pids))
+        assert len(helpers) == 1
+        holder.kill()
+        holder.wait(LIMIT)
+    wait_for(lambda: not any(map(is_alive, [*pids, *helpers])), "the whole tree to end", limit=10)

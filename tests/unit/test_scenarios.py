@@ -1,0 +1,32 @@
+"""The scenarios are there for every coding agent, and are run: CI must not be green because something was left out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gherkin.parser import Parser
+
+from parts import runs
+
+TESTS = Path(__file__).parent.parent
+FEATURES = TESTS / "features"
+AGENTS = sorted(runs.ALL)
+
+
+def test_every_scenario_is_played_by_every_agent() -> None:
+    feature = Parser().parse((FEATURES / "40_mcp_tools.feature").read_text())["feature"]
+    assert [tag["name"] for tag in feature["tags"]] == ["@mcp", "@e2e"]
+    outlines = [child["scenario"] for child in feature["children"] if "scenario" in child]
+    assert len(outlines) >= 7
+    for outline in outlines:
+        rows = [row for examples in outline["examples"] for row in examples["tableBody"]]
+        assert sorted({row["cells"][0]["value"] for row in rows}) == AGENTS, outline["name"]
+        bound = re.escape(outline["name"])
+        assert re.search(rf'@scenario\(FEATURE, "{bound}"\)', (FEATURES / "test_mcp_tools.py").read_text())
+
+
+def test_the_scenarios_are_part_of_make_test() -> None:
+    lines = (TESTS.parent / "Makefile").read_text().splitlines()
+    assert any(line.startswith("\t$(PYTEST)") and "tests/features" in line.split() for line in lines)
+    assert "test: check unit integration conformance" in lines
