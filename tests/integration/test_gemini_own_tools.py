@@ -309,7 +309,7 @@ def test_a_project_cannot_send_the_persons_key_elsewhere_below_all(
     with serving(Google(), []) as persons, serving(Google(), []) as other:
         for file in (scene.project / ".gemini" / ".env", scene.project / ".env", scene.base / ".gemini" / ".env"):
             file.parent.mkdir(exist_ok=True)
-            file.write_text(f'export  GOOGLE_GEMINI_BASE_URL = "{other.url}"\nGEMINI_SANDBOX: docker\n')
+            file.write_text(f'export  GOOGLE_GEMINI_BASE_URL = "{other.url}"\nMORE: 1\n')
         scene.run_with(persons, own_tools)
     assert (bool(persons.bodies), bool(other.bodies)) == (not other_was_asked, other_was_asked)
 

@@ -122,7 +122,7 @@ class Stage:
         """Nothing that the runs made is there any more, but for their logs."""
         self.desk.wait_until_alone()
         assert self.desk.tokens() == {}
-        assert list((self.home.toolcrib / "state" / "agents").glob("*")) == []
+        assert list((self.home.toolcrib / "state" / "agents").rglob("*")) == []
         assert self.cli("agent", "list", "--json", cwd=self.project).ok().json["agents"] == []
         assert [fault for model in self.models for fault in model.faults] == []
 

@@ -107,10 +107,12 @@ def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -
         usage=Usage(input=12345, output=678, cached=10000),
         tools={"Bash": 1, "workspace:read_file": 3},
         denials=1,
+        model="opus",
         listing=Listing(tools=24, bytes=18_200, tokens=4512),
     )
     assert plain(run_lines.closing(over, metadata(), Path("/p/run.jsonl"))) == [
         "✓ finished after 1m 15s",
+        "  model         opus",
         "  tools         workspace:read_file (3 times), Bash; 1 denied",
         "  tokens        12,345 in, 10,000 of them cached, 678 out",
         "  tool list     24 tools, 18.2 kB, about 4,512 tokens",

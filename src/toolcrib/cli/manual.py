@@ -44,7 +44,7 @@ is a text on stderr that says what to do; with `--json` there is also
 
 Where a daemon runs, commands go to it over its socket. Where none runs, `servers`, `tools`, `call`, `add`, `remove`,
 `config`, `trust`, `untrust`, `workspace` and `logs` work for themselves; `servers`, `tools` and `call` do so always
-with `--mcp-server`.
+with `--mcp-server`. `run` starts a daemon that ends with the last run; `runs` reads what runs have written down.
 
 The project is `CLAUDE_PROJECT_DIR` where it is set, else the nearest folder upwards with `.toolcrib` or `.git`, else
 the working folder. `TOOLCRIB_HOME` moves all of a user's files into one folder. A daemon that `toolcrib stdio` starts

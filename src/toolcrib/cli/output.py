@@ -36,7 +36,11 @@ _STATE_COLOURS = {
     "connecting": "yellow",
     "away": "yellow",
     "running": "yellow",
+    "interrupted": "yellow",
     "failed": "red",
+    "timeout": "red",
+    "revoked": "red",
+    "no tools": "red",
     "killed": "red",
 }
 

@@ -26,7 +26,11 @@ Piece: TypeAlias = tuple[str, str]
 """A text and its style; the style is empty, a colour, `bold` or `dim`."""
 Line: TypeAlias = tuple[Piece, ...]
 
-STATUS_STYLES: Mapping[Status, str] = {Status.FINISHED: "green", Status.RUNNING: "yellow"}
+STATUS_STYLES: Mapping[Status, str] = {
+    Status.FINISHED: "green",
+    Status.RUNNING: "yellow",
+    Status.INTERRUPTED: "yellow",
+}
 """Every other is red."""
 
 _VALUE = 60
@@ -116,7 +120,12 @@ def opening(about: Metadata) -> Iterator[Line]:
 
 def heading(about: Metadata, status: Status) -> Iterator[Line]:
     """For a run out of a log: also when it was, and what it was asked."""
-    yield (("run ", ""), (about.run_id, "bold"), (" ", ""), (status.value, STATUS_STYLES.get(status, "red")))
+    yield (
+        ("run ", ""),
+        (about.run_id, "bold"),
+        (" ", ""),
+        (status.replace("_", " "), STATUS_STYLES.get(status, "red")),
+    )
     yield from opening(about)
     yield _row("began", moment(about.started_at, "%Y-%m-%d %H:%M:%S"))
     yield _row("agent", f"{one_line(about.agent) or 'none'}, own tools: {one_line(about.own_tools)}")
@@ -129,6 +138,8 @@ def closing(summary: Summary, about: Metadata, log: Path) -> Iterator[Line]:
     mark = "✓ " if summary.status is Status.FINISHED else "✗ "
     why = f": {one_line(summary.error)}" if summary.error else ""
     yield ((mark, style), (summary.status.replace("_", " "), style), (f" after {span(summary.seconds)}{why}", ""))
+    if summary.model:
+        yield _row("model", one_line(summary.model))
     yield _row("tools", _called(summary))
     yield _row("tokens", tokens(summary.usage))
     if listing := listed(summary.listing):

@@ -88,7 +88,8 @@ class ForPeople:
             for text in self._said:
                 self._screen.write(((f"  {one_line(text)}", "dim"),))
         if result.text:
-            self._screen.write()
+            if sys.stdout.isatty():
+                self._screen.write()
             # Whoever was to read it may be gone with the terminal.
             with contextlib.suppress(OSError) if result.status is Status.INTERRUPTED else contextlib.nullcontext():
                 say(result.text)

@@ -181,7 +181,7 @@ def _cells(run: Run) -> tuple[Any, ...]:
         moment(about.started_at, "%m-%d %H:%M"),
         about.provider,
         about.profile,
-        run.status.value,
+        run.status.replace("_", " "),
         None if summary is None else span(summary.seconds),
         None if called is None else f"{called}{denied}",
         None if summary is None or summary.usage.input is None else _tokens(summary.usage.input, summary.usage.output),

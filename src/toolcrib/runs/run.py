@@ -27,6 +27,8 @@ from toolcrib.runs.tally import Tally
 
 _READ_AHEAD = 256
 """Lines and notes that wait to be looked at; whoever reads no events stops the program, not our memory."""
+_LAST_WORDS = 1.0
+"""Seconds that a program which was stopped, and the gateway, have to be read to their end."""
 _LAST_NOTES = 2.0
 """Seconds that the gateway's word on the last calls is waited for, once the program has ended."""
 
@@ -271,13 +273,15 @@ class _Course:
 
     async def stop(self) -> int | None:
         """Ends the program with all it started; its exit code."""
+        if self._running is not None:
+            await self._running.stop()
+        if self._tasks:
+            # What it printed last, and what the gateway saw last, are on their way.
+            await asyncio.wait(self._tasks, timeout=_LAST_WORDS)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._running is None:
-            return None
-        await self._running.stop()
-        return self._running.exit_code
+        return None if self._running is None else self._running.exit_code
 
     def rest(self) -> Iterable[AgentEvent]:
         """What was printed and not yet looked at, and calls that nobody ended."""

@@ -1,0 +1,245 @@
+"""How Gemini CLI is started for a run: words, variables, a settings file made of the person's and ours, links."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.coding_agents.known.gemini import GEMINI
+from toolcrib.coding_agents.known.gemini_launch import launch
+from toolcrib.errors import ConfigError
+from toolcrib.policy.own_tools import OwnTools
+
+pytestmark = pytest.mark.req("FRG-5")
+
+NEW = "11111111-2222-3333-4444-555555555555"
+OLD = "99999999-2222-3333-4444-555555555555"
+TOKEN = "tcb_secret"
+BELOW_ALL = [OwnTools.NONE, OwnTools.READ, OwnTools.EDIT]
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> Order:
+    for name in ("home/.gemini", "project", "private"):
+        (tmp_path / name).mkdir(parents=True)
+    return Order(
+        prompt="--help me",
+        new_session=NEW,
+        own_tools=OwnTools.READ,
+        url="http://127.0.0.1:5/mcp",
+        token=TOKEN,
+        headers={"X-Toolcrib-Agent": "gemini-1"},
+        folder=tmp_path / "private",
+        workdir=tmp_path / "project",
+        environ={"HOME": str(tmp_path / "home")},
+        extra=("-m", "a-model"),
+    )
+
+
+@pytest.fixture
+def gemini(tmp_path: Path) -> Path:
+    """What the person has."""
+    return tmp_path / "home" / ".gemini"
+
+
+def settings(made: Launch) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(made.files["settings.json"])
+    return told
+
+
+@pytest.mark.req("KSI-2")
+@pytest.mark.parametrize("own_tools", OwnTools)
+def test_neither_prompt_nor_token_is_a_word_and_the_token_is_in_the_private_file(
+    order: Order, own_tools: OwnTools
+) -> None:
+    made = launch(replace(order, own_tools=own_tools))
+    assert made.stdin == "--help me"
+    assert not [word for word in made.words if TOKEN in word or "help" in word]
+    assert TOKEN not in "".join(made.environ.values())
+    assert settings(made)["mcpServers"]["toolcrib"] == {
+        "httpUrl": "http://127.0.0.1:5/mcp",
+        "headers": {"Authorization": f"Bearer {TOKEN}", "X-Toolcrib-Agent": "gemini-1"},
+        "trust": True,
+        "timeout": 3_600_000,
+    }
+
+
+@pytest.mark.parametrize("own_tools", OwnTools)
+def test_without_an_endpoint_there_is_no_entry(order: Order, own_tools: OwnTools) -> None:
+    made = launch(replace(order, own_tools=own_tools, url=""))
+    assert settings(made)["mcpServers"] == {}
+    assert "NO_PROXY" not in made.environ
+
+
+def test_a_new_session_gets_its_number_and_an_old_one_is_gone_on_in(order: Order) -> None:
+    assert launch(order).words[-4:] == ("--session-id", NEW, "-m", "a-model")
+    assert launch(replace(order, session=OLD)).words[-4:] == ("--resume", OLD, "-m", "a-model")
+
+
+@pytest.mark.parametrize(
+    ("own_tools", "mode"),
+    [(OwnTools.NONE, "default"), (OwnTools.READ, "default"), (OwnTools.EDIT, "auto_edit"), (OwnTools.ALL, "yolo")],
+)
+def test_the_level_is_an_approval_mode(order: Order, own_tools: OwnTools, mode: str) -> None:
+    words = launch(replace(order, own_tools=own_tools)).words
+    assert words[words.index("--approval-mode") + 1] == mode
+
+
+@pytest.mark.parametrize("own_tools", BELOW_ALL)
+def test_below_all_the_rules_allow_our_server_and_the_levels_tools_and_deny_the_rest(
+    order: Order, own_tools: OwnTools
+) -> None:
+    made = launch(replace(order, own_tools=own_tools))
+    ours, own, rest = tomllib.loads(made.files["own-tools.toml"])["rule"]
+    assert (ours["mcpName"], ours["decision"]) == ("toolcrib", "allow")
+    assert own["toolName"] == settings(made)["tools"]["core"]
+    assert ("write_file" in own["toolName"]) == (own_tools is OwnTools.EDIT)
+    assert (rest["toolName"], rest["decision"]) == ("*", "deny")
+    assert ours["priority"] > own["priority"] > rest["priority"]
+    assert str(order.folder / "own-tools.toml") in made.words
+
+
+def test_the_persons_settings_stay_but_for_what_runs_things_by_itself(order: Order, gemini: Path) -> None:
+    theirs = {
+        "security": {"auth": {"selectedType": "oauth-personal"}, "folderTrust": {"enabled": False}},
+        "model": {"name": "gemini-pro"},
+        "ui": {"theme": "GitHub"},
+        "tools": {"useRipgrep": False, "discoveryCommand": "x", "callCommand": "x", "allowed": ["*"], "sandbox": "lxc"},
+        "hooks": {"SessionStart": [{"hooks": []}]},
+        "mcpServers": {"mine": {"command": "x"}},
+        "mcp": {"serverCommand": "x"},
+    }
+    comment = "// mine\n/* { */"
+    (gemini / "settings.json").write_text(f"{comment}{json.dumps({**theirs, 'url': 'https://a//b'})}")
+    told = settings(launch(order))
+    assert told["security"] == {"auth": {"selectedType": "oauth-personal"}, "folderTrust": {"enabled": True}}
+    assert (told["model"], told["ui"], told["url"]) == (theirs["model"], theirs["ui"], "https://a//b")
+    assert told["tools"] == {"useRipgrep": False, "sandbox": False, "core": told["tools"]["core"]}
+    assert (told["hooks"], told["hooksConfig"]) == ({}, {"enabled": False})
+    assert list(told["mcpServers"]) == ["toolcrib"]
+    assert told["mcp"] == {"allowed": ["toolcrib"]}
+
+
+def test_with_all_tools_the_persons_servers_stay_beside_ours(order: Order, gemini: Path) -> None:
+    theirs = {
+        "mcpServers": {"mine": {"command": "x"}, "toolcrib": {"command": "the bridge"}},
+        "mcp": {"allowed": ["mine"]},
+        "hooks": {"SessionStart": []},
+    }
+    (gemini / "settings.json").write_text(json.dumps(theirs))
+    made = launch(replace(order, own_tools=OwnTools.ALL))
+    told = settings(made)
+    assert told["mcpServers"]["mine"] == {"command": "x"}
+    assert told["mcpServers"]["toolcrib"]["httpUrl"] == order.url
+    assert told["mcp"] == {"allowed": ["mine", "toolcrib"]}
+    assert told["hooks"] == theirs["hooks"]
+    assert list(made.files) == ["settings.json"]
+    assert "GEMINI_CLI_TRUST_WORKSPACE" not in made.environ
+
+
+def test_settings_that_cannot_be_read_are_told_with_a_remedy(order: Order, gemini: Path) -> None:
+    (gemini / "settings.json").write_text("{,}")
+    with pytest.raises(ConfigError, match=r"settings\.json cannot be read") as caught:
+        launch(order)
+    assert caught.value.remedy
+
+
+def test_its_home_for_the_run_is_the_private_folder_with_links_to_the_persons_login(order: Order, gemini: Path) -> None:
+    for name in ("oauth_creds.json", "GEMINI.md", "projects.json", "settings.json", "trustedFolders.json"):
+        (gemini / name).write_text("{}")
+    (gemini / "extensions").mkdir()
+    (gemini / "dangling").symlink_to("nowhere")
+    made = launch(order)
+    assert made.environ["GEMINI_CLI_HOME"] == str(order.folder)
+    always = {".gemini": order.folder, **{n: gemini / n for n in ("tmp", "history", "oauth_creds.json", "GEMINI.md")}}
+    assert made.links == always
+    more = {name: gemini / name for name in ("extensions", "trustedFolders.json")}
+    assert launch(replace(order, own_tools=OwnTools.ALL)).links == {**always, **more}
+
+
+def test_a_home_that_the_person_moved_is_theirs(order: Order, tmp_path: Path) -> None:
+    moved = {**order.environ, "GEMINI_CLI_HOME": str(tmp_path / "moved")}
+    assert launch(replace(order, environ=moved)).links["tmp"] == tmp_path / "moved" / ".gemini" / "tmp"
+
+
+def _in_the_project(order: Order) -> Path:
+    return order.workdir / ".gemini" / ".env"
+
+
+def _plain(order: Order) -> Path:
+    return order.workdir / ".env"
+
+
+def _above(order: Order) -> Path:
+    return order.workdir.parent / ".gemini" / ".env"
+
+
+@pytest.mark.parametrize("place", [_in_the_project, _plain, _above])
+@pytest.mark.parametrize(
+    "line",
+    ["GOOGLE_GEMINI_BASE_URL=x", "export GOOGLE_GEMINI_BASE_URL = 'x'", "\tGOOGLE_GEMINI_BASE_URL: `x`", "a.b=1"],
+)
+def test_what_a_projects_env_files_name_is_emptied_below_all(
+    order: Order, place: Callable[[Order], Path], line: str
+) -> None:
+    file = place(order)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"# first\n{line}\n")
+    name = "a.b" if "a.b" in line else "GOOGLE_GEMINI_BASE_URL"
+    assert launch(order).environ[name] == ""
+    assert name not in launch(replace(order, own_tools=OwnTools.ALL)).environ
+    # What the person has set counts already.
+    assert name not in launch(replace(order, environ={**order.environ, name: "theirs"})).environ
+
+
+def test_what_the_persons_own_env_file_says_counts_before_what_a_project_empties(order: Order, gemini: Path) -> None:
+    (gemini / ".env").write_text(
+        'export GEMINI_API_KEY="a#key" # mine\nEMPTY=\nPLAIN= b c # no\nTWO=\'x\ny\'\nNL="a\\nb"\n'
+    )
+    (order.workdir / ".env").write_text("GEMINI_API_KEY=other\nGOOGLE_API_KEY=other\n")
+    environ = launch(order).environ
+    wanted = {"GEMINI_API_KEY": "a#key", "EMPTY": "", "PLAIN": "b c", "TWO": "x\ny", "NL": "a\nb", "GOOGLE_API_KEY": ""}
+    assert {name: environ.get(name) for name in wanted} == wanted
+
+
+def test_an_env_file_that_is_too_large_to_be_read_is_refused(order: Order) -> None:
+    (order.workdir / ".env").write_text("A=" + "x" * 1024 * 1024)
+    with pytest.raises(ConfigError, match="too large"):
+        launch(order)
+
+
+def test_a_project_with_an_entry_of_our_name_does_not_count_even_with_all_tools(order: Order) -> None:
+    file = order.workdir / ".gemini" / "settings.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"mcpServers": {"toolcrib": {"command": "x"}}}))
+    made = launch(replace(order, own_tools=OwnTools.ALL))
+    assert made.environ["GEMINI_CLI_TRUST_WORKSPACE"] == "false"
+    assert "do not count" in made.governed[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"), [({}, "127.0.0.1"), ({"no_proxy": "a,b"}, "a,b,127.0.0.1"), ({"NO_PROXY": "c"}, "c,127.0.0.1")]
+)
+def test_no_proxy_stands_between_it_and_toolcrib(order: Order, said: dict[str, str], wanted: str) -> None:
+    assert launch(replace(order, environ={**order.environ, **said})).environ["NO_PROXY"] == wanted
+
+
+@pytest.mark.parametrize("own_tools", OwnTools)
+def test_the_person_is_told_what_is_governed_and_what_is_not(order: Order, own_tools: OwnTools) -> None:
+    made = launch(replace(order, own_tools=own_tools))
+    said = made.governed or made.ungoverned
+    assert said[0].startswith("Its own tools:")
+    assert made.ungoverned
+
+
+@pytest.mark.parametrize(("text", "wanted"), [(NEW, True), ("latest", False), ("5", False), ("--yolo", False)])
+def test_only_a_number_of_its_own_kind_is_a_session(text: str, wanted: bool) -> None:
+    assert GEMINI.headless is not None
+    assert GEMINI.headless.is_session(text) is wanted

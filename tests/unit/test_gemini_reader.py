@@ -1,0 +1,172 @@
+"""What Gemini CLI prints → events. The lines are as it printed them, shortened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.coding_agents.known.gemini_reader import GeminiReader
+
+pytestmark = pytest.mark.req("FRG-6")
+
+SESSION = "11111111-2222-3333-4444-555555555555"
+STATS = {
+    "total_tokens": 6540,
+    "input_tokens": 6442,
+    "output_tokens": 92,
+    "cached": 6000,
+    "input": 442,
+    "duration_ms": 188,
+    "tool_calls": 3,
+    "models": {"gemini-2.5-flash": {"total_tokens": 6540}},
+}
+
+
+def piece(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": text, "delta": True}
+
+
+def use(call: str, name: str, **arguments: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "tool_name": name, "tool_id": call, "parameters": arguments}
+
+
+def result_of(call: str, output: str = "", *, error: str = "", message: str = "") -> dict[str, Any]:
+    failed = {"error": {"type": error, "message": message or output}} if error else {}
+    return {
+        "type": "tool_result",
+        "tool_id": call,
+        "status": "error" if error else "success",
+        "output": output,
+        **failed,
+    }
+
+
+def ended(status: str = "success", **more: Any) -> dict[str, Any]:
+    return {"type": "result", "status": status, "stats": STATS, **more}
+
+
+def read(*lines: dict[str, Any]) -> tuple[list[AgentEvent], GeminiReader]:
+    reader = GeminiReader()
+    return [event for line in lines for event in reader.read(line)], reader
+
+
+def test_pieces_become_one_message_as_soon_as_something_else_is_printed() -> None:
+    events, reader = read(piece("Firs"), piece("t I "), piece("look."), use("c1", "glob"), piece("Do"), piece("ne."))
+    assert [event.kind for event in events] == [*[Kind.RAW] * 3, Kind.MESSAGE, Kind.TOOL, *[Kind.RAW] * 2]
+    assert (events[3].role, events[3].text) == ("assistant", "First I look.")
+    # It may be killed in the middle of a word.
+    assert reader.told.text == "Done."
+    (said, over) = reader.read(ended())
+    assert (said.kind, said.text, over.kind) == (Kind.MESSAGE, "Done.", Kind.LOG)
+
+
+def test_every_line_is_kept_whole_in_the_first_event_that_it_became() -> None:
+    lines = (piece("a"), use("c1", "glob"), result_of("c1"), {"type": "news"}, ended())
+    events, _ = read(*lines)
+    assert [event.raw for event in events if event.raw is not None] == list(lines)
+
+
+@pytest.mark.parametrize(
+    ("printed", "name", "server"),
+    [
+        ("mcp_toolcrib_workspace_read_file", "workspace_read_file", "toolcrib"),
+        ("mcp_other_search_all", "search_all", "other"),
+        ("read_file", "read_file", ""),
+        ("mcp_", "mcp_", ""),
+    ],
+)
+def test_a_call_is_told_twice_with_its_servers_name_for_the_tool(printed: str, name: str, server: str) -> None:
+    events, _ = read(use("c1", printed, path="a"), result_of("c1", "the text"))
+    assert [(e.kind, e.tool_name, e.server, e.call, e.tool_args) for e in events] == [
+        (Kind.TOOL, name, server, "c1", {"path": "a"})
+    ] * 2
+    assert [event.tool_status for event in events] == [ToolStatus.STARTED, ToolStatus.OK]
+    assert events[1].text == "the text"
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "status"),
+    [
+        ("policy_violation", "Tool execution denied by policy.", ToolStatus.DENIED),
+        ("invalid_tool_params", 'Path not in workspace: Attempted path "/x"', ToolStatus.DENIED),
+        ("invalid_tool_params", "params must have required property 'b'", ToolStatus.INVALID),
+        ("tool_not_registered", 'Tool "write_file" not found.', ToolStatus.UNKNOWN),
+        ("mcp_tool_error", '{"error":{"message":"fetch failed","isError":true}}', ToolStatus.AWAY),
+        ("mcp_tool_error", "MCP error -32001: Request timed out", ToolStatus.TIMEOUT),
+        ("mcp_tool_error", "MCP tool 'fail' reported tool error", ToolStatus.ERROR),
+        ("file_not_found", "File not found.", ToolStatus.ERROR),
+    ],
+)
+def test_a_failed_call_says_how_it_failed(error: str, message: str, status: ToolStatus) -> None:
+    events, _ = read(use("c1", "some_tool"), result_of("c1", "Error.", error=error, message=message))
+    assert (events[1].tool_status, events[1].text) == (status, message)
+
+
+def test_a_call_starts_once_and_ends_once() -> None:
+    events, _ = read(use("c1", "glob"), use("c1", "glob"), result_of("c1"), result_of("c1"), result_of("c2"))
+    assert [event.kind for event in events] == [Kind.TOOL, Kind.RAW, Kind.TOOL, Kind.RAW, Kind.RAW]
+
+
+@pytest.mark.req("KSI-4")
+def test_it_tells_its_session_its_model_and_its_tokens() -> None:
+    _, reader = read({"type": "init", "session_id": SESSION, "model": "gemini-2.5-flash"}, ended())
+    told = reader.told
+    assert (told.session, told.model, told.failure) == (SESSION, "gemini-2.5-flash", "")
+    assert (told.usage.input, told.usage.output, told.usage.cached, told.usage.told) == (6442, 92, 6000, STATS)
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure"),
+    [
+        ([ended("error", error={"type": "unknown", "message": "[API Error: refused]"})], "[API Error: refused]"),
+        ([{"type": "error", "severity": "error", "message": "No words came."}, ended("error")], "No words came."),
+        ([{"type": "error", "severity": "warning", "message": "A loop."}, ended()], ""),
+        ([ended("error")], "Gemini CLI ended its run with error."),
+    ],
+)
+def test_a_failure_is_told_with_its_reason(lines: list[dict[str, Any]], failure: str) -> None:
+    _, reader = read(*lines)
+    assert reader.told.failure == failure
+
+
+def test_only_a_line_that_names_us_says_that_our_tools_are_not_there() -> None:
+    reader = GeminiReader()
+    # The first may be about any server, the second is said in mid-run, where the next call may well arrive.
+    for line in ("MCP issues detected. Run /mcp list for status.", "[ERROR] MCP ERROR (toolcrib)"):
+        event = reader.said(line)
+        assert (event.kind, event.text, event.raw) == (Kind.LOG, line, line)
+    assert reader.told.mcp_failure == ""
+    line = "Error during discovery for MCP server 'toolcrib': fetch failed"
+    reader.said(line)
+    assert reader.told.mcp_failure == line
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    ["type", "role", "content", "delta", "tool_name", "tool_id", "parameters", "status", "output", "error"]
+    + ["message", "severity", "stats", "session_id", "model", "input_tokens", "cached"]
+)
+KINDS = st.sampled_from(["init", "message", "tool_use", "tool_result", "error", "result", "news"])
+LINES = st.builds(
+    lambda kind, rest: {**kind, **rest},
+    st.just({}) | st.fixed_dictionaries({"type": KINDS, "tool_id": st.just("c1"), "role": st.just("assistant")}),
+    st.dictionaries(KEYS | st.text(max_size=8), VALUES, max_size=6),
+)
+
+
+@given(st.lists(LINES, max_size=8), st.text())
+def test_whatever_is_printed_becomes_events_and_none_is_lost(lines: list[dict[str, Any]], said: str) -> None:
+    reader = GeminiReader()
+    for line in lines:
+        events = list(reader.read(line))
+        assert events[0].raw == line
+        assert all(event.raw is None for event in events[1:])
+    assert reader.said(said).raw == said
