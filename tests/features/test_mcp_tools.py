@@ -314,7 +314,7 @@ def _(stage: Stage) -> None:
 
 @then("the model was told of the second call that the server is gone")
 def _(stage: Stage) -> None:
-    assert "ledger" in stage.model.results[1]
+    assert 0, stage.model.results
 
 
 @then(words("the model was offered the tools {way}"))
@@ -381,7 +381,7 @@ def _(stage: Stage) -> None:
 def _(stage: Stage) -> None:
     summary = stage.run.log.summary
     assert summary is not None
-    assert summary["usage"]["cached"] == sum(usage.cached for usage in stage.model.told)
+    assert 0, (summary["usage"], stage.model.told)
 
 
 @then("the log counts 1 denial")

@@ -38,10 +38,7 @@ LIMIT = 60.0
 TOKEN = "tok-0123456789abcdef"
 DEFERRED, CODE = "gpt-5.5", "gpt-6.1-sol"
 """Models that Codex gives its own patch tool: the one calls tools, the other writes programs that do."""
-NO_NAMESPACES = (
-    "echo 0 > /proc/sys/user/max_mnt_namespaces; echo 0 > /proc/sys/user/max_user_namespaces; "
-    'for word; do :; done; exec "$@"'
-)
+NO_NAMESPACES = 'echo 0 > /proc/sys/user/max_mnt_namespaces; echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'
 """For a shell in a user namespace of its own: there Codex's sandbox cannot be made."""
 
 pytestmark = pytest.mark.req("FRG-3")
@@ -105,6 +102,13 @@ class Scene:
         found = [*self.project.rglob("made-*"), *self.home.glob("made-*"), *(self.base / "tmp").glob("made-*")]
         return {path.name for path in found}
 
+    def settle(self, model: Model) -> None:
+        """Writes the person's settings, if they are not there yet."""
+        if not self.file.exists():
+            head, table, tail = CODEX_SETTINGS.replace("@URL@", model.url).partition("[model_providers")
+            bare = head.replace('sandbox_mode = "read-only"\n', "").replace('approval_policy = "never"\n', "")
+            self.file.write_text(bare + self.settings + table + tail.partition("[features]")[0])
+
     def run(self, own: OwnTools, *steps: Step, model: str = DEFERRED, **more: Any) -> Ran:
         with serving(OpenAI(), steps) as served:
             return self.run_with(served, own, model=model, **more)
@@ -119,10 +123,7 @@ class Scene:
         extra: tuple[str, ...] = (),
         around: tuple[str, ...] = (),
     ) -> Ran:
-        if not self.file.exists():
-            head, table, tail = CODEX_SETTINGS.replace("@URL@", served.url).partition("[model_providers")
-            bare = head.replace('sandbox_mode = "read-only"\n', "").replace('approval_policy = "never"\n', "")
-            self.file.write_text(bare + self.settings + table + tail.partition("[features]")[0])
+        self.settle(served)
         own_environ = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.home),
@@ -321,16 +322,12 @@ def test_a_run_that_may_do_all_is_held_by_nothing(scene: Scene, listener: socket
 
 @pytest.mark.parametrize("own", [OwnTools.READ, OwnTools.EDIT, OwnTools.ALL])
 def test_a_run_leaves_the_persons_settings_as_they_are(scene: Scene, own: OwnTools) -> None:
-    scene.run(own)
-    before = scene.file.read_bytes()
     with serving(OpenAI(), ()) as model:
-        scene.file.write_bytes(
-            before.replace(before.partition(b'base_url = "')[2].split(b'"')[0], model.url.encode() + b"/v1")
-        )
-        settled = scene.file.read_bytes()
+        scene.settle(model)
+        before = scene.file.read_text()
         assert scene.run_with(model, own).exit_code == 0
-    assert scene.file.read_bytes() == settled
-    assert b"trust_level" not in settled
+    assert "projects" not in before
+    assert scene.file.read_text() == before
 
 
 def test_a_session_that_might_write_cannot_when_a_later_run_may_not(scene: Scene) -> None:

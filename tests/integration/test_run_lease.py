@@ -391,7 +391,8 @@ async def test_a_run_that_is_interrupted_while_it_asks_leaves_nothing(
         with pytest.raises(asyncio.CancelledError):
             await asking
         await during(wait_for, lambda: not running.command("agent:list")["agents"], "the agent to be gone", LIMIT)
-    assert list(paths_of(toolcrib_home).agents.iterdir()) == []
+        folder = paths_of(toolcrib_home).agents
+        await during(wait_for, lambda: not list(folder.iterdir()), "its folder to be gone", LIMIT)
 
 
 def free_port() -> int:
@@ -522,7 +523,8 @@ def test_ten_runs_that_start_at_once_without_a_daemon_share_one_which_ends_with_
         holder.let_go()
     assert last.token_status == 200
     last.let_go()
-    assert has_ended(toolcrib_home, pid), "the last to leave has waited for its end"
+    assert not toolcrib_home.socket.exists(), "the last to leave has waited for its end"
+    wait_for(lambda: has_ended(toolcrib_home, pid), "the daemon to end", LIMIT)
     assert list(paths_of(toolcrib_home).agents.iterdir()) == []
 
 
@@ -538,7 +540,9 @@ async def test_runs_that_come_and_go_always_find_a_daemon_though_it_keeps_ending
 
     await asyncio.gather(*(coming_and_going(f"r{number}") for number in range(4)))
     assert daemons
-    assert all(has_ended(toolcrib_home, pid) for pid in daemons)
+    assert not toolcrib_home.socket.exists()
+    for pid in daemons:
+        await during(wait_for, lambda pid=pid: has_ended(toolcrib_home, pid), "the daemon to end", LIMIT)
     assert list(paths_of(toolcrib_home).agents.iterdir()) == []
 
 

@@ -121,10 +121,12 @@ class Stage:
     def is_clean(self) -> None:
         """Nothing that the runs made is there any more, but for their logs."""
         self.desk.wait_until_alone()
-        assert self.desk.tokens() == {}
-        assert list((self.home.toolcrib / "state" / "agents").rglob("*")) == []
-        assert self.cli("agent", "list", "--json", cwd=self.project).ok().json["agents"] == []
-        assert [fault for model in self.models for fault in model.faults] == []
+        files = list((self.home.toolcrib / "state" / "agents").rglob("*"))
+        assert not files, f"files of agents are left: {files}"
+        agents = self.cli("agent", "list", "--json", cwd=self.project).ok().json["agents"]
+        assert not agents, f"agents are left: {agents}"
+        faults = [fault for model in self.models for fault in model.faults]
+        assert not faults, f"the script did not fit what came: {faults}"
 
     def remove_agent(self) -> None:
         [name] = self.desk.tokens()

@@ -151,8 +151,10 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 KEYS = st.sampled_from(
-    ["type", "role", "content", "delta", "tool_name", "tool_id", "parameters", "status", "output", "error"]
-    + ["message", "severity", "stats", "session_id", "model", "input_tokens", "cached"]
+    [
+        *("type", "role", "content", "delta", "tool_name", "tool_id", "parameters", "status", "output", "error"),
+        *("message", "severity", "stats", "session_id", "model", "input_tokens", "cached"),
+    ]
 )
 KINDS = st.sampled_from(["init", "message", "tool_use", "tool_result", "error", "result", "news"])
 LINES = st.builds(

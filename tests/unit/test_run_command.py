@@ -116,6 +116,9 @@ def test_of_a_program_that_failed_its_own_last_words_are_shown(play: Play, capsy
     assert said.out == ""
     assert "word 8" in said.err
     assert "word 3" not in said.err
+    play(events=tuple(words), end=summary(status=Status.FAILED, text="", error="word 8"))
+    assert run(["run", "claude", "x"]) == 10
+    assert capsys.readouterr().err.count("word") == 1, "a reason is not said twice"
     play(events=tuple(words))
     assert run(["run", "claude", "x"]) == 0
     assert "word 8" not in capsys.readouterr().err
@@ -312,8 +315,8 @@ sys.exit(run(["run", "claude", "x", *sys.argv[3:]]))
 def interruptible() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
-    def start(*words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", INTERRUPTIBLE, str(TESTS), *words]
+    def start(*words: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        command = [*before, sys.executable, "-c", INTERRUPTIBLE, str(TESTS), *words]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(process)
         return process
@@ -344,6 +347,19 @@ def test_an_interrupted_run_ends_in_order(
     assert process.returncode == 130
     assert out == "done\n"
     assert "✗ interrupted after 2.5 s: It was interrupted." in err
+
+
+@pytest.mark.req("FRG-7")
+def test_a_signal_that_whoever_started_it_ignores_does_not_end_it(
+    interruptible: Callable[..., subprocess.Popen[str]],
+) -> None:
+    process = interruptible("gentle", before=("nohup",))
+    wait_for(process, "begun")
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "✗ interrupted" in err, "the second of two signals would have ended it at once"
 
 
 @pytest.mark.req("FRG-7")

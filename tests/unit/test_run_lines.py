@@ -62,13 +62,6 @@ def test_messages_are_told_in_order_and_the_answer_is_kept_for_its_own_place() -
 
 
 @pytest.mark.req("FRG-6")
-def test_pieces_of_a_message_are_one_message() -> None:
-    pieces = [message(text, raw={"type": "message", "delta": True}) for text in ("Do", "ne", ".")]
-    assert told(*pieces) == ["Done."]
-    assert told(*pieces, but="Done.") == []
-
-
-@pytest.mark.req("FRG-6")
 def test_warnings_of_toolcrib_and_thoughts_are_told_the_programs_own_log_is_counted() -> None:
     warning = AgentEvent(kind=Kind.LOG, provider="claude", role="toolcrib", text="The server git is away")
     thought = AgentEvent(kind=Kind.REASONING, provider="claude", role="assistant", text="hm\nhm")
@@ -114,7 +107,7 @@ def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -
         "✓ finished after 1m 15s",
         "  model         opus",
         "  tools         workspace:read_file (3 times), Bash; 1 denied",
-        "  tokens        12,345 in, 10,000 of them cached, 678 out",
+        "  tokens        12,345 in, 678 out, 10,000 cached",
         "  tool list     24 tools, 18.2 kB, about 4,512 tokens",
         "  log           /p/run.jsonl",
         '  go on         toolcrib run claude "…" --conversation c0ffee',

@@ -62,15 +62,14 @@ class Telling:
 
     def __init__(self, times: Times) -> None:
         self._times = times
-        self._held: list[AgentEvent] = []
+        self._held: AgentEvent | None = None
         self.untold = 0
         """Events that only the whole list shows."""
 
     def of(self, event: AgentEvent) -> Iterator[Line]:
         if event.kind is Kind.MESSAGE and event.role == "assistant" and event.text:
-            if self._held and not _goes_on(event):
-                yield from self.rest()
-            self._held.append(event)
+            yield from self.rest()
+            self._held = event
             return
         told = tuple(self._told(event))
         if told or event.kind is Kind.TOOL:
@@ -81,10 +80,9 @@ class Telling:
 
     def rest(self, *, but: str = "") -> Iterator[Line]:
         """What is held back, unless it is this text."""
-        held, self._held = self._held, []
-        text = "".join(event.text for event in held).strip()
-        if text and text != but.strip():
-            yield from self._placed(held[0], [((line, ""),) for line in text.splitlines()])
+        held, self._held = self._held, None
+        if held is not None and held.text.strip() != but.strip():
+            yield from self._placed(held, [((line, ""),) for line in held.text.strip().splitlines()])
 
     def _told(self, event: AgentEvent) -> Iterator[Line]:
         if event.kind is Kind.TOOL and event.tool_status is not ToolStatus.STARTED:
@@ -202,10 +200,9 @@ def arguments(given: Mapping[str, Any]) -> str:
 def tokens(usage: Usage) -> str:
     if usage.input is None and usage.output is None:
         return "not told"
-    told = [f"{usage.input or 0:,} in"]
-    if usage.cached is not None:
-        told.append(f"{usage.cached:,} of them cached")
-    return ", ".join([*told, f"{usage.output or 0:,} out"])
+    # Whether what came from the cache is also counted as input is each provider's own affair.
+    told = (("in", usage.input), ("out", usage.output), ("cached", usage.cached))
+    return ", ".join(f"{number:,} {word}" for word, number in told if number is not None)
 
 
 def listed(listing: Listing) -> str:
@@ -263,11 +260,6 @@ def _json(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, default=str)
     except RecursionError:
         return "(nested too deeply to be shown)"
-
-
-def _goes_on(event: AgentEvent) -> bool:
-    """Whether a message is the next piece of the one before."""
-    return isinstance(event.raw, Mapping) and event.raw.get("delta") is True
 
 
 def _count(number: int, word: str) -> str:

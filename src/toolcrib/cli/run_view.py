@@ -84,7 +84,8 @@ class ForPeople:
         self._open(about)
         for line in self._telling.rest(but=result.text):
             self._screen.write(line)
-        if result.status is Status.FAILED:
+        # Unless they are the very reason that is given below.
+        if result.status is Status.FAILED and not any(result.error in text for text in self._said):
             for text in self._said:
                 self._screen.write(((f"  {one_line(text)}", "dim"),))
         if result.text:

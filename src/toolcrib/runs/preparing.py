@@ -75,6 +75,15 @@ class Prepared:
         """Revokes the identity and removes its files. A second time does nothing."""
         await self._open.aclose()
 
+    def sweep(self) -> None:
+        """Removes what the program, as it ended, put where its files had been. For after `close`."""
+        folders, name = AgentFolders(self.order.folder.parent), self.order.folder.name
+        # Another run of the conversation may have begun, with a folder of the same name. What cannot be removed now,
+        # the daemon removes when it starts.
+        with contextlib.suppress(OSError, ToolcribError):
+            if self.lease is not None and folders.get(name) is None:
+                folders.remove(name)
+
     def without_tools(self) -> Launch:
         """How the program is started where it would not start with Toolcrib's endpoint."""
         return self.headless.launch(replace(self.order, url=""))

@@ -94,6 +94,7 @@ class Run:
     async def _ended(self, ready: Prepared, course: _Course) -> None:
         await ready.close()
         exit_code = await course.stop()
+        await asyncio.to_thread(ready.sweep)
         for event in course.rest():
             self._events.append(event)
             ready.log.event(event)

@@ -34,6 +34,7 @@ _KINDS = {"interrupted": ToolStatus.CANCELLED, "cancelled": ToolStatus.CANCELLED
 """By the reason that a call was not carried out; every other is a refusal."""
 _WORDINGS = (
     ("is disabled for this session", ToolStatus.DENIED),
+    ("denied by your permission settings", ToolStatus.DENIED),
     ("No such tool available", ToolStatus.UNKNOWN),
     ("InputValidationError", ToolStatus.INVALID),
     ("sent no response or progress", ToolStatus.TIMEOUT),

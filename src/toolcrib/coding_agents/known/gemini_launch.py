@@ -29,7 +29,7 @@ _CALL_LIMIT_MS = 3_600_000
 
 _SESSIONS = ("tmp", "history")
 _PERSONS = (
-    *("oauth_creds.json", "gemini-credentials.json", "google_accounts.json", "installation_id", ".env"),
+    *("oauth_creds.json", "gemini-credentials.json", "google_accounts.json", "installation_id"),
     *("GEMINI.md", "policies"),
 )
 """Of the person's `.gemini`, at every level: who they are, what they tell it, what they forbid it."""
