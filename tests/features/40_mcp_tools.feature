@@ -50,9 +50,24 @@ Feature: A coding agent at work with Toolcrib's tools
     Then the run finished
     And the model was given the change
     And the model was not offered "workspace_write_file"
+    And none of its attempts was left unanswered
     And nothing in the project has changed
     And the book has 1 call of "workspace:project_diff", allowed, with the outcome "ok"
     And the book has no call of "workspace:write_file"
+    And nothing of the run is left
+
+    Examples:
+      | agent  |
+      | claude |
+      | codex  |
+      | gemini |
+
+  Scenario Outline: An agent that I trust writes in each of these ways
+    Given <agent> will write in every way it knows, and say "All written."
+    When I run <agent> with "Write something." and the profile "trusted"
+    Then the run finished
+    And each of its ways has written a file
+    And the book has 1 call of "workspace:write_file", allowed, with the outcome "ok"
     And nothing of the run is left
 
     Examples:
@@ -88,7 +103,7 @@ Feature: A coding agent at work with Toolcrib's tools
     And I go on in the same conversation with "Are you sure?"
     Then both runs finished
     And in the second run the model knew "What is wrong with doubling.py?" and "It is the plus sign."
-    And the book shows the calls of both runs in one conversation, by two agents
+    And the book shows the calls of both runs in one conversation
     And there are two logs, and the second says where it went on
     And nothing of the run is left
 

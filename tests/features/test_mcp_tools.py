@@ -57,6 +57,11 @@ def test_an_agent_writes_a_module_and_its_test_and_runs_the_tests() -> None: ...
 def test_an_agent_that_only_reads_reviews_a_change_and_cannot_make_one() -> None: ...
 
 
+@pytest.mark.req("FRG-3", "FRG-4", "FRG-5", "FRG-8")
+@scenario(FEATURE, "An agent that I trust writes in each of these ways")
+def test_an_agent_that_i_trust_writes_in_each_of_these_ways() -> None: ...
+
+
 @pytest.mark.req("FRG-8", "KAI-10")
 @scenario(FEATURE, "A reviewer may write down a review, and is refused a write anywhere else")
 def test_a_reviewer_may_write_down_a_review_and_is_refused_a_write_anywhere_else() -> None: ...
@@ -156,8 +161,18 @@ def _(stage: Stage, agent: str, file: str, words: str) -> None:
         agent,
         Call("workspace_project_diff", {}),
         person.write_file({"path": file, "content": "by Toolcrib's hands"}),
-        *person.writes(stage.project / file),
+        *person.writes(stage.project / "by-hand").values(),
         Say(words),
+    )
+
+
+@given(words('{agent} will write in every way it knows, and say "{words}"'))
+def _(stage: Stage, agent: str, words: str) -> None:
+    person = runs.ALL[agent]
+    (stage.project / "by-hand").mkdir()
+    given = {"path": "by-hand/toolcrib", "content": "by Toolcrib's hands"}
+    stage.plays(
+        agent, Call("workspace_write_file", given), *person.writes(stage.project / "by-hand").values(), Say(words)
     )
 
 
@@ -314,12 +329,19 @@ def _(stage: Stage) -> None:
 
 @then("the model was told of the second call that the server is gone")
 def _(stage: Stage) -> None:
-    assert 0, stage.model.results
+    assert "was ended by signal 9. The call may have run." in stage.model.results[1]
 
 
 @then(words("the model was offered the tools {way}"))
 def _(stage: Stage, way: str) -> None:
-    assert stage.model.offering is Offering(way)
+    model = stage.model
+    assert model.offering is Offering(way)
+    named = stage.desk.person.agent.tools(model)
+    if model.offering is Offering.PLAIN:
+        assert "workspace_read_file" in named
+    else:
+        assert "workspace_read_file" not in named
+        assert any(name.endswith("workspace_read_file") for name in model.found)
 
 
 @then(words('in the second run the model knew "{asked}" and "{said}"'))
@@ -338,6 +360,18 @@ def _(stage: Stage, module: str, test: str) -> None:
 @then("nothing in the project has changed")
 def _(stage: Stage) -> None:
     assert stage.changed() == set()
+
+
+@then("none of its attempts was left unanswered")
+def _(stage: Stage) -> None:
+    attempts = stage.desk.person.writes(stage.project)
+    assert len(stage.model.results) == 2 + len(attempts), stage.model.results
+
+
+@then("each of its ways has written a file")
+def _(stage: Stage) -> None:
+    written = {f"by-hand/{name}" for name in stage.desk.person.writes(stage.project)}
+    assert stage.changed() == {"by-hand/toolcrib", *written}, stage.model.results
 
 
 @then(words('only "{file}" has changed in the project'))
@@ -381,7 +415,8 @@ def _(stage: Stage) -> None:
 def _(stage: Stage) -> None:
     summary = stage.run.log.summary
     assert summary is not None
-    assert 0, (summary["usage"], stage.model.told)
+    usage = tuple(summary["usage"][name] for name in ("input", "output", "cached"))
+    assert usage == stage.desk.person.counted(stage.model.told)
 
 
 @then("the log counts 1 denial")
@@ -390,11 +425,12 @@ def _(stage: Stage) -> None:
     assert stage.run.log.summary["denials"] == 1
 
 
-@then("the book shows the calls of both runs in one conversation, by two agents")
+@then("the book shows the calls of both runs in one conversation")
 def _(stage: Stage) -> None:
-    calls = stage.calls()
-    assert len(calls) == 2
-    assert {call["conversation"] for call in calls} == {stage.run.result["conversation"]}
+    [conversation] = {run.result["conversation"] for run in stage.told}
+    shown = [(call["tool"], call["conversation"], call["agent"]) for call in stage.calls()]
+    agent = f"{stage.desk.person.agent.name}-{conversation}"
+    assert shown == [("workspace:read_file", conversation, agent)] * 2
 
 
 @then("there are two logs, and the second says where it went on")

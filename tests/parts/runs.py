@@ -13,7 +13,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 from parts import coding_agents, fleet, leftovers
 from parts.coding_agents import KEY, CodingAgent
 from parts.daemon import PROGRAM, Home
-from parts.models.conversation import Offering
+from parts.models.conversation import Offering, Usage
 from parts.models.script import Anyway
 from parts.waiting import wait_for
 
@@ -41,8 +41,10 @@ class Person:
     """Their own files, below the home folder, for the model at this URL."""
     keeps: Mapping[str, tuple[str, ...]]
     """Further files that the program itself writes into, and the parts of them that are nevertheless the person's."""
-    writes: Callable[[Path], tuple[Anyway, ...]]
-    """Ways to write into this file by the program's own hands."""
+    writes: Callable[[Path], Mapping[str, Anyway]]
+    """Ways to write a file of this name into a folder by the program's own hands."""
+    counted: Callable[[Sequence[Usage]], tuple[int, int, int]]
+    """The tokens that went in, came out and were cached, as the program tells them of these turns."""
     reaches: str
     """Under which name the program knows Toolcrib's `workspace_write_file`."""
     namespace: str = ""
@@ -80,8 +82,25 @@ def _gemini_files(url: str, offering: Offering) -> dict[str, str]:
     }
 
 
+def _echo(file: Path) -> str:
+    return f"echo by its own hands > {file}"
+
+
 def _patch(file: Path) -> str:
     return f"*** Begin Patch\n*** Add File: {file}\n+by its own hands\n*** End Patch\n"
+
+
+def _without_cached(turns: Sequence[Usage]) -> tuple[int, int, int]:
+    return sum(turn.fresh for turn in turns), sum(turn.output for turn in turns), sum(turn.cached for turn in turns)
+
+
+def _with_cached(turns: Sequence[Usage]) -> tuple[int, int, int]:
+    return sum(turn.read for turn in turns), sum(turn.output for turn in turns), sum(turn.cached for turn in turns)
+
+
+def _without_thoughts(turns: Sequence[Usage]) -> tuple[int, int, int]:
+    into, out, cached = _with_cached(turns)
+    return into, out - sum(turn.thought for turn in turns), cached
 
 
 CLAUDE = Person(
@@ -89,10 +108,11 @@ CLAUDE = Person(
     offerings=(Offering.DEFERRED, Offering.PLAIN),
     files=_claude_files,
     keeps={".claude.json": ("mcpServers", "hooks", "env")},
-    writes=lambda file: (
-        Anyway("Write", {"file_path": str(file), "content": "by its own hands"}),
-        Anyway("Bash", {"command": f"echo by its own hands > {file}", "description": "write"}),
-    ),
+    writes=lambda folder: {
+        "written": Anyway("Write", {"file_path": str(folder / "written"), "content": "by its own hands"}),
+        "shell": Anyway("Bash", {"command": _echo(folder / "shell"), "description": "Write it."}),
+    },
+    counted=_without_cached,
     reaches="mcp__toolcrib__workspace_write_file",
 )
 CODEX = Person(
@@ -100,10 +120,11 @@ CODEX = Person(
     offerings=(Offering.CODE, Offering.DEFERRED, Offering.PLAIN),
     files=_codex_files,
     keeps={},
-    writes=lambda file: (
-        Anyway("exec_command", {"cmd": f"echo by its own hands > {file}"}),
-        Anyway("apply_patch", _patch(file)),
-    ),
+    writes=lambda folder: {
+        "shell": Anyway("exec_command", {"cmd": _echo(folder / "shell")}),
+        "patched": Anyway("apply_patch", _patch(folder / "patched")),
+    },
+    counted=_with_cached,
     reaches="workspace_write_file",
     namespace="mcp__toolcrib",
 )
@@ -112,10 +133,11 @@ GEMINI = Person(
     offerings=(Offering.PLAIN,),
     files=_gemini_files,
     keeps={},
-    writes=lambda file: (
-        Anyway("write_file", {"file_path": str(file), "content": "by its own hands"}),
-        Anyway("run_shell_command", {"command": f"echo by its own hands > {file}"}),
-    ),
+    writes=lambda folder: {
+        "written": Anyway("write_file", {"file_path": str(folder / "written"), "content": "by its own hands"}),
+        "shell": Anyway("run_shell_command", {"command": _echo(folder / "shell")}),
+    },
+    counted=_without_thoughts,
     reaches="mcp_toolcrib_workspace_write_file",
 )
 ALL = {person.agent.name: person for person in (CLAUDE, CODEX, GEMINI)}

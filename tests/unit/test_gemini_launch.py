@@ -224,6 +224,14 @@ def test_a_project_with_an_entry_of_our_name_does_not_count_even_with_all_tools(
     assert "do not count" in made.governed[0]
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "/*" * 100_000, "{,}"])
+def test_a_project_file_that_makes_no_sense_changes_nothing(order: Order, text: str) -> None:
+    file = order.workdir / ".gemini" / "settings.json"
+    file.parent.mkdir()
+    file.write_text(text)
+    assert "GEMINI_CLI_TRUST_WORKSPACE" not in launch(replace(order, own_tools=OwnTools.ALL)).environ
+
+
 @pytest.mark.parametrize(
     ("said", "wanted"), [({}, "127.0.0.1"), ({"no_proxy": "a,b"}, "a,b,127.0.0.1"), ({"NO_PROXY": "c"}, "c,127.0.0.1")]
 )

@@ -22,8 +22,7 @@ CLAUDE = Client(
     private_use="claude --mcp-config {file} --strict-mcp-config --allowedTools mcp__toolcrib",
     headless=Headless(
         program="claude",
-        # Its restricted mode, which this rests on, was tried with this one; older ones may lack parts of it.
-        oldest=(2, 1, 325),
+        oldest=(2, 1, 259),
         install="npm install -g @anthropic-ai/claude-code",
         keeps=("ANTHROPIC_", "CLAUDE_"),
         launch=launch,

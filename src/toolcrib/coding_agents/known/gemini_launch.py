@@ -55,7 +55,7 @@ _EMPTIED = ("GEMINI_WRITE_SYSTEM_MD", "GEMINI_CLI_IDE_WORKSPACE_PATH")
 """Variables that would make it write a file in the project, or give it more folders than one."""
 _MODE = {OwnTools.EDIT: "auto_edit", OwnTools.ALL: "yolo"}
 
-_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\r\n]*|/\*.*?\*/', re.DOTALL)
+_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 _NAMED = re.compile(r"(?<![\w.-])([\w.-]+)\s*[=:]")
 """Whatever may be a variable's name in a `.env` file, and more."""
 _VARIABLE = re.compile(
@@ -145,10 +145,10 @@ def _with(settings: Mapping[str, Any], name: str, **said: Any) -> dict[str, Any]
 def _read(file: Path) -> dict[str, Any]:
     """A settings file of Gemini CLI's: JSON, with comments if need be."""
     try:
+        if not file.is_file():
+            return {}
         found = json.loads(_COMMENT.sub(lambda match: match[1] or "", file.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{file} cannot be read: {error}.", remedy="Gemini CLI cannot use it either: put it right."
         ) from error
@@ -172,12 +172,7 @@ def _environ(order: Order) -> dict[str, str]:
         return {**ours, _TRUST: "false"} if _names_us(order.workdir) else ours
     # Its settings are read before `--skip-trust` is: so they are read as in a folder that nobody trusts, without the
     # project's, and the server, which it would not ask from such a folder, is asked all the same.
-    off = {
-        _TRUST: "false",
-        "GEMINI_SANDBOX": "false",
-        "GEMINI_WRITE_SYSTEM_MD": "",
-        "GEMINI_CLI_IDE_WORKSPACE_PATH": "",
-    }
+    off = {_TRUST: "false", "GEMINI_SANDBOX": "false", **dict.fromkeys(_EMPTIED, "")}
     return {**_settled(order), **off, **ours}
 
 

@@ -1,0 +1,4 @@
+#!/bin/sh
+# Codex with Toolcrib's tools
+. "$(dirname "$0")/common.sh"
+demo codex "$@"

@@ -1,0 +1,4 @@
+#!/bin/sh
+# Gemini CLI with Toolcrib's tools
+. "$(dirname "$0")/common.sh"
+demo gemini "$@"
