@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.book.entry import Entry, Kind
+from toolcrib.calls.clients_own import without_clients_own
 from toolcrib.calls.line import Line
 from toolcrib.calls.under_way import ENDED, UnderWay
 from toolcrib.catalog.schema_check import Checker
@@ -116,7 +117,8 @@ class Door:
 
     async def call(self, shelf: Shelf, caller: Caller, request: Request) -> Outcome:
         tool = self._found(shelf, caller, request)
-        arguments = request.params.get("arguments")
+        params = without_clients_own(tool, request.params)
+        arguments = params.get("arguments")
         line = Line(
             self._next_id(),
             caller,
@@ -136,7 +138,7 @@ class Door:
             if line.decision.verdict is Verdict.ASK:
                 await self._ask(line)
                 _refuse_changed(shelf, line, request)
-            answer = await self._forward(shelf, line, request)
+            answer = await self._forward(shelf, line, request, params)
         except asyncio.CancelledError:
             if line.stopped is None:
                 raise
@@ -234,11 +236,11 @@ class Door:
             line.finish("denied")
             raise _denied(line.caller, line.tool, line.decision, answer.remedy)
 
-    async def _forward(self, shelf: Shelf, line: Line, request: Request) -> Answer:
+    async def _forward(self, shelf: Shelf, line: Line, request: Request, params: Mapping[str, Raw]) -> Answer:
         tool = line.tool
         may_change = not tool.reads_only
         headers = tool.param_headers(line.checked)
-        call = ToolCall(name=tool.name, params=request.params, meta=request.meta, headers=headers)
+        call = ToolCall(name=tool.name, params=params, meta=request.meta, headers=headers)
         line.intend()
         if may_change and self._book is not None:
             await self._written_down(line, self._book)

@@ -71,6 +71,20 @@ class Usage:
     told: Mapping[str, Any] = field(default_factory=dict)
     """All that it told, as it came."""
 
+    def since(self, before: Usage) -> Usage:
+        """What was used after `before`, where both count from the same beginning."""
+        return Usage(
+            input=_less(self.input, before.input),
+            output=_less(self.output, before.output),
+            cached=_less(self.cached, before.cached),
+            told=self.told,
+        )
+
+
+def _less(now: int | None, before: int | None) -> int | None:
+    # A session that was cut, or a log that somebody changed, must not make less than nothing.
+    return None if now is None else max(0, now - (before or 0))
+
 
 @dataclass(kw_only=True)
 class Told:
@@ -117,6 +131,8 @@ class Headless:
     """Beginnings of the variables that are the program's own: they are passed on whatever our configuration says."""
     launch: Callable[[Order], Launch]
     reader: Callable[[], Reader]
+    counts_session: bool = False
+    """Whether the tokens that it tells are those of its whole session, earlier runs included."""
     call_mark: str = ""
     """The key in a call's `_meta` under which the program gives the id that it prints; empty: it gives none."""
     is_session: Callable[[str], bool]

@@ -39,7 +39,7 @@ _OURS = frozenset(
     }
 )
 """Words of Toolcrib's own, by which a log is read: one that is also the value of some variable stays readable."""
-_WITH_NAMES_OF_OURS = frozenset({"usage", "listing"})
+_WITH_NAMES_OF_OURS = frozenset({"usage", "session_usage", "listing"})
 
 
 class RunLog:

@@ -1,12 +1,14 @@
 """One account of a tool call from two: the line that the program prints, and what passed the gateway's door.
 
-In: tool events as a `Reader` makes them, and `CallSeen` notes of the lease, in any order. Out: one event when a call
-starts and one when it is over, with the gateway's word on arguments, outcome, time and decision wherever it saw the
-call. What the other side has not told after a moment is not waited for. `run` is the only neighbour.
+In: events as a `Reader` makes them, and `CallSeen` notes of the lease, in any order. Out: one event when a call starts
+and one when it is over, with the gateway's word on arguments, outcome, time and decision wherever it saw the call. What
+the other side has not told after a moment is not waited for; what the program printed meanwhile comes after it, so that
+events stand in the order of its lines. `run` is the only neighbour.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,15 +65,13 @@ class Matching:
         """When calls of tools that are not ours began, by the program's id."""
         self._settled: set[str] = set()
         """Calls that were told to be over by one side's word alone, by the other's id: its word may still come."""
+        self._behind: deque[tuple[AgentEvent, float]] = deque()
+        """What was printed, and when, after the end of a call that the gateway has not told of yet."""
 
     def printed(self, event: AgentEvent, now: float) -> Iterator[AgentEvent]:
-        """A tool event of the program's."""
-        if event.server != SERVER_NAME:
-            yield self._timed(event)
-        elif event.tool_status is ToolStatus.STARTED:
-            yield from self._printed_start(event)
-        else:
-            yield from self._printed_end(event, now)
+        """An event of the program's."""
+        self._behind.append((event, now))
+        yield from self._released()
 
     def passed(self, seen: CallSeen, now: float) -> Iterator[AgentEvent]:
         """A call at the gateway: about to leave, or over."""
@@ -87,6 +87,7 @@ class Matching:
         call.outcome = seen
         if call.end is not None:
             yield from self._over(call)
+            yield from self._released()
         else:
             call.due = now + PATIENCE
 
@@ -97,13 +98,35 @@ class Matching:
         """What waited long enough for the other side's word."""
         for call in [one for one in self._open if one.due is not None and one.due <= now]:
             yield from self._without_waiting(call)
+        yield from self._released()
 
     def finish(self) -> Iterator[AgentEvent]:
         """The run is over: whatever is still open is told now, and ends with it."""
+        while self._behind:
+            for call in self._awaited():
+                yield from self._over(call)
+            yield from self._released()
         for call in tuple(self._open):
             yield from self._without_waiting(call)
             if call in self._open:
                 yield from self._over(call)
+
+    def _awaited(self) -> list[_Call]:
+        return [call for call in self._open if call.end is not None]
+
+    def _released(self) -> Iterator[AgentEvent]:
+        while self._behind and not self._awaited():
+            yield from self._told(*self._behind.popleft())
+
+    def _told(self, event: AgentEvent, now: float) -> Iterator[AgentEvent]:
+        if event.kind is not Kind.TOOL:
+            yield event
+        elif event.server != SERVER_NAME:
+            yield self._timed(event)
+        elif event.tool_status is ToolStatus.STARTED:
+            yield from self._printed_start(event)
+        else:
+            yield from self._printed_end(event, now)
 
     def _printed_start(self, event: AgentEvent) -> Iterator[AgentEvent]:
         call = self._unprinted(event)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from toolcrib.agents.folder import AgentFolders
 from toolcrib.coding_agents.client import Client, labels
-from toolcrib.coding_agents.headless import Headless, Launch, Order
+from toolcrib.coding_agents.headless import Headless, Launch, Order, Usage
 from toolcrib.coding_agents.program import Program, find
 from toolcrib.config.paths import Paths
 from toolcrib.config.project import project_of
@@ -69,6 +69,8 @@ class Prepared:
     metadata: Metadata
     log: RunLog
     warnings: tuple[str, ...]
+    used: Usage
+    """Tokens of the program's session before this run, where it counts so."""
     _open: contextlib.AsyncExitStack = field(repr=False)
 
     async def close(self) -> None:
@@ -94,6 +96,7 @@ class _Conversation:
     id: str
     session: str = ""
     """The program's own, of the run before."""
+    used: Usage = field(default_factory=Usage)
 
 
 @contextlib.asynccontextmanager
@@ -133,7 +136,7 @@ def _conversation(order: RunOrder, headless: Headless, root: Path) -> _Conversat
             f"The last run of the conversation {before.conversation} left no session of {order.client.title}.",
             remedy="Begin a new one: leave --conversation out.",
         )
-    return _Conversation(id=before.conversation, session=before.session)
+    return _Conversation(id=before.conversation, session=before.session, used=before.used)
 
 
 async def _leased(
@@ -208,6 +211,7 @@ def _ready(
         metadata=metadata,
         log=log,
         warnings=(*warnings, *_told_of(given)),
+        used=conversation.used,
         _open=stack,
     )
 

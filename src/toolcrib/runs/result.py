@@ -91,6 +91,8 @@ class Summary:
     """The program's own session, by which a later run goes on."""
     model: str = ""
     usage: Usage = field(default_factory=Usage)
+    session_usage: Usage = field(default_factory=Usage)
+    """Of the program's whole session so far, from programs that count so; then `usage` is this run's part."""
     tools: Mapping[str, int] = field(default_factory=dict)
     """How often each was called: `workspace:read_file`, or the program's own by their names alone."""
     denials: int = 0

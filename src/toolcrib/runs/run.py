@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolcrib.coding_agents.events import AgentEvent, Kind
-from toolcrib.coding_agents.headless import Launch, Reader
+from toolcrib.coding_agents.headless import Launch, Reader, Usage
 from toolcrib.errors import ToolcribError
 from toolcrib.runs.matching import Matching
 from toolcrib.runs.notes import CallSeen, Ended, Listed, Lost, Note
@@ -221,10 +221,7 @@ class _Course:
 
     def _of_line(self, line: Line, now: float) -> Iterable[AgentEvent]:
         for event in self._printed.events(line):
-            if event.kind is Kind.TOOL:
-                yield from self._matching.printed(event, now)
-            else:
-                yield event
+            yield from self._matching.printed(event, now)
         if self._reader.told.mcp_failure and not self._without_tools:
             yield from self._no_tools(Status.NO_TOOLS, self._reader.told.mcp_failure)
 
@@ -311,7 +308,8 @@ class _Course:
             error=error,
             session=told.session,
             model=told.model,
-            usage=told.usage,
+            usage=told.usage.since(self._ready.used),
+            session_usage=told.usage if self._ready.headless.counts_session else Usage(),
             tools=dict(self._tally.tools),
             denials=self._tally.denials,
             listing=self._tally.listing,

@@ -13,7 +13,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeAlias
 
@@ -21,6 +21,7 @@ import msgspec
 
 from toolcrib.coding_agents.clients import CLIENTS
 from toolcrib.coding_agents.events import AgentEvent
+from toolcrib.coding_agents.headless import Usage
 from toolcrib.errors import NotFound, ToolcribError, UsageError
 from toolcrib.runs.alive import lives
 from toolcrib.runs.place import ENDING, Missing, entered, folder_of, names
@@ -68,6 +69,8 @@ class Latest:
     session: str
     """The program's own; empty where no run of the conversation left one."""
     profile: str
+    used: Usage = field(default_factory=Usage)
+    """Tokens of the program's session until then, where it counts so."""
 
 
 def runs(root: Path, on_problem: Callable[[ToolcribError], None] = lambda _: None) -> Iterator[Run]:
@@ -114,9 +117,8 @@ def latest_of(root: Path, conversation: str) -> Latest:
         if found is None or about.conversation != found.conversation or about.provider != found.provider:
             continue
         if session := _session(run):
-            return Latest(
-                conversation=found.conversation, provider=found.provider, session=session, profile=found.profile
-            )
+            used = Usage() if run.summary is None else run.summary.session_usage
+            return replace(found, session=session, used=used)
     if found is None:
         raise NotFound(
             f"There is no conversation {conversation} in {root}.", remedy="`toolcrib runs` shows what there is."

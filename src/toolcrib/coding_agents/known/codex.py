@@ -50,6 +50,7 @@ CODEX = Client(
         keeps=("OPENAI_", "CODEX_"),
         launch=launch,
         reader=CodexReader,
+        counts_session=True,
         is_session=is_session,
     ),
     stdio_notes=(
