@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,16 +36,17 @@ LIMIT = 120.0
 """Seconds that any run may take."""
 SERVERS = ("everything", "filesystem", "memory", "git", "time")
 """Real ones, from npm and PyPI, of the kind that people have."""
+CALLED_SERVER = "time"
 CALLED = Call("get_current_time", {"timezone": "UTC"})
 LAST_WORDS = "That was all."
 
 
 class Way(enum.StrEnum):
     ALONE = "the program alone"
-    DIRECT = "with 5 servers of its own"
+    DIRECT = "it starts the 5 servers"
     WARM = "toolcrib run, daemon up"
     COLD = "toolcrib run, no daemon"
-    WORKSPACE = "toolcrib run, workspace alone"
+    WORKSPACE = "toolcrib run, no servers"
 
     @property
     def is_ours(self) -> bool:
@@ -116,7 +116,9 @@ class Place:
     def environ(self) -> dict[str, str]:
         ours = {"TOOLCRIB_HOME": str(self.home.toolcrib)} if self.way.is_ours else {}
         path = f"{self.home.path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        return {**ours, "HOME": str(self.folder), "PATH": path, "LANG": "C.UTF-8", "TMPDIR": str(self.home.tmp)}
+        own = {"HOME": str(self.folder), "PATH": path, "LANG": "C.UTF-8", "TMPDIR": str(self.home.tmp)}
+        # Claude Code's patience with servers: fifty that start at once on a small machine take long.
+        return {**ours, **own, "MCP_TIMEOUT": f"{LIMIT * 1000:.0f}"}
 
     @property
     def argv(self) -> list[str]:
@@ -208,7 +210,9 @@ _ALONE: Mapping[str, Callable[[Place], list[str]]] = {
 
 
 def _claude_servers(files: dict[str, str], entries: Mapping[str, Any]) -> None:
-    files["servers.json"] = json.dumps({"mcpServers": {name: {"type": "stdio", **one} for name, one in entries.items()}})
+    files["servers.json"] = json.dumps(
+        {"mcpServers": {name: {"type": "stdio", **one} for name, one in entries.items()}}
+    )
 
 
 def _codex_servers(files: dict[str, str], entries: Mapping[str, Any]) -> None:
@@ -223,6 +227,7 @@ def _codex_servers(files: dict[str, str], entries: Mapping[str, Any]) -> None:
             'default_tools_approval_mode = "approve"',
             # Without this it waits a second, then starts without the tools.
             "required = true",
+            f"startup_timeout_sec = {LIMIT:.0f}",
         ]
     files[".codex/config.toml"] += "\n".join(lines) + "\n"
 
@@ -265,9 +270,6 @@ def place(person: Person, way: Way) -> Iterator[Place]:
         yield made
 
 
-CALLED_SERVER = "time"
-
-
 def _put_program(made: Place) -> None:
     """The pinned program on PATH, behind a line that notes the time."""
     folder = made.home.path / "bin"
@@ -301,6 +303,3 @@ def all_stand(watch: Watch, count: int, calls: int) -> None:
         return sum(len(conversation.results) >= calls for _, conversation, _ in watch.seen) >= count
 
     wait_for(standing, f"{count} runs to wait for their model", Stall.LIMIT / 2, pause=0.1)
-
-
-__all__ = ["Place", "Ran", "Stall", "Watch", "Way", "all_stand", "model", "place", "steps", "threading"]

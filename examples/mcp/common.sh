@@ -1,61 +1,59 @@
-# What the demos share; they read it with `.` and call `demo CLIENT "$@"`.
+# What the demos share: read with `.`, then call `demo CLIENT "$@"`.
 #
-# All happens in a temporary folder, which is gone at the end, also after Ctrl-C. Only the logs of the runs stay, in
-# $logs. With --scripted the same is done offline: see offline.sh.
+# Everything happens in a temporary folder with a Toolcrib of its own, and is gone at the end, also after Ctrl-C. Only
+# the logs of the runs stay, in $logs. Of yours, the coding agent's login is used; with --scripted not even that.
 # shellcheck shell=sh
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-# With offline.sh a home is made up: the logs go to the real one's.
+# offline.sh says where they go, since it makes up a home.
 logs=${TOOLCRIB_DEMO_LOGS:-${XDG_STATE_HOME:-$HOME/.local/state}/toolcrib-demos}
 PATH=$PATH:$(cd "$here/../.." && pwd)/.venv/bin
 command -v toolcrib >/dev/null || {
-    echo "toolcrib is not installed: run 'make up' in the checkout once, or put it on PATH." >&2
+    echo "toolcrib is not installed: put it on PATH, or run 'make up' in the checkout once." >&2
     exit 4
 }
 
-say() { printf '\n%s\n' "$@"; }
+say() { printf '\n'; printf '%s\n' "$@"; }
 
+# Prints a command of Toolcrib's, and runs it.
 show() {
     printf '\n$ toolcrib'
     for word do
-        case $word in *[!a-z-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
+        case $word in *[!a-z0-9./-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
     done
     printf '\n'
     toolcrib "$@" 2>&1
 }
 
-# A folder with settings of Toolcrib's is a project of its own, wherever it lies.
+# A folder with settings of Toolcrib's is a project, even where it lies in another one.
 make_project() {
-    mkdir -p -m 700 "$1/.toolcrib" "$1/.toolcrib/runs"
+    mkdir -p "$1/.toolcrib/runs"
+    chmod 700 "$1/.toolcrib/runs"
     echo "$2" >"$1/.toolcrib/workspace.yml"
 }
 
-keep_logs() {
+enter() {
+    folder=$(mktemp -d "${TMPDIR:-/tmp}/toolcrib-demo.XXXXXX")
+    trap leave EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    trap 'exit 129' HUP
+    export TOOLCRIB_HOME="$folder/t"
+    cp -R "$here/project" "$folder/project"
+    make_project "$folder/project" 'network: false'
+    cd "$folder/project"
+}
+
+leave() {
+    status=$?
+    trap '' INT TERM HUP
     make_project "$logs" 'read_only: true'
     for log in "$folder"/project/.toolcrib/runs/*.jsonl; do
         [ ! -e "$log" ] || mv "$log" "$logs/.toolcrib/runs/"
     done
-}
-
-clean() {
-    status=$?
-    trap '' INT TERM HUP
     cd "$here"
-    keep_logs
     rm -rf "$folder"
-    exit $status
-}
-
-# Makes a copy of the small project in project/, and goes there.
-enter() {
-    folder=$(mktemp -d "${TMPDIR:-/tmp}/toolcrib-demo.XXXXXX")
-    trap clean EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
-    trap 'exit 129' HUP
-    cp -R "$here/project" "$folder/project"
-    make_project "$folder/project" 'network: false'
-    cd "$folder/project"
+    exit "$status"
 }
 
 demo() {
@@ -63,27 +61,34 @@ demo() {
     case ${2-} in
         '') ;;
         --scripted) exec "$here/offline.sh" "$client" "$0" ;;
-        *) echo "usage: ${0##*/} [--scripted]" >&2; exit 2 ;;
+        *)
+            echo "usage: ${0##*/} [--scripted]" >&2
+            exit 2
+            ;;
     esac
     enter
 
-    say '1. It reads tetris.py and says what it thinks of it. As `read-only` it can change nothing.'
-    show run "$client" 'Read tetris.py with the tool read_file of toolcrib. What do you think of it? Be short.' \
+    say '1. It reads tetris.py and says what it thinks of it. As read-only it can change nothing.'
+    show run "$client" 'Read tetris.py by the tool read_file of toolcrib. What do you think of it? Be short.' \
         --profile read-only
 
-    say '2. The same conversation goes on, now as `developer`: it writes a module with a test, and runs the tests.'
-    show run "$client" 'Write score.py with points(lines, level), and test_score.py. Use the tools of toolcrib.' \
+    say '2. The conversation goes on, now as developer: it writes a module and its test, and runs the tests.'
+    show run "$client" 'Write score.py with points(lines, level), and test_score.py; run the tests. Use toolcrib.' \
         --conversation last --profile developer
     say 'On the disk there is now:' "$(ls)"
 
-    say '3. A review, as `read-only` again. What the conversation could do before does not count: a write is refused.'
-    before=$(cat score.py)
-    show run "$client" 'Review score.py, and mend what is wrong by write_file of toolcrib, if you may.' \
-        --conversation last --profile read-only
-    [ "$before" = "$(cat score.py)" ] || { say 'score.py was changed: that must not be!'; exit 1; }
-    say 'score.py is as it was.'
+    say '3. A review, under a profile of our own: it reads everything, and writes in reviews/ alone.'
+    show profile edit reviewer --file "$here/reviewer.yml"
+    before=$(cat ./*.py)
+    show run "$client" 'Review score.py in reviews/score.md by write_file of toolcrib, then mend score.py likewise.' \
+        --conversation last --profile reviewer
+    [ "$before" = "$(cat ./*.py)" ] || {
+        say 'A file was changed that was not to be: this is a fault of Toolcrib.'
+        exit 1
+    }
+    say 'What it may do is said for each run, whatever the conversation could do before: score.py is as it was.'
 
-    say 'The book has every call, whoever made it:'
-    show audit --since 10m
-    say "The logs of the three runs are in $logs/.toolcrib/runs." "view_last_run_events.sh shows the last one."
+    say 'The book has every call, with the decision:'
+    show audit
+    say "The logs of these runs are in $logs/.toolcrib/runs." 'view_last_run_events.sh shows what is in the last.'
 }

@@ -74,4 +74,4 @@ END
         ;;
 esac
 env -i PATH="$PATH" LANG="${LANG-C.UTF-8}" TERM="${TERM-dumb}" HOME="$home" TMPDIR="$away/tmp" \
-    TOOLCRIB_HOME="$away/t" TOOLCRIB_DEMO_LOGS="${XDG_STATE_HOME:-$HOME/.local/state}/toolcrib-demos" "$@" 3>&-
+    TOOLCRIB_DEMO_LOGS="${XDG_STATE_HOME:-$HOME/.local/state}/toolcrib-demos" "$@" 3>&-

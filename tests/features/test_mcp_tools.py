@@ -1,44 +1,24 @@
-"""The steps of `40_mcp_tools.feature`: the real programs by `toolcrib run`, and what the far sides saw."""
+"""The scenarios of `40_mcp_tools.feature`: what a person does with the real programs, and what the far sides saw of it.
+
+What is given, and what the model will do, stands in `conftest`.
+"""
 
 from __future__ import annotations
 
 import http.client
-import re
 import urllib.parse
 from collections import Counter
 
 import pytest
-from pytest_bdd import given, parsers, scenario, then, when
+from pytest_bdd import scenario, then, when
 
-from parts import runs
 from parts.models.conversation import Offering
-from parts.models.script import Call, Say, Together
 from parts.runs import Log
-from parts.stage import CHANGED, Stage, note
+from parts.stage import MODULE, TEST, Stage
 from parts.waiting import wait_for
-from parts.witness import Notes
+from parts.wording import words
 
 FEATURE = "40_mcp_tools.feature"
-
-
-def words(step: str) -> parsers.re:
-    """`{name}` stands for a word, `"{name}"` for a text without quotes: so no step can be taken for a longer one."""
-    quoted = re.sub(r'"\{(\w+)\}"', r'"(?P<\1>[^"]*)"', re.sub(r"[.+*?()|]", r"\\\g<0>", step))
-    return parsers.re(re.sub(r"\{(\w+)\}", r"(?P<\1>\\w+)", quoted) + r"\Z")
-
-
-MODULE = "def halve(number: int) -> float:\n    return number / 2\n"
-TEST = "from halving import halve\n\n\ndef test_six_halved_is_three() -> None:\n    assert halve(6) == 3\n"
-REVIEWER = """
-description: Reads everything, writes reviews.
-own_tools: read
-rules:
-  - allow: "*"
-    annotations: {read_only: true}
-  - allow: workspace:write_file
-    when:
-      path: {under: FOLDER}
-"""
 
 
 @pytest.mark.req("FRG-3", "FRG-4", "FRG-5", "FRG-8", "KSI-2", "KSI-4")
@@ -100,128 +80,6 @@ def test_a_run_is_killed_and_the_next_one_starts_clean() -> None: ...
 @pytest.mark.req("FRG-3", "FRG-4", "FRG-5", "FRG-8", "KAI-10")
 @scenario(FEATURE, "The tools work however the agent offers them to its model")
 def test_the_tools_work_however_the_agent_offers_them_to_its_model() -> None: ...
-
-
-@given("a project with a small program in it")
-def _(stage: Stage) -> None:
-    stage.make_project()
-
-
-@given("a change in the project that nobody has reviewed")
-def _(stage: Stage) -> None:
-    (stage.project / "doubling.py").write_text(CHANGED)
-
-
-@given("Toolcrib runs")
-def _(stage: Stage) -> None:
-    stage.start({})
-
-
-@given('Toolcrib runs, with a server "ledger" of mine')
-def _(stage: Stage) -> None:
-    stage.start({"servers": {"ledger": Notes(stage.home.path / "ledger.jsonl").server("note")}})
-
-
-@given(words('a profile "{name}" that reads everything and writes below "{folder}"'))
-def _(stage: Stage, name: str, folder: str) -> None:
-    text = REVIEWER.replace("FOLDER", folder)
-    stage.cli("profile", "edit", name, "--file", "-", stdin=text).ok()
-
-
-# What the model will do.
-
-
-@given(words('{agent} will read "{file}" and say "{words}"'))
-def _(stage: Stage, agent: str, file: str, words: str) -> None:
-    stage.plays(agent, Call("workspace_read_file", {"path": file}, thinking="I should read it."), Say(words))
-
-
-@given(words('in the second run it will read "{file}" again and say "{words}"'))
-def _(stage: Stage, file: str, words: str) -> None:
-    [first] = stage.models
-    stage.plays(stage.desk.person.agent.name, Call("workspace_read_file", {"path": file}), Say(words))
-    stage.desk.use(first.url)
-
-
-@given(words('{agent} will write "{file}" and its test, run the tests, and say "{words}"'))
-def _(stage: Stage, agent: str, file: str, words: str) -> None:
-    stage.plays(
-        agent,
-        Call("workspace_write_file", {"path": file, "content": MODULE}, says="First the module."),
-        Call("workspace_write_file", {"path": f"test_{file}", "content": TEST}),
-        Call("workspace_run_tests", {}),
-        Say(words),
-    )
-
-
-@given(words('{agent} will look at the change, then try to write "{file}" in every way it knows, and say "{words}"'))
-def _(stage: Stage, agent: str, file: str, words: str) -> None:
-    person = runs.ALL[agent]
-    stage.plays(
-        agent,
-        Call("workspace_project_diff", {}),
-        person.write_file({"path": file, "content": "by Toolcrib's hands"}),
-        *person.writes(stage.project / "by-hand").values(),
-        Say(words),
-    )
-
-
-@given(words('{agent} will write in every way it knows, and say "{words}"'))
-def _(stage: Stage, agent: str, words: str) -> None:
-    person = runs.ALL[agent]
-    (stage.project / "by-hand").mkdir()
-    given = {"path": "by-hand/toolcrib", "content": "by Toolcrib's hands"}
-    stage.plays(
-        agent, Call("workspace_write_file", given), *person.writes(stage.project / "by-hand").values(), Say(words)
-    )
-
-
-@given(words('{agent} will write "{allowed}", then "{refused}", and say "{words}"'))
-def _(stage: Stage, agent: str, allowed: str, refused: str, words: str) -> None:
-    stage.plays(
-        agent,
-        Call("workspace_write_file", {"path": allowed, "content": "It should be a star.\n"}),
-        Call("workspace_write_file", {"path": refused, "content": CHANGED}),
-        Say(words),
-    )
-
-
-@given(words('{agent} will call the ledger, call it again, call it a third time, and say "{words}"'))
-def _(stage: Stage, agent: str, words: str) -> None:
-    stage.plays(agent, note("first"), note("second", hold=True), note("third"), Say(words))
-
-
-@given(words("{agent} will call the ledger, and go on calling it after it was revoked"))
-def _(stage: Stage, agent: str) -> None:
-    stage.plays(agent, note("first"), note("second", first=stage.remove_agent), note("third"))
-
-
-@given(words('{agent} will call the ledger, call it again after it was revoked, and say "{words}"'))
-def _(stage: Stage, agent: str, words: str) -> None:
-    stage.plays(agent, note("first"), note("second", first=stage.remove_agent), Say(words))
-
-
-@given(words('{agent} will read "{file}" and then think for a long time'))
-def _(stage: Stage, agent: str, file: str) -> None:
-    stage.plays(agent, Call("workspace_read_file", {"path": file}), Say("Too late.", hold=stage.hold))
-
-
-@given(words("{agent} will call the ledger and then think for a long time"))
-def _(stage: Stage, agent: str) -> None:
-    stage.plays(agent, note("of the first run"), note("never", hold_answer=stage.hold))
-
-
-@given(words('{agent} will call the ledger and say "{words}"'))
-def _(stage: Stage, agent: str, words: str) -> None:
-    stage.plays(agent, note("of the next run"), Say(words))
-
-
-@given(
-    words('{agent}, which offers tools {way}, will read "{file}" and list the folder in one turn, and say "{words}"')
-)
-def _(stage: Stage, agent: str, way: str, file: str, words: str) -> None:
-    both = Together((Call("workspace_read_file", {"path": file}), Call("workspace_list_dir", {"path": "."})))
-    stage.plays(agent, both, Say(words), offering=Offering(way))
 
 
 # What the person does.

@@ -306,6 +306,30 @@ async def test_where_the_tools_cannot_be_had_a_run_stops_or_goes_on_without(
     assert "goes on without" in result.raw_events[0].text
 
 
+@pytest.mark.req("FRG-10")
+@pytest.mark.parametrize("on_failure", list(OnMcpFailure))
+async def test_a_program_that_goes_on_silently_without_the_tools_is_found_out(
+    scene: Scene, on_failure: OnMcpFailure
+) -> None:
+    scene.daemon()
+    result = await scene.run({"say": "Done, I think."}, extra=("--never-ask",), on_mcp_failure=on_failure)
+    assert result.status is (Status.NO_TOOLS if on_failure is OnMcpFailure.STOP else Status.FINISHED)
+    assert any("has not asked Toolcrib for its tools" in e.text for e in result.raw_events)
+
+
+@pytest.mark.req("FRG-10")
+async def test_a_program_that_insists_on_the_tools_is_started_again_without_where_it_may_go_on(scene: Scene) -> None:
+    scene.daemon()
+    order = scene.order(
+        steps({"say": "without"}), extra=("--insist",), on_mcp_failure=OnMcpFailure.CONTINUE, client=scribe.REFUSED
+    )
+    async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+        async for _ in stream:
+            pass
+    assert (stream.result.status, stream.result.text) == (Status.FINISHED, "without")
+    assert sum("401" in e.text for e in stream.result.raw_events if e.role == "toolcrib") == 1
+
+
 @pytest.mark.req("FRG-11")
 async def test_a_conversation_goes_on_in_the_programs_session_and_in_ours(scene: Scene) -> None:
     scene.daemon()

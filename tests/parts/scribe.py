@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def ask(method, params):
 
 session = next((word for word in sys.argv if word.startswith("session=")), "session=new").partition("=")[2]
 tell(type="begin", session="scribe-1" if session == "new" else session, words=sys.argv[1:], cwd=os.getcwd())
-if os.environ.get("SCRIBE_URL"):
+if os.environ.get("SCRIBE_URL") and "--never-ask" not in sys.argv:
     listed = ask("tools/list", {})
     if "error" in listed:
         tell(type="no_tools", why=str(listed["error"]))
@@ -139,6 +140,16 @@ def launch(order: Order) -> Launch:
     )
 
 
+HEADLESS = Headless(
+    program="scribe",
+    oldest=(1, 2),
+    install="pip install scribe",
+    keeps=("SCRIBE_",),
+    launch=launch,
+    reader=Reader,
+    call_mark="scribe/id",
+    is_session=lambda text: text.startswith("scribe-"),
+)
 SCRIBE = Client(
     name="scribe",
     title="Scribe",
@@ -149,17 +160,11 @@ SCRIBE = Client(
     http_shape={},
     private_shape={"url": URL, "headers": HEADERS},
     private_use="scribe {file}",
-    headless=Headless(
-        program="scribe",
-        oldest=(1, 2),
-        install="pip install scribe",
-        keeps=("SCRIBE_",),
-        launch=launch,
-        reader=Reader,
-        call_mark="scribe/id",
-        is_session=lambda text: text.startswith("scribe-"),
-    ),
+    headless=HEADLESS,
 )
+
+REFUSED = replace(SCRIBE, headless=replace(HEADLESS, launch=lambda order: launch(replace(order, token="tcb_wrong"))))
+"""One that Toolcrib does not let in."""
 
 
 def install(folder: Path) -> Path:

@@ -24,6 +24,8 @@ from parts.witness import Notes
 
 PROGRAM = "def double(number: int) -> int:\n    return number + 2\n"
 CHANGED = PROGRAM.replace("number + 2", "number * 2")
+MODULE = "def halve(number: int) -> float:\n    return number / 2\n"
+TEST = "from halving import halve\n\n\ndef test_six_halved_is_three() -> None:\n    assert halve(6) == 3\n"
 OUR_FOLDERS = {".git", ".toolcrib"}
 
 

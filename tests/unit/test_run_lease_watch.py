@@ -251,6 +251,17 @@ async def test_large_notes_overrun_sooner_and_the_same_listing_counts_once() -> 
     assert published * ARGUMENTS_TOLD <= watching.MOST_UNREAD_BYTES + ARGUMENTS_TOLD
 
 
-def test_what_a_newer_daemon_may_tell_is_passed_over() -> None:
+def test_what_a_newer_daemon_may_tell_besides_is_passed_over() -> None:
     assert note_from({"news": {"a": 1}}) is None
+    listed = {"tools": 1, "bytes": 2, "tokens": 1, "names": {"a_b": ["a", "b"]}, "at": 1.0, "news": 1}
+    assert note_from({"listed": listed}) == Listed(tools=1, bytes=2, tokens=1, names={"a_b": ("a", "b")}, at=1.0)
     assert note_from({"ended": {"why": "removed"}}) == Ended(why="removed")
+
+
+@given(
+    told=st.dictionaries(st.sampled_from(["tools", "names", "call", "at", "why"]), JSON),
+    kind=st.sampled_from(["listed", "call"]),
+)
+def test_what_cannot_be_understood_is_an_error_and_never_a_guess(told: dict[str, Any], kind: str) -> None:
+    with pytest.raises(ValueError, match="in another way"):
+        note_from({kind: told})

@@ -164,6 +164,28 @@ def test_a_call_that_nobody_ended_ends_with_the_run() -> None:
     assert (end.tool_status, end.call) == (ToolStatus.CANCELLED, "c1")
 
 
+@pytest.mark.parametrize("gateway", ["tells", "is late", "never tells"])
+def test_what_is_printed_after_a_call_comes_after_its_end(gateway: str) -> None:
+    one = Matching("p")
+    words = AgentEvent(kind=Kind.MESSAGE, provider="p", text="So much for that.")
+    events = told(one.printed(started("c1"), 0), one.printed(ended("c1"), 0), one.printed(words, 0))
+    assert [event.tool_status for event in events] == [ToolStatus.STARTED]
+    if gateway == "tells":
+        events += told(one.passed(seen("g1"), 0), one.passed(seen("g1", "ok"), 0))
+    events += told(one.finish()) if gateway == "never tells" else told(one.overdue(PATIENCE))
+    assert [(event.kind, event.tool_status) for event in events[1:]] == [
+        (Kind.TOOL, ToolStatus.OK),
+        (Kind.MESSAGE, None),
+    ]
+
+
+def test_calls_that_the_gateway_never_saw_do_not_wait_one_after_the_other() -> None:
+    one = Matching("p")
+    told(*(one.printed(started(f"c{n}"), 0) for n in range(3)), *(one.printed(ended(f"c{n}"), 0) for n in range(3)))
+    ends = told(one.overdue(PATIENCE), one.overdue(PATIENCE), one.overdue(PATIENCE))
+    assert [end.call for end in ends] == ["c0", "c1", "c2"]
+
+
 def test_the_time_of_a_tool_that_is_not_ours_is_between_its_lines() -> None:
     one = Matching("p")
     start, end = told(one.printed(started("b1", "Bash", server=""), 0), one.printed(ended("b1", "Bash", server=""), 0))

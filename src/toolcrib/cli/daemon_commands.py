@@ -151,6 +151,8 @@ def status(*, as_json: AsJson = False) -> int:
     )
     for name, value in rows:
         say(f"{name + ':':<12}{value}")
+    if found.get("for_runs"):
+        hint("It was started for runs of coding agents, and ends with the last of them.")
     _tell_of_the_sandbox(found)
     _tell_of_the_book(found)
     if found.get("servers"):

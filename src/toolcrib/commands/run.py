@@ -32,8 +32,8 @@ MARK = "run"
 """A file in an agent's private folder: the agent is a run's."""
 _INTRODUCTIONS = 10.0
 """Seconds that servers may take to introduce themselves: some clients list the tools only once."""
-_FAREWELL = 5.0
-"""Seconds that a reader may take to read why its lease ended."""
+_FAREWELL = 2.0
+"""Seconds that a reader may take for the last notes."""
 
 
 class Resume(Parameters):

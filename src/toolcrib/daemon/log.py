@@ -41,6 +41,9 @@ def write_to_log(event: Event) -> None:
             log.warning("%s is %s: %s", _plain(server), state, _plain(reason))
         case ServerStateChanged(server=server, state=state):
             log.info("%s is %s", _plain(server), state)
+        case CallFailed(server=""):
+            # A name that no tool has may be anything; the book keeps it, with what is secret masked.
+            return
         case CallFailed(tool=tool, caller=caller, outcome=outcome, duration=duration):
             log.info("%s by %s: %s after %.2f s", _plain(tool), caller, outcome, duration)
 

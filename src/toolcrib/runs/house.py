@@ -19,7 +19,7 @@ from typing import Any
 from toolcrib.config.paths import Paths
 from toolcrib.daemon.lock import is_free
 from toolcrib.daemon.starting import PATIENCE, START_FOR_RUNS, connect_or_start
-from toolcrib.errors import DaemonNotRunning, ToolcribError
+from toolcrib.errors import DaemonNotRunning, ToolcribError, UnknownCommand
 from toolcrib.runs.lease import Lease, ServerState, Wanted
 from toolcrib.runs.line import HungUp, Line
 from toolcrib.runs.notes import CallSeen, Ended, Listed, Lost, Note
@@ -48,12 +48,18 @@ class House:
             line, self._spare = self._spare or await _connected(self._paths, self._environ), None
             try:
                 made = await Lease.begin(line, wanted, path=self._paths.socket, root=self._root)
+            except UnknownCommand as old:
+                raise DaemonNotRunning(
+                    "The daemon that runs is of an older version and knows of no runs.",
+                    remedy="`toolcrib down` ends it; then run again.",
+                ) from old
             except (HungUp, DaemonNotRunning) as gone:
                 # It was just ending when we came: the next one is ours.
                 if time.monotonic() > deadline:
                     raise DaemonNotRunning(
                         "The daemon ended before it had lent an agent.", remedy="See `toolcrib logs`."
                     ) from gone
+                await asyncio.sleep(_LOOK_AGAIN)
                 continue
             self._leases.append(made)
             return made

@@ -133,8 +133,8 @@ class Lease:
                     self._notes.put_nowait(note)
         except HungUp:
             return None
-        except ToolcribError as error:
-            return Lost(why=error.text())
+        except (ToolcribError, ValueError) as error:
+            return Lost(why=error.text() if isinstance(error, ToolcribError) else f"{error}.".capitalize())
         return Ended(why="removed")
 
     async def _come_back(self) -> Note | None:

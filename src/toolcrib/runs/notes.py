@@ -6,7 +6,7 @@ In: an event of `run:lease`, as plain JSON. Out: a `Note`. `lease` hands them on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 
@@ -17,7 +17,7 @@ class Listed:
     tools: int
     bytes: int
     tokens: int
-    names: Mapping[str, tuple[str, str]]
+    names: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Server and tool by the names that the agent was offered."""
     at: float
 
@@ -38,7 +38,7 @@ class CallSeen:
     server: str
     arguments: dict[str, Any] | None
     """Exact, but for secrets that Toolcrib knows; None where there were none, or they are too large to be told."""
-    arguments_size: int
+    arguments_size: int = 0
     """Bytes."""
     over: bool
     outcome: str
@@ -74,12 +74,20 @@ def names_from(told: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def note_from(event: Mapping[str, Any]) -> Note | None:
-    """None: an event that a newer daemon may know of."""
+    """None: an event that a newer daemon may know of. Raises `ValueError` for one that lacks something."""
+    try:
+        return _read(event)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"the daemon tells of {next(iter(event), 'nothing')} in another way") from error
+
+
+def _read(event: Mapping[str, Any]) -> Note | None:
     match event:
         case {"listed": dict(told)}:
-            return Listed(**{**told, "names": names_from(told["names"])})
+            known = {one.name: told[one.name] for one in fields(Listed)}
+            return Listed(**{**known, "names": names_from(told["names"])})
         case {"call": dict(told)}:
-            return CallSeen(**told)
+            return CallSeen(**{one.name: told[one.name] for one in fields(CallSeen)})
         case {"ended": {"why": str(why)}}:
             return Ended(why=why)
         case _:

@@ -66,6 +66,7 @@ class Prepared:
     order: Order
     launch: Launch
     environ: Mapping[str, str]
+    """What the program is given, whatever its launch adds."""
     metadata: Metadata
     log: RunLog
     warnings: tuple[str, ...]
@@ -87,8 +88,10 @@ class Prepared:
                 folders.remove(name)
 
     def without_tools(self) -> Launch:
-        """How the program is started where it would not start with Toolcrib's endpoint."""
-        return self.headless.launch(replace(self.order, url=""))
+        """How the program is started where it would not start with Toolcrib's endpoint; its files are in place."""
+        launch = self.headless.launch(replace(self.order, url=""))
+        _put(launch, self.order.folder)
+        return launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +210,7 @@ def _ready(
         lease=lease,
         order=client_order,
         launch=launch,
-        environ={**given.environ, **launch.environ},
+        environ=given.environ,
         metadata=metadata,
         log=log,
         warnings=(*warnings, *_told_of(given)),

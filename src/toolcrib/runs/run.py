@@ -29,6 +29,8 @@ _READ_AHEAD = 256
 """Lines and notes that wait to be looked at; whoever reads no events stops the program, not our memory."""
 _LAST_WORDS = 1.0
 """Seconds that a program which was stopped, and the gateway, have to be read to their end."""
+_ASKS_WITHIN = 10.0
+"""Seconds after a model's first word within which a program has asked for the tools that it was to have."""
 _LAST_NOTES = 2.0
 """Seconds that the gateway's word on the last calls is waited for, once the program has ended."""
 
@@ -134,6 +136,10 @@ class _Course:
         self._items: asyncio.Queue[_Item] = asyncio.Queue(_READ_AHEAD)
         self._tasks: list[asyncio.Task[None]] = []
         self._without_tools = ready.lease is None
+        self._asked = ready.lease is None
+        """Whether the program has asked for the tools: some go on without a word if they cannot."""
+        self._asks_until: float | None = None
+        """When it should have: some time after a model has first answered it."""
 
     async def events(self) -> AsyncIterator[AgentEvent]:
         async for event in self._happening():
@@ -161,7 +167,10 @@ class _Course:
                     raise item.error
                 if not self._refused_to_start():
                     break
-                await self._start(self._ready.without_tools())
+                await self._start(await asyncio.to_thread(self._ready.without_tools))
+            if self._asks_until is not None and now >= self._asks_until:
+                for event in self._never_asked():
+                    yield event
         if self.ending.status is Status.FINISHED:
             async for event in self._last_notes():
                 yield event
@@ -169,7 +178,7 @@ class _Course:
     async def _start(self, launch: Launch) -> None:
         self._running = await Running.start(
             (str(self._ready.program.path), *launch.words),
-            environ=self._ready.environ,
+            environ={**self._ready.environ, **launch.environ},
             cwd=self._order.workdir,
             stdin=launch.stdin,
         )
@@ -198,7 +207,7 @@ class _Course:
 
     async def _next(self, deadline: float) -> _Item | None:
         """The next thing that happened; None: it is time to look at what waits."""
-        due = min(deadline, self._matching.next_due() or deadline)
+        due = min(deadline, self._matching.next_due() or deadline, self._asks_until or deadline)
         try:
             async with asyncio.timeout(max(0.0, due - time.monotonic())):
                 return await self._items.get()
@@ -212,6 +221,7 @@ class _Course:
             case CallSeen():
                 yield from self._matching.passed(item, now)
             case Listed():
+                self._asked, self._asks_until = True, None
                 self._matching.names = item.names
                 self._tally.listed(item)
             case Ended() | Lost():
@@ -221,6 +231,8 @@ class _Course:
 
     def _of_line(self, line: Line, now: float) -> Iterable[AgentEvent]:
         for event in self._printed.events(line):
+            if event.role == "assistant" and not self._asked and self._asks_until is None:
+                self._asks_until = now + _ASKS_WITHIN
             yield from self._matching.printed(event, now)
         if self._reader.told.mcp_failure and not self._without_tools:
             yield from self._no_tools(Status.NO_TOOLS, self._reader.told.mcp_failure)
@@ -237,6 +249,12 @@ class _Course:
             self._stops(status, why)
         yield self._log(f"{why} " + ("The run is stopped." if self.ending.error else "It goes on without these tools."))
 
+    def _never_asked(self) -> Iterable[AgentEvent]:
+        self._asked, self._asks_until = True, None
+        if not self._without_tools:
+            title = self._ready.client.title
+            yield from self._no_tools(Status.NO_TOOLS, f"{title} works, but has not asked Toolcrib for its tools.")
+
     def _stops(self, status: Status, why: str) -> None:
         if not self.ending.error:
             self.ending = _Ending(status=status, error=why)
@@ -247,10 +265,13 @@ class _Course:
     async def _last_notes(self) -> AsyncIterator[AgentEvent]:
         """The gateway may have more to tell of calls that the program has printed already."""
         deadline = time.monotonic() + _LAST_NOTES
-        while self._matching.next_due() is not None and time.monotonic() < deadline:
+        while (self._matching.next_due() is not None or not self._asked) and time.monotonic() < deadline:
             item = await self._next(deadline)
             now = time.monotonic()
             for event in (*self._of(item, now), *self._matching.overdue(now)):
+                yield event
+        if not self._asked and self._running is not None and self._running.exit_code == 0:
+            for event in self._never_asked():
                 yield event
 
     async def _read_lines(self, running: Running) -> None:

@@ -1,0 +1,145 @@
+"""Tokens of tool definitions as each provider's model received them in its first request.
+
+In: the programs. Out: tokens (o200k) of the definitions of MCP tools, of what is sent where they are deferred, of the
+servers' instructions, and of the program's own tools: through Toolcrib, alone and with five servers, and directly.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from at_work import Way, model, place, steps
+from parts.models.conversation import Conversation, Offering
+from parts.runs import Person
+from report import Cell, Figure
+from rounds import progress
+from targets import NotMeasured
+from toolcrib.book.tokens import count
+
+WAYS = (Way.WORKSPACE, Way.WARM, Way.DIRECT)
+OFFERED_AS = {
+    ("claude", Offering.DEFERRED): "deferred (default)",
+    ("claude", Offering.PLAIN): "loaded",
+    ("codex", Offering.CODE): "code mode",
+    ("codex", Offering.DEFERRED): "deferred",
+    ("codex", Offering.PLAIN): "namespace",
+    ("gemini", Offering.PLAIN): "loaded",
+}
+WITH_MCP = (
+    *("ToolSearch", "tool_search", "ListMcpResourcesTool", "ReadMcpResourceTool", "DeferredToolPlaceholder"),
+    *("list_mcp_resources", "list_mcp_resource_templates", "read_mcp_resource"),
+)
+"""Tools of the programs' own that are there for MCP servers."""
+
+_NAME = re.compile(r"^mcp_\S+$", re.MULTILINE)
+"""A deferred tool, in a list of names."""
+_INSTRUCTIONS = (
+    re.compile(r"# MCP Server Instructions\n.*", re.DOTALL),
+    re.compile(
+        r"The following are instructions provided by the tool server.*\[end of server instructions\]---", re.DOTALL
+    ),
+)
+
+
+def measure(people: Iterable[Person]) -> list[Figure]:
+    figure = Figure(
+        name="tokens",
+        title="of the model's first request, o200k, over the JSON as it was sent",
+        keys=("provider", "offered", "way"),
+        values=(
+            "MCP tools",
+            "definitions",
+            "names, search",
+            "instructions",
+            "MCP in all",
+            "one search",
+            "its own tools",
+        ),
+        notes=(
+            "MCP tools: named in the request, by definition or by name. names, search: the names of deferred tools, and "
+            "the program's own tools to search for them and to read resources.",
+            "one search: what the definitions of the tools cost that the search for one brought, in later requests.",
+            "its own tools: fewer where Toolcrib's profile leaves some out (developer, here).",
+        ),
+    )
+    for person in people:
+        for way in WAYS:
+            progress(f"tokens: {person.agent.name}, {way}")
+            _measure_one(figure, person, way)
+    figure.rows.sort(key=lambda row: (str(row["provider"]), str(row["offered"])))
+    return [figure]
+
+
+def _measure_one(figure: Figure, person: Person, way: Way) -> None:
+    name = person.agent.name
+    with place(person, way) as at:
+        for offering in person.offerings:
+            keys = (name, OFFERED_AS[name, offering], way.value)
+            with model(person, steps(way)) as (watch, served):
+                at.use(served.url, offering)
+                try:
+                    at.run(watch)
+                except NotMeasured as reason:
+                    figure.add_not_measured(keys, reason)
+                    continue
+            _, _, body = watch.seen[0]
+            _, last, _ = watch.seen[-1]
+            figure.add(keys, _row(body, last))
+
+
+def _row(body: dict[str, Any], last: Conversation) -> dict[str, Cell]:
+    tools = list(_tools(body))
+    mcp = [tool for tool in tools if str(tool.get("name", "")).startswith("mcp_")]
+    helping = [tool for tool in tools if tool not in mcp and _named(tool) in WITH_MCP]
+    own = [tool for tool in tools if tool not in mcp and tool not in helping]
+    texts = [text for key, value in body.items() if key != "tools" for text in _texts(value)]
+    names = [name for text in texts for name in _NAME.findall(text)]
+    instructions = [found[0] for text in texts for pattern in _INSTRUCTIONS if (found := pattern.search(text))]
+    definitions = _tokens(mcp)
+    instead = _tokens(helping) + _count("\n".join(names))
+    told = _count("\n".join(instructions))
+    return {
+        "MCP tools": len(names) + sum(len(tool.get("tools", [tool])) for tool in mcp) or None,
+        "definitions": definitions,
+        "names, search": instead,
+        "instructions": told,
+        "MCP in all": definitions + instead + told,
+        "one search": _tokens([dict(tool.definition) for tool in last.found]),
+        "its own tools": _tokens(own),
+    }
+
+
+def _tools(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    among = [item["tools"] for item in body.get("input", []) if item.get("type") == "additional_tools"]
+    for tool in [*body.get("tools", []), *(tool for several in among for tool in several)]:
+        yield from tool.get("functionDeclarations", [tool])
+
+
+def _named(tool: dict[str, Any]) -> str:
+    return str(tool.get("name") or tool.get("type"))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        # Tools that stand among the messages are counted as tools.
+        for one in () if value.get("type") == "additional_tools" else value.values():
+            yield from _texts(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)
+
+
+def _tokens(tools: list[dict[str, Any]]) -> int:
+    return sum(_count(json.dumps(tool, ensure_ascii=False, separators=(",", ":"))) for tool in tools)
+
+
+def _count(text: str) -> int:
+    found = count(text.encode())
+    if found is None:
+        raise NotMeasured("a tool's definition is too long to be counted")
+    return found
