@@ -29,7 +29,6 @@ from parts.models.script import Call, Say, Step
 from parts.models.server import Model, Provider, serving
 from parts.runs import Person
 from parts.waiting import wait_for
-
 from targets import NotMeasured
 
 LIMIT = 120.0
@@ -210,9 +209,8 @@ _ALONE: Mapping[str, Callable[[Place], list[str]]] = {
 
 
 def _claude_servers(files: dict[str, str], entries: Mapping[str, Any]) -> None:
-    files["servers.json"] = json.dumps(
-        {"mcpServers": {name: {"type": "stdio", **one} for name, one in entries.items()}}
-    )
+    typed = {name: {"type": "stdio", **one} for name, one in entries.items()}
+    files["servers.json"] = json.dumps({"mcpServers": typed})
 
 
 def _codex_servers(files: dict[str, str], entries: Mapping[str, Any]) -> None:

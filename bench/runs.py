@@ -15,16 +15,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # The scripted models and the pinned programs are parts of the tests.
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from figures import run_memory, run_stages, run_start, run_tokens  # noqa: E402
-from parts import fleet, leftovers  # noqa: E402
-from parts.runs import ALL  # noqa: E402
-from report import Figure  # noqa: E402
-from run import machine  # noqa: E402
-from targets import NotMeasured  # noqa: E402
+from figures import run_memory, run_stages, run_start, run_tokens
+from parts import fleet, leftovers
+from parts.runs import ALL
+from report import Figure
+from run import machine
+from targets import NotMeasured
 
 ROUNDS = 3
 RUNS = 10
@@ -74,13 +75,14 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def heading(options: argparse.Namespace, here: dict[str, object]) -> str:
+def heading(options: argparse.Namespace, here: dict[str, Any]) -> str:
     versions = ", ".join(
         f"{name} {next(iter(fleet.pins()[name].packages.values()))}" for name in options.provider or ALL
     )
     return (
-        f"Runs of {versions}: medians of {options.rounds} interleaved rounds; Python {here['python']}, {here['system']}, "
-        f"{here['cores']} cores, load before {here['load'][0]}"  # type: ignore[index]
+        f"Runs of {versions}: medians of {options.rounds} interleaved rounds; "
+        f"Python {here['python']}, {here['system']}, "
+        f"{here['cores']} cores, load before {here['load'][0]}"
     )
 
 

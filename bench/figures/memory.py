@@ -62,8 +62,8 @@ def _openings(settings: Settings, count: int) -> Openings:
 
 
 def _memory(target: Target) -> dict[str, float]:
-    tree = [target.pid, *_descendants(target.pid)]
-    sizes = [_pss_rss(pid) for pid in tree]
+    tree = [target.pid, *descendants(target.pid)]
+    sizes = [pss_rss(pid) for pid in tree]
     return {
         "process PSS": sizes[0][0],
         "process RSS": sizes[0][1],
@@ -73,7 +73,7 @@ def _memory(target: Target) -> dict[str, float]:
     }
 
 
-def _descendants(pid: int) -> Iterator[int]:
+def descendants(pid: int) -> Iterator[int]:
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(entry.read_text().rpartition(")")[2].split()[1])
@@ -82,10 +82,10 @@ def _descendants(pid: int) -> Iterator[int]:
         if parent == pid:
             child = int(entry.parent.name)
             yield child
-            yield from _descendants(child)
+            yield from descendants(child)
 
 
-def _pss_rss(pid: int) -> tuple[float, float]:
+def pss_rss(pid: int) -> tuple[float, float]:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError as problem:

@@ -7,14 +7,15 @@ process that works for these runs, while all of them wait in mid-run for a model
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from at_work import LIMIT, Place, Stall, Way, all_stand, model, place, servers, steps
-from figures.memory import _descendants, _pss_rss
-from parts import leftovers
+from figures.memory import descendants, pss_rss
+from parts import daemon, leftovers
 from parts.runs import Person
 from report import Figure, rounded
 from rounds import progress
@@ -24,18 +25,28 @@ WAYS = (Way.DIRECT, Way.WARM)
 REST = 1.0
 NEEDED = 700
 """Megabytes that a run with servers of its own may take, generously."""
-PROGRAMS, SERVERS, TOOLCRIB = "programs", "servers", "toolcrib"
+PROGRAMS, SERVERS, DAEMON, RUNS = "programs", "servers", "daemon", "toolcrib run"
 
 
 def measure(people: Iterable[Person], runs: int) -> list[Figure]:
     figure = Figure(
         name="memory",
-        title=f"{runs} runs at once in one project, five stdio servers, all waiting in mid-run after one call; PSS in MB",
+        title=f"{runs} runs at once in one project, five stdio servers, all waiting in mid-run; PSS in MB",
         keys=("provider", "way"),
-        values=("processes", "of servers", "PSS", PROGRAMS, SERVERS, TOOLCRIB, "of its own", "all wait after s"),
+        values=(
+            "processes",
+            "of servers",
+            "PSS",
+            PROGRAMS,
+            SERVERS,
+            DAEMON,
+            RUNS,
+            "against direct",
+            "all wait after s",
+        ),
         notes=(
-            f"{TOOLCRIB}: the daemon, and each run with its helper. of its own: PSS divided by that of the programs "
-            "that start the servers themselves.",
+            "toolcrib run: the commands and their helpers. against direct: PSS divided by that of the programs that "
+            "start the servers themselves.",
         ),
     )
     for person in people:
@@ -48,7 +59,7 @@ def measure(people: Iterable[Person], runs: int) -> list[Figure]:
                 figure.add_not_measured((person.agent.name, way.value), reason)
                 continue
             direct = values["PSS"] if way is Way.DIRECT else direct
-            ratio = {} if direct is None else {"of its own": rounded(values["PSS"] / direct)}
+            ratio = {} if direct is None else {"against direct": rounded(values["PSS"] / direct)}
             whole = {key: round(values[key]) for key in ("processes", "of servers")}
             sizes = {key: rounded(value) for key, value in values.items() if key not in whole}
             figure.add((person.agent.name, way.value), {**sizes, **whole, **ratio})
@@ -81,11 +92,11 @@ def _together(person: Person, way: Way, runs: int) -> dict[str, float]:
 
 
 def _sizes(at: Place) -> dict[str, float]:
-    whose = {PROGRAMS: 0.0, SERVERS: 0.0, TOOLCRIB: 0.0}
+    whose = {PROGRAMS: 0.0, SERVERS: 0.0, DAEMON: 0.0, RUNS: 0.0}
     count = of_servers = 0
     for process in _processes(at):
         try:
-            size, _ = _pss_rss(process.pid)
+            size, _ = pss_rss(process.pid)
         except NotMeasured:
             # It has just ended.
             continue
@@ -98,7 +109,7 @@ def _sizes(at: Place) -> dict[str, float]:
 
 def _processes(at: Place) -> Iterator[leftovers.Process]:
     """All below this one, and whatever has left the tree but names the place."""
-    below = set(_descendants(leftovers.os.getpid()))
+    below = set(descendants(os.getpid()))
     for process in leftovers.living():
         if process.pid in below or process.names(at.home.path):
             yield process
@@ -109,7 +120,11 @@ def _kind(process: leftovers.Process, at: Place) -> str:
     if any(all(word in process.words for word in words[:2]) for words in entries):
         return SERVERS
     # Servers from PyPI live in environments of their own.
-    return TOOLCRIB if str(Path(sys.executable).parent) in process.words else PROGRAMS
+    if str(Path(sys.executable).parent) not in process.words:
+        return PROGRAMS
+    parent = leftovers.read(process.parent)
+    family = f"{process.words} {parent.words if parent else ''}"
+    return RUNS if f"{daemon.PROGRAM} run " in family else DAEMON
 
 
 def _available() -> float:

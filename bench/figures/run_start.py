@@ -25,7 +25,7 @@ def measure(people: Iterable[Person], rounds: int) -> list[Figure]:
         keys=("provider", "way"),
         values=("program starts", "first request", "added to alone", "against its own servers", "whole run"),
         notes=(
-            "first request: as the scripted model saw it. added to alone: first request minus that of the program alone.",
+            "first request: as the scripted model saw it. added to alone: against the program alone.",
             "against its own servers: first request divided by that of the program that starts the five itself.",
             "whole run: to the exit of what was started; the program alone has no tool to call, so it calls none.",
         ),
@@ -73,9 +73,8 @@ def _opened(stack: contextlib.ExitStack, person: Person, way: Way) -> tuple[Plac
 
 
 def _medians(ran: list[Ran]) -> dict[str, float]:
-    return {
-        key: 1000 * (median(getattr(one, key) for one in ran) or 0) for key in ("program", "first_request", "whole")
-    }
+    keys = ("program", "first_request", "whole")
+    return {key: 1000 * (median(getattr(one, key) for one in ran) or 0) for key in keys}
 
 
 def _row(way: Way, medians: dict[Way, dict[str, float]]) -> dict[str, Cell]:

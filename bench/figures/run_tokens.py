@@ -38,9 +38,7 @@ _NAME = re.compile(r"^mcp_\S+$", re.MULTILINE)
 """A deferred tool, in a list of names."""
 _INSTRUCTIONS = (
     re.compile(r"# MCP Server Instructions\n.*", re.DOTALL),
-    re.compile(
-        r"The following are instructions provided by the tool server.*\[end of server instructions\]---", re.DOTALL
-    ),
+    re.compile(r"The following are instructions provided by the tool server .*\[end of server instructions", re.DOTALL),
 )
 
 
@@ -50,18 +48,13 @@ def measure(people: Iterable[Person]) -> list[Figure]:
         title="of the model's first request, o200k, over the JSON as it was sent",
         keys=("provider", "offered", "way"),
         values=(
-            "MCP tools",
-            "definitions",
-            "names, search",
-            "instructions",
-            "MCP in all",
-            "one search",
-            "its own tools",
+            *("MCP tools", "definitions", "names, search", "instructions", "MCP in all"),
+            *("one search", "its own tools"),
         ),
         notes=(
-            "MCP tools: named in the request, by definition or by name. names, search: the names of deferred tools, and "
-            "the program's own tools to search for them and to read resources.",
-            "one search: what the definitions of the tools cost that the search for one brought, in later requests.",
+            "MCP tools: named in the request, by definition or by name. definitions: theirs alone. names, search: the "
+            "names of deferred tools, and the program's own tools to search for them and to read resources.",
+            "one search: the definitions that the search for one tool brought, in the requests that follow.",
             "its own tools: fewer where Toolcrib's profile leaves some out (developer, here).",
         ),
     )
@@ -92,7 +85,7 @@ def _measure_one(figure: Figure, person: Person, way: Way) -> None:
 
 def _row(body: dict[str, Any], last: Conversation) -> dict[str, Cell]:
     tools = list(_tools(body))
-    mcp = [tool for tool in tools if str(tool.get("name", "")).startswith("mcp_")]
+    mcp = [tool for tool in tools if _is_mcp(_named(tool))]
     helping = [tool for tool in tools if tool not in mcp and _named(tool) in WITH_MCP]
     own = [tool for tool in tools if tool not in mcp and tool not in helping]
     texts = [text for key, value in body.items() if key != "tools" for text in _texts(value)]
@@ -107,7 +100,7 @@ def _row(body: dict[str, Any], last: Conversation) -> dict[str, Cell]:
         "names, search": instead,
         "instructions": told,
         "MCP in all": definitions + instead + told,
-        "one search": _tokens([dict(tool.definition) for tool in last.found]),
+        "one search": _tokens([dict(tool.definition) for tool in last.found if _is_mcp(tool.namespace or tool.name)]),
         "its own tools": _tokens(own),
     }
 
@@ -120,6 +113,10 @@ def _tools(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _named(tool: dict[str, Any]) -> str:
     return str(tool.get("name") or tool.get("type"))
+
+
+def _is_mcp(name: str) -> bool:
+    return name.startswith("mcp_")
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -25,13 +25,6 @@ show() {
     toolcrib "$@" 2>&1
 }
 
-# A folder with settings of Toolcrib's is a project, even where it lies in another one.
-make_project() {
-    mkdir -p "$1/.toolcrib/runs"
-    chmod 700 "$1/.toolcrib/runs"
-    echo "$2" >"$1/.toolcrib/workspace.yml"
-}
-
 enter() {
     folder=$(mktemp -d "${TMPDIR:-/tmp}/toolcrib-demo.XXXXXX")
     trap leave EXIT
@@ -40,18 +33,18 @@ enter() {
     trap 'exit 129' HUP
     export TOOLCRIB_HOME="$folder/t"
     cp -R "$here/project" "$folder/project"
-    make_project "$folder/project" 'network: false'
     cd "$folder/project"
 }
 
 leave() {
     status=$?
     trap '' INT TERM HUP
-    make_project "$logs" 'read_only: true'
-    for log in "$folder"/project/.toolcrib/runs/*.jsonl; do
-        [ ! -e "$log" ] || mv "$log" "$logs/.toolcrib/runs/"
-    done
     cd "$here"
+    if [ -d "$folder/project/.toolcrib/runs" ]; then
+        (umask 077 && mkdir -p "$logs/.toolcrib/runs")
+        cp project/.toolcrib/workspace.yml "$logs/.toolcrib/"
+        mv "$folder"/project/.toolcrib/runs/*.jsonl "$logs/.toolcrib/runs/"
+    fi
     rm -rf "$folder"
     exit "$status"
 }
@@ -75,7 +68,7 @@ demo() {
     say '2. The conversation goes on, now as developer: it writes a module and its test, and runs the tests.'
     show run "$client" 'Write score.py with points(lines, level), and test_score.py; run the tests. Use toolcrib.' \
         --conversation last --profile developer
-    say 'On the disk there is now:' "$(ls)"
+    say 'On the disk there is now:' "$(ls -- *.py)"
 
     say '3. A review, under a profile of our own: it reads everything, and writes in reviews/ alone.'
     show profile edit reviewer --file "$here/reviewer.yml"

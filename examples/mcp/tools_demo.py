@@ -36,7 +36,8 @@ async def write_and_test(agent: CodeAgent, conversation: str) -> ExecutionResult
     async with agent.stream(prompt, conversation=conversation) as stream:
         async for event in stream:
             if event.kind == "tool" and event.tool_status != "started":
-                print(f"{event.server}:{event.tool_name} {event.tool_status}, decision: {event.decision}")
+                whose = f"{event.server}, {event.decision}" if event.server else "its own"
+                print(f"  {event.tool_name} ({whose}): {event.tool_status}")
             elif event.kind == "message":
                 print(event.text)
     return stream.result

@@ -16,8 +16,7 @@ Feature: A coding agent at work with Toolcrib's tools
     And the book has 1 call of "workspace:read_file", allowed, with the outcome "ok"
     And the log tells of the same calls as the book
     And the log holds the tokens that the model's provider counted
-    And my own settings are as they were
-    And nothing of the run is left
+    And nothing of the run is left, and my own settings are as they were
 
     Examples:
       | agent  |
@@ -35,7 +34,7 @@ Feature: A coding agent at work with Toolcrib's tools
     And the book has 2 calls of "workspace:write_file", allowed, with the outcome "ok"
     And the book has 1 call of "workspace:run_tests", allowed, with the outcome "ok"
     And the log tells of the same calls as the book
-    And nothing of the run is left
+    And nothing of the run is left, and my own settings are as they were
 
     Examples:
       | agent  |
@@ -54,7 +53,7 @@ Feature: A coding agent at work with Toolcrib's tools
     And nothing in the project has changed
     And the book has 1 call of "workspace:project_diff", allowed, with the outcome "ok"
     And the book has no call of "workspace:write_file"
-    And nothing of the run is left
+    And nothing of the run is left, and my own settings are as they were
 
     Examples:
       | agent  |
@@ -68,7 +67,7 @@ Feature: A coding agent at work with Toolcrib's tools
     Then the run finished
     And each of its ways has written a file
     And the book has 1 call of "workspace:write_file", allowed, with the outcome "ok"
-    And nothing of the run is left
+    And nothing of the run is left, and my own settings are as they were
 
     Examples:
       | agent  |
@@ -87,7 +86,7 @@ Feature: A coding agent at work with Toolcrib's tools
     And the book has 1 call of "workspace:write_file", allowed, with the outcome "ok"
     And the book has 1 call of "workspace:write_file", denied, with the outcome "denied"
     And the log counts 1 denial
-    And nothing of the run is left
+    And nothing of the run is left, and my own settings are as they were
 
     Examples:
       | agent  |
@@ -105,7 +104,7 @@ Feature: A coding agent at work with Toolcrib's tools
     And in the second run the model knew "What is wrong with doubling.py?" and "It is the plus sign."
     And the book shows the calls of both runs in one conversation
     And there are two logs, and the second says where it went on
-    And nothing of the run is left
+    And nothing of the run is left, and my own settings are as they were
 
     Examples:
       | agent  |
@@ -122,7 +121,7 @@ Feature: A coding agent at work with Toolcrib's tools
     And the third call was done by a new ledger
     And the book has 2 calls of "ledger:note", allowed, with the outcome "ok"
     And the book has 1 call of "ledger:note", allowed, with the outcome "away"
-    And nothing of the run is left
+    And nothing of the run is left, and my own settings are as they were
 
     Examples:
       | agent  |
@@ -136,7 +135,7 @@ Feature: A coding agent at work with Toolcrib's tools
     When I run <agent> with "Keep the ledger.", and remove its agent after the first call
     Then the run was stopped as "revoked", with exit code 12
     And only the first call reached the ledger
-    And nothing of the run is left
+    And nothing of the run is left, and my own settings are as they were
 
     Examples:
       | agent  |
@@ -152,7 +151,7 @@ Feature: A coding agent at work with Toolcrib's tools
     And its last words are "Then without the ledger."
     And only the first call reached the ledger
     And the log warns that the tools are gone
-    And nothing of the run is left
+    And nothing of the run is left, and my own settings are as they were
 
     Examples:
       | agent  |
@@ -165,7 +164,7 @@ Feature: A coding agent at work with Toolcrib's tools
     When I run <agent> with "Have a look at doubling.py.", and press Ctrl-C while it thinks
     Then the run was stopped as "interrupted", with exit code 130
     And the book has 1 call of "workspace:read_file", allowed, with the outcome "ok"
-    And nothing of the run is left
+    And nothing of the run is left, and my own settings are as they were
 
     Examples:
       | agent  |
@@ -184,7 +183,7 @@ Feature: A coding agent at work with Toolcrib's tools
     When I run <agent> with "Keep the ledger."
     Then the run finished
     And the ledger saw one call of each run
-    And nothing of the run is left
+    And nothing of the run is left, and my own settings are as they were
 
     Examples:
       | agent  |
@@ -202,7 +201,7 @@ Feature: A coding agent at work with Toolcrib's tools
     And the book has 1 call of "workspace:read_file", allowed, with the outcome "ok"
     And the book has 1 call of "workspace:list_dir", allowed, with the outcome "ok"
     And the log tells of the same calls as the book
-    And nothing of the run is left
+    And nothing of the run is left, and my own settings are as they were
 
     Examples:
       | agent  | way      |

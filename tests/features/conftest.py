@@ -1,8 +1,8 @@
 """What is given in the scenarios; and no green CI without a green scenario of each coding agent.
 
 In: what `parts/` offers. Out: the fixture `stage`, and the steps that set it: what there is, and what the model of an
-agent will do. Where `CI=true`, a session that was to run these scenarios fails
-unless one has passed for each agent: a feature file that lost its examples, or a scenario that skips itself, is seen.
+agent will do. Where `CI=true`, a session that was to run these scenarios fails unless one has passed for each agent: a
+feature file that lost its examples, or a scenario that skips itself, is seen.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _(stage: Stage, agent: str, file: str, words: str) -> None:
 def _(stage: Stage, file: str, words: str) -> None:
     [first] = stage.models
     stage.plays(stage.desk.person.agent.name, Call("workspace_read_file", {"path": file}), Say(words))
-    stage.desk.use(first.url)
+    stage.use(first)
 
 
 @given(words('{agent} will write "{file}" and its test, run the tests, and say "{words}"'))

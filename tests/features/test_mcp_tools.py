@@ -97,7 +97,7 @@ def _(stage: Stage, prompt: str, profile: str) -> None:
 
 @when(words('I go on in the same conversation with "{prompt}"'))
 def _(stage: Stage, prompt: str) -> None:
-    stage.desk.use(stage.model.url)
+    stage.use(stage.model)
     stage.runs(prompt, "--conversation", stage.run.result["conversation"])
 
 
@@ -237,11 +237,6 @@ def _(stage: Stage, file: str) -> None:
     assert stage.changed() == {file}
 
 
-@then("my own settings are as they were")
-def _(stage: Stage) -> None:
-    assert stage.settings_are_untouched()
-
-
 @then(words('the book has {count} call of "{tool}", {decision}, with the outcome "{outcome}"'))
 @then(words('the book has {count} calls of "{tool}", {decision}, with the outcome "{outcome}"'))
 def _(stage: Stage, count: str, tool: str, decision: str, outcome: str) -> None:
@@ -347,7 +342,7 @@ def _(stage: Stage) -> None:
     assert (run["run_id"], run["status"]) == (log.metadata["run_id"], "killed")
 
 
-@then("nothing of the run is left")
+@then("nothing of the run is left, and my own settings are as they were")
 def _(stage: Stage) -> None:
     stage.is_clean()
 

@@ -88,8 +88,13 @@ class Stage:
         if not self.models:
             self.desk = self.open.enter_context(runs.desk(runs.ALL[agent], self.home, self.project))
         self.models.append(self.open.enter_context(serving(self.desk.person.agent.provider, steps)))
-        self.desk.use(self.model.url, offering)
-        self._settings, self._files = self.desk.settings(), self.files()
+        self.use(self.model, offering)
+        self._files = self.files()
+
+    def use(self, model: Model, offering: Offering | None = None) -> None:
+        """From now on this is the person's model."""
+        self.desk.use(model.url, offering)
+        self._settings = self.desk.settings()
 
     def runs(self, prompt: str, *words: str) -> None:
         self.told.append(self.desk.run(prompt, *words))
@@ -108,9 +113,6 @@ class Stage:
         now, before = self.files(), self._files
         return {name for name in now.keys() | before.keys() if now.get(name) != before.get(name)}
 
-    def settings_are_untouched(self) -> bool:
-        return self.desk.settings() == self._settings
-
     def calls(self) -> list[dict[str, Any]]:
         """The calls that the book knows, the oldest first."""
         entries = self.cli("audit", "--json", "-n", "100", cwd=self.project).ok().json["entries"]
@@ -121,8 +123,10 @@ class Stage:
         return [Log.read(path) for path in self.desk.logs()]
 
     def is_clean(self) -> None:
-        """Nothing that the runs made is there any more, but for their logs."""
+        """Nothing that the runs made is there any more, but for their logs; the person's own settings are as they were."""
         self.desk.wait_until_alone()
+        settings = self.desk.settings()
+        assert settings == self._settings, f"{settings} were {self._settings}"
         files = list((self.home.toolcrib / "state" / "agents").rglob("*"))
         assert not files, f"files of agents are left: {files}"
         agents = self.cli("agent", "list", "--json", cwd=self.project).ok().json["agents"]

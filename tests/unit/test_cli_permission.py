@@ -280,7 +280,9 @@ def test_an_editor_shows_the_profile_and_its_text_is_taken(
     assert cli("profile", "edit", "mine")[:2] == (0, "mine: 1 rule; agents: none yet.\n")
     assert seen.read_text() == GUIDE.format(name="mine") + "description: ''\nown_tools: none\nrules: []\n"
     assert cli("profile", "edit", "mine")[:2] == (0, "Nothing was changed.\n")
-    assert seen.read_text() == GUIDE.format(name="mine") + "description: ''\nown_tools: none\nrules:\n- allow: files:*\n"
+    assert (
+        seen.read_text() == GUIDE.format(name="mine") + "description: ''\nown_tools: none\nrules:\n- allow: files:*\n"
+    )
     assert drafts(tmp_path) == []
 
 

@@ -1,0 +1,231 @@
+"""The demos of `examples/mcp`: each does what its page says, with the real programs, and leaves only its logs.
+
+`expected/` holds what they print with `--scripted`. TOOLCRIB_WRITE_EXPECTED=1 writes it anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parts import runs
+from parts.daemon import Home
+from parts.models.__main__ import step_from
+from parts.models.server import serving
+from parts.runs import Desk, Log
+from parts.waiting import wait_for
+
+pytestmark = [pytest.mark.req("FRG-8"), pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+DEMOS = ROOT / "examples" / "mcp"
+LIMIT = 240.0
+SCRIPT: dict[str, Any] = json.loads((DEMOS / "scripted.json").read_text())
+WRITTEN = [step["arguments"] for step in SCRIPT["steps"] if step.get("call") == "workspace_write_file"]
+
+MASKS = (
+    (r"/\S*/toolcrib-(?:offline|demo)\.\w+(?:/tmp/toolcrib-demo\.\w+)?", "<folder>"),
+    (r"\d{8}-\d{6}-[0-9a-f]{6}", "<run>"),
+    (r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "<session>"),
+    (r"\b[0-9a-f]{10}\b", "<id>"),
+    (r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d\d-\d\d \d\d:\d\d\b|^\d\d:\d\d:\d\d", "<time>"),
+    (r"\b\d+(?:\.\d+)? m?s\b", "<took>"),
+    (r"\b\d+(?:\.\d+)? k?B\b(?: +\d+)?", "<size>"),
+    (r"^(claude|codex|gemini) [\d.]+ as", r"\1 <version> as"),
+    (r"^(  model +).*", r"\1<model>"),
+    (r"^(  tokens +).*|about [\d,]+ tokens|[\d,]+ / [\d,]+|^(tokens: ).*", r"\1\2<tokens>"),
+    (r"held \d+ events", "held <n> events"),
+)
+
+
+def masked(text: str, desk: Desk) -> str:
+    """Without what differs from run to run and from machine to machine."""
+    text = text.replace(str(DEMOS), "<examples>").replace(str(desk.folder), "<home>")
+    for pattern, mask in MASKS:
+        text = re.sub(pattern, mask, text, flags=re.MULTILINE)
+    return text
+
+
+def check(name: str, printed: str, desk: Desk) -> None:
+    file = DEMOS / "expected" / f"{name}.txt"
+    said = masked(printed, desk)
+    if os.environ.get("TOOLCRIB_WRITE_EXPECTED"):
+        file.write_text(said)
+    # Columns are as wide as what was masked in them.
+    assert re.sub(" {2,}", "  ", said) == re.sub(" {2,}", "  ", file.read_text())
+
+
+@pytest.fixture
+def at_desk(toolcrib_home: Home, bwrap: Path, parts: Callable[[str], list[str]]) -> Callable[[str], Desk]:
+    stack = contextlib.ExitStack()
+
+    def sit(client: str) -> Desk:
+        for name in runs.ALL:
+            parts(name)
+        return stack.enter_context(runs.desk(runs.ALL[client], toolcrib_home, toolcrib_home.project))
+
+    return sit
+
+
+def environ(desk: Desk) -> dict[str, str]:
+    """Of a person who has Toolcrib in the checkout, and nothing of it at home."""
+    return {name: value for name, value in desk.environ.items() if name != "TOOLCRIB_HOME"}
+
+
+def start(desk: Desk, *words: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(word) for word in words],
+        env=environ(desk),
+        cwd=desk.project,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(desk: Desk, *words: str | Path) -> str:
+    process = start(desk, *words)
+    try:
+        out, _ = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0, out
+    return out
+
+
+def nothing_left(desk: Desk) -> None:
+    desk.wait_until_alone()
+    assert list(Path(desk.environ["TMPDIR"]).iterdir()) == []
+    assert list(desk.project.iterdir()) == []
+    assert not (desk.home.toolcrib / "state").exists()
+
+
+def logs(desk: Desk) -> list[Log]:
+    folder = desk.folder / ".local" / "state" / "toolcrib-demos" / ".toolcrib" / "runs"
+    return [Log.read(file) for file in sorted(folder.glob("*"))]
+
+
+def calls(log: Log) -> list[tuple[str, str, str]]:
+    """Tool calls that passed Toolcrib: tool, decision, status."""
+    over = [event for event in log.events if event["kind"] == "tool" and event["tool_status"] != "started"]
+    return [(e["tool_name"], e["decision"], e["tool_status"]) for e in over if e.get("server")]
+
+
+CALLS = [
+    [("read_file", "allow", "ok")],
+    [("write_file", "allow", "ok"), ("write_file", "allow", "ok"), ("run_tests", "allow", "ok")],
+    [("read_file", "allow", "ok"), ("write_file", "allow", "ok"), ("write_file", "deny", "denied")],
+]
+
+
+@pytest.mark.parametrize("client", sorted(runs.ALL))
+def test_a_scripted_demo_prints_what_is_expected_and_leaves_only_its_logs(
+    at_desk: Callable[[str], Desk], client: str
+) -> None:
+    desk = at_desk(client)
+    check(f"{client}_tools_demo", run(desk, DEMOS / f"{client}_tools_demo.sh", "--scripted"), desk)
+    nothing_left(desk)
+    kept = logs(desk)
+    assert [calls(log) for log in kept] == CALLS
+    assert {log.metadata["conversation"] for log in kept} == {kept[0].metadata["conversation"]}
+    assert [path.name for path in desk.folder.iterdir()] == [".local"], "nothing of the person's own is touched"
+    if client == "codex":
+        check("view_last_run_events", run(desk, DEMOS / "view_last_run_events.sh"), desk)
+
+
+@pytest.mark.parametrize("client", sorted(runs.ALL))
+def test_a_demo_uses_the_persons_own_login_and_the_model_gets_what_the_page_says(
+    at_desk: Callable[[str], Desk], client: str
+) -> None:
+    desk = at_desk(client)
+    steps = [step_from(step) for step in SCRIPT["steps"]]
+    with serving(desk.person.agent.provider, steps) as model:
+        desk.use(model.url)
+        before = desk.settings()
+        run(desk, DEMOS / f"{client}_tools_demo.sh")
+    read, first, second, tests, again, review, refused = model.results
+    assert "class Game" in read
+    assert all("written" in told for told in (first, second, review))
+    assert re.search(r"2 passed|\"passed\": ?2", tests)
+    assert "_POINTS[lines]" in again, "what was written is on the disk"
+    assert "may not use workspace:write_file" in refused
+    assert [calls(log) for log in logs(desk)] == CALLS
+    assert desk.settings() == before
+    desk.wait_until_alone()
+    assert list(desk.project.iterdir()) == []
+
+
+def test_the_demo_in_python_prints_what_is_expected_and_leaves_nothing(at_desk: Callable[[str], Desk]) -> None:
+    desk = at_desk("claude")
+    check("tools_demo", run(desk, sys.executable, DEMOS / "tools_demo.py", "--scripted"), desk)
+    nothing_left(desk)
+
+
+@pytest.mark.parametrize("words", [("codex_tools_demo.sh", "--scripted"), ("tools_demo.py", "codex", "--scripted")])
+def test_a_demo_that_is_interrupted_leaves_nothing(at_desk: Callable[[str], Desk], words: tuple[str, ...]) -> None:
+    desk = at_desk("codex")
+    python = (sys.executable,) if words[0].endswith(".py") else ()
+    process = start(desk, *python, DEMOS / words[0], *words[1:])
+
+    def at_work() -> bool:
+        return any("exec" in one.words and "codex" in one.words for one in desk.processes())
+
+    try:
+        wait_for(at_work, "the program to run", LIMIT)
+        # As a terminal does it: to all that run in it.
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=LIMIT)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode in (130, -signal.SIGINT), out
+    nothing_left(desk)
+
+
+def tetris() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tetris", DEMOS / "project" / "tetris.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["tetris"] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules["tetris"]
+    return module
+
+
+TETRIS = tetris()
+MOVES = st.tuples(st.sampled_from(sorted(TETRIS.SHAPES)), st.integers(0, 3), st.integers(-5, 6))
+
+
+@given(st.lists(MOVES, max_size=60))
+def test_the_game_of_the_demos_keeps_its_rules(moves: list[tuple[str, int, int]]) -> None:
+    game, dropped = TETRIS.Game(TETRIS.Piece("T")), 0
+    for following, turns, aside in moves:
+        if game.over:
+            assert game.dropped(following) is game
+            break
+        game = game.moved(turns=turns)
+        for _ in range(abs(aside)):
+            game = game.moved(x=1 if aside > 0 else -1)
+        game, dropped = game.dropped(following), dropped + 1
+        assert len(game.filled) == 4 * dropped - 10 * game.lines
+        assert all(0 <= x < TETRIS.WIDTH and 0 <= y < TETRIS.HEIGHT for x, y in game.filled)
