@@ -1,7 +1,7 @@
 """Where the time goes that `toolcrib run` takes before the program starts, with a daemon that is up.
 
 In: a program, rounds. Out: the stages one by one, each measured by itself through the same functions that a run uses:
-starting Python, the imports, finding the program, the lease, files and log, starting the program.
+starting Python, the command line, finding the program, the lease, files and log, starting the program.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from at_work import Place, Way, place
@@ -20,14 +19,14 @@ from report import Figure, median, rounded
 from rounds import progress
 from toolcrib.coding_agents.clients import client_named
 from toolcrib.coding_agents.program import find
-from toolcrib.config.paths import Paths
-from toolcrib.config.project import project_of
-from toolcrib.runs.house import Wanted, open_house
 from toolcrib.runs.preparing import RunOrder, prepared
 from toolcrib.runs.process import Running
 from toolcrib.runs.result import OnMcpFailure
 
-IMPORTS = "import toolcrib.cli.app, toolcrib.cli.run_view, toolcrib.runs.agent"
+COMMAND_LINE = "import toolcrib.cli.app"
+IMPORTS = f"{COMMAND_LINE}, toolcrib.cli.run_view, toolcrib.runs.agent"
+NOBODY = ("run", "nobody", "Stages.")
+"""Read as any run is, and refused right after that."""
 HEAVY = ("pydantic", "sqlalchemy", "mcp", "uvicorn", "httpx", "aiosqlite")
 """Packages that a run has no use for: the daemon does that work."""
 
@@ -39,7 +38,6 @@ def measure(person: Person, rounds: int) -> list[Figure]:
         title=f"ms before {person.agent.name} starts, daemon up with five servers",
         keys=("stage",),
         values=("median", "in all"),
-        notes=(f"Imported for a run although it has no use for it: {', '.join(_needless()) or 'nothing'}.",),
     )
     with place(person, Way.WARM) as at:
         at.use("http://127.0.0.1:9")
@@ -48,41 +46,41 @@ def measure(person: Person, rounds: int) -> list[Figure]:
         for number in range(rounds + 1):
             for stage, seconds in _once(at).items():
                 taken.setdefault(stage, []).extend([seconds] if number else [])
+        needless = _needless(at)
     total = 0.0
     for stage, several in taken.items():
         middle = 1000 * (median(several) or 0)
         total += middle
         figure.add((stage,), {"median": rounded(middle), "in all": rounded(total)})
+    if needless:
+        figure.add((f"of these, for nothing: {', '.join(needless)}",), {})
     return [figure]
 
 
 def _once(at: Place) -> dict[str, float]:
-    bare = _timed(lambda: _python("pass"))
-    command_line = _timed(lambda: subprocess.run([str(daemon.PROGRAM), "--version"], check=True, capture_output=True))
-    imports = _timed(lambda: _python(IMPORTS))
-    found, leased, all_prepared, started = asyncio.run(_inside(at))
+    # In the place's environment, which lets Python keep what it compiled.
+    bare = _seconds(at, sys.executable, "-c", "pass")
+    command_line = _seconds(at, str(daemon.PROGRAM), "--version")
+    for_run = _seconds(at, sys.executable, "-c", IMPORTS) - _seconds(at, sys.executable, "-c", COMMAND_LINE)
+    nobody = _seconds(at, str(daemon.PROGRAM), *NOBODY)
+    found, all_prepared, started = asyncio.run(_inside(at))
     return {
         "python starts and ends": bare,
-        "imports of the command line": command_line - bare,
-        "further imports of a run": imports - command_line,
+        "the command line, all commands": command_line - bare,
+        "imports of a run": for_run,
+        "the words are read (typer)": nobody - command_line - for_run,
         "find the program": found,
-        "reach the daemon, lease": leased,
-        "configuration, environment, log": all_prepared - found - leased,
+        "lease, configuration, environment, log": all_prepared - found,
         "helper that ends it, exec": started,
     }
 
 
-async def _inside(at: Place) -> tuple[float, float, float, float]:
-    """Find, lease, all that is prepared, and start, in this process."""
+async def _inside(at: Place) -> tuple[float, float, float]:
+    """To find the program; all that is prepared, that included; and to start something, in this process."""
     client, workdir, environ = client_named(at.name), at.home.project, at.environ
     began = time.perf_counter()
     find(client, environ, workdir)
     found = time.perf_counter() - began
-    wanted = Wanted(client=at.name, profile="developer", workdir=workdir, conversation="bench", lives=60)
-    began = time.perf_counter()
-    async with open_house(Paths.of_user(environ), project_of(workdir), environ) as house:
-        await house.lease(wanted)
-        leased = time.perf_counter() - began
     order = RunOrder(
         client=client,
         prompt="Stages.",
@@ -99,18 +97,18 @@ async def _inside(at: Place) -> tuple[float, float, float, float]:
     running = await Running.start(("/bin/true",), environ={}, cwd=Path("/"), stdin="")
     started = time.perf_counter() - began
     await running.stop()
-    return found, leased, all_prepared, started
+    return found, all_prepared, started
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _seconds(at: Place, *words: str) -> float:
     began = time.perf_counter()
-    work()
+    subprocess.run(
+        words, env=at.environ, cwd=at.home.project, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
     return time.perf_counter() - began
 
 
-def _python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-
-
-def _needless() -> list[str]:
-    return _python(f"import sys\n{IMPORTS}\nprint(*[name for name in {HEAVY} if name in sys.modules])").split()
+def _needless(at: Place) -> list[str]:
+    code = f"import sys\n{IMPORTS}\ntoolcrib.cli.app.run({list(NOBODY)})\nprint(*{{*{HEAVY}}} & {{*sys.modules}})"
+    words = [sys.executable, "-c", code]
+    return subprocess.run(words, env=at.environ, capture_output=True, text=True, check=True).stdout.split()

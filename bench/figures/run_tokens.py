@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from at_work import Way, model, place, steps
@@ -20,6 +21,8 @@ from targets import NotMeasured
 from toolcrib.book.tokens import count
 
 WAYS = (Way.WORKSPACE, Way.WARM, Way.DIRECT)
+AT_ONCE = 3
+Row = tuple[tuple[str, str, str], dict[str, Cell] | str]
 OFFERED_AS = {
     ("claude", Offering.DEFERRED): "deferred (default)",
     ("claude", Offering.PLAIN): "loaded",
@@ -58,16 +61,23 @@ def measure(people: Iterable[Person]) -> list[Figure]:
             "its own tools: fewer where Toolcrib's profile leaves some out (developer, here).",
         ),
     )
-    for person in people:
-        for way in WAYS:
-            progress(f"tokens: {person.agent.name}, {way}")
-            _measure_one(figure, person, way)
-    figure.rows.sort(key=lambda row: (str(row["provider"]), str(row["offered"])))
+    # Nothing is timed here, so several may run at once.
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = pool.map(_measure_one, *zip(*[(person, way) for person in people for way in WAYS], strict=True))
+        rows = sorted((row for rows in found for row in rows), key=lambda row: row[0][:2])
+    for keys, values in rows:
+        if isinstance(values, str):
+            figure.add_not_measured(keys, values)
+        else:
+            figure.add(keys, values)
     return [figure]
 
 
-def _measure_one(figure: Figure, person: Person, way: Way) -> None:
+def _measure_one(person: Person, way: Way) -> list[Row]:
+    """A row for each way in which the program offers tools; or why it has none."""
     name = person.agent.name
+    progress(f"tokens: {name}, {way}")
+    rows: list[Row] = []
     with place(person, way) as at:
         for offering in person.offerings:
             keys = (name, OFFERED_AS[name, offering], way.value)
@@ -76,11 +86,12 @@ def _measure_one(figure: Figure, person: Person, way: Way) -> None:
                 try:
                     at.run(watch)
                 except NotMeasured as reason:
-                    figure.add_not_measured(keys, reason)
+                    rows.append((keys, str(reason)))
                     continue
             _, _, body = watch.seen[0]
             _, last, _ = watch.seen[-1]
-            figure.add(keys, _row(body, last))
+            rows.append((keys, _row(body, last)))
+    return rows
 
 
 def _row(body: dict[str, Any], last: Conversation) -> dict[str, Cell]:

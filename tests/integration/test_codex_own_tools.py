@@ -251,10 +251,12 @@ def attempts(scene: Scene, port: int) -> list[Step]:
         shell(scene.mark("by-command")),
         shell(scene.mark("by-escalated-command"), **escalated),
         shell("touch .git/hooks/made-hook; touch .codex/made-settings"),
+        shell("mkdir -p .toolcrib; touch .toolcrib/made-rules"),
         shell(f"exec 3<>/dev/tcp/127.0.0.1/{port}"),
         shell('echo "project=[$FROM_PROJECT] token=[$TOOLCRIB_TOKEN]"'),
         Anyway("apply_patch", patch("made-by-patch")),
         Anyway("apply_patch", patch(".git/hooks/made-by-patch-hook")),
+        Anyway("apply_patch", patch(".toolcrib/made-by-patch-rules")),
         Anyway("apply_patch", patch(f"{scene.outside}/by-patch")),
         Call("echo", {"word": "through toolcrib"}),
     ]
@@ -283,7 +285,6 @@ def test_a_run_that_may_not_write_leaves_no_trace_by_codexs_own_hands(
     assert TOKEN not in results(ran)
     assert "project=[yes]" not in results(ran)
     assert ("words that are there" in results(ran)) == (own is OwnTools.READ)
-    assert not any("PROJECTS-WORDS" in text for talk in ran.model.conversations for text in talk.asked)
 
 
 @pytest.mark.parametrize("model", [DEFERRED, CODE])
@@ -301,6 +302,61 @@ def test_a_run_that_may_edit_writes_in_its_folder_alone(scene: Scene, listener: 
     assert any(event.tool_status is ToolStatus.OK and "project=[]" in event.text for event in ran.ends("shell"))
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["there", "not-yet"])
+def test_a_run_that_may_edit_changes_nothing_in_toolcribs_own_folder(scene: Scene, *, there: bool) -> None:
+    ours = scene.project / ".toolcrib"
+    if there:
+        ours.mkdir()
+        (ours / "workspace.yml").write_text("as it was\n")
+        (scene.project / "way").symlink_to(".toolcrib")
+    (scene.project / "there").mkdir()
+    ways = (".toolcrib", f"{ours}", "there/../.toolcrib", *(["way"] if there else []))
+    before = sorted(path.name for path in scene.project.rglob("*"))
+    scene.run(
+        OwnTools.EDIT,
+        *(shell(f"mkdir {way}; touch {way}/made-{number}") for number, way in enumerate(ways)),
+        *(Anyway("apply_patch", patch(f"{way}/made-by-patch-{number}")) for number, way in enumerate(ways)),
+        shell("echo more >> .toolcrib/workspace.yml; rm -r .toolcrib"),
+        shell("mv .toolcrib there/moved && mkdir .toolcrib && touch .toolcrib/made-after"),
+        shell("touch made-elsewhere"),
+    )
+    assert sorted(path.name for path in scene.project.rglob("*")) == sorted([*before, "made-elsewhere"])
+    if there:
+        assert (ours / "workspace.yml").read_text() == "as it was\n"
+
+
+@pytest.mark.parametrize("own", [OwnTools.NONE, OwnTools.READ, OwnTools.EDIT])
+def test_a_profile_of_the_persons_that_permits_everything_does_not_count_below_all(scene: Scene, own: OwnTools) -> None:
+    scene.settings = (
+        'default_permissions = "mine"\n[permissions.mine]\nnetwork.enabled = true\nfilesystem.":root" = "write"\n'
+    )
+    outside = Anyway("apply_patch", patch(f"{scene.outside}/by-patch"))
+    scene.run(own, shell(scene.mark("by-command")), outside, Anyway("apply_patch", patch("made-by-patch")))
+    assert scene.marks() == set()
+    assert scene.written() == ({"made-by-patch"} if own is OwnTools.EDIT else set())
+
+
+def asked(ran: Ran, word: str) -> list[str]:
+    """What the model was asked last, of all that has this word in it."""
+    return [text for text in ran.model.conversations[-1].asked if word in text]
+
+
+@pytest.mark.parametrize("own", [OwnTools.NONE, OwnTools.READ, OwnTools.EDIT, OwnTools.ALL])
+def test_the_model_is_told_what_the_project_and_the_person_say_to_codex_at_every_level(
+    scene: Scene, own: OwnTools
+) -> None:
+    hostile(scene)
+    (scene.home / ".codex" / "AGENTS.md").write_text("The person says: PERSONS-WORDS.\n")
+    with serving(OpenAI(), (Say("Aye."),)) as model:
+        first = scene.run_with(model, own)
+        assert len(asked(first, "PROJECTS-WORDS")) == len(asked(first, "PERSONS-WORDS")) == 1
+        [prompt] = asked(first, "--do what is asked")
+        second = scene.run_with(model, own, session=first.reader.told.session)
+    assert ("PROJECTS-WORDS" in prompt) == (own is not OwnTools.ALL)
+    assert len(asked(second, "PROJECTS-WORDS")) == 1
+    assert asked(second, "--do what is asked") == [prompt, "--do what is asked"]
+
+
 @pytest.mark.parametrize("model", [DEFERRED, CODE])
 def test_a_run_that_may_do_all_is_held_by_nothing(scene: Scene, listener: socket.socket, model: str) -> None:
     hostile(scene)
@@ -309,7 +365,7 @@ def test_a_run_that_may_do_all_is_held_by_nothing(scene: Scene, listener: socket
     assert HELPER in offered(ran)
     assert scene.written() == {
         *("made-by-command", "made-at-home", "made-in-tmp", "made-hook", "made-settings"),
-        *("made-by-patch", "made-by-patch-hook"),
+        *("made-by-patch", "made-by-patch-hook", "made-rules", "made-by-patch-rules"),
     }
     assert scene.marks() >= {
         *("by-command", "by-patch", "persons-server", "projects-server"),
@@ -330,10 +386,11 @@ def test_a_run_leaves_the_persons_settings_as_they_are(scene: Scene, own: OwnToo
     assert scene.file.read_text() == before
 
 
-def test_a_session_that_might_write_cannot_when_a_later_run_may_not(scene: Scene) -> None:
+@pytest.mark.parametrize("before", [OwnTools.EDIT, OwnTools.ALL])
+def test_a_session_that_might_write_cannot_when_a_later_run_may_not(scene: Scene, before: OwnTools) -> None:
     steps = (shell("touch made-first"), Say("Made."), shell("touch made-second"), Say("Tried."))
     with serving(OpenAI(), steps) as model:
-        first = scene.run_with(model, OwnTools.ALL)
+        first = scene.run_with(model, before)
         session = first.reader.told.session
         second = scene.run_with(model, OwnTools.READ, session=session)
     assert (first.reader.told.text, second.reader.told.text) == ("Made.", "Tried.")

@@ -272,6 +272,30 @@ def test_a_run_that_may_edit_changes_files_in_its_folder_and_runs_nothing(scene:
 
 
 @pytest.mark.req("FRG-5")
+def test_a_run_that_may_edit_changes_nothing_in_toolcribs_own_folder(scene: Scene) -> None:
+    ours, inner = scene.project / ".toolcrib", scene.project / "a"
+    for folder in (ours, inner):
+        folder.mkdir()
+    (ours / "workspace.yml").write_text("as it was\n")
+    written_so = (
+        *(".toolcrib", f"{scene.project}/.toolcrib", "./.toolcrib", "a/../.toolcrib", "a/../a/.toolcrib"),
+        # Gemini CLI takes these for the same folder.
+        *("@.toolcrib", ".toolcr%69b", "%2etoolcrib", "a%2f..%2f.toolcrib", ".tool\0crib"),
+        *('a"/../.toolcrib', "a\\/../.toolcrib"),
+    )
+    writes = [
+        Anyway("write_file", {"file_path": f"{folder}/made-{number}", "content": "x"})
+        for number, folder in enumerate(written_so)
+    ]
+    change = {"file_path": ".toolcrib/workspace.yml", "old_string": "was", "new_string": "is", "instruction": "do"}
+    elsewhere = {"file_path": "a/toolcrib.md", "content": '"file_path":".toolcrib/made"'}
+    scene.run(OwnTools.EDIT, *writes, Anyway("replace", change), Anyway("write_file", elsewhere))
+    assert [str(path) for path in scene.base.rglob("made-*")] == []
+    assert (ours / "workspace.yml").read_text() == "as it was\n"
+    assert (inner / "toolcrib.md").read_text() == elsewhere["content"]
+
+
+@pytest.mark.req("FRG-5")
 def test_with_all_of_its_tools_it_does_everything_without_asking_and_the_traps_spring(scene: Scene) -> None:
     lay_traps(scene)
     settings = json.loads((scene.project / ".gemini" / "settings.json").read_text())

@@ -12,10 +12,9 @@ import os
 import shlex
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +149,6 @@ class Told:
     exit_code: int
     out: str
     err: str
-    seconds: float
 
     @property
     def result(self) -> dict[str, Any]:
@@ -196,12 +194,10 @@ class Begun:
     """A run that goes on."""
 
     process: subprocess.Popen[str]
-    began: float = field(default_factory=time.monotonic)
 
     def wait(self, limit: float = LIMIT) -> Told:
         out, err = self.process.communicate(timeout=limit)
-        seconds = time.monotonic() - self.began
-        return Told(exit_code=self.process.returncode, out=out, err=err, seconds=seconds)
+        return Told(exit_code=self.process.returncode, out=out, err=err)
 
     def kill(self) -> None:
         """As the kernel does it when memory is short: no chance to clean up."""

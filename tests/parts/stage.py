@@ -123,7 +123,7 @@ class Stage:
         return [Log.read(path) for path in self.desk.logs()]
 
     def is_clean(self) -> None:
-        """Nothing that the runs made is there any more, but for their logs; the person's own settings are as they were."""
+        """Of all that the runs made only their logs are there, and the person's own settings are as they were."""
         self.desk.wait_until_alone()
         settings = self.desk.settings()
         assert settings == self._settings, f"{settings} were {self._settings}"

@@ -138,14 +138,34 @@ def test_settings_that_cannot_be_read_are_an_error_and_not_an_empty_list(launch:
     [
         (OwnTools.NONE, "read-only"),
         (OwnTools.READ, "read-only"),
-        (OwnTools.EDIT, "workspace-write"),
+        (OwnTools.EDIT, None),
         (OwnTools.ALL, "danger-full-access"),
     ],
 )
-def test_each_level_has_its_sandbox_and_nobody_is_asked(launch: LaunchWith, own: OwnTools, sandbox: str) -> None:
+def test_each_level_has_its_sandbox_and_nobody_is_asked(launch: LaunchWith, own: OwnTools, sandbox: str | None) -> None:
     said = settings_of(launch(own=own))
-    assert said["sandbox_mode"] == sandbox
+    assert said.get("sandbox_mode") == sandbox
+    assert ("default_permissions" in said) == (sandbox is None), "Codex would not look at both"
     assert said["approval_policy"] == "never"
+
+
+def test_at_edit_the_folder_is_writable_but_for_ours_and_nothing_else_is(launch: LaunchWith) -> None:
+    said = settings_of(launch(own=OwnTools.EDIT))
+    profile = said["permissions"][said["default_permissions"]]
+    assert profile["filesystem"] == {":root": "read", ":workspace_roots": {".": "write", ".toolcrib": "read"}}
+    assert profile["network"] == {"enabled": False}
+
+
+@pytest.mark.parametrize("own", OwnTools)
+def test_what_the_project_tells_stands_before_the_prompt_of_a_new_session_below_all(
+    launch: LaunchWith, own: OwnTools, tmp_path: Path
+) -> None:
+    (tmp_path / "work" / "AGENTS.md").write_text("Use tabs.")
+    stdin = launch(own=own).stdin
+    assert stdin.endswith("-do it")
+    assert ("Use tabs." in stdin) == (own is not OwnTools.ALL)
+    assert launch(own=own, session=THREAD).stdin == "-do it"
+    assert launch("project_doc_max_bytes = 0\n", own).stdin == "-do it"
 
 
 @pytest.mark.parametrize("own", BELOW_ALL)

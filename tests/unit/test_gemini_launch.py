@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,7 +76,6 @@ def test_neither_prompt_nor_token_is_a_word_and_the_token_is_in_the_private_file
 def test_without_an_endpoint_there_is_no_entry(order: Order, own_tools: OwnTools) -> None:
     made = launch(replace(order, own_tools=own_tools, url=""))
     assert settings(made)["mcpServers"] == {}
-    assert "NO_PROXY" not in made.environ
 
 
 def test_a_new_session_gets_its_number_and_an_old_one_is_gone_on_in(order: Order) -> None:
@@ -97,13 +97,30 @@ def test_below_all_the_rules_allow_our_server_and_the_levels_tools_and_deny_the_
     order: Order, own_tools: OwnTools
 ) -> None:
     made = launch(replace(order, own_tools=own_tools))
-    ours, own, rest = tomllib.loads(made.files["own-tools.toml"])["rule"]
+    ours, _, own, rest = tomllib.loads(made.files["own-tools.toml"])["rule"]
     assert (ours["mcpName"], ours["decision"]) == ("toolcrib", "allow")
     assert own["toolName"] == settings(made)["tools"]["core"]
     assert ("write_file" in own["toolName"]) == (own_tools is OwnTools.EDIT)
     assert (rest["toolName"], rest["decision"]) == ("*", "deny")
     assert ours["priority"] > own["priority"] > rest["priority"]
     assert str(order.folder / "own-tools.toml") in made.words
+
+
+@pytest.mark.parametrize(
+    ("path", "denied"),
+    [
+        *((f"{before}.toolcrib{after}", True) for before in ("", "./", "/p/", "a/../", "@") for after in ("", "/x")),
+        *((path, True) for path in (".Toolcrib/x", ".toolcr%69b/x", "%2Etoolcrib/x", ".tool\0crib", 'a"', "a\\b")),
+        *((path, False) for path in ("toolcrib/x", ".toolcrib.md", "xtoolcrib", "100%/x", "\N{EURO SIGN}")),
+    ],
+)
+def test_files_in_our_folder_are_not_for_its_hands(order: Order, path: str, *, denied: bool) -> None:
+    _, rule, own, _ = tomllib.loads(launch(replace(order, own_tools=OwnTools.EDIT)).files["own-tools.toml"])["rule"]
+    assert (rule["toolName"], rule["decision"]) == (["replace", "write_file"], "deny")
+    assert rule["priority"] > own["priority"]
+    arguments = {"content": '"file_path":".toolcrib/x"', "file_path": path}
+    as_it_writes_them = json.dumps(arguments, separators=(",", ":"), ensure_ascii=False)
+    assert bool(re.search(rule["argsPattern"], as_it_writes_them)) is denied
 
 
 def test_the_persons_settings_stay_but_for_what_runs_things_by_itself(order: Order, gemini: Path) -> None:
@@ -230,13 +247,6 @@ def test_a_project_file_that_makes_no_sense_changes_nothing(order: Order, text: 
     file.parent.mkdir()
     file.write_text(text)
     assert "GEMINI_CLI_TRUST_WORKSPACE" not in launch(replace(order, own_tools=OwnTools.ALL)).environ
-
-
-@pytest.mark.parametrize(
-    ("said", "wanted"), [({}, "127.0.0.1"), ({"no_proxy": "a,b"}, "a,b,127.0.0.1"), ({"NO_PROXY": "c"}, "c,127.0.0.1")]
-)
-def test_no_proxy_stands_between_it_and_toolcrib(order: Order, said: dict[str, str], wanted: str) -> None:
-    assert launch(replace(order, environ={**order.environ, **said})).environ["NO_PROXY"] == wanted
 
 
 @pytest.mark.parametrize("own_tools", OwnTools)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from toolcrib.errors import UsageError
 from toolcrib.runs import environment
-from toolcrib.runs.environment import Given, program_environment
+from toolcrib.runs.environment import Given, past_proxies, program_environment
 
 pytestmark = pytest.mark.req("FRG-11")
 
@@ -116,6 +116,23 @@ def test_folders_in_path_that_would_be_the_project_s_are_not_passed_on() -> None
     assert len(seen.warnings) == 1
     assert given_to_claude({"PATH": "."}).environ["PATH"] == os.defpath, "an empty one would be the working folder"
     assert given_to_claude({}).environ == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "upper", "lower"),
+    [
+        ({}, "127.0.0.1", "127.0.0.1"),
+        ({"HTTP_PROXY": "http://proxy:1", "NO_PROXY": ""}, "127.0.0.1", "127.0.0.1"),
+        ({"NO_PROXY": "a,b"}, "a,b,127.0.0.1", "a,b,127.0.0.1"),
+        ({"no_proxy": "c"}, "c,127.0.0.1", "c,127.0.0.1"),
+        ({"NO_PROXY": "a", "no_proxy": "c"}, "a,127.0.0.1", "c,127.0.0.1"),
+        ({"NO_PROXY": "*"}, "*", "*"),
+    ],
+)
+def test_no_proxy_stands_between_a_program_and_toolcrib(said: dict[str, str], upper: str, lower: str) -> None:
+    wanted = {**PERSONS, **said, "NO_PROXY": upper, "no_proxy": lower}
+    assert past_proxies({**PERSONS, **said}, "http://127.0.0.1:4911/mcp") == wanted
+    assert past_proxies({**PERSONS, **said}, "") == {**PERSONS, **said}
 
 
 def test_a_file_s_values_win_and_are_masked(tmp_path: Path) -> None:

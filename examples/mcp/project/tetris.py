@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+Cell = tuple[int, int]
+
 WIDTH, HEIGHT = 10, 20
-SHAPES = {
+SHAPES: dict[str, tuple[Cell, ...]] = {
     "I": ((0, 1), (1, 1), (2, 1), (3, 1)),
     "O": ((0, 0), (1, 0), (0, 1), (1, 1)),
     "T": ((1, 0), (0, 1), (1, 1), (2, 1)),
@@ -17,8 +19,6 @@ SHAPES = {
 """Cells (x, y) in a square box; y grows downwards."""
 BOX = {"I": 4, "O": 2}
 """The box's side; 3 for all others."""
-
-Cell = tuple[int, int]
 
 
 @dataclass(frozen=True)

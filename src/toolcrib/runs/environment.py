@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from toolcrib.config.redact import printable
 from toolcrib.errors import UsageError
@@ -25,6 +26,7 @@ OURS = "TOOLCRIB_"
 LARGEST_FILE = 1024 * 1024
 """Bytes."""
 
+_DIRECT = ("NO_PROXY", "no_proxy")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OTHERS = stat.S_IROTH | stat.S_IWOTH
 _IN_DOUBLE_QUOTES = re.compile(r'"((?:[^"\\]|\\.)*)"(.*)', re.DOTALL)
@@ -79,6 +81,22 @@ def program_environment(
         left_out=tuple(sorted(environ.keys() - given.keys())),
         warnings=tuple(warnings),
     )
+
+
+def past_proxies(environ: Mapping[str, str], url: str) -> dict[str, str]:
+    """The environment in which a program asks for this address directly, if there is one.
+
+    Each of the programs would ask a proxy of the person's even for what is on this machine; and it may know of one from
+    a file of its own, hence also where no variable names one.
+    """
+    host = urlsplit(url).hostname
+    if not host:
+        return dict(environ)
+    said = {name: environ[name] for name in _DIRECT if environ.get(name)}
+    # Some programs look at the one, some at the other; and `*` means everything only where it stands alone.
+    told = {name: said.get(name) or next(iter(said.values()), "") for name in _DIRECT}
+    more = {name: was if was.strip() == "*" else ",".join(filter(None, (was, host))) for name, was in told.items()}
+    return {**environ, **more}
 
 
 def _absolute(path: str) -> str:

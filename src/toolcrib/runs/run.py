@@ -17,6 +17,7 @@ from typing import Any
 from toolcrib.coding_agents.events import AgentEvent, Kind
 from toolcrib.coding_agents.headless import Launch, Reader, Usage
 from toolcrib.errors import ToolcribError
+from toolcrib.runs.environment import past_proxies
 from toolcrib.runs.matching import Matching
 from toolcrib.runs.notes import CallSeen, Ended, Listed, Lost, Note
 from toolcrib.runs.preparing import Prepared, RunOrder, prepared
@@ -178,7 +179,7 @@ class _Course:
     async def _start(self, launch: Launch) -> None:
         self._running = await Running.start(
             (str(self._ready.program.path), *launch.words),
-            environ={**self._ready.environ, **launch.environ},
+            environ=past_proxies({**self._ready.environ, **launch.environ}, self._ready.order.url),
             cwd=self._order.workdir,
             stdin=launch.stdin,
         )

@@ -2,7 +2,8 @@
 
 In: an `Order`. Out: a `Launch`. Codex keeps the person's home, login, model and settings; what differs in a run is said
 by words (`-c key=value`), which stand above the person's file and a project's. The token goes by a variable, for Codex
-has no other place of ours to read from. `codex_reader` reads what it prints.
+has no other place of ours to read from. `codex_instructions` has what the project tells it; `codex_reader` reads what
+it prints.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 
 from toolcrib.coding_agents.client import SERVER_NAME, TOKEN_VARIABLE
 from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.coding_agents.known.codex_instructions import before_prompt
 from toolcrib.coding_agents.toml_entry import as_toml
+from toolcrib.config.paths import PROJECT_FOLDER
 from toolcrib.errors import ConfigError
 from toolcrib.policy.own_tools import OwnTools
 
@@ -29,19 +32,19 @@ _STARTUP_SECONDS = 20
 _CALL_SECONDS = 3600
 """Toolcrib has limits of its own, and a call that waits for a person's word may take long."""
 
-_SANDBOX = {
-    OwnTools.NONE: "read-only",
-    OwnTools.READ: "read-only",
-    OwnTools.EDIT: "workspace-write",
-    OwnTools.ALL: "danger-full-access",
+_PROFILE = "toolcrib_run"
+_EDITS = {
+    "filesystem": {":root": "read", ":workspace_roots": {".": "write", PROJECT_FOLDER: "read"}},
+    "network": {"enabled": False},
 }
-_BOUNDS = {
-    "writable_roots": [],
-    "network_access": False,
-    "exclude_tmpdir_env_var": True,
-    "exclude_slash_tmp": True,
+"""The folder alone, without ours, where it is settled what the workspace may do. Git's and its own Codex leaves out."""
+_SANDBOX: dict[OwnTools, dict[str, Any]] = {
+    OwnTools.NONE: {"sandbox_mode": "read-only"},
+    OwnTools.READ: {"sandbox_mode": "read-only"},
+    # Said by words, a profile stands above every mode and profile of the person's file.
+    OwnTools.EDIT: {"default_permissions": _PROFILE, "permissions": {_PROFILE: _EDITS}},
+    OwnTools.ALL: {"sandbox_mode": "danger-full-access"},
 }
-"""Of the sandbox at `edit`: the folder alone, whatever the person's file adds."""
 
 _OFF = (
     *("apps", "plugins", "remote_plugin", "hooks", "tool_suggest", "skill_mcp_dependency_install"),
@@ -67,7 +70,7 @@ def launch(order: Order) -> Launch:
     return Launch(
         words=("exec", *resume, "--json", "--skip-git-repo-check", *rules, *words, *order.extra, "--", *last),
         environ={TOKEN_VARIABLE: order.token} if order.url else {},
-        stdin=order.prompt,
+        stdin=_instructions(order, settings) + order.prompt,
         governed=_governed(order.own_tools),
         ungoverned=_ungoverned(order),
     )
@@ -118,12 +121,12 @@ def _server(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _limits(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
-    said: dict[str, Any] = {"sandbox_mode": _SANDBOX[order.own_tools], "approval_policy": "never"}
+    said: dict[str, Any] = {**_SANDBOX[order.own_tools], "approval_policy": "never"}
     if order.own_tools is OwnTools.ALL:
         return said
     off = [*_OFF, *(_OFF_WITHOUT_TOOLS if order.own_tools is OwnTools.NONE else ())]
     off += [_OLD_SANDBOX] if any(_OLD_SANDBOX in _table(one, "features") for one in settings) else []
-    said |= {"sandbox_workspace_write": _BOUNDS, "web_search": "disabled", "agents.enabled": False, "notify": []}
+    said |= {"web_search": "disabled", "agents.enabled": False, "notify": []}
     return {**said, **{f"features.{feature}": False for feature in off}}
 
 
@@ -140,6 +143,13 @@ def _trust(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
     return {} if known.intersection(folders) else {"projects": {folders[0]: {"trust_level": "trusted"}}}
 
 
+def _instructions(order: Order, settings: list[dict[str, Any]]) -> str:
+    """What Codex would read of a project that it trusts. A session that goes on has it already."""
+    if order.session or order.own_tools is OwnTools.ALL:
+        return ""
+    return before_prompt(order.workdir, settings)
+
+
 def _table(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = settings.get(name)
     return found if isinstance(found, dict) else {}
@@ -151,12 +161,13 @@ def _governed(own: OwnTools) -> tuple[str, ...]:
     files = {
         OwnTools.NONE: "Codex has no shell, and its own patches are refused.",
         OwnTools.READ: "Codex's commands run in its sandbox: they read, but cannot write or reach the network.",
-        OwnTools.EDIT: "Codex's commands and patches write in the folder alone, not in .git or .codex; no network.",
+        OwnTools.EDIT: "Codex's commands and patches write in the folder alone, not in its .git, .codex, .agents and "
+        f"{PROJECT_FOLDER}; no network.",
     }
     return (
         files[own],
         "Web search, sub-agents, plugins, apps, hooks, command rules and other MCP servers are off.",
-        "The project's own Codex settings and its AGENTS.md are not read.",
+        "The project's own Codex settings do not count; its AGENTS.md is read.",
     )
 
 

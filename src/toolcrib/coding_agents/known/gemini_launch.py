@@ -13,10 +13,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from toolcrib.coding_agents.client import SERVER_NAME
 from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.config.paths import PROJECT_FOLDER
 from toolcrib.errors import ConfigError
 from toolcrib.policy.own_tools import OwnTools
 
@@ -40,12 +40,20 @@ _COMMANDS = ("discoveryCommand", "callCommand", "allowed")
 _MCP = ("list_mcp_resources", "read_mcp_resource")
 _READS = ("glob", "grep_search", "list_directory", "read_file", "write_todos")
 _EDITS = ("replace", "write_file")
+_OURS = (
+    r'"file_path":"[^"\\]*(\\|%[0-9a-fA-F]{2}|'
+    + "".join(f"[{letter}{letter.upper()}]" if letter.isalpha() else re.escape(letter) for letter in PROJECT_FOLDER)
+    + r'[/"])'
+)
+"""Arguments that name the folder where it is settled what the workspace may do, on any disk; or that may do so in a
+writing which only Gemini CLI undoes."""
 _OWN = {OwnTools.NONE: _MCP, OwnTools.READ: (*_MCP, *_READS), OwnTools.EDIT: (*_MCP, *_READS, *_EDITS)}
 """The tools that it is given below `all`; the first two ask Toolcrib."""
 _GOVERNED = {
     OwnTools.NONE: "Its own tools: none. It has Toolcrib's alone.",
     OwnTools.READ: "Its own tools: those that look at files in the folder. None that writes, runs or fetches.",
-    OwnTools.EDIT: "Its own tools: those that look at and change files in the folder. None that runs or fetches.",
+    OwnTools.EDIT: "Its own tools: those that look at and change files in the folder, but not in git's or "
+    f"{PROJECT_FOLDER}. None that runs or fetches.",
 }
 _REFUSES = (
     "It refuses to change build files (package.json, pyproject.toml, Makefile and the like) in runs that nobody "
@@ -159,6 +167,7 @@ def _policy(own: tuple[str, ...]) -> str:
     """Rules that stand above the person's own and any approval mode."""
     rules = (
         f'mcpName = "{SERVER_NAME}"\ntoolName = "*"\ndecision = "allow"\npriority = 999\n',
+        f"toolName = {json.dumps(_EDITS)}\nargsPattern = '{_OURS}'\ndecision = \"deny\"\npriority = 999\n",
         f'toolName = {json.dumps(own)}\ndecision = "allow"\npriority = 998\n',
         'toolName = "*"\ndecision = "deny"\npriority = 997\n',
     )
@@ -167,20 +176,13 @@ def _policy(own: tuple[str, ...]) -> str:
 
 def _environ(order: Order) -> dict[str, str]:
     # One process instead of two, which a signal reaches.
-    ours = {_HOME: str(order.folder), "GEMINI_CLI_NO_RELAUNCH": "true", **_no_proxy(order)}
+    ours = {_HOME: str(order.folder), "GEMINI_CLI_NO_RELAUNCH": "true"}
     if order.own_tools is OwnTools.ALL:
         return {**ours, _TRUST: "false"} if _names_us(order.workdir) else ours
     # Its settings are read before `--skip-trust` is: so they are read as in a folder that nobody trusts, without the
     # project's, and the server, which it would not ask from such a folder, is asked all the same.
     off = {_TRUST: "false", "GEMINI_SANDBOX": "false", **dict.fromkeys(_EMPTIED, "")}
     return {**_settled(order), **off, **ours}
-
-
-def _no_proxy(order: Order) -> dict[str, str]:
-    """It would ask a proxy of the person's even for what is on this machine."""
-    said = order.environ.get("NO_PROXY") or order.environ.get("no_proxy")
-    host = urlsplit(order.url).hostname
-    return {"NO_PROXY": ",".join(filter(None, (said, host)))} if host else {}
 
 
 def _names_us(workdir: Path) -> bool:
@@ -246,6 +248,7 @@ def _told(order: Order) -> tuple[tuple[str, ...], tuple[str, ...]]:
         "Off: its other MCP servers, hooks, extensions, skills and sub-agents, yours as well as the project's.",
         "The project's own Gemini settings and .env files do not count.",
     )
+    linked = (f"A link in the project that leads into {PROJECT_FOLDER}: it changes files through it.",)
     looks = () if order.own_tools is OwnTools.NONE else ("Its glob tool tells names of files outside the folder, too.",)
     reads = "It reads the folder's GEMINI.md, wherever that leads, and files that the prompt names with @."
-    return governed, (reads, *looks, *refuses)
+    return governed, (reads, *looks, *(linked if order.own_tools is OwnTools.EDIT else ()), *refuses)

@@ -1,0 +1,80 @@
+"""What a project tells Codex by its `AGENTS.md`, where Codex itself does not read it.
+
+In: the folder of a run, the settings that Codex will read. Out: the text that stands before the prompt, in Codex's own
+form. Codex leaves out the instructions of a project that it does not trust together with the project's settings, but
+only these are hostile. The person's own `AGENTS.md` it reads all the same. `codex_launch` is above.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from toolcrib.config.project import project_of
+
+_NAMES = ("AGENTS.override.md", "AGENTS.md")
+"""In each folder the first that is there counts alone."""
+_BYTES = 32 * 1024
+"""Of all of them; the rest is cut off."""
+_END = re.compile(r"</(?=\s*INSTRUCTIONS\s*>)", re.IGNORECASE)
+
+
+def before_prompt(workdir: Path, settings: Iterable[Mapping[str, Any]]) -> str:
+    """Empty where the project tells nothing. `settings`: later ones stand above earlier ones."""
+    names, left = _NAMES, _BYTES
+    for one in settings:
+        names = _names(one.get("project_doc_fallback_filenames"), names)
+        left = _size(one.get("project_doc_max_bytes"), left)
+    texts = []
+    for file in _files(workdir, names):
+        content = _start(file, left)
+        text = content.decode(errors="replace")
+        if text.strip():
+            texts.append(text)
+            left -= len(content)
+    if not texts:
+        return ""
+    # What the project says must not look as if it were the prompt.
+    said = _END.sub(r"<\\/", "\n\n".join(texts))
+    return f"# AGENTS.md instructions for {workdir.resolve()}\n\n<INSTRUCTIONS>\n{said}\n</INSTRUCTIONS>\n\n"
+
+
+def _names(told: object, before: tuple[str, ...]) -> tuple[str, ...]:
+    more = [name for name in told if isinstance(name, str) and name] if isinstance(told, list) else None
+    return before if more is None else (*_NAMES, *more)
+
+
+def _size(told: object, before: int) -> int:
+    return told if isinstance(told, int) and not isinstance(told, bool) and told >= 0 else before
+
+
+def _files(workdir: Path, names: tuple[str, ...]) -> Iterator[Path]:
+    """From the project's root down to the folder."""
+    root, here = project_of(workdir), workdir.resolve()
+    for folder in reversed((here, *here.parents)):
+        if folder.is_relative_to(root):
+            found = (_inside(folder / name, root) for name in names)
+            yield from [file for file in found if file is not None][:1]
+
+
+def _inside(file: Path, root: Path) -> Path | None:
+    """The file itself, whatever links lead there; None if there is none, or not in the project."""
+    try:
+        real = file.resolve(strict=True)
+        return real if real.is_relative_to(root) and real.is_file() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
+def _start(file: Path, size: int) -> bytes:
+    """Empty where it cannot be read."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as opened:
+            return opened.read(size) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    except OSError:
+        return b""
