@@ -294,10 +294,14 @@ def steps(way: Way, hold: Hold | None = None) -> list[Step]:
     return [last] if way in (Way.ALONE, Way.WORKSPACE) else [CALLED, last]
 
 
-def all_stand(watch: Watch, count: int, calls: int) -> None:
-    """Returns when so many runs wait for the model's last words."""
+def all_stand(watch: Watch, children: Sequence[subprocess.Popen[str]]) -> None:
+    """Returns when all of these wait for the model's last words, each after one call."""
 
     def standing() -> bool:
-        return sum(len(conversation.results) >= calls for _, conversation, _ in watch.seen) >= count
+        for child in children:
+            if child.poll() is not None:
+                out, err = child.communicate()
+                raise NotMeasured(f"one ended early, with {child.returncode}: {(err or out)[-300:]}")
+        return sum(bool(conversation.results) for _, conversation, _ in watch.seen) >= len(children)
 
-    wait_for(standing, f"{count} runs to wait for their model", Stall.LIMIT / 2, pause=0.1)
+    wait_for(standing, f"{len(children)} runs to wait for their model", Stall.LIMIT / 2, pause=0.1)

@@ -349,13 +349,6 @@ def test_a_session_goes_on_in_a_later_run_though_each_has_a_folder_of_its_own(sc
     assert scene.calls() == [{"n": 1}, {"n": 2}]
 
 
-@pytest.mark.req("FRG-5")
-def test_toolcrib_is_asked_directly_where_the_person_has_a_proxy(scene: Scene) -> None:
-    scene.environ |= {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
-    scene.run(OwnTools.NONE, Call("_echo", {"word": "hello"}))
-    assert scene.calls() == [{"word": "hello"}]
-
-
 @pytest.mark.req("FRG-5", "FRG-6")
 def test_its_lines_become_events_that_say_whose_tool_it_was_and_how_it_ended(scene: Scene) -> None:
     calls = (Call("_fail", {"message": "no"}), Call("_add", {"a": 1}), Anyway("run_shell_command", {"command": "ls"}))

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -363,3 +364,12 @@ def test_a_memory_that_makes_no_sense_is_as_none(tmp_path: Path, content: bytes)
     assert program._remembered(memory, path) == ""
     program._remember(memory, path, "1.2.3")
     assert program._remembered(memory, path) == "1.2.3"
+
+
+@pytest.mark.req("FRG-11")
+def test_of_many_that_look_at_once_one_asks(tmp_path: Path, install: Install, environ: dict[str, str]) -> None:
+    install("one", "sleep 0.2; echo 2.1.325")
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: find(CLIENT, environ, tmp_path / "work"), range(8)))
+    assert {one.version for one in found} == {"2.1.325"}
+    assert notes(tmp_path).count("ran in") == 1

@@ -8,6 +8,7 @@ it. The version is remembered in the cache folder, for asking takes some program
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -31,7 +32,7 @@ from toolcrib.errors import NotFound, ToolcribError, UsageError
 from toolcrib.servers.environment import MARKER
 from toolcrib.servers.reaper import Reaper
 
-_LIMIT = 10.0
+_LIMIT = 30.0
 """Seconds that a program may take to say its version."""
 _LEAVE = 0.5
 _MOST_WORDS = 64 * 1024
@@ -85,8 +86,13 @@ def find(client: Client, environ: Mapping[str, str], workdir: Path) -> Program:
     version = _remembered(memory, path)
     # What was too old may have been replaced behind the same file.
     if not version or _is_too_old(version, client.headless):
-        version = _asked(client.headless, path, {**environ, "PATH": search.path})
-        _remember(memory, path, version)
+        with _one_asks(memory):
+            # Of many runs that begin at once, the first has asked meanwhile.
+            asked = _remembered(memory, path)
+            if not asked or asked == version:
+                asked = _asked(client.headless, path, {**environ, "PATH": search.path})
+                _remember(memory, path, asked)
+        version = asked
     if _is_too_old(version, client.headless):
         raise NotFound(
             f"{path} is version {version}; {client.title} is needed in version {_dotted(client.headless.oldest)} or "
@@ -95,6 +101,18 @@ def find(client: Client, environ: Mapping[str, str], workdir: Path) -> Program:
             data={"found": version, "wanted": _dotted(client.headless.oldest)},
         )
     return Program(path=path, version=version)
+
+
+@contextlib.contextmanager
+def _one_asks(memory: Path) -> Iterator[None]:
+    """One process at a time; where nothing can be remembered, everybody asks for themselves."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, ToolcribError):
+            private_folder(memory.parent)
+            turn = os.open(memory.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, turn)
+            fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
 
 
 def _search(environ: Mapping[str, str], workdir: Path) -> _Search:

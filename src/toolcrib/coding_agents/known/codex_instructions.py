@@ -16,7 +16,7 @@ from typing import Any
 
 from toolcrib.config.project import project_of
 
-_NAMES = ("AGENTS.override.md", "AGENTS.md")
+_NAMES: tuple[str, ...] = ("AGENTS.override.md", "AGENTS.md")
 """In each folder the first that is there counts alone."""
 _BYTES = 32 * 1024
 """Of all of them; the rest is cut off."""
