@@ -272,13 +272,14 @@ def test_a_run_that_may_edit_changes_files_in_its_folder_and_runs_nothing(scene:
 
 
 @pytest.mark.req("FRG-5")
-def test_a_run_that_may_edit_changes_nothing_in_toolcribs_own_folder(scene: Scene) -> None:
+def test_a_run_that_may_edit_changes_nothing_in_toolcribs_folder_and_its_own(scene: Scene) -> None:
     ours, inner = scene.project / ".toolcrib", scene.project / "a"
     for folder in (ours, inner):
         folder.mkdir()
     (ours / "workspace.yml").write_text("as it was\n")
     written_so = (
         *(".toolcrib", f"{scene.project}/.toolcrib", "./.toolcrib", "a/../.toolcrib", "a/../a/.toolcrib"),
+        *(".gemini", f"{scene.project}/a/.gemini/commands"),
         # Gemini CLI takes these for the same folder.
         *("@.toolcrib", ".toolcr%69b", "%2etoolcrib", "a%2f..%2f.toolcrib", ".tool\0crib"),
         *('a"/../.toolcrib', "a\\/../.toolcrib"),

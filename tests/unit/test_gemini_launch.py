@@ -110,11 +110,26 @@ def test_below_all_the_rules_allow_our_server_and_the_levels_tools_and_deny_the_
     ("path", "denied"),
     [
         *((f"{before}.toolcrib{after}", True) for before in ("", "./", "/p/", "a/../", "@") for after in ("", "/x")),
-        *((path, True) for path in (".Toolcrib/x", ".toolcr%69b/x", "%2Etoolcrib/x", ".tool\0crib", 'a"', "a\\b")),
-        *((path, False) for path in ("toolcrib/x", ".toolcrib.md", "xtoolcrib", "100%/x", "\N{EURO SIGN}")),
+        *(
+            (path, True)
+            for path in (
+                ".gemini/settings.json",
+                "a/.GEMINI/x",
+                ".Toolcrib/x",
+                ".toolcr%69b/x",
+                "%2Etoolcrib/x",
+                ".tool\0crib",
+                'a"',
+                "a\\b",
+            )
+        ),
+        *(
+            (path, False)
+            for path in ("GEMINI.md", "toolcrib/x", ".toolcrib.md", "xtoolcrib", "100%/x", "\N{EURO SIGN}")
+        ),
     ],
 )
-def test_files_in_our_folder_are_not_for_its_hands(order: Order, path: str, *, denied: bool) -> None:
+def test_files_in_our_folder_and_its_own_are_not_for_its_hands(order: Order, path: str, *, denied: bool) -> None:
     _, rule, own, _ = tomllib.loads(launch(replace(order, own_tools=OwnTools.EDIT)).files["own-tools.toml"])["rule"]
     assert (rule["toolName"], rule["decision"]) == (["replace", "write_file"], "deny")
     assert rule["priority"] > own["priority"]

@@ -40,19 +40,19 @@ _COMMANDS = ("discoveryCommand", "callCommand", "allowed")
 _MCP = ("list_mcp_resources", "read_mcp_resource")
 _READS = ("glob", "grep_search", "list_directory", "read_file", "write_todos")
 _EDITS = ("replace", "write_file")
-_OURS = (
-    r'"file_path":"[^"\\]*(\\|%[0-9a-fA-F]{2}|'
-    + "".join(f"[{letter}{letter.upper()}]" if letter.isalpha() else re.escape(letter) for letter in PROJECT_FOLDER)
-    + r'[/"])'
+_KEPT_FROM_IT = (PROJECT_FOLDER, ".gemini")
+"""Where it is settled what the workspace may do, and what Gemini CLI does in later runs. Git's it leaves alone."""
+_NAMES_THEM = r'"file_path":"[^"\\]*(\\|%[0-9a-fA-F][0-9a-fA-F]|({})[/"])'.format(
+    "|".join(re.sub("[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", re.escape(n)) for n in _KEPT_FROM_IT)
 )
-"""Arguments that name the folder where it is settled what the workspace may do, on any disk; or that may do so in a
-writing which only Gemini CLI undoes."""
+"""Arguments with one of these folders, however the disk takes small letters; or with what may be one in a writing that
+only Gemini CLI undoes."""
 _OWN = {OwnTools.NONE: _MCP, OwnTools.READ: (*_MCP, *_READS), OwnTools.EDIT: (*_MCP, *_READS, *_EDITS)}
 """The tools that it is given below `all`; the first two ask Toolcrib."""
 _GOVERNED = {
     OwnTools.NONE: "Its own tools: none. It has Toolcrib's alone.",
     OwnTools.READ: "Its own tools: those that look at files in the folder. None that writes, runs or fetches.",
-    OwnTools.EDIT: "Its own tools: those that look at and change files in the folder, but not in git's or "
+    OwnTools.EDIT: "Its own tools: those that look at and change files in the folder, but not in .git, .gemini or "
     f"{PROJECT_FOLDER}. None that runs or fetches.",
 }
 _REFUSES = (
@@ -167,7 +167,7 @@ def _policy(own: tuple[str, ...]) -> str:
     """Rules that stand above the person's own and any approval mode."""
     rules = (
         f'mcpName = "{SERVER_NAME}"\ntoolName = "*"\ndecision = "allow"\npriority = 999\n',
-        f"toolName = {json.dumps(_EDITS)}\nargsPattern = '{_OURS}'\ndecision = \"deny\"\npriority = 999\n",
+        f"toolName = {json.dumps(_EDITS)}\nargsPattern = '{_NAMES_THEM}'\ndecision = \"deny\"\npriority = 999\n",
         f'toolName = {json.dumps(own)}\ndecision = "allow"\npriority = 998\n',
         'toolName = "*"\ndecision = "deny"\npriority = 997\n',
     )
@@ -248,7 +248,7 @@ def _told(order: Order) -> tuple[tuple[str, ...], tuple[str, ...]]:
         "Off: its other MCP servers, hooks, extensions, skills and sub-agents, yours as well as the project's.",
         "The project's own Gemini settings and .env files do not count.",
     )
-    linked = (f"A link in the project that leads into {PROJECT_FOLDER}: it changes files through it.",)
+    linked = (f"Through a link in the project that leads into {PROJECT_FOLDER} or .gemini it changes files there.",)
     looks = () if order.own_tools is OwnTools.NONE else ("Its glob tool tells names of files outside the folder, too.",)
     reads = "It reads the folder's GEMINI.md, wherever that leads, and files that the prompt names with @."
     return governed, (reads, *looks, *(linked if order.own_tools is OwnTools.EDIT else ()), *refuses)
