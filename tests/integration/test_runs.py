@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -328,6 +330,60 @@ async def test_a_program_that_insists_on_the_tools_is_started_again_without_wher
             pass
     assert (stream.result.status, stream.result.text) == (Status.FINISHED, "without")
     assert sum("401" in e.text for e in stream.result.raw_events if e.role == "toolcrib") == 1
+
+
+@pytest.mark.req("FRG-10")
+async def test_a_run_says_why_it_has_fewer_tools_than_one_may_expect(scene: Scene) -> None:
+    config = scene.servers()
+    config["servers"]["gone"] = {"command": "/no/such/program", "retry": {"attempts": 1}}
+    config["servers"]["unset"] = {"url": "https://${NEVER_SET}/mcp"}
+    (scene.home.project / ".toolcrib").mkdir()
+    (scene.home.project / ".toolcrib" / "config.json").write_text('{"servers": {"x": {"command": "x"}}}')
+    scene.start(config).wait_until_ready("own")
+    result = await scene.run({"say": "x"})
+    warnings = [e.text for e in result.raw_events if e.role == "toolcrib"]
+    assert len(warnings) == 3, warnings
+    assert any("NEVER_SET" in text for text in warnings)
+    assert any("`toolcrib trust`" in text for text in warnings)
+    assert any(text.startswith("The server gone is not there: ") for text in warnings)
+
+
+@pytest.mark.req("FRG-9")
+async def test_a_whole_home_and_toolcribs_own_folders_are_no_place_for_a_run(scene: Scene) -> None:
+    scene.daemon()
+    for folder in (scene.home.user, scene.home.path, scene.home.toolcrib, Path("/")):
+        with pytest.raises(UsageError, match="cannot be a run's folder"):
+            await scene.run({"say": "x"}, workdir=folder)
+    assert not (scene.home.user / ".toolcrib").exists()
+
+
+@pytest.mark.req("FRG-6")
+async def test_what_a_program_prints_while_it_is_stopped_is_not_lost(scene: Scene) -> None:
+    scene.daemon()
+    result = await scene.run({"talks": 3000}, {"until": str(scene.home.path / "never")}, timeout=2.0)
+    assert result.status is Status.TIMEOUT
+    lines = [e.raw["n"] for e in result.raw_events if isinstance(e.raw, dict) and e.raw.get("type") == "last"]
+    assert lines == list(range(3000))
+
+
+@pytest.mark.req("FRG-10")
+async def test_a_daemon_that_does_not_answer_does_not_let_the_program_work_on(scene: Scene) -> None:
+    running = scene.daemon()
+    ticks = scene.home.path / "ticks"
+    order = scene.order(steps({"say": "x"}, {"tick": str(ticks)}), timeout=2.0)
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+            async for event in stream:
+                if event.kind is Kind.MESSAGE:
+                    running.process.send_signal(signal.SIGSTOP)
+                    began = time.monotonic()
+    finally:
+        running.process.send_signal(signal.SIGCONT)
+    assert stream.result.status is Status.TIMEOUT
+    assert float(ticks.read_text()) - began < 8.0, (
+        "the daemon may take ten seconds to answer, the program must not work on"
+    )
 
 
 @pytest.mark.req("FRG-11")

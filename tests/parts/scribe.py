@@ -88,6 +88,17 @@ for number, step in enumerate(json.loads(sys.stdin.read())):
     elif what == "leave":
         child = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
         tell(type="say", text=str(child.pid))
+    elif what == "talks":
+        def talk(*_):
+            for n in range(given):
+                print(json.dumps({"type": "last", "n": n}))
+            sys.exit(0)
+        signal.signal(signal.SIGINT, talk)
+    elif what == "tick":
+        while True:
+            with open(given, "w") as file:
+                file.write(str(time.monotonic()))
+            time.sleep(0.05)
     elif what == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif what == "exit":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from toolcrib.coding_agents.client import SERVER_NAME
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.config.redact import HIDDEN
 from toolcrib.runs.matching import PATIENCE, Matching
 from toolcrib.runs.notes import CallSeen
 
@@ -191,6 +193,34 @@ def test_the_time_of_a_tool_that_is_not_ours_is_between_its_lines() -> None:
     start, end = told(one.printed(started("b1", "Bash", server=""), 0), one.printed(ended("b1", "Bash", server=""), 0))
     assert start.tool_duration_ms is None
     assert (end.tool_duration_ms, end.decision) == (2500.0, "")
+
+
+def test_a_large_call_is_not_told_as_a_small_one_of_the_same_tool() -> None:
+    one = Matching("p")
+    large = {"text": "x" * 300_000}
+    told(one.printed(started("c1", args=large), 0), one.printed(started("c2", args={"p": "small"}), 0))
+    told(
+        one.passed(replace(seen("g2", "denied"), arguments={"p": "small"}), 0),
+        one.passed(replace(seen("g1", "ok"), arguments=None, arguments_size=300_013), 0),
+    )
+    ends = told(one.printed(ended("c1"), 0), one.printed(ended("c2"), 0))
+    assert [(end.call, end.tool_status) for end in ends] == [("c1", ToolStatus.OK), ("c2", ToolStatus.DENIED)]
+
+
+def test_a_call_with_other_arguments_is_another_call() -> None:
+    one = Matching("p")
+    told(one.printed(started("c1", args={"p": 1}), 0), one.passed(seen("g1", "denied", args={"p": 2}), 0))
+    rest = told(one.printed(ended("c1"), 0), one.finish())
+    over = {(event.call, event.tool_status) for event in rest if event.tool_status is not ToolStatus.STARTED}
+    assert over == {("c1", ToolStatus.OK), ("g1", ToolStatus.DENIED)}
+
+
+def test_masked_arguments_are_those_that_the_program_printed() -> None:
+    one = Matching("p")
+    told(one.printed(started("c1", args={"key": "s3cret-s3cret", "wait_for_previous": True}), 0))
+    told(one.passed(seen("g1", "ok", args={"key": HIDDEN}), 0))
+    (end,) = told(one.printed(ended("c1"), 0), one.finish())
+    assert (end.call, end.decision, end.tool_args) == ("c1", "allow", {"key": HIDDEN})
 
 
 @settings(max_examples=300)

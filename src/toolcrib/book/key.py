@@ -1,7 +1,7 @@
-"""The key of the book: 32 random bytes in a file of the owner's.
+"""A key: 32 random bytes in a file of the owner's.
 
-In: the file. Out: the key; made at first use. Whoever can read it can write a chain that verifies, which is why the
-head is worth writing down elsewhere.
+In: the file. Out: the key; made at first use. The book has one: whoever can read it can write a chain that verifies,
+which is why the head is worth writing down elsewhere. The logs of runs have another.
 """
 
 from __future__ import annotations
@@ -61,5 +61,5 @@ def make_key(file: Path) -> bytes:
 
 def _unusable(file: Path, what: str) -> StoreError:
     return StoreError(
-        f"The book's key {file} {what}.", remedy="Free some space, check its permissions, or put back a backup of it."
+        f"The key {file} {what}.", remedy="Free some space, check its permissions, or put back a backup of it."
     )

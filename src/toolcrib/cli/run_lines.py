@@ -1,7 +1,7 @@
-"""How a run reads for people: its beginning, what happens in it, and what it came to.
+"""How what happens in a run reads for people.
 
-In: metadata, events and summaries, as they happen or out of a log (which may be anybody's work). Out: lines, each of
-pieces of text with a style. `run_screen` puts them on a terminal or into a pipe; `run` and `runs` say when.
+In: events, as they happen or out of a log (which may be anybody's work). Out: lines, each of pieces of text with a
+style. `run_account` has how a run began and what it came to. `run_screen` puts lines on a terminal or into a pipe.
 """
 
 from __future__ import annotations
@@ -11,32 +11,19 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from toolcrib.cli.columns import shortened
 from toolcrib.cli.output import duration
-from toolcrib.cli.results import size_of
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
-from toolcrib.coding_agents.headless import Usage
-from toolcrib.runs.alive import lives
-from toolcrib.runs.result import Listing, Metadata, Status, Summary
 
 Piece: TypeAlias = tuple[str, str]
 """A text and its style; the style is empty, a colour, `bold` or `dim`."""
 Line: TypeAlias = tuple[Piece, ...]
 
-STATUS_STYLES: Mapping[Status, str] = {
-    Status.FINISHED: "green",
-    Status.RUNNING: "yellow",
-    Status.INTERRUPTED: "yellow",
-}
-"""Every other is red."""
-
 _VALUE = 60
 _ARGUMENTS = 160
 _NOTE = 200
-_LABEL = 14
 _NOT_WELL = {
     ToolStatus.ERROR: "failed",
     ToolStatus.DENIED: "denied",
@@ -46,6 +33,12 @@ _NOT_WELL = {
     ToolStatus.CANCELLED: "not over",
     ToolStatus.AWAY: "its server is away",
 }
+
+
+class Detail(enum.Enum):
+    USUAL = enum.auto()
+    ALL = enum.auto()
+    """Every event."""
 
 
 class Times(enum.Enum):
@@ -66,8 +59,12 @@ class Telling:
         self.untold = 0
         """Events that only the whole list shows."""
 
+    @property
+    def held(self) -> str:
+        return "" if self._held is None else self._held.text
+
     def of(self, event: AgentEvent) -> Iterator[Line]:
-        if event.kind is Kind.MESSAGE and event.role == "assistant" and event.text:
+        if _is_said(event):
             yield from self.rest()
             self._held = event
             return
@@ -81,7 +78,7 @@ class Telling:
     def rest(self, *, but: str = "") -> Iterator[Line]:
         """What is held back, unless it is this text."""
         held, self._held = self._held, None
-        if held is not None and held.text.strip() != but.strip():
+        if held is not None and not _is(held, but):
             yield from self._placed(held, [((line, ""),) for line in held.text.strip().splitlines()])
 
     def _told(self, event: AgentEvent) -> Iterator[Line]:
@@ -102,58 +99,32 @@ class Telling:
             before = (" " * len(before[0]), "")
 
 
-def opening(about: Metadata) -> Iterator[Line]:
-    """Who does what, where, and what is governed of it."""
-    program = f"{about.provider} {about.version}".strip()
-    yield (
-        (one_line(program), "bold"),
-        (f" as {one_line(about.profile)} in {one_line(about.workdir)}", ""),
-    )
-    goes_on = " (goes on)" if about.session_before else ""
-    yield _row("conversation", one_line(about.conversation) + goes_on)
-    for label, told in (("governed", about.governed), ("not governed", about.ungoverned)):
-        for place, text in enumerate(told):
-            yield _row("" if place else label, one_line(text), "yellow" if label.startswith("not") else "")
+class Everything:
+    """Every event, whole. Only a message waits, with the program's own notes after it, until it is known whether it is
+    the answer, which has a place of its own."""
 
+    def __init__(self) -> None:
+        self._waiting: list[AgentEvent] = []
 
-def heading(about: Metadata, status: Status) -> Iterator[Line]:
-    """For a run out of a log: also when it was, and what it was asked."""
-    yield (
-        ("run ", ""),
-        (about.run_id, "bold"),
-        (" ", ""),
-        (status.replace("_", " "), STATUS_STYLES.get(status, "red")),
-    )
-    yield from opening(about)
-    yield _row("began", moment(about.started_at, "%Y-%m-%d %H:%M:%S"))
-    yield _row("agent", f"{one_line(about.agent) or 'none'}, own tools: {one_line(about.own_tools)}")
-    for place, line in enumerate(about.prompt.strip().splitlines() or ["(empty)"]):
-        yield _row("" if place else "prompt", line)
+    @property
+    def held(self) -> str:
+        return self._waiting[0].text if self._waiting else ""
 
+    def of(self, event: AgentEvent) -> Iterator[Line]:
+        own_note = event.kind is Kind.RAW or (event.kind is Kind.LOG and event.role != "toolcrib")
+        if self._waiting and own_note:
+            self._waiting.append(event)
+            return
+        yield from self.rest()
+        if _is_said(event):
+            self._waiting.append(event)
+        else:
+            yield event_line(event)
 
-def closing(summary: Summary, about: Metadata, log: Path) -> Iterator[Line]:
-    style = STATUS_STYLES.get(summary.status, "red")
-    mark = "✓ " if summary.status is Status.FINISHED else "✗ "
-    why = f": {one_line(summary.error)}" if summary.error else ""
-    yield ((mark, style), (summary.status.replace("_", " "), style), (f" after {span(summary.seconds)}{why}", ""))
-    if summary.model:
-        yield _row("model", one_line(summary.model))
-    yield _row("tools", _called(summary))
-    yield _row("tokens", tokens(summary.usage))
-    if listing := listed(summary.listing):
-        yield _row("tool list", listing)
-    yield _row("log", str(log))
-    if summary.session:
-        yield _row("go on", one_line(f'toolcrib run {about.provider} "…" --conversation {about.conversation}'))
-
-
-def no_end(about: Metadata, log: Path) -> Iterator[Line]:
-    """For a log without a summary."""
-    if lives(about.pid, about.pid_began):
-        yield (("It still goes on", "yellow"), (f": `toolcrib runs tail {about.run_id}` follows it.", ""))
-    else:
-        yield (("✗ killed", "red"), (": the process that ran it is gone, and left no summary.", ""))
-    yield _row("log", str(log))
+    def rest(self, *, but: str = "") -> Iterator[Line]:
+        """What is held back, unless it is this text."""
+        waiting, self._waiting = self._waiting, []
+        return (event_line(one) for place, one in enumerate(waiting) if place or not _is(one, but))
 
 
 def tool_line(event: AgentEvent) -> Line:
@@ -197,20 +168,6 @@ def arguments(given: Mapping[str, Any]) -> str:
     return shortened(" ".join(f"{one_line(str(name))}={_value(value)}" for name, value in given.items()), _ARGUMENTS)
 
 
-def tokens(usage: Usage) -> str:
-    if usage.input is None and usage.output is None:
-        return "not told"
-    # Whether what came from the cache is also counted as input is each provider's own affair.
-    told = (("in", usage.input), ("out", usage.output), ("cached", usage.cached))
-    return ", ".join(f"{number:,} {word}" for word, number in told if number is not None)
-
-
-def listed(listing: Listing) -> str:
-    if not listing.tools:
-        return ""
-    return f"{_count(listing.tools, 'tool')}, {size_of(listing.bytes)}, about {_count(listing.tokens, 'token')}"
-
-
 def span(seconds: float) -> str:
     if not math.isfinite(seconds) or seconds < 0:
         return "?"
@@ -230,16 +187,13 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _row(label: str, text: str, style: str = "") -> Line:
-    return ((f"  {label:<{_LABEL}}", "dim"), (text, style))
+def _is_said(event: AgentEvent) -> bool:
+    """Whether it may be the answer."""
+    return event.kind is Kind.MESSAGE and event.role == "assistant" and bool(event.text)
 
 
-def _called(summary: Summary) -> str:
-    if not summary.tools:
-        return "none called"
-    most_first = sorted(summary.tools.items(), key=lambda one: (-one[1], one[0]))
-    told = ", ".join(one_line(name) + (f" ({times} times)" if times > 1 else "") for name, times in most_first)
-    return told + (f"; {summary.denials} denied" if summary.denials else "")
+def _is(said: AgentEvent, text: str) -> bool:
+    return said.text.strip() == text.strip()
 
 
 def _why(event: AgentEvent) -> str:
@@ -260,7 +214,3 @@ def _json(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, default=str)
     except RecursionError:
         return "(nested too deeply to be shown)"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"

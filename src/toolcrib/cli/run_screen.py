@@ -1,20 +1,23 @@
 """Lines of a run on a terminal, with colours and a sign of life, or in a pipe, as plain text.
 
-In: lines of `run_lines`. Out: a stream. Control characters are made visible wherever they go. `rich` is imported only
+In: lines of `run_lines` and `run_account`. Out: a stream. Control characters are made visible wherever they go. `rich` is imported only
 for a terminal.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from toolcrib.cli.output import styles, visible
+from toolcrib.cli.run_account import Row
 from toolcrib.cli.run_lines import Line, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
+    from rich.text import Text
 
 
 class Screen:
@@ -38,10 +41,9 @@ class Screen:
                 self._stream.write("".join(visible(text) for text, _ in line).rstrip() + "\n")
                 self._stream.flush()
             else:
-                from rich.text import Text  # noqa: PLC0415
-
-                drawn = Text.assemble(*((visible(text), style) for text, style in line))
-                self._console.print(drawn, soft_wrap=True)
+                for drawn in _drawn(line, self._console):
+                    # A path that is longer than the line is not broken: it stays one that can be copied.
+                    self._console.print(drawn, soft_wrap=True)
         except OSError:
             if self._stream is not sys.stderr:
                 raise
@@ -68,3 +70,17 @@ class Screen:
                 sign.stop()
             except OSError:
                 self._broken = True
+
+
+def _drawn(line: Line, console: Console) -> Iterator[Text]:
+    """As many as it takes; only rows are broken by us, between words."""
+    from rich.text import Text  # noqa: PLC0415
+
+    pieces = [Text(visible(text), style) for text, style in line]
+    if not isinstance(line, Row) or not pieces[1].plain:
+        yield Text.assemble(*pieces)
+        return
+    label, text = pieces
+    for part in text.wrap(console, max(1, console.width - label.cell_len), overflow="ignore"):
+        yield Text.assemble(label, part)
+        label = Text(" " * label.cell_len)

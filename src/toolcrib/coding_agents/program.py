@@ -2,7 +2,7 @@
 
 In: a client, the person's environment, the folder of the run. Out: `Program`, or an error with the line that installs
 it. The version is remembered in the cache folder, for asking takes some programs longer than starting a run does.
-`servers.reaper` ends what was asked; `runs` is above.
+`search_path` says where; `servers.reaper` ends what was asked; `runs` is above.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import os
 import re
 import selectors
-import stat
 import subprocess
 import tempfile
 import time
@@ -24,9 +23,9 @@ from typing import Any
 
 from toolcrib.coding_agents.client import Client
 from toolcrib.coding_agents.headless import Headless
-from toolcrib.config.paths import Paths, home_of
+from toolcrib.coding_agents.search_path import SearchPath
+from toolcrib.config.paths import Paths
 from toolcrib.config.private import private_folder
-from toolcrib.config.project import project_of
 from toolcrib.config.redact import mask_text, tells_a_secret
 from toolcrib.errors import NotFound, ToolcribError, UsageError
 from toolcrib.servers.environment import MARKER
@@ -35,6 +34,8 @@ from toolcrib.servers.reaper import Reaper
 _LIMIT = 30.0
 """Seconds that a program may take to say its version."""
 _LEAVE = 0.5
+_NEUTRAL = Path("/")
+"""Where it is asked: a folder of nobody's project, and not one of ours to remove, which a sudden end would leave."""
 _MOST_WORDS = 64 * 1024
 """Bytes of its answer that are looked at."""
 _MOST_REMEMBERED = 256 * 1024
@@ -49,30 +50,6 @@ class Program:
     version: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Search:
-    """Where a program may be looked for."""
-
-    folders: tuple[Path, ...]
-    not_beneath: tuple[Path, ...]
-    """The run's own folders: what lies there may be the work of whoever wrote the project."""
-
-    def why_not(self, file: Path) -> str:
-        """Why a file is passed over; empty if it is not."""
-        real = file.resolve()
-        if any(place.is_relative_to(own) for own in self.not_beneath for place in (_unlinked(file), real)):
-            return "it lies in the project that the run works in"
-        if real.stat().st_mode & stat.S_IWOTH:
-            return "every user of this machine can change it"
-        return ""
-
-    @property
-    def path(self) -> str:
-        """PATH without the folders that are not looked into."""
-        kept = [folder for folder in self.folders if not any(_lies_in(folder, own) for own in self.not_beneath)]
-        return os.pathsep.join(map(str, kept)) or os.defpath
-
-
 def find(client: Client, environ: Mapping[str, str], workdir: Path) -> Program:
     """The program on PATH of the person's own environment, whole. Blocks while a program is asked for its version.
 
@@ -80,7 +57,7 @@ def find(client: Client, environ: Mapping[str, str], workdir: Path) -> Program:
     """
     if client.headless is None:
         raise UsageError(f"How {client.title} is run is not known.", remedy="Choose another client.")
-    search = _search(environ, workdir)
+    search = SearchPath.of(environ, workdir)
     path = _on_path(client, client.headless, search)
     memory = Paths.of_user(environ).programs
     version = _remembered(memory, path)
@@ -90,7 +67,7 @@ def find(client: Client, environ: Mapping[str, str], workdir: Path) -> Program:
             # Of many runs that begin at once, the first has asked meanwhile.
             asked = _remembered(memory, path)
             if not asked or asked == version:
-                asked = _asked(client.headless, path, {**environ, "PATH": search.path})
+                asked = _asked(client.headless, path, {**environ, "PATH": search.kept})
                 _remember(memory, path, asked)
         version = asked
     if _is_too_old(version, client.headless):
@@ -115,18 +92,7 @@ def _one_asks(memory: Path) -> Iterator[None]:
         yield
 
 
-def _search(environ: Mapping[str, str], workdir: Path) -> _Search:
-    given = environ.get("PATH", os.defpath).split(os.pathsep)
-    home = home_of(environ).resolve()
-    own = {workdir.absolute(), workdir.resolve(), project_of(workdir)}
-    return _Search(
-        folders=tuple(Path(folder) for folder in given if Path(folder).is_absolute()),
-        # Whoever works in the home folder itself, or above it, has their programs there too.
-        not_beneath=tuple(folder for folder in own if not home.is_relative_to(folder)),
-    )
-
-
-def _on_path(client: Client, headless: Headless, search: _Search) -> Path:
+def _on_path(client: Client, headless: Headless, search: SearchPath) -> Path:
     passed_over: list[str] = []
     for file in (folder / headless.program for folder in search.folders):
         with contextlib.suppress(OSError):
@@ -141,15 +107,6 @@ def _on_path(client: Client, headless: Headless, search: _Search) -> Path:
         remedy=f"Install it: {headless.install}",
         data={"looked_in": [str(folder) for folder in search.folders]},
     )
-
-
-def _unlinked(file: Path) -> Path:
-    """Where a link itself lies."""
-    return file.parent.resolve() / file.name
-
-
-def _lies_in(folder: Path, other: Path) -> bool:
-    return folder.is_relative_to(other) or folder.resolve().is_relative_to(other)
 
 
 def _dotted(version: tuple[int, ...]) -> str:
@@ -184,32 +141,31 @@ def _last_words(path: Path, environ: Mapping[str, str]) -> str:
     """What `--version` prints, as far as it comes in time."""
     reaper = Reaper()
     marker = reaper.new_marker()
-    with tempfile.TemporaryDirectory(prefix="toolcrib-", ignore_cleanup_errors=True) as neutral:
-        try:
-            reaper.start()
-            process = subprocess.Popen(
-                [path, "--version"],
-                env={**environ, MARKER: marker},
-                cwd=neutral,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
-                start_new_session=True,
-            )
-            with process:
-                reaper.watch(process.pid)
-                try:
-                    return _read(process)
-                finally:
-                    # Whoever has closed its output is about to end; the rest of its group is ended in any case.
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(_LEAVE)
-                    reaper.end(process.pid, marker)
-        except (OSError, ValueError) as error:
-            raise NotFound(f"{path} cannot be started: {error}.", remedy="Look at it, or install it anew.") from None
-        finally:
-            reaper.close()
+    try:
+        reaper.start()
+        process = subprocess.Popen(
+            [path, "--version"],
+            env={**environ, MARKER: marker},
+            cwd=_NEUTRAL,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            start_new_session=True,
+        )
+        with process:
+            reaper.watch(process.pid)
+            try:
+                return _read(process)
+            finally:
+                # Whoever has closed its output is about to end; the rest of its group is ended in any case.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LEAVE)
+                reaper.end(process.pid, marker)
+    except (OSError, ValueError) as error:
+        raise NotFound(f"{path} cannot be started: {error}.", remedy="Look at it, or install it anew.") from None
+    finally:
+        reaper.close()
 
 
 def _read(process: subprocess.Popen[bytes]) -> str:

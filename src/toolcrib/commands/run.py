@@ -11,20 +11,23 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from toolcrib.agents.agent import Agent
+from toolcrib.commands.leases import Lasts
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
 from toolcrib.commands.watch import Watch, described, offered
 from toolcrib.config.expand import expand
 from toolcrib.config.model import Config
 from toolcrib.config.project import project_of
-from toolcrib.crib import Crib
+from toolcrib.crib import Crib, Project
 from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, UsageError
 from toolcrib.policy import Caller
+from toolcrib.servers.model import ServerState
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +66,7 @@ async def lease(context: Context, params: Lease) -> dict[str, Any]:
         raise DaemonNotRunning("Only a daemon lends agents.", remedy="`toolcrib up` starts one.")
     name = params.resume.agent if params.resume else f"{params.client}-{params.conversation}"
     if params.resume is None:
+        await _end_orphan(context, name)
         _refuse_second(context, name, params)
     with context.host.leases.held(name):
         agent, token = _resumed(context, params.resume) if params.resume else await _minted(context, name, params)
@@ -83,6 +87,15 @@ async def lease(context: Context, params: Lease) -> dict[str, Any]:
                 async with asyncio.timeout(_FAREWELL):
                     await context.emit({"ended": {"why": why}})
     return {"agent": name, "why": why}
+
+
+async def _end_orphan(context: Context, name: str) -> None:
+    """Ends the agent of a run whose daemon died: where this one is for runs alone, nobody can come to go on with it."""
+    leases, roster = context.host.leases, context.crib.roster
+    if leases.lasts is not Lasts.FOR_RUNS or name in leases.agents or not roster.knows(name):
+        return
+    if await asyncio.to_thread(roster.folder.get, name, MARK) is not None:
+        await end(context.crib, roster.find(name))
 
 
 def _refuse_second(context: Context, name: str, params: Lease) -> None:
@@ -131,7 +144,6 @@ def _lease(context: Context, agent: Agent, token: str) -> dict[str, Any]:
     crib, project, host = context.crib, context.project, context.host.describe()
     caller = Caller(agent=agent.name, permission=agent.permission)
     names = offered(crib.listings.tools(project.catalog, caller), project.catalog.by_public(crib.listings.style))
-    servers = [server.status for _, server in sorted(project.servers.items())]
     return {
         "agent": agent.name,
         "token": token,
@@ -141,10 +153,24 @@ def _lease(context: Context, agent: Agent, token: str) -> dict[str, Any]:
         "folder": str(crib.roster.folder.of(agent.name)),
         "own_tools": str(crib.roster.profile(agent.profile).own_tools),
         "withheld": _variables(project.config),
-        "servers": [{"name": one.name, "state": one.state, "reason": one.last_error or ""} for one in servers],
+        "warnings": list(_warnings(project)),
         "tools": len(names),
         "names": names,
     }
+
+
+def _warnings(project: Project) -> Iterator[str]:
+    """Why the run has fewer tools than the person may expect."""
+    for problem in project.config.problems:
+        yield f"Configuration: {problem}"
+    for file in project.config.untrusted:
+        yield f"{file} is not trusted yet, so it is not in use: `toolcrib trust` shows what it would do."
+    for name, server in sorted(project.servers.items()):
+        status = server.status
+        if status.state is ServerState.CONNECTING and server.tools is None:
+            yield f"The server {name} is still starting; its tools come when it is there."
+        elif status.state not in (ServerState.READY, ServerState.CONNECTING):
+            yield f"The server {name} is not there: {status.last_error or status.state}"
 
 
 def _variables(config: Config) -> list[str]:

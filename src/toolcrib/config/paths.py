@@ -89,6 +89,11 @@ class Paths:
         return self.state_dir / "agents"
 
     @property
+    def runs_key(self) -> Path:
+        """Tells logs of runs that were written here from others."""
+        return self.state_dir / "runs.key"
+
+    @property
     def log(self) -> Path:
         return self.state_dir / "toolcrib.log"
 

@@ -7,11 +7,12 @@ In: a client's name, a folder, a profile. Out: `run` gives an `ExecutionResult`,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from toolcrib.coding_agents.clients import client_named
 from toolcrib.coding_agents.events import AgentEvent
@@ -21,6 +22,7 @@ from toolcrib.runs.result import ExecutionResult, Metadata, OnMcpFailure
 from toolcrib.runs.run import Run
 
 TIMEOUT = 2 * 3600.0
+LONGEST = 7 * 24 * 3600.0
 
 
 class CodeAgent:
@@ -43,7 +45,7 @@ class CodeAgent:
         self.client = client_named(client)
         self.workdir = Path(workdir).expanduser().resolve()
         self.profile = profile
-        self.timeout = timeout
+        self.timeout = _seconds(timeout)
         self.on_mcp_failure = _one_of(on_mcp_failure)
         self._environ = environ
         self._env = tuple(env)
@@ -51,7 +53,13 @@ class CodeAgent:
         self._extra = tuple(extra)
 
     def run(self, prompt: str, *, conversation: str = "") -> ExecutionResult:
-        """Runs to the end. From a coroutine use `stream`."""
+        """Runs to the end. Where a loop runs already (a coroutine, a notebook) use `stream`."""
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            raise UsageError(
+                "CodeAgent.run cannot wait inside a running event loop.",
+                remedy="Use `async for event in agent.stream(prompt)` there.",
+            )
 
         async def collected() -> ExecutionResult:
             async with self.stream(prompt, conversation=conversation) as stream:
@@ -110,11 +118,22 @@ class Stream:
         """Who runs what and where; known from the first event on."""
         return self._run.metadata
 
+    def mask(self, value: Any) -> Any:
+        """A text, or anything that is made of texts, without the run's secrets: its token, what `env` and `env_file`
+        gave. The log is masked so; events are as they came."""
+        return self._run.mask(value)
+
     @property
     def result(self) -> ExecutionResult:
         if self._run.result is None:
             raise UsageError("The run is not over yet.", remedy="Read its events to the end first.")
         return self._run.result
+
+
+def _seconds(timeout: float) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST:
+        raise UsageError(f"{timeout!r} is no time limit.", remedy=f"Give seconds, at most {LONGEST:.0f}.")
+    return float(timeout)
 
 
 def _one_of(choice: OnMcpFailure | str) -> OnMcpFailure:

@@ -1,7 +1,7 @@
 """What a run's program gets to see of the person's environment.
 
-In: the person's environment, the names that are to be kept from it, what `--env` and `--env-file` add. Out: `Given`:
-the program's environment, and the values in it that no log may show. `preparing` is above.
+In: the person's environment, the run's folder, the names that are to be kept from it, what `--env` and `--env-file`
+add. Out: `Given`: the program's environment, and the values in it that no log may show. `preparing` is above.
 
 The program is the person's own and gets their whole environment, so that login, model and settings are theirs; without
 what is Toolcrib's, and without what only Toolcrib's servers were to have.
@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from toolcrib.coding_agents.search_path import SearchPath
 from toolcrib.config.redact import printable
 from toolcrib.errors import UsageError
+from toolcrib.policy.own_tools import OwnTools
 from toolcrib.servers.environment import SHORTEST_SECRET, inherits
 
 OURS = "TOOLCRIB_"
@@ -51,6 +53,8 @@ class Given:
 def program_environment(
     environ: Mapping[str, str],
     *,
+    workdir: Path,
+    own_tools: OwnTools,
     keeps: tuple[str, ...],
     withheld: Iterable[str],
     named: Iterable[str] = (),
@@ -71,9 +75,8 @@ def program_environment(
 
     passed = {name: value for name, value in environ.items() if passes(name)}
     given = {**passed, **wanted, **added}
-    if (path := given.get("PATH")) is not None and path != (absolute := _absolute(path)):
-        given["PATH"] = absolute
-        warnings.append("Folders in PATH that are not absolute are not passed on: they would be the project's.")
+    given["PATH"], told = _path(given, workdir, own_tools)
+    warnings += told
     hidden = [*wanted.values(), *added.values(), *(passed[name] for name in secret & passed.keys())]
     return Given(
         environ=given,
@@ -99,11 +102,19 @@ def past_proxies(environ: Mapping[str, str], url: str) -> dict[str, str]:
     return {**environ, **more}
 
 
-def _absolute(path: str) -> str:
-    """Without folders that would be looked for in the project: a hostile one may keep a `git` of its own there."""
-    kept = [folder for folder in path.split(os.pathsep) if folder.startswith(os.sep)]
-    # An empty PATH means the working folder.
-    return os.pathsep.join(kept) or os.defpath
+def _path(environ: Mapping[str, str], workdir: Path, own_tools: OwnTools) -> tuple[str, list[str]]:
+    """PATH without the project's folders, for a hostile one may keep a `node` or a `git` of its own there; and what
+    the person is told. Where the program may do everything by itself, it may run those, too."""
+    search = SearchPath.of(environ, workdir)
+    warnings = []
+    if len(search.folders) < len(environ.get("PATH", os.defpath).split(os.pathsep)):
+        warnings.append("Folders in PATH that are not absolute are not passed on: they would be the project's.")
+    if own_tools is OwnTools.ALL:
+        return os.pathsep.join(map(str, search.folders)) or os.defpath, warnings
+    if search.of_the_project:
+        folders = ", ".join(printable(str(folder)) for folder in search.of_the_project)
+        warnings.append(f"Left out of PATH, since a run at this level runs nothing of the project's: {folders}.")
+    return search.kept, warnings
 
 
 def _secrets(values: Iterable[str]) -> Iterator[str]:

@@ -20,11 +20,11 @@ from toolcrib.config.paths import Paths
 from toolcrib.daemon.lock import is_free
 from toolcrib.daemon.starting import PATIENCE, START_FOR_RUNS, connect_or_start
 from toolcrib.errors import DaemonNotRunning, ToolcribError, UnknownCommand
-from toolcrib.runs.lease import Lease, ServerState, Wanted
+from toolcrib.runs.lease import Lease, Wanted
 from toolcrib.runs.line import HungUp, Line
 from toolcrib.runs.notes import CallSeen, Ended, Listed, Lost, Note
 
-__all__ = ["CallSeen", "Ended", "House", "Lease", "Listed", "Lost", "Note", "ServerState", "Wanted", "open_house"]
+__all__ = ["CallSeen", "Ended", "House", "Lease", "Listed", "Lost", "Note", "Wanted", "open_house"]
 
 _ENDS_WITHIN = 6.0
 _LOOK_AGAIN = 0.02

@@ -27,13 +27,6 @@ _COMMAND = "run:lease"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerState:
-    name: str
-    state: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Wanted:
     client: str
     profile: str
@@ -64,7 +57,8 @@ class Lease:
         self.own_tools = OwnTools(told["own_tools"])
         self.withheld = frozenset[str](told["withheld"])
         """Names of variables that our servers' entries refer to."""
-        self.servers = tuple(ServerState(**one) for one in told["servers"])
+        self.warnings = tuple[str, ...](told["warnings"])
+        """Why there are fewer tools than the person may expect, one line each."""
         self.tools: int = told["tools"]
         """How many the agent may see."""
         self.names = names_from(told["names"])

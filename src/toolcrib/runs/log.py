@@ -2,27 +2,29 @@
 
 In: the run's metadata, its events as they come, its summary. Out: one line of JSON each, on its way to the disk before
 the next thing happens: a run that is killed leaves whole lines. A log that cannot be written does not end a run; it
-says so once, in `failure`. Secrets are masked. `shelf` reads what is written here.
+says so once, in `failure`. Secrets are masked. What `shelf` believes of it is sealed: the first line, the last, and the
+program's session as soon as it is known.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from toolcrib.coding_agents.events import AgentEvent, Kind
-from toolcrib.runs.masking import Masking
+from toolcrib.errors import ToolcribError
+from toolcrib.runs.masking import Masking, number
 from toolcrib.runs.place import ENDING, Missing, entered, folder_of, make, names
 from toolcrib.runs.result import Metadata, Status, Summary
-from toolcrib.runs.shelf import status_of
+from toolcrib.runs.seal import Seals
+from toolcrib.runs.shelf import runs
 
 MOST_LOGS = 200
-"""Of a project; the oldest go when another begins."""
+"""Of a project; the oldest go when another begins. Those that Toolcrib did not write count for nothing, and stay."""
 
 _OURS = frozenset(
     {
@@ -40,30 +42,41 @@ _OURS = frozenset(
 )
 """Words of Toolcrib's own, by which a log is read: one that is also the value of some variable stays readable."""
 _WITH_NAMES_OF_OURS = frozenset({"usage", "session_usage", "listing"})
+_LONGEST_TEXT = 1024 * 1024
+_LONGEST = 64 * 1024
+"""Bytes of any other text, and of a mapping, in the first and the last line: lists are made of these."""
 
 
 class RunLog:
-    def __init__(self, path: Path, provider: str, masking: Masking) -> None:
-        self.path = path
+    def __init__(self, root: Path, metadata: Metadata, seals: Seals, masking: Masking) -> None:
+        self.path = folder_of(root) / f"{metadata.run_id}{ENDING}"
         self.failure = ""
         """Why the log is not whole, once it is not; empty as long as it is."""
-        self._provider = provider
+        self._root = root
+        self._run_id = metadata.run_id
+        self._provider = metadata.provider
+        self._session = ""
+        self._seals = seals
         self._masking = masking
         self._descriptor: int | None = None
         self._lost = 0
 
     @classmethod
-    def open(cls, root: Path, metadata: Metadata, *, secrets: Iterable[str] = ()) -> RunLog:
+    def open(cls, root: Path, metadata: Metadata, *, seals: Seals, secrets: Iterable[str] = ()) -> RunLog:
         """Never raises: where no log can be made, `failure` says why."""
-        log = cls(folder_of(root) / f"{metadata.run_id}{ENDING}", metadata.provider, Masking(secrets))
+        log = cls(root, metadata, seals, Masking(secrets))
         try:
             with entered(root, Missing.MADE) as folder:
-                _clear(root, folder)
+                _clear(root, folder, seals)
                 log._descriptor = make(folder, log.path.name)
         except OSError as error:
             log._fails(error)
-        log._put({"metadata": log._masked(metadata.to_json())})
+        log._put_sealed("metadata", metadata.to_json())
         return log
+
+    def mask(self, value: Any) -> Any:
+        """Without secrets, as it stands in the log."""
+        return self._masking(value)
 
     def event(self, event: AgentEvent) -> None:
         if self._descriptor is None:
@@ -72,9 +85,15 @@ class RunLog:
             self.failure = self.failure or f"{self.path} was removed while the run went on."
         self._put({"event": self._masked(event.to_json())})
 
+    def session(self, session: str) -> None:
+        """The program's own, whenever it is known: a run that is killed has no last line that tells it."""
+        if session != self._session:
+            self._session = session
+            self._put_sealed("session", {"session": session})
+
     def end(self, summary: Summary) -> None:
         """The last line; all of it is on the disk when this returns."""
-        self._put({"summary": self._masked(summary.to_json())})
+        self._put_sealed("summary", summary.to_json())
         if self._descriptor is None:
             return
         try:
@@ -90,6 +109,10 @@ class RunLog:
         return AgentEvent(
             kind=Kind.LOG, provider=self._provider, role="toolcrib", text=f"{lines} missing here: {self.failure}"
         )
+
+    def _put_sealed(self, kind: str, fields: Mapping[str, Any]) -> None:
+        told = {name: _bounded(name, value) for name, value in self._masked(fields).items()}
+        self._put({kind: self._seals.sealed(self._root, self._run_id, kind, told)})
 
     def _put(self, record: Mapping[str, Any]) -> None:
         if self._descriptor is None:
@@ -122,8 +145,8 @@ class RunLog:
             return value
         if name in _WITH_NAMES_OF_OURS and isinstance(value, Mapping):
             return self._masked(value)
-        if isinstance(value, int | float) and math.isfinite(value):
-            return value
+        if isinstance(value, int | float):
+            return number(value)
         return self._masking(value)
 
 
@@ -132,9 +155,24 @@ def _line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace") + b"\n"
 
 
-def _clear(root: Path, folder: int) -> None:
+def _bounded(name: str, value: Any) -> Any:
+    """Of what a program or a person said at length, what still can be read with a list of runs; events have it all."""
+    if isinstance(value, str):
+        data = value.encode(errors="surrogatepass")
+        most = _LONGEST_TEXT if name == "text" else _LONGEST
+        return value if len(data) <= most else f"{data[:most].decode(errors='ignore')} … ({len(data)} bytes in all)"
+    if isinstance(value, Mapping):
+        left = _LONGEST
+        return {key: inner for key, inner in value.items() if (left := left - len(_line({key: inner}))) >= 0}
+    return value
+
+
+def _clear(root: Path, folder: int, seals: Seals) -> None:
     """Makes room for one more. A run that is still going on keeps its log, however old it is."""
-    for run_id in names(folder)[MOST_LOGS - 1 :]:
-        if status_of(root, run_id) is not Status.RUNNING:
-            with contextlib.suppress(OSError):
-                os.unlink(f"{run_id}{ENDING}", dir_fd=folder)
+    if len(names(folder)) < MOST_LOGS:
+        return
+    with contextlib.suppress(ToolcribError):
+        for run in [run for run in runs(root, seals) if run.sealed][MOST_LOGS - 1 :]:
+            if run.status is not Status.RUNNING:
+                with contextlib.suppress(OSError):
+                    os.unlink(run.path.name, dir_fd=folder)

@@ -31,7 +31,7 @@ class Masking:
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, int | float):
-            return HIDDEN if str(value) in self._values else _number(value)
+            return HIDDEN if str(value) in self._values else number(value)
         if depth >= _DEEPEST:
             return self._text(_as_text(value))
         if isinstance(value, Mapping):
@@ -51,9 +51,9 @@ class Masking:
         return masked
 
 
-def _number(value: float) -> Any:
-    """JSON knows no infinity."""
-    return value if math.isfinite(value) else str(value)
+def number(value: float) -> Any:
+    """JSON knows no infinity; an integer has none, and may be too large for a float."""
+    return value if isinstance(value, int) or math.isfinite(value) else str(value)
 
 
 def _as_text(value: Any) -> str:

@@ -8,6 +8,7 @@ events stand in the order of its lines. `run` is the only neighbour.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any
 
 from toolcrib.coding_agents.client import SERVER_NAME
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.config.redact import HIDDEN
 from toolcrib.runs.notes import CallSeen
 
 PATIENCE = 1.0
@@ -237,7 +239,8 @@ class Matching:
             marked = [one for one in waiting if one.seen is not None and one.seen.meta.get(self._mark) == event.call]
             return marked[0] if marked else None
         same = [one for one in waiting if one.seen is not None and one.seen.arguments == event.tool_args]
-        return next(iter(same or waiting), None)
+        near = [one for one in waiting if one.seen is not None and _may_be(event.tool_args, one.seen)]
+        return next(iter(same or near), None)
 
     def _named(self, call: _Call) -> tuple[str, str]:
         if call.seen is not None and call.seen.server:
@@ -276,4 +279,18 @@ def _args(call: _Call) -> Mapping[str, Any] | None:
 def _alike(calls: Iterable[_Call], seen: CallSeen) -> _Call | None:
     named = [one for one in calls if one.name == seen.name]
     same = [one for one in named if _args(one) == seen.arguments]
-    return next(iter(same or named), None)
+    near = [one for one in named if _may_be(_args(one), seen)]
+    return next(iter(same or near), None)
+
+
+def _may_be(printed: Mapping[str, Any] | None, seen: CallSeen) -> bool:
+    """Whether the gateway's arguments may be those that the program printed.
+
+    It masks secrets, leaves out what a client adds for itself, and does not tell large ones.
+    """
+    if printed is None:
+        return True
+    if seen.arguments is None:
+        return seen.arguments_size == 0 if not printed else len(json.dumps(printed)) * 2 > seen.arguments_size
+    told = seen.arguments.items()
+    return all(name in printed and (printed[name] == value or HIDDEN in json.dumps(value)) for name, value in told)

@@ -21,9 +21,9 @@ from toolcrib.agents.folder import AgentFolders
 from toolcrib.coding_agents.client import Client, labels
 from toolcrib.coding_agents.headless import Headless, Launch, Order, Usage
 from toolcrib.coding_agents.program import Program, find
-from toolcrib.config.paths import Paths
+from toolcrib.config.paths import Paths, home_of
 from toolcrib.config.project import project_of
-from toolcrib.errors import ConfigError, Denied, NotFound, ToolcribError, UsageError
+from toolcrib.errors import ConfigError, Denied, NotFound, ToolcribError, UsageError, WorkspaceError
 from toolcrib.policy.own_tools import OwnTools
 from toolcrib.policy.profile import BUILTIN
 from toolcrib.runs.alive import began
@@ -33,6 +33,7 @@ from toolcrib.runs.lease import Lease, Wanted
 from toolcrib.runs.log import RunLog
 from toolcrib.runs.result import Metadata, OnMcpFailure
 from toolcrib.runs.shelf import latest_of
+from toolcrib.workspace.confined.roots import check_root
 
 _AFTERWARDS = 120.0
 """Seconds that an identity outlives the time limit of its run, if nobody is left to end it."""
@@ -108,6 +109,7 @@ async def prepared(order: RunOrder) -> AsyncIterator[Prepared]:
     headless = _headless(order.client)
     if not order.workdir.is_dir():
         raise UsageError(f"{order.workdir} is no folder.", remedy="Give a folder that is there with --workdir.")
+    _refuse_unfit(order)
     root = project_of(order.workdir)
     conversation = _conversation(order, headless, root)
     program = await asyncio.to_thread(find, order.client, order.environ, order.workdir)
@@ -115,6 +117,15 @@ async def prepared(order: RunOrder) -> AsyncIterator[Prepared]:
         lease, warnings = await _leased(order, root, conversation.id, stack)
         ready = await asyncio.to_thread(_ready, order, headless, program, lease, conversation, warnings, stack)
         yield ready
+
+
+def _refuse_unfit(order: RunOrder) -> None:
+    """A whole home is no place to work in: the workspace's tools are refused there, and the program's own are not."""
+    paths = Paths.of_user(order.environ)
+    try:
+        check_root(order.workdir, (paths.config_dir, paths.state_dir, paths.run_dir), home=home_of(order.environ))
+    except WorkspaceError as error:
+        raise UsageError(error.message.replace("be a workspace", "be a run's folder"), remedy=error.remedy) from error
 
 
 def _headless(client: Client) -> Headless:
@@ -176,8 +187,11 @@ def _ready(
     warnings: tuple[str, ...],
     stack: contextlib.AsyncExitStack,
 ) -> Prepared:
+    own_tools = _own_tools(order.profile) if lease is None else lease.own_tools
     given = program_environment(
         order.environ,
+        workdir=order.workdir,
+        own_tools=own_tools,
         keeps=headless.keeps,
         withheld=frozenset() if lease is None else lease.withheld,
         named=order.env,
@@ -188,7 +202,7 @@ def _ready(
         prompt=order.prompt,
         session=conversation.session,
         new_session=str(uuid.uuid4()),
-        own_tools=_own_tools(order.profile) if lease is None else lease.own_tools,
+        own_tools=own_tools,
         url="" if lease is None else lease.url,
         token="" if lease is None else lease.token,
         headers={} if lease is None else labels(lease.agent, conversation.id),
@@ -221,7 +235,7 @@ def _ready(
 
 def _folder_without_agent(stack: contextlib.AsyncExitStack) -> Path:
     # A folder in a folder of ours: the one that holds it is made private, too.
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))) / "run"
     folder.mkdir(mode=0o700)
     return folder
 

@@ -51,6 +51,8 @@ class Metadata:
     own_tools: str
     workdir: str
     prompt: str
+    prompt_bytes: int = 0
+    """How long it was: a log keeps the beginning of a long one."""
     started_at: float
     pid: int
     """Of the process that runs the run."""
@@ -87,6 +89,8 @@ class Summary:
     text: str
     error: str = ""
     """Why the run did not finish."""
+    remedy: str = ""
+    """What can be done about it."""
     session: str = ""
     """The program's own session, by which a later run goes on."""
     model: str = ""

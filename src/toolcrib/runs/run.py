@@ -8,9 +8,8 @@ revoked and its folder removed, and the log has its last line. `preparing` sets 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +43,7 @@ class _NoMoreLines:
 
 
 _Item = Line | Note | _NoMoreLines
+Keep = Callable[[AgentEvent], None]
 
 
 @dataclass(kw_only=True)
@@ -59,6 +59,8 @@ class Run:
     order: RunOrder
     metadata: Metadata | None = None
     result: ExecutionResult | None = None
+    mask: Callable[[Any], Any] = field(default=lambda value: value)
+    """Takes the run's secrets out of a text, or of anything that is made of texts."""
     _events: list[AgentEvent] = field(default_factory=list)
     _log_failed: bool = False
 
@@ -66,6 +68,7 @@ class Run:
         """Raises what kept the run from starting; what happens later is in the result."""
         async with prepared(self.order) as ready:
             self.metadata = ready.metadata
+            self.mask = ready.log.mask
             course = _Course(self.order, ready)
             try:
                 async for event in course.events():
@@ -79,7 +82,6 @@ class Run:
                 course.ending = _Ending(status=Status.FAILED, error=told)
                 raise
             finally:
-                # The identity first: what the program still does while it is being stopped has no tools any more.
                 await asyncio.shield(self._ended(ready, course))
 
     def _noted(self, event: AgentEvent, ready: Prepared) -> Iterable[AgentEvent]:
@@ -95,12 +97,16 @@ class Run:
             yield warning
 
     async def _ended(self, ready: Prepared, course: _Course) -> None:
-        await ready.close()
-        exit_code = await course.stop()
-        await asyncio.to_thread(ready.sweep)
-        for event in course.rest():
+        def keep(event: AgentEvent) -> None:
             self._events.append(event)
             ready.log.event(event)
+
+        # Both at once: a daemon that is slow to revoke must not let the program work on.
+        closing = asyncio.create_task(ready.close())
+        exit_code = await course.stop(keep)
+        await closing
+        await asyncio.to_thread(ready.sweep)
+        course.finish(keep)
         summary = course.summary(exit_code, time.time() - ready.metadata.started_at)
         ready.log.end(summary)
         self.result = _result(ready, summary, self._events)
@@ -200,11 +206,8 @@ class _Course:
 
     def _beginning(self) -> Iterable[AgentEvent]:
         ready = self._ready
-        for warning in ready.warnings:
+        for warning in (*ready.warnings, *(() if ready.lease is None else ready.lease.warnings)):
             yield self._log(warning)
-        for server in () if ready.lease is None else ready.lease.servers:
-            if server.state != "ready":
-                yield self._log(f"The server {server.name} is {server.state}: {server.reason or 'it did not say why'}")
 
     async def _next(self, deadline: float) -> _Item | None:
         """The next thing that happened; None: it is time to look at what waits."""
@@ -291,30 +294,35 @@ class _Course:
         except ToolcribError as error:
             await self._items.put(Lost(why=error.text()))
 
-    async def stop(self) -> int | None:
-        """Ends the program with all it started; its exit code."""
+    async def stop(self, keep: Keep) -> int | None:
+        """Ends the program with all it started; its exit code. What it prints meanwhile is kept."""
+        noting = asyncio.create_task(self._keep_late(keep))
         if self._running is not None:
             await self._running.stop()
         if self._tasks:
             # What it printed last, and what the gateway saw last, are on their way.
             await asyncio.wait(self._tasks, timeout=_LAST_WORDS)
-        for task in self._tasks:
+        for task in (*self._tasks, noting):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, noting, return_exceptions=True)
+        while not self._items.empty():
+            self._late(self._items.get_nowait(), keep)
         return None if self._running is None else self._running.exit_code
 
-    def rest(self) -> Iterable[AgentEvent]:
-        """What was printed and not yet looked at, and calls that nobody ended."""
-        now = time.monotonic()
-        with contextlib.suppress(asyncio.QueueEmpty):
-            while True:
-                item = self._items.get_nowait()
-                for event in self._of(item, now) if isinstance(item, Line | CallSeen) else ():
-                    self._tally.count(event)
-                    yield event
+    async def _keep_late(self, keep: Keep) -> None:
+        while True:
+            self._late(await self._items.get(), keep)
+
+    def _late(self, item: _Item, keep: Keep) -> None:
+        for event in self._of(item, time.monotonic()) if isinstance(item, Line | CallSeen) else ():
+            self._tally.count(event)
+            keep(event)
+
+    def finish(self, keep: Keep) -> None:
+        """Calls that nobody ended end with the run."""
         for event in self._matching.finish():
             self._tally.count(event)
-            yield event
+            keep(event)
 
     def summary(self, exit_code: int | None, seconds: float) -> Summary:
         told = self._reader.told

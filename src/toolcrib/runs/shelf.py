@@ -2,7 +2,8 @@
 
 In: a project's root; what lies there may be anybody's work. Out: `Run`s, the newest first; the events of one, or as
 they come. A log that has no end is of a run that still goes on, or was killed: its process tells. Nothing in a file is
-believed before its type was checked; what is wrong is told with file and line. `log` is who writes.
+shown before its type was checked; what is wrong is told with file and line. Where a conversation goes on is decided by
+sealed lines alone (`seal`). `log` is who writes.
 """
 
 from __future__ import annotations
@@ -26,21 +27,23 @@ from toolcrib.errors import NotFound, ToolcribError, UsageError
 from toolcrib.runs.alive import lives
 from toolcrib.runs.place import ENDING, Missing, entered, folder_of, names
 from toolcrib.runs.result import Metadata, Status, Summary
+from toolcrib.runs.seal import Seals
 from toolcrib.workspace.confined.beneath import step
 
 LAST = "last"
 
 _LONGEST_LINE = 64 * 1024 * 1024
-_LONGEST_END = 4 * 1024 * 1024
-"""Bytes of a first or last line: lists are made of these, and shall not cost more."""
+_LONGEST_END = 8 * 1024 * 1024
+"""Bytes of a first or last line: lists are made of these, and shall not cost more. `log` writes no longer ones, in the worst spelling."""
 _PIECE = 64 * 1024
-_MOST_LOOKED_AT = 1000
+_MOST_LOOKED_AT = 10_000
 _PATIENCE = 0.2
 """Seconds between two looks at a log that grows."""
 
 Entry: TypeAlias = Metadata | AgentEvent | Summary
 
 _KINDS: Mapping[str, type[Entry]] = {"metadata": Metadata, "event": AgentEvent, "summary": Summary}
+_SESSION = b'{"session":'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,8 @@ class Run:
     metadata: Metadata
     summary: Summary | None
     status: Status
+    sealed: bool
+    """Whether its first line, and its last if it has ended, are as this person's Toolcrib wrote them in this project."""
 
     @property
     def run_id(self) -> str:
@@ -62,7 +67,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Latest:
-    """Where a conversation stands. It is a file of the project that says so: whoever goes on there checks it."""
+    """Where a conversation stands."""
 
     conversation: str
     provider: str
@@ -73,11 +78,11 @@ class Latest:
     """Tokens of the program's session until then, where it counts so."""
 
 
-def runs(root: Path, on_problem: Callable[[ToolcribError], None] = lambda _: None) -> Iterator[Run]:
+def runs(root: Path, seals: Seals, on_problem: Callable[[ToolcribError], None] = lambda _: None) -> Iterator[Run]:
     """The newest first, as they are asked for; a log that cannot be read is told, and the rest go on."""
     for run_id in _ids(root)[:_MOST_LOOKED_AT]:
         try:
-            run = _glance(root, run_id)
+            run = _glance(root, run_id, seals)
         except ToolcribError as error:
             on_problem(error)
         else:
@@ -89,7 +94,7 @@ def count(root: Path) -> int:
     return len(_ids(root))
 
 
-def find(root: Path, which: str) -> Run:
+def find(root: Path, which: str, seals: Seals) -> Run:
     """`last`, an id, or the beginning of one that no other has."""
     ids = _ids(root)
     if not ids:
@@ -102,43 +107,39 @@ def find(root: Path, which: str) -> Run:
             f"{len(fitting)} runs begin with {which}.", remedy=f"Say more of it: {', '.join(fitting[:3])} …"
         )
     for run_id in fitting:
-        if (run := _glance(root, run_id)) is not None:
+        if (run := _glance(root, run_id, seals)) is not None:
             return run
     raise NotFound(f"{_path(root, fitting[0])} holds no line yet.", remedy="Look again in a moment.")
 
 
-def latest_of(root: Path, conversation: str) -> Latest:
-    """Where a conversation can go on, `last` being that of the newest run. Logs that cannot be read are passed over."""
+def latest_of(root: Path, conversation: str, seals: Seals) -> Latest:
+    """Where a conversation can go on, `last` being that of the newest run.
+
+    By logs of Toolcrib's own alone: what else lies in a project must not say what the next run is.
+    """
     found: Latest | None = None
-    for run in runs(root):
+    others = 0
+    for run in runs(root, seals):
         about = run.metadata
+        if not run.sealed:
+            others += conversation in (LAST, about.conversation)
+            continue
         if found is None and conversation in (LAST, about.conversation):
             found = Latest(conversation=about.conversation, provider=about.provider, session="", profile=about.profile)
         if found is None or about.conversation != found.conversation or about.provider != found.provider:
             continue
-        if session := _session(run):
+        if session := _session(run, seals):
             used = Usage() if run.summary is None else run.summary.session_usage
             return replace(found, session=session, used=used)
     if found is None:
-        raise NotFound(
-            f"There is no conversation {conversation} in {root}.", remedy="`toolcrib runs` shows what there is."
-        )
+        raise _no_conversation(root, conversation, others)
     return found
-
-
-def status_of(root: Path, run_id: str) -> Status | None:
-    """None: it cannot be told."""
-    try:
-        run = _glance(root, run_id)
-    except ToolcribError:
-        return None
-    return None if run is None else run.status
 
 
 def entries(run: Run) -> Iterator[Entry]:
     """What the log holds now, line by line; half a line at its end is none."""
     with _opened(run.root, run.run_id) as stream:
-        yield from _Lines(stream, run.path).more()
+        yield from _Lines(stream, run.path).entries()
 
 
 def follow(run: Run, wait: Callable[[float], None] = time.sleep) -> Iterator[Entry]:
@@ -148,7 +149,7 @@ def follow(run: Run, wait: Callable[[float], None] = time.sleep) -> Iterator[Ent
         while True:
             # Asked first: what it wrote before its end is then there to be read.
             goes_on = lives(run.metadata.pid, run.metadata.pid_began)
-            for entry in lines.more():
+            for entry in lines.entries():
                 yield entry
                 if isinstance(entry, Summary):
                     return
@@ -164,7 +165,13 @@ class _Lines:
         self._number = 0
         self._begun = b""
 
-    def more(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[Entry]:
+        for line in self.more():
+            # Only where a conversation goes on is it of use.
+            if not line.startswith(_SESSION):
+                yield _entry(*_told(line, self._path, self._number), self._path, self._number)
+
+    def more(self) -> Iterator[bytes]:
         """The lines that are whole by now."""
         while piece := self._stream.readline(_LONGEST_LINE + 1 - len(self._begun)):
             self._begun += piece
@@ -174,7 +181,7 @@ class _Lines:
                 return
             line, self._begun = self._begun, b""
             self._number += 1
-            yield _entry(line, self._path, self._number)
+            yield line
 
 
 def _ids(root: Path) -> list[str]:
@@ -191,7 +198,7 @@ def _path(root: Path, run_id: str) -> Path:
     return folder_of(root) / f"{run_id}{ENDING}"
 
 
-def _glance(root: Path, run_id: str) -> Run | None:
+def _glance(root: Path, run_id: str, seals: Seals) -> Run | None:
     """By its first and its last line alone. None: it does not have its first line yet."""
     path = _path(root, run_id)
     with _opened(root, run_id) as stream:
@@ -200,15 +207,21 @@ def _glance(root: Path, run_id: str) -> Run | None:
             if len(first) == _LONGEST_END:
                 _unreadable(path, 1, "too long")
             return None
-        metadata = _entry(first, path, 1)
+        told = _told(first, path, 1)
+        metadata = _entry(*told, path, 1)
         if not isinstance(metadata, Metadata) or metadata.run_id != run_id:
             _unreadable(path, 1, "not the metadata of this run")
+        sealed = seals.fits(root, run_id, *told)
+        summary: Entry | None = None
         last = _last_line(stream, len(first))
-        summary = _entry(last, path, None) if last.startswith(b'{"summary":') else None
+        if last.startswith(b'{"summary":'):
+            told = _told(last, path, None)
+            summary = _entry(*told, path, None)
+            sealed = sealed and seals.fits(root, run_id, *told)
     if isinstance(summary, Summary):
-        return Run(root=root, metadata=metadata, summary=summary, status=summary.status)
-    goes_on = lives(metadata.pid, metadata.pid_began)
-    return Run(root=root, metadata=metadata, summary=None, status=Status.RUNNING if goes_on else Status.KILLED)
+        return Run(root=root, metadata=metadata, summary=summary, status=summary.status, sealed=sealed)
+    status = Status.RUNNING if lives(metadata.pid, metadata.pid_began) else Status.KILLED
+    return Run(root=root, metadata=metadata, summary=None, status=status, sealed=sealed)
 
 
 def _last_line(stream: BinaryIO, start: int) -> bytes:
@@ -216,7 +229,7 @@ def _last_line(stream: BinaryIO, start: int) -> bytes:
     end = stream.seek(0, os.SEEK_END)
     tail = b""
     while end > start and len(tail) < _LONGEST_END:
-        begin = max(start, end - _PIECE)
+        begin = max(start, end - max(_PIECE, len(tail)))
         stream.seek(begin)
         tail = stream.read(end - begin) + tail
         end = begin
@@ -242,15 +255,20 @@ def _opened(root: Path, run_id: str) -> Iterator[BinaryIO]:
         yield stream
 
 
-def _entry(line: bytes, path: Path, number: int | None) -> Entry:
+def _told(line: bytes, path: Path, number: int | None) -> tuple[str, Any]:
+    """What kind of line it is, and its fields."""
     try:
         told = json.loads(line, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         _unreadable(path, number, "no JSON" if isinstance(error, ValueError) else "nested too deeply")
     if not isinstance(told, dict) or len(told) != 1 or (kind := next(iter(told))) not in _KINDS:
         _unreadable(path, number, "neither metadata nor an event nor a summary")
+    return kind, told[kind]
+
+
+def _entry(kind: str, fields: Any, path: Path, number: int | None) -> Entry:
     try:
-        return msgspec.convert(told[kind], _KINDS[kind])
+        return msgspec.convert(fields, _KINDS[kind])
     except (msgspec.ValidationError, RecursionError, OverflowError) as error:
         _unreadable(path, number, f"no {kind} ({error})")
 
@@ -259,25 +277,34 @@ def _no_constant(word: str) -> NoReturn:
     raise ValueError(word)
 
 
-def _session(run: Run) -> str:
-    """The program's own session: as the log's end tells, or, of a run that has none, what the program printed of it."""
+def _session(run: Run, seals: Seals) -> str:
+    """The program's own session: as the log's end tells, or, of a run that has none, as it was noted on the way."""
     headless = next((one.headless for one in CLIENTS if one.name == run.metadata.provider), None)
-    if headless is None:
-        return ""
-    if run.summary is not None:
-        session = run.summary.session
-    else:
-        reader = headless.reader()
-        with contextlib.suppress(ToolcribError):
-            for entry in entries(run):
-                raw: Any = entry.raw if isinstance(entry, AgentEvent) else None
-                if isinstance(raw, Mapping):
-                    for _ in reader.read(raw):
-                        pass
-                if reader.told.session:
-                    break
-        session = reader.told.session
-    return session if headless.is_session(session) else ""
+    session = _noted_session(run, seals) if run.summary is None else run.summary.session
+    return session if headless is not None and headless.is_session(session) else ""
+
+
+def _noted_session(run: Run, seals: Seals) -> str:
+    session = ""
+    with contextlib.suppress(ToolcribError, ValueError, RecursionError), _opened(run.root, run.run_id) as stream:
+        for line in _Lines(stream, run.path).more():
+            if line.startswith(_SESSION):
+                fields = json.loads(line)["session"]
+                if isinstance(fields, dict) and seals.fits(run.root, run.run_id, "session", fields):
+                    session = str(fields["session"])
+    return session
+
+
+def _no_conversation(root: Path, conversation: str, others: int) -> NotFound:
+    if others:
+        return NotFound(
+            f"No log of Toolcrib's own in {root} tells of the conversation {conversation}; {others} that came from "
+            "elsewhere, or were changed or moved, are not believed.",
+            remedy="Begin a new one: leave --conversation out.",
+        )
+    return NotFound(
+        f"There is no conversation {conversation} in {root}.", remedy="`toolcrib runs` shows what there is."
+    )
 
 
 def _no_reading(path: Path, error: OSError) -> ToolcribError:
