@@ -359,3 +359,12 @@ def test_what_the_person_settled_stays(scene: Scene, own_tools: OwnTools) -> Non
     assert "The person prefers spaces." in given
     assert ran.model.bodies[0]["model"] == ran.reader.told.model == "claude-sonnet-4-5"
     assert scene.marks == {"key"}
+
+
+@pytest.mark.req("FRG-4", "FRG-7")
+def test_a_person_who_is_not_logged_in_is_told_so_and_what_to_do(scene: Scene) -> None:
+    scene.environ = {"ANTHROPIC_API_KEY": ""}
+    ran = scene.run(OwnTools.READ)
+    assert (ran.exit_code, ran.model.bodies) == (1, [])
+    assert "Not logged in" in ran.reader.told.failure
+    assert "log in" in ran.reader.told.remedy

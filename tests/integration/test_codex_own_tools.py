@@ -24,7 +24,7 @@ import pytest
 from parts import fleet
 from parts.coding_agents import CODEX_SETTINGS, KEY
 from parts.models.openai import OpenAI
-from parts.models.script import Anyway, Call, Say, Step
+from parts.models.script import Anyway, Call, Refuse, Say, Step
 from parts.models.server import Model, serving
 from parts.own import StartServer
 from toolcrib.coding_agents.client import SERVER_NAME
@@ -166,7 +166,7 @@ class Scene:
             process.communicate()
         reader = CodexReader()
         events = [event for line in out.splitlines() for event in reader.read(json.loads(line))]
-        events += [reader.said(line) for line in err.splitlines()]
+        events += [event for line in err.splitlines() for event in reader.said(line)]
         return Ran(exit_code=process.returncode, reader=reader, events=events, model=served)
 
 
@@ -297,8 +297,9 @@ def test_a_run_that_may_edit_writes_in_its_folder_alone(scene: Scene, listener: 
     assert not was_reached(listener)
     assert HELPER not in offered(ran)
     assert "project=[] token=[]" in results(ran)
-    [changed] = ran.ends("apply_patch")
-    assert (changed.tool_status, changed.server) == (ToolStatus.OK, "")
+    changed = ran.ends("apply_patch")
+    assert [event.tool_status for event in changed] == [ToolStatus.OK, *[ToolStatus.DENIED] * 3]
+    assert {event.server for event in changed} == {""}
     assert any(event.tool_status is ToolStatus.OK and "project=[]" in event.text for event in ran.ends("shell"))
 
 
@@ -449,6 +450,37 @@ def test_where_codex_cannot_make_its_sandbox_no_command_runs(scene: Scene, own: 
 
 @pytest.mark.req("FRG-6")
 def test_what_codex_refuses_to_do_by_itself_is_in_the_events(scene: Scene) -> None:
-    ran = scene.run(OwnTools.READ, Anyway("apply_patch", patch("made-by-patch")))
-    [refusal] = [event for event in ran.events if "patch rejected" in event.text]
-    assert refusal.kind is Kind.LOG
+    escalated = {"sandbox_permissions": "require_escalated", "justification": "please"}
+    ran = scene.run(
+        OwnTools.READ,
+        Anyway("apply_patch", patch("made-by-patch")),
+        Anyway("drop_table", {"name": "a"}, f"mcp__{SERVER_NAME}"),
+        Anyway("frobnicate", {}),
+        shell(scene.mark("by-command"), **escalated),
+        shell("rm -rf there.txt"),
+    )
+    over = [event for event in ran.events if event.kind is Kind.TOOL and event.tool_status is not ToolStatus.STARTED]
+    assert [(event.tool_name, event.server, event.tool_status) for event in over] == [
+        ("apply_patch", "", ToolStatus.DENIED),
+        ("drop_table", SERVER_NAME, ToolStatus.UNKNOWN),
+        ("frobnicate", "", ToolStatus.UNKNOWN),
+        ("shell", "", ToolStatus.DENIED),
+        ("shell", "", ToolStatus.DENIED),
+    ]
+    assert len(ran.model.results) == len(over)
+    assert "rm -rf there.txt" in str(over[-1].tool_args)
+
+
+@pytest.mark.req("FRG-7")
+def test_a_person_whose_login_is_refused_is_told_what_to_do(scene: Scene) -> None:
+    ran = scene.run(OwnTools.READ, *[Refuse(401)] * 8)
+    assert ran.exit_code == 1
+    assert ran.reader.told.failure.startswith("unexpected status 401 Unauthorized: ")
+    assert "`codex login`" in ran.reader.told.remedy
+
+
+@pytest.mark.req("FRG-7")
+def test_what_a_provider_refuses_is_told_in_its_words(scene: Scene) -> None:
+    ran = scene.run(OwnTools.READ, Call("that is not there"))
+    [fault] = ran.model.faults
+    assert (ran.exit_code, ran.reader.told.failure) == (1, f"{fault} (invalid_request_error)")

@@ -27,7 +27,7 @@ from parts.models.server import Model, serving
 from parts.own import StartServer
 from toolcrib.agents.folder import AgentFolders
 from toolcrib.coding_agents.events import Kind, ToolStatus
-from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.coding_agents.headless import Launch, Order, Told
 from toolcrib.coding_agents.known.gemini_launch import launch
 from toolcrib.coding_agents.known.gemini_reader import GeminiReader
 from toolcrib.policy.own_tools import OwnTools
@@ -90,7 +90,7 @@ class Scene:
         with serving(Google(), steps) as model:
             return self.run_with(model, own_tools)
 
-    def run_with(self, model: Model, own_tools: OwnTools, *, session: str = "") -> Ran:
+    def run_with(self, model: Model, own_tools: OwnTools, *, session: str = "", extra: tuple[str, ...] = ()) -> Ran:
         auth = {"security": {"auth": {"selectedType": "gemini-api-key"}}, "privacy": {"usageStatisticsEnabled": False}}
         put(self.home / ".gemini" / "settings.json", {**auth, **self.settings})
         (self.home / ".gemini" / ".env").write_text(f"GEMINI_API_KEY={KEY}\nGOOGLE_GEMINI_BASE_URL='{model.url}'\n")
@@ -109,7 +109,7 @@ class Scene:
             folder=folders.of(f"gemini-{self.runs}"),
             workdir=self.project,
             environ=own,
-            extra=("-m", "gemini-2.5-flash"),
+            extra=("-m", "gemini-2.5-flash", *extra),
         )
         return self._started(order, launch(order), model)
 
@@ -297,6 +297,37 @@ def test_a_run_that_may_edit_changes_nothing_in_toolcribs_folder_and_its_own(sce
 
 
 @pytest.mark.req("FRG-5")
+def test_a_run_that_may_edit_changes_nothing_there_through_links_that_the_project_comes_with(scene: Scene) -> None:
+    for folder in (".toolcrib", ".gemini", ".git", "node_modules", "conf", "a"):
+        (scene.project / folder).mkdir()
+    ours = scene.project / ".toolcrib" / "workspace.yml"
+    ours.write_text("as it was\n")
+    (scene.project / "hard.yml").hardlink_to(ours)
+    links = {
+        "t": ".toolcrib",
+        "g": ".gemini",
+        "a/it's [\u00e4]": "../.toolcrib",
+        "new.json": ".toolcrib/made-by-link",
+        "again": "t",
+        "node_modules/t": "../.toolcrib",
+        ".git/t": "../.toolcrib",
+    }
+    for name, to in links.items():
+        (scene.project / name).symlink_to(to)
+    paths = ("t/made-1", "g/made-2", "a/it's [\u00e4]/made-3", "new.json", "again/made-4", "./a/../T/made-5")
+    inner = ("node_modules/t/made-6", ".git/t/made-7", "hard.yml", f"{scene.project}/t/made-8", "@t/made-9")
+    writes = [Anyway("write_file", {"file_path": path, "content": "x"}) for path in (*paths, *inner)]
+    change = {"file_path": "hard.yml", "old_string": "was", "new_string": "is", "instruction": "do"}
+    fine = [Anyway("write_file", {"file_path": path, "content": "x"}) for path in ("target/ok-1", "conf/ok-2")]
+    scene.run(OwnTools.EDIT, *writes, Anyway("replace", change), *fine)
+    made = {path.name for path in scene.project.rglob("*") if path.is_file() and not path.is_symlink()}
+    assert made - {"there.txt"} == {"workspace.yml", "hard.yml", "ok-1", "ok-2"}
+    assert [path.name for path in (scene.project / ".toolcrib").iterdir()] == ["workspace.yml"]
+    assert list((scene.project / ".gemini").iterdir()) == []
+    assert ours.read_text() == "as it was\n"
+
+
+@pytest.mark.req("FRG-5")
 def test_with_all_of_its_tools_it_does_everything_without_asking_and_the_traps_spring(scene: Scene) -> None:
     lay_traps(scene)
     settings = json.loads((scene.project / ".gemini" / "settings.json").read_text())
@@ -340,6 +371,25 @@ def test_a_project_cannot_send_the_persons_key_elsewhere_below_all(
 
 
 @pytest.mark.req("FRG-5")
+@pytest.mark.parametrize("own_tools", [OwnTools.READ, OwnTools.ALL], ids=["read", "all"])
+@pytest.mark.parametrize("blank", ["\ufeff", "\u00a0", "\u2028"], ids=ascii)
+def test_a_project_cannot_hide_a_variable_behind_a_blank_that_is_none_to_us(
+    scene: Scene, own_tools: OwnTools, blank: str
+) -> None:
+    (scene.project / "words.md").write_text("Words of the project's.")
+    (scene.project / ".gemini").mkdir()
+    text = f"{blank}GEMINI_SYSTEM_MD{blank}={scene.project}/words.md\n"
+    (scene.project / ".gemini" / ".env").write_text(text)
+    with serving(Google(), []) as model:
+        own = {"GEMINI_API_KEY": KEY, "GOOGLE_GEMINI_BASE_URL": model.url, "GEMINI_CLI_TRUST_WORKSPACE": "true"}
+        scene.environ.update(own)
+        scene.run_with(model, own_tools)
+    assert model.bodies
+    # At the level `all` the project's file counts.
+    assert ("Words of the project's." in json.dumps(model.bodies)) is (own_tools is OwnTools.ALL)
+
+
+@pytest.mark.req("FRG-5")
 def test_a_session_goes_on_in_a_later_run_though_each_has_a_folder_of_its_own(scene: Scene) -> None:
     steps = (Call("_echo", {"n": 1}), Say("The first is done."), Call("_echo", {"n": 2}))
     with serving(Google(), steps) as model:
@@ -363,6 +413,7 @@ def test_its_lines_become_events_that_say_whose_tool_it_was_and_how_it_ended(sce
         ("add", "toolcrib", ToolStatus.INVALID),
         ("run_shell_command", "", ToolStatus.UNKNOWN),
     ]
+    assert over[1].text == "no"
     said = [(event.role, event.text) for event in events if event.kind is Kind.MESSAGE]
     assert said == [("user", PROMPT), ("assistant", "I look."), ("assistant", "Done.")]
     told, cost = reader.told, ran.model.told
@@ -370,3 +421,30 @@ def test_its_lines_become_events_that_say_whose_tool_it_was_and_how_it_ended(sce
     assert told.usage.input == sum(each.read for each in cost)
     assert told.usage.cached == sum(each.cached for each in cost)
     assert told.usage.output == sum(each.output - each.thought for each in cost)
+
+
+def told_by(ran: Ran) -> Told:
+    reader = GeminiReader()
+    for line in ran.events:
+        reader.read(line)
+    for text in ran.err.splitlines():
+        reader.said(text)
+    return reader.told
+
+
+@pytest.mark.req("FRG-5", "FRG-7")
+def test_a_person_who_is_not_logged_in_is_told_so_and_what_to_do(scene: Scene) -> None:
+    scene.settings = {"security": {}}
+    scene.environ = {"GEMINI_API_KEY": "", "GOOGLE_GEMINI_BASE_URL": ""}
+    ran = scene.run(OwnTools.READ)
+    assert (ran.exit_code != 0, ran.model.bodies) == (True, [])
+    told = told_by(ran)
+    assert told.failure == "Gemini CLI is not logged in."
+    assert "GEMINI_API_KEY" in told.remedy
+
+
+@pytest.mark.req("FRG-5", "FRG-7")
+def test_of_words_that_it_does_not_know_the_line_that_says_so_is_told(scene: Scene) -> None:
+    with serving(Google(), []) as model:
+        ran = scene.run_with(model, OwnTools.READ, extra=("--nonsense",))
+    assert (ran.exit_code, told_by(ran).failure) == (1, "Unknown argument: nonsense")

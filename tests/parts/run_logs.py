@@ -11,7 +11,9 @@ from toolcrib.coding_agents.events import AgentEvent, Kind
 from toolcrib.runs.alive import began
 from toolcrib.runs.log import RunLog
 from toolcrib.runs.result import Metadata, Status, Summary
+from toolcrib.runs.seal import Seals
 
+SEALS = Seals(b"s" * 32)
 NOBODY = 0.5
 """No process began then."""
 
@@ -44,9 +46,18 @@ def message(text: str, **given: Any) -> AgentEvent:
     return AgentEvent(kind=Kind.MESSAGE, provider="claude", role="assistant", text=text, **given)
 
 
-def written(root: Path, about: Metadata, *events: AgentEvent, end: Summary | None = None) -> Path:
+def written(
+    root: Path,
+    about: Metadata,
+    *events: AgentEvent,
+    end: Summary | None = None,
+    session: str = "",
+    seals: Seals = SEALS,
+) -> Path:
     """A log as a run leaves it; without an end, as a run that was cut off does."""
-    log = RunLog.open(root, about)
+    log = RunLog.open(root, about, seals=seals)
+    if session:
+        log.session(session)
     for event in events:
         log.event(event)
     if end is not None:

@@ -183,7 +183,8 @@ class Log:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         first, rest = lines[0], lines[1:]
         summary = rest.pop()["summary"] if rest and "summary" in rest[-1] else None
-        return cls(path=path, metadata=first["metadata"], events=[line["event"] for line in rest], summary=summary)
+        events = [line["event"] for line in rest if "session" not in line]
+        return cls(path=path, metadata=first["metadata"], events=events, summary=summary)
 
     def told(self, kind: str, role: str) -> list[str]:
         return [event["text"] for event in self.events if (event["kind"], event.get("role")) == (kind, role)]

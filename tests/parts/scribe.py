@@ -128,8 +128,8 @@ class Reader:
                 self.told.usage = Usage(input=tokens["in"], output=tokens["out"], cached=tokens["cached"], told=tokens)
         return (self._event(Kind.RAW, line),)
 
-    def said(self, line: str) -> AgentEvent:
-        return AgentEvent(kind=Kind.LOG, provider="scribe", role="system", text=line, raw=line)
+    def said(self, line: str) -> Iterable[AgentEvent]:
+        return (AgentEvent(kind=Kind.LOG, provider="scribe", role="system", text=line, raw=line),)
 
     def _tool(self, line: Mapping[str, Any], call: str, name: str, status: ToolStatus, **more: Any) -> AgentEvent:
         return self._event(

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from parts.run_logs import metadata, summary
 from toolcrib.coding_agents.events import AgentEvent
+from toolcrib.runs.masking import Masking
 from toolcrib.runs.result import ExecutionResult, Metadata, Status, Summary
 
 LOG = "/project/.toolcrib/runs/20261116-100000-00000a.jsonl"
@@ -25,6 +26,7 @@ class Script:
     """What happens before it begins; may raise."""
     waits: bool = False
     """Goes on after its events until it is interrupted."""
+    secrets: tuple[str, ...] = ()
     stubborn: bool = False
     """Takes for ever to come to its end."""
 
@@ -41,6 +43,15 @@ def code_agent(script: Script, made: list[dict[str, Any]]) -> type:
             made[-1] |= {"prompt": prompt, "conversation": conversation}
             return Stream(script)
 
+        def run(self, prompt: str) -> ExecutionResult:
+            async def collected() -> ExecutionResult:
+                async with self.stream(prompt) as stream:
+                    async for _ in stream:
+                        pass
+                return stream.result
+
+            return asyncio.run(collected())
+
     return StandIn
 
 
@@ -50,6 +61,9 @@ class Stream:
         self._events = self._happening()
         self.metadata: Metadata | None = None
         self._result: ExecutionResult | None = None
+
+    def mask(self, value: Any) -> Any:
+        return Masking(self._script.secrets)(value)
 
     def __aiter__(self) -> AsyncGenerator[AgentEvent, None]:
         return self._events
@@ -76,7 +90,7 @@ class Stream:
             if self._script.stubborn:
                 sys.stderr.write("stubborn\n")
                 await asyncio.shield(asyncio.Event().wait())
-            self._result = _result(self._script.about, end)
+            self._result = _result(self._script, end)
 
     @property
     def result(self) -> ExecutionResult:
@@ -84,13 +98,13 @@ class Stream:
         return self._result
 
 
-def _result(about: Metadata, end: Summary) -> ExecutionResult:
+def _result(script: Script, end: Summary) -> ExecutionResult:
     return ExecutionResult(
         text=end.text,
-        raw_events=(),
+        raw_events=script.events,
         usage=end.usage,
         status=end.status,
         exit_code=end.exit_code,
         error=end.error,
-        metadata={**about.to_json(), **end.to_json(), "log": LOG},
+        metadata={**script.about.to_json(), **end.to_json(), "log": LOG},
     )

@@ -106,6 +106,13 @@ def test_below_all_it_is_restricted_and_may_not_settle_what_the_workspace_may_do
 
 
 @pytest.mark.req("FRG-4")
+def test_a_person_who_adds_words_of_their_own_is_told_that_these_are_not_governed(tmp_path: Path) -> None:
+    line = "What your own words for Claude Code permit."
+    assert line not in launch(order(tmp_path, OwnTools.READ)).ungoverned
+    assert line in launch(order(tmp_path, OwnTools.READ, extra=("--add-dir", "/"))).ungoverned
+
+
+@pytest.mark.req("FRG-4")
 def test_with_all_it_may_do_everything_and_root_answers_beforehand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,12 +171,56 @@ def test_a_server_that_is_not_there_is_told_if_it_is_ours(line: dict[str, Any], 
 def test_a_server_that_a_policy_blocks_is_told_on_standard_error() -> None:
     reader = ClaudeReader()
     warning = "Warning: MCP server blocked by enterprise policy: toolcrib"
-    event = reader.said(warning)
+    (event,) = reader.said(warning)
     assert (event.kind, event.text, event.raw) == (Kind.LOG, warning, warning)
     assert reader.told.mcp_failure == warning
     other = ClaudeReader()
     other.said("Warning: MCP server blocked by enterprise policy: github")
     assert other.told.mcp_failure == ""
+
+
+NO_LOGIN = "Not logged in · Please run /login"
+
+
+def refusal(text: str, error: str) -> dict[str, Any]:
+    return assistant({"type": "text", "text": text}, error=error, is_api_error_message=True)
+
+
+@pytest.mark.req("FRG-7")
+@pytest.mark.parametrize("text", [NO_LOGIN, "Invalid API key · Fix external API key"])
+def test_where_nobody_is_logged_in_a_person_is_told_what_to_do(text: str) -> None:
+    _, reader = read(refusal(text, "authentication_failed"), ended(is_error=True, result=text))
+    assert reader.told.failure == text
+    assert "Start `claude` once by itself and log in" in reader.told.remedy
+
+
+@pytest.mark.req("FRG-7")
+def test_another_failure_has_no_such_remedy_and_neither_has_a_run_that_came_to_a_good_end() -> None:
+    _, reader = read(refusal("API Error: 400 wrong", "unknown"), ended(is_error=True, result="API Error: 400 wrong"))
+    assert (reader.told.failure, reader.told.remedy) == ("API Error: 400 wrong", "")
+    _, reader = read(refusal(NO_LOGIN, "authentication_failed"), ended())
+    assert (reader.told.failure, reader.told.remedy) == ("", "")
+
+
+@pytest.mark.req("FRG-10")
+def test_a_model_that_does_not_answer_is_the_last_trouble_until_it_does() -> None:
+    retry = {"type": "system", "subtype": "api_retry", "attempt": 7, "max_retries": 10, "error_status": 401}
+    events, reader = read(init("connected"), {**retry, "error": "authentication_failed"})
+    assert reader.told.last_trouble == "The model did not answer, attempt 7 of 10: 401 authentication_failed"
+    assert events[-1].text == reader.told.last_trouble
+    assert reader.told.remedy
+    reader.read(assistant({"type": "text", "text": "Here I am."}))
+    assert reader.told.last_trouble == ""
+
+
+@pytest.mark.req("FRG-7")
+def test_what_is_said_on_standard_error_alone_is_the_failure() -> None:
+    reader = ClaudeReader()
+    reader.said("error: unknown option '--nonsense'")
+    assert reader.told.failure == "error: unknown option '--nonsense'"
+    reader.read(ended())
+    reader.said("a warning after the end")
+    assert reader.told.failure == ""
 
 
 @pytest.mark.req("FRG-6")
@@ -290,9 +334,9 @@ def test_a_call_that_was_cut_off_ends_with_the_turn_but_not_that_of_a_subagent_a
     ("line", "kind", "text"),
     [
         (
-            {"type": "system", "subtype": "api_retry", "attempt": 1, "error": "overloaded"},
+            {"type": "system", "subtype": "api_retry", "attempt": 1, "max_retries": 10, "error": "overloaded"},
             Kind.LOG,
-            "api_retry: overloaded",
+            "The model did not answer, attempt 1 of 10: overloaded",
         ),
         ({"type": "system", "subtype": "compact_boundary", "compact_metadata": {}}, Kind.LOG, "compact_boundary"),
         ({"type": "system", "subtype": "hook_started", "hook_name": "Stop"}, Kind.LOG, "hook_started: Stop"),

@@ -20,6 +20,7 @@ import pytest
 import toolcrib
 from toolcrib.cli.app import run
 from toolcrib.cli.manual import manual
+from toolcrib.cli.output import say_json, say_line, visible
 
 Answer = Callable[[dict[str, Any]], list[dict[str, Any]]]
 
@@ -628,3 +629,50 @@ def test_who_follows_the_book_gets_a_heading_and_lines_that_fit(
     assert heading.index("outcome") == line.index("denied") or not width
     assert (max(len(heading), len(line)) <= 80) == bool(width)
     assert ("t" * 50 in line) == (not width)
+
+
+@pytest.mark.parametrize("buffered", ["-u", "-B"])
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["runs", "--json"], ["run", "nobody", "x", "--json"]])
+def test_output_that_cannot_be_written_is_told_in_words(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], buffered: str
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    program = [sys.executable, buffered, "-m", "toolcrib", *words]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, timeout=20, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("Error: stdout cannot be written: No space left on device.")
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_who_closed_our_output_does_not_want_it() -> None:
+    words = f"{sys.executable} -m toolcrib --version >&-"
+    done = subprocess.run(["/bin/sh", "-c", words], stderr=subprocess.PIPE, timeout=20, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+HIDDEN = "\x1b\x7f\x9b\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+PLAIN = "tab\tline\n日本 👩\u200d🚀 é"
+
+
+def test_what_turns_or_hides_text_is_spelled_out_for_people() -> None:
+    shown = visible(HIDDEN)
+    assert shown.isascii()
+    assert shown.startswith(r"\x1b\x7f\x9b\u061c\u200e")
+    assert r"\u202e" in shown
+    assert visible(PLAIN) == PLAIN
+
+
+@pytest.mark.parametrize("say", [say_json, say_line])
+def test_json_on_a_terminal_has_the_same_values_and_nothing_that_turns_or_hides_text(
+    monkeypatch: pytest.MonkeyPatch, say: Callable[[Any], None]
+) -> None:
+    value = {"text": HIDDEN + PLAIN}
+    for stream, kept in ((Screen(), False), (io.StringIO(), True)):
+        monkeypatch.setattr("sys.stdout", stream)
+        say(value)
+        assert json.loads(stream.getvalue()) == value
+        assert ("\u202e" in stream.getvalue()) == kept, "a program gets it as it is"
+        assert ("\x9b" in stream.getvalue()) == kept
+        assert "日本" in stream.getvalue()

@@ -160,7 +160,7 @@ def test_a_turn_that_failed_is_a_failure_and_one_that_recovered_is_none() -> Non
 def test_that_our_tools_are_not_there_is_read_from_standard_error() -> None:
     types = "Transport [codex_rmcp_client::A<rmcp::transport::worker::W<x::Y>>]"
     reader = CodexReader()
-    event = reader.said(
+    (event,) = reader.said(
         "Error: thread/start failed: required MCP servers failed to initialize: toolcrib: handshaking with MCP server "
         f"failed: Send message error {types} error: unexpected server response: HTTP 401: {{}}, when send initialize "
         "request: once more (code -32603)"
@@ -180,11 +180,120 @@ def test_another_server_that_is_not_there_is_no_failure_of_ours() -> None:
     assert "notes" in reader.told.failure
 
 
-def test_a_warning_on_standard_error_is_no_failure() -> None:
+def test_a_warning_on_standard_error_is_no_failure_of_a_run_that_came_to_a_good_end() -> None:
     reader = CodexReader()
-    line = "2026-11-16T07:00:15Z ERROR codex_core::tools::router: error=patch rejected: writing is blocked"
-    assert reader.said(line).text == line
+    line = "2026-11-16T07:00:15.1Z ERROR codex_api::endpoint: failed to connect stage=Unknown"
+    (event,) = reader.said(line)
+    assert (event.kind, event.text, event.raw) == (Kind.LOG, line, line)
+    assert reader.told.failure == "failed to connect stage=Unknown"
+    reader.read({"type": "turn.completed", "usage": {}})
+    reader.said(line)
     assert reader.told.failure == reader.told.mcp_failure == ""
+
+
+@pytest.mark.req("FRG-7")
+def test_what_is_wrong_with_its_words_is_told_and_not_what_follows() -> None:
+    reader = CodexReader()
+    for line in ("error: unexpected argument '--nonsense' found", "", "  tip: to pass it", "Usage: codex exec"):
+        reader.said(line)
+    assert reader.told.failure == "error: unexpected argument '--nonsense' found"
+
+
+@pytest.mark.req("FRG-7")
+def test_of_a_program_that_breaks_down_the_last_lines_are_the_failure() -> None:
+    reader = CodexReader()
+    for line in ("first", "thread 'main' panicked at a.rs:1:2:", "\x1b[31mno such thing\x1b[0m", "note: " + "x" * 900):
+        reader.said(line)
+    panicked, what, note = reader.told.failure.split("\n")
+    assert (panicked, what) == ("thread 'main' panicked at a.rs:1:2:", "no such thing")
+    assert len(note) < 500
+
+
+@pytest.mark.req("FRG-7")
+@pytest.mark.parametrize(
+    ("message", "failure"),
+    [
+        ('{"error": {"type": "invalid_request_error", "message": "no such model"}}', "no such model (%s)"),
+        ('{"type": "error", "error": {"type": "%s", "message": "deep"}, "request_id": "r"}', "deep (%s)"),
+        ('{"error": {"message": "{\\"error\\": {\\"message\\": \\"twice\\"}}"}}', "twice"),
+        ('unexpected status 404: {"error": {"message": "gone"}}, url: http://x', "unexpected status 404: gone"),
+        ('{"error": "nothing more"}', '{"error": "nothing more"}'),
+        ('{"error": {"message": ', '{"error": {"message": '),
+        ("Quota exceeded.", "Quota exceeded."),
+    ],
+)
+def test_what_the_provider_says_is_told_without_its_json(message: str, failure: str) -> None:
+    kind = "invalid_request_error"
+    line = {"type": "turn.failed", "error": {"message": message.replace("%s", kind)}}
+    reader, (event,) = read(line)
+    assert (reader.told.failure, reader.told.remedy) == (failure.replace("%s", kind), "")
+    assert (event.text, event.raw) == (reader.told.failure, line)
+
+
+@pytest.mark.req("FRG-7")
+@pytest.mark.parametrize(
+    "message",
+    [
+        "unexpected status 401 Unauthorized: Missing bearer or basic authentication in header, url: http://x",
+        "Your refresh token was already used. Please log out and sign in again.",
+    ],
+)
+def test_where_nobody_is_logged_in_a_person_is_told_what_to_do(message: str) -> None:
+    reader, _ = read({"type": "turn.failed", "error": {"message": message}})
+    assert "`codex login`" in reader.told.remedy
+    reader.read({"type": "turn.completed", "usage": {}})
+    assert reader.told.remedy == ""
+
+
+@pytest.mark.req("FRG-10")
+def test_a_model_that_does_not_answer_is_the_last_trouble_until_it_does() -> None:
+    waiting = "Reconnecting... waiting for network (Connection failed: error sending request)"
+    reader, _ = read({"type": "error", "message": waiting}, item("completed", type="error", message="Falling back."))
+    assert reader.told.last_trouble == waiting
+    reader.read(item("completed", type="agent_message", text="Here I am."))
+    assert reader.told.last_trouble == ""
+
+
+REJECTED = (
+    'exec_command failed: CreateProcess { message: "Rejected(\\"`/bin/bash -lc \'rm -rf \\\\\\"a b\\\\\\"\'` '
+    'rejected: rm -f style commands are not permitted\\")" }'
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "tool", "server", "arguments", "status"),
+    [
+        ("patch rejected: writing is blocked by read-only sandbox", "apply_patch", "", None, ToolStatus.DENIED),
+        ("unsupported custom tool call: apply_patch", "apply_patch", "", None, ToolStatus.UNKNOWN),
+        ("unsupported call: spawn_agent", "spawn_agent", "", None, ToolStatus.UNKNOWN),
+        ("unsupported call: mcp__toolcribdrop_table", "drop_table", "toolcrib", None, ToolStatus.UNKNOWN),
+        ("unsupported call: mcp__toolcrib__drop_table", "drop_table", "toolcrib", None, ToolStatus.UNKNOWN),
+        ("unsupported call: mcp__toolcrib_rundrop_table", "drop_table", "toolcrib", None, ToolStatus.UNKNOWN),
+        ("unsupported call: mcp__notesadd", "mcp__notesadd", "", None, ToolStatus.UNKNOWN),
+        ("approval policy is Never; reject command — you cannot ask", "shell", "", None, ToolStatus.DENIED),
+        (REJECTED, "shell", "", {"command": "/bin/bash -lc 'rm -rf \"a b\"'"}, ToolStatus.DENIED),
+        (REJECTED.replace("a b", "a \\u{1b} b"), "shell", "", None, ToolStatus.DENIED),
+    ],
+)
+def test_a_call_that_codex_does_not_carry_out_is_told_as_one(
+    said: str, tool: str, server: str, arguments: dict[str, Any] | None, status: ToolStatus
+) -> None:
+    reader = CodexReader()
+    line = f"2026-11-16T07:59:19.362875Z ERROR codex_core::tools::router: error={said}"
+    start, end = reader.said(line)
+    assert statuses((start, end)) == [ToolStatus.STARTED, status]
+    for event in (start, end):
+        assert (event.kind, event.tool_name, event.server, event.tool_args) == (Kind.TOOL, tool, server, arguments)
+    assert (start.raw, end.raw, start.call) == (line, None, end.call)
+    assert end.text
+    assert reader.told.failure == ""
+    assert reader.said(line)[0].call != end.call
+
+
+def test_a_call_of_which_not_even_the_tool_is_known_stays_a_line() -> None:
+    line = "2026-11-16T07:59:19.36Z ERROR codex_core::tools::router: error=failed to parse function arguments: x"
+    (event,) = CodexReader().said(line)
+    assert (event.kind, event.raw) == (Kind.LOG, line)
 
 
 ANY = st.recursive(
@@ -216,4 +325,4 @@ def test_whatever_is_printed_becomes_an_event_that_holds_it(lines: list[dict[str
 
 @given(st.text())
 def test_whatever_is_said_becomes_an_event_that_holds_it(line: str) -> None:
-    assert CodexReader().said(line).raw == line
+    assert CodexReader().said(line)[0].raw == line

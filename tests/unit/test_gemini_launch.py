@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from toolcrib.coding_agents import links
 from toolcrib.coding_agents.headless import Launch, Order
 from toolcrib.coding_agents.known.gemini import GEMINI
 from toolcrib.coding_agents.known.gemini_launch import launch
-from toolcrib.errors import ConfigError
+from toolcrib.errors import ConfigError, UsageError
 from toolcrib.policy.own_tools import OwnTools
 
 pytestmark = pytest.mark.req("FRG-5")
@@ -97,7 +99,7 @@ def test_below_all_the_rules_allow_our_server_and_the_levels_tools_and_deny_the_
     order: Order, own_tools: OwnTools
 ) -> None:
     made = launch(replace(order, own_tools=own_tools))
-    ours, _, own, rest = tomllib.loads(made.files["own-tools.toml"])["rule"]
+    ours, *_, own, rest = tomllib.loads(made.files["own-tools.toml"])["rule"]
     assert (ours["mcpName"], ours["decision"]) == ("toolcrib", "allow")
     assert own["toolName"] == settings(made)["tools"]["core"]
     assert ("write_file" in own["toolName"]) == (own_tools is OwnTools.EDIT)
@@ -130,12 +132,69 @@ def test_below_all_the_rules_allow_our_server_and_the_levels_tools_and_deny_the_
     ],
 )
 def test_files_in_our_folder_and_its_own_are_not_for_its_hands(order: Order, path: str, *, denied: bool) -> None:
-    _, rule, own, _ = tomllib.loads(launch(replace(order, own_tools=OwnTools.EDIT)).files["own-tools.toml"])["rule"]
-    assert (rule["toolName"], rule["decision"]) == (["replace", "write_file"], "deny")
-    assert rule["priority"] > own["priority"]
+    assert may_write(order, path) is not denied
+
+
+@pytest.mark.parametrize(
+    ("link", "to", "path", "denied"),
+    [
+        ("t", ".toolcrib", "t/x", True),
+        ("t", ".toolcrib", "./a/../T/x", True),
+        ("t", ".toolcrib", "@t", True),
+        ("t", ".toolcrib", "target/x", False),
+        ("t", ".toolcrib", "at/x", False),
+        ("conf.json", ".toolcrib/not-there-yet.json", "conf.json", True),
+        ("a/deep", "../.gemini", "a/deep/settings.json", True),
+        ("it's \u00e4'\n[x]", ".toolcrib", "it's \u00e4'\n[x]/y", True),
+        ("\u00c4.b", ".toolcrib", "A\u0308.B/y", True),
+        ("\N{GRINNING FACE}", ".toolcrib", "x/y", False),
+        ("l" * 255, ".toolcrib", "L" * 255, True),
+        ("plain", "a", "plain/x", False),
+        (".gemini", "conf", "conf/settings.json", True),
+        ("hard.yml", "=.toolcrib/workspace.yml", "hard.yml", True),
+        ("node_modules/t", "../.toolcrib", "node_modules/t/x", True),
+        (".git/t", "../.toolcrib", ".git/t/x", True),
+    ],
+)
+def test_through_a_link_that_a_project_comes_with_it_does_not_write_there_either(
+    order: Order, link: str, to: str, path: str, *, denied: bool
+) -> None:
+    ours = order.workdir / ".toolcrib"
+    ours.mkdir()
+    (ours / "workspace.yml").write_text("{}")
+    place = order.workdir / link
+    place.parent.mkdir(exist_ok=True)
+    if to.startswith("="):
+        place.hardlink_to(order.workdir / to[1:])
+    else:
+        place.symlink_to(to)
+    assert may_write(order, path) is not denied
+    assert may_write(order, "elsewhere/x")
+
+
+def may_write(order: Order, path: str) -> bool:
+    """Whether no rule denies it, of those that Gemini CLI would take."""
+    _, *rules, own, _ = tomllib.loads(launch(replace(order, own_tools=OwnTools.EDIT)).files["own-tools.toml"])["rule"]
     arguments = {"content": '"file_path":".toolcrib/x"', "file_path": path}
     as_it_writes_them = json.dumps(arguments, separators=(",", ":"), ensure_ascii=False)
-    assert bool(re.search(rule["argsPattern"], as_it_writes_them)) is denied
+    for rule in rules:
+        assert (rule["toolName"], rule["decision"]) == (["replace", "write_file"], "deny")
+        assert rule["priority"] > own["priority"]
+        assert len(rule["argsPattern"]) <= 2048, "a longer one is passed over"
+    return not any(re.search(rule["argsPattern"], as_it_writes_them) for rule in rules)
+
+
+def test_the_person_is_told_of_links_that_are_made_later_or_were_not_looked_for(
+    order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edits = replace(order, own_tools=OwnTools.EDIT)
+    assert [line for line in launch(edits).ungoverned if "made during the run" in line]
+    assert not [line for line in launch(edits).ungoverned if "too many files" in line]
+    monkeypatch.setattr(links, "MOST_ENTRIES", 1)
+    for name in ("one", "two"):
+        (order.workdir / name).touch()
+    assert [line for line in launch(edits).ungoverned if "too many files" in line]
+    assert not [line for line in launch(order).ungoverned if "link" in line]
 
 
 def test_the_persons_settings_stay_but_for_what_runs_things_by_itself(order: Order, gemini: Path) -> None:
@@ -241,6 +300,40 @@ def test_what_the_persons_own_env_file_says_counts_before_what_a_project_empties
     assert {name: environ.get(name) for name in wanted} == wanted
 
 
+@pytest.mark.parametrize(
+    "name", [".gemini/.env", ".gemini/settings.json", ".geminiignore", ".gitignore", "GEMINI.md", "../GEMINI.md"]
+)
+def test_a_pipe_where_it_reads_first_is_refused_below_all_for_it_would_wait_without_end(
+    order: Order, name: str, tmp_path: Path
+) -> None:
+    place = order.workdir / name
+    place.parent.mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / "pipe")
+    place.symlink_to(tmp_path / "pipe")
+    with pytest.raises(UsageError, match=re.escape(f"{place.name} is no file")):
+        launch(order)
+    launch(replace(order, own_tools=OwnTools.ALL))
+
+
+def test_a_pipe_is_refused_under_the_name_that_the_person_has_given_its_instructions(
+    order: Order, gemini: Path
+) -> None:
+    (gemini / "settings.json").write_text(json.dumps({"context": {"fileName": ["AGENTS.md"]}}))
+    os.mkfifo(order.workdir / "GEMINI.md")
+    launch(order)
+    os.mkfifo(order.workdir / "AGENTS.md")
+    with pytest.raises(UsageError, match=r"AGENTS\.md is no file"):
+        launch(order)
+
+
+def test_folders_of_such_names_and_pipes_at_home_are_no_hindrance(order: Order, gemini: Path) -> None:
+    (order.workdir / ".env").mkdir()
+    (order.workdir / "GEMINI.md").mkdir()
+    os.mkfifo(gemini / ".env")
+    launch(replace(order, workdir=gemini.parent))
+    launch(order)
+
+
 def test_an_env_file_that_is_too_large_to_be_read_is_refused(order: Order) -> None:
     (order.workdir / ".env").write_text("A=" + "x" * 1024 * 1024)
     with pytest.raises(ConfigError, match="too large"):
@@ -267,9 +360,22 @@ def test_a_project_file_that_makes_no_sense_changes_nothing(order: Order, text: 
 @pytest.mark.parametrize("own_tools", OwnTools)
 def test_the_person_is_told_what_is_governed_and_what_is_not(order: Order, own_tools: OwnTools) -> None:
     made = launch(replace(order, own_tools=own_tools))
-    said = made.governed or made.ungoverned
+    said = made.ungoverned if own_tools is OwnTools.ALL else made.governed
     assert said[0].startswith("Its own tools:")
     assert made.ungoverned
+
+
+@pytest.mark.parametrize("own_tools", [OwnTools.NONE, OwnTools.EDIT, OwnTools.ALL])
+def test_what_it_refuses_by_itself_is_told_as_governed(order: Order, own_tools: OwnTools) -> None:
+    made = launch(replace(order, own_tools=own_tools))
+    assert [line for line in made.governed if line.startswith("It refuses to change build files")]
+    assert not [line for line in made.ungoverned if "refuses" in line]
+
+
+def test_a_person_who_adds_words_of_their_own_is_told_that_these_are_not_governed(order: Order) -> None:
+    line = "What your own words for Gemini CLI permit."
+    assert line in launch(order).ungoverned
+    assert line not in launch(replace(order, extra=())).ungoverned
 
 
 @pytest.mark.parametrize(("text", "wanted"), [(NEW, True), ("latest", False), ("5", False), ("--yolo", False)])

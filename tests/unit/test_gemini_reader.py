@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ def test_it_tells_its_session_its_model_and_its_tokens() -> None:
 @pytest.mark.parametrize(
     ("lines", "failure"),
     [
-        ([ended("error", error={"type": "unknown", "message": "[API Error: refused]"})], "[API Error: refused]"),
+        ([ended("error", error={"type": "unknown", "message": "[API Error: refused]"})], "refused"),
         ([{"type": "error", "severity": "error", "message": "No words came."}, ended("error")], "No words came."),
         ([{"type": "error", "severity": "warning", "message": "A loop."}, ended()], ""),
         ([ended("error")], "Gemini CLI ended its run with error."),
@@ -137,12 +138,140 @@ def test_only_a_line_that_names_us_says_that_our_tools_are_not_there() -> None:
     reader = GeminiReader()
     # The first may be about any server, the second is said in mid-run, where the next call may well arrive.
     for line in ("MCP issues detected. Run /mcp list for status.", "[ERROR] MCP ERROR (toolcrib)"):
-        event = reader.said(line)
+        (event,) = reader.said(line)
         assert (event.kind, event.text, event.raw) == (Kind.LOG, line, line)
     assert reader.told.mcp_failure == ""
     line = "Error during discovery for MCP server 'toolcrib': fetch failed"
     reader.said(line)
     assert reader.told.mcp_failure == line
+
+
+LOG_IN = "Start `gemini` once by itself and log in, or set GEMINI_API_KEY."
+COLOURS = "Warning: True color (24-bit) support not detected. Using a terminal with true color enabled will help."
+MANUAL = "Manual authorization is required but the current session is non-interactive. Please run the Gemini CLI."
+
+
+@pytest.mark.req("FRG-7")
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Please set an Auth method in your /x/agents/gemini-1/.gemini/settings.json or specify one of the following"],
+        ["Invalid auth method selected."],
+        [
+            f"Error authenticating: FatalAuthenticationError: {MANUAL}",
+            "    at main (a.js:1:2) {",
+            "  exitCode: 41",
+            "}",
+        ],
+        [f"\x1b[31m{MANUAL}\x1b[0m", "more words"],
+    ],
+)
+def test_where_nobody_is_logged_in_a_person_is_told_so_and_no_file_of_ours(lines: list[str]) -> None:
+    reader = GeminiReader()
+    events = [event for line in lines for event in reader.said(line)]
+    assert [event.raw for event in events] == lines
+    assert events[0].text == "Gemini CLI is not logged in."
+    assert (reader.told.failure, reader.told.remedy) == ("Gemini CLI is not logged in.", LOG_IN)
+
+
+@pytest.mark.req("FRG-7")
+def test_a_key_that_is_missing_is_told_in_its_own_words() -> None:
+    reader = GeminiReader()
+    line = "When using Gemini API, you must specify the GEMINI_API_KEY environment variable."
+    reader.said(line)
+    assert (reader.told.failure, reader.told.remedy) == (line, LOG_IN)
+
+
+def provider_error(code: int, status: str, message: str) -> str:
+    return "[API Error: " + json.dumps({"error": {"code": code, "message": message, "status": status}}) + "]"
+
+
+@pytest.mark.req("FRG-7")
+@pytest.mark.parametrize(
+    ("message", "failure", "remedy"),
+    [
+        (provider_error(400, "INVALID_ARGUMENT", "wrong"), "wrong (400 INVALID_ARGUMENT)", ""),
+        (
+            provider_error(400, "INVALID_ARGUMENT", "API key not valid. Please pass a valid API key."),
+            "API key not valid. Please pass a valid API key. (400 INVALID_ARGUMENT)",
+            LOG_IN,
+        ),
+        (provider_error(401, "UNAUTHENTICATED", "Who?"), "Who? (401 UNAUTHENTICATED)", LOG_IN),
+    ],
+)
+def test_what_the_provider_says_is_told_without_its_json(message: str, failure: str, remedy: str) -> None:
+    events, reader = read(ended("error", error={"type": "unknown", "message": message}))
+    assert (reader.told.failure, reader.told.remedy, events[-1].text) == (failure, remedy, failure)
+
+
+@pytest.mark.req("FRG-7")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["Unknown argument: nonsense"],
+        ["Invalid values:", 'Argument: output-format, Given: "nope", Choices: "text", "json"'],
+    ],
+)
+def test_what_is_wrong_with_its_words_is_told_and_not_its_help(wrong: list[str]) -> None:
+    reader = GeminiReader()
+    for line in (*wrong, "Usage: gemini [options] [command]", "", "Options:", "  -h, --help      Show help  [boolean]"):
+        (event,) = reader.said(line)
+        assert (event.kind is Kind.LOG) == (line in wrong)
+    assert reader.told.failure == "\n".join(wrong)
+
+
+@pytest.mark.req("FRG-7")
+def test_what_is_said_on_standard_error_is_no_failure_of_a_run_that_came_to_a_good_end() -> None:
+    reader = GeminiReader()
+    reader.said("Error executing tool write_file: Tool execution denied by policy.")
+    assert reader.told.failure
+    reader.read(ended())
+    reader.said("said later")
+    assert (reader.told.failure, reader.told.remedy) == ("", "")
+
+
+def test_words_about_its_screen_and_traces_of_its_code_are_kept_and_no_log() -> None:
+    reader = GeminiReader()
+    for line in (COLOURS, "    at async main (file:///a.js:1:2) {", "  status: 429", "}"):
+        (event,) = reader.said(line)
+        assert (event.kind, event.raw) == (Kind.RAW, line)
+    assert reader.told.failure == ""
+    (event,) = reader.said("Warning: skipping access to x")
+    assert event.kind is Kind.LOG
+
+
+@pytest.mark.req("FRG-10")
+def test_a_model_that_does_not_answer_is_the_last_trouble_until_it_does() -> None:
+    reader = GeminiReader()
+    error = json.dumps({"error": {"code": 429, "message": "quota", "status": "RESOURCE_EXHAUSTED"}})
+    reader.said(f"Attempt 4 failed with status 429. Retrying with backoff... _ApiError: {error}")
+    reader.read({"type": "message", "role": "user", "content": "do it"})
+    assert reader.told.last_trouble == (
+        "Attempt 4 failed with status 429. Retrying with backoff... _ApiError: quota (429 RESOURCE_EXHAUSTED)"
+    )
+    reader.read(piece("He"))
+    assert reader.told.last_trouble == ""
+
+
+@pytest.mark.parametrize(
+    ("response", "text"),
+    [
+        ({"content": [{"type": "text", "text": "no"}, {"type": "text", "text": "way"}], "isError": True}, "no\nway"),
+        ({"content": [], "isError": True}, ""),
+        ({"error": {"message": "fetch failed", "isError": True}}, ""),
+    ],
+)
+def test_a_tools_own_words_for_its_error_are_told_and_not_what_is_around_them(
+    response: dict[str, Any], text: str
+) -> None:
+    asked = json.dumps({"name": "fail", "args": {"message": "a with response: [b"}})
+    answered = json.dumps([{"functionResponse": {"name": "fail", "response": response}}])
+    whole = f"MCP tool 'fail' reported tool error for function call: {asked} with response: {answered}"
+    events, _ = read(use("c1", "mcp_toolcrib_fail"), result_of("c1", error="mcp_tool_error", message=whole))
+    assert events[1].text == (text or whole)
+    cut = whole[: len(whole) - 9]
+    events, _ = read(use("c1", "mcp_toolcrib_fail"), result_of("c1", error="mcp_tool_error", message=cut))
+    assert events[1].text == cut
 
 
 VALUES = st.recursive(
@@ -171,4 +300,4 @@ def test_whatever_is_printed_becomes_events_and_none_is_lost(lines: list[dict[st
         events = list(reader.read(line))
         assert events[0].raw == line
         assert all(event.raw is None for event in events[1:])
-    assert reader.said(said).raw == said
+    assert [event.raw for event in reader.said(said)] == [said]

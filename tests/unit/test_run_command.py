@@ -1,4 +1,4 @@
-"""`toolcrib run` and `toolcrib runs` as a person and as a program meet them."""
+"""`toolcrib run` as a person and as a program meet it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import toolcrib.runs.agent
-from parts.run_logs import NOBODY, message, metadata, summary, written
+from parts.run_logs import message, metadata, summary, written
+from parts.run_words import CALL, OLD, Terminal, made_project
 from parts.stand_in import LOG, Script, code_agent
 from toolcrib.cli.app import run
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
@@ -25,36 +26,13 @@ from toolcrib.errors import NotFound
 from toolcrib.runs.result import OnMcpFailure, Status
 
 TESTS = Path(__file__).parents[1]
-OLD, NEW = "20261115-100000-00000a", "20261116-100000-00000b"
-CALL = AgentEvent(
-    kind=Kind.TOOL,
-    provider="claude",
-    tool_name="read_file",
-    server="workspace",
-    tool_args={"path": "a.py"},
-    tool_status=ToolStatus.OK,
-    tool_duration_ms=12.0,
-    call="1",
-)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
 
 Play = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TOOLCRIB_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("sys.stdin", Terminal())
-    folder = tmp_path / "project"
-    (folder / ".git").mkdir(parents=True)
-    (folder / ".git" / "HEAD").touch()
-    monkeypatch.chdir(folder)
-    return folder
+    return made_project(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -84,7 +62,67 @@ def test_the_answer_alone_is_on_stdout_and_all_else_beside_it(play: Play, capsys
     assert "done" not in lines, "the answer is not said twice"
     assert "✓ finished after 2.5 s" in lines
     assert f"  log           {LOG}" in lines
-    assert '  go on         toolcrib run claude "…" --conversation c0ffee' in lines
+    assert '  go on         toolcrib run claude "…" --conversation c0ffee --workdir /project' in lines
+
+
+@pytest.mark.req("FRG-7", "FRG-10")
+@pytest.mark.parametrize("words", [[], ["--log-events"]])
+@pytest.mark.parametrize("status", [Status.TIMEOUT, Status.REVOKED, Status.NO_TOOLS, Status.INTERRUPTED])
+def test_what_a_run_said_that_was_cut_off_is_no_answer(
+    play: Play, status: Status, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for events in ((CALL, message("I look.")), (message("I look."), CALL)):
+        play(events=events, end=summary(status=status, text="I look.", error="Because."))
+        assert run(["run", "claude", "x", *words]) != 0
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.count("I look.") == 1
+
+
+@pytest.mark.req("FRG-7")
+def test_a_failed_runs_words_are_its_answer_only_where_they_were_its_last(
+    play: Play, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end = summary(status=Status.FAILED, text="I give up.", error="Code 1.")
+    play(events=(CALL, message("I give up.")), end=end)
+    assert run(["run", "claude", "x"]) == 10
+    said = capsys.readouterr()
+    assert said.out == "I give up.\n"
+    assert "I give up." not in said.err
+    play(events=(message("I give up."), CALL), end=end)
+    assert run(["run", "claude", "x"]) == 10
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("I give up.") == 1
+
+
+@pytest.mark.req("FRG-6", "FRG-7")
+def test_the_answer_is_said_once_also_beside_all_events(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    over = AgentEvent(kind=Kind.LOG, provider="claude", role="system", text="success")
+    play(events=(message("done"), CALL, message("done"), over))
+    assert run(["run", "claude", "x", "--log-events"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "done\n"
+    kinds = [line.split()[1] for line in said.err.splitlines() if line[2:3] == line[5:6] == ":"]
+    assert kinds == ["message", "tool", "log"]
+
+
+@pytest.mark.req("FRG-7")
+@pytest.mark.parametrize("words", [[], ["--log-events"], ["--json"], ["--json", "--log-events"]])
+def test_secrets_of_the_run_are_masked_in_all_that_is_shown(
+    play: Play, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = "hunter2-" + "z" * 80
+    call = replace(
+        CALL, tool_args={"key": secret}, raw={"k": [secret]}, tool_status=ToolStatus.DENIED, rule=secret, server=secret
+    )
+    warning = AgentEvent(kind=Kind.LOG, provider="claude", role="toolcrib", text=secret)
+    end = summary(status=Status.FAILED, text=secret, error=secret, tools={f"{secret}:read_file": 1}, remedy=secret)
+    play(events=(message(secret), call, warning, message(secret)), end=end, secrets=(secret,))
+    assert run(["run", "claude", "x", *words]) == 10
+    said = capsys.readouterr()
+    assert "hunter2" not in said.out + said.err
+    assert "*" in said.out
 
 
 @pytest.mark.req("FRG-7", "FRG-10")
@@ -104,7 +142,27 @@ def test_the_exit_code_says_how_it_ended(
 ) -> None:
     play(end=summary(status=status, error="" if code == 0 else "Because."))
     assert run(["run", "claude", "x"]) == code
-    assert ("Because." in capsys.readouterr().err) == (code != 0)
+    assert ("Because." in capsys.readouterr().err) == (code in (10, 12))
+
+
+@pytest.mark.req("FRG-7", "FRG-10")
+@pytest.mark.parametrize(
+    ("status", "told", "remedy"),
+    [
+        (Status.TIMEOUT, "", "--timeout=4h"),
+        (Status.NO_TOOLS, "", "`toolcrib up` starts it"),
+        (Status.REVOKED, "", "Its identity was taken away while it ran"),
+        (Status.FAILED, "Start claude once by itself and log in.", "Start claude once by itself and log in."),
+    ],
+)
+def test_a_run_that_did_not_finish_says_what_can_be_done(
+    play: Play, status: Status, told: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(end=summary(status=status, error="Because.", remedy=told))
+    run(["run", "claude", "x"])
+    assert any(line.startswith("  remedy ") and remedy in line for line in capsys.readouterr().err.splitlines())
+    run(["run", "claude", "x", "--json"])
+    assert json.loads(capsys.readouterr().out)["remedy"] == told
 
 
 @pytest.mark.req("FRG-7")
@@ -139,6 +197,7 @@ def test_json_is_one_object_on_one_line(play: Play, capsys: pytest.CaptureFixtur
         "status": "finished",
         "exit_code": 0,
         "error": "",
+        "remedy": "",
         "usage": {"input": 5, "output": 2, "cached": 1, "told": {}},
         "tools": {"workspace:read_file": 2},
         "denials": 1,
@@ -177,7 +236,7 @@ def test_every_event_can_be_had_as_lines_and_as_json(play: Play, capsys: pytest.
 @pytest.mark.req("FRG-7", "FRG-10")
 def test_what_was_asked_for_reaches_the_run(play: Play, tmp_path: Path) -> None:
     made = play()
-    words = ["run", "codex", "do it", "--profile", "read-only", "--workdir", str(tmp_path), "--timeout", "30m"]
+    words = ["run", "codex", "do it", "--profile", "read-only", "--workdir", str(tmp_path), "--timeout", "1h30m"]
     words += ["--on-mcp-failure", "continue", "--env", "A", "--env", "B", "--env-file", "f.env"]
     assert run([*words, "--", "-c", "model=x", "--json"]) == 0
     assert made == [
@@ -186,7 +245,7 @@ def test_what_was_asked_for_reaches_the_run(play: Play, tmp_path: Path) -> None:
             "prompt": "do it",
             "profile": "read-only",
             "workdir": tmp_path,
-            "timeout": 1800.0,
+            "timeout": 5400.0,
             "on_mcp_failure": OnMcpFailure.CONTINUE,
             "env": ("A", "B"),
             "env_file": Path("f.env"),
@@ -211,8 +270,11 @@ def test_the_prompt_can_come_by_a_pipe(play: Play, monkeypatch: pytest.MonkeyPat
     ("words", "said"),
     [
         (["claude"], "There is no prompt"),
-        (["claude", "x", "--timeout", "5"], "Write 90s, 30m or 2h."),
-        (["claude", "x", "--timeout", "0s"], "Write 90s, 30m or 2h."),
+        *(
+            (["claude", "x", "--timeout", time], "more than 0, at most 7d")
+            for time in ("0", "0s", "1h0m", "-5", "100d", "8d", "h", "1h30", "1.2.3s", "soon", "")
+        ),
+        (["claude", "fix", "the", "test"], "A prompt of several words stands in quotes."),
         (["claude", "x", "--model", "y"], "Words for the program come after `--`"),
         (["claude", "- x"], "comes by a pipe"),
     ],
@@ -224,6 +286,27 @@ def test_wrong_words_are_told_before_anything_begins(
     assert run(["run", *words]) == 2
     assert said in capsys.readouterr().err
     assert not any("prompt" in one for one in made)
+
+
+@pytest.mark.req("FRG-7", "FRG-10")
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("90", 90), ("90s", 90), ("1.5", 1.5), ("2h", 7200), ("1h30m", 5400), ("1d2h3m4s", 93784), ("7d", 604800)],
+)
+def test_a_time_limit_is_written_as_people_do(play: Play, written: str, seconds: float) -> None:
+    made = play()
+    assert run(["run", "claude", "x", "--timeout", written]) == 0
+    assert made[0]["timeout"] == seconds
+
+
+@pytest.mark.req("FRG-7", "FRG-10")
+def test_wrong_words_are_told_with_the_option_and_with_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "claude", "x", "--on-mcp-failure", "maybe"]) == 2
+    assert "--on-mcp-failure) cannot be 'maybe'. Say stop or continue." in capsys.readouterr().err
+    assert run(["run", "cursor", "x"]) == 4
+    assert capsys.readouterr().err.endswith("Known: claude, codex, gemini.\n")
+    assert run(["run", "claude", "x", "--conversation", "last"]) == 4
+    assert "There is no conversation with claude yet in " in capsys.readouterr().err
 
 
 @pytest.mark.req("FRG-7")
@@ -345,8 +428,9 @@ def test_an_interrupted_run_ends_in_order(
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert out == "done\n"
-    assert "✗ interrupted after 2.5 s: It was interrupted." in err
+    assert out == ""
+    assert "✗ interrupted after 2.5 s" in err.splitlines(), "whoever did it knows why"
+    assert err.splitlines().count("x") == 1, "what it said last is told like all it said"
 
 
 @pytest.mark.req("FRG-7")
@@ -372,104 +456,3 @@ def test_a_second_interruption_ends_it_at_once(interruptible: Callable[..., subp
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     assert process.returncode == 130
-
-
-@pytest.mark.req("FRG-7")
-def test_runs_are_a_table_for_people_and_json_for_programs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["runs"]) == 0
-    assert capsys.readouterr().out == f"No runs in {project} yet.\n"
-    written(project, metadata(OLD, pid_began=NOBODY, prompt="line\n\x1b[2J two"))
-    end = summary(usage=Usage(input=1234, output=5), tools={"a": 2, "b": 1}, denials=1)
-    written(project, metadata(NEW), end=end)
-    assert run(["runs"]) == 0
-    said = capsys.readouterr()
-    head, new, old = said.out.splitlines()
-    assert head.split() == ["run", "when", "client", "profile", "status", "time", "tools", "tokens", "prompt"]
-    cells = [cell.strip() for cell in new.split("  ") if cell]
-    assert cells[0] == NEW
-    assert cells[2:] == [
-        "claude",
-        "developer",
-        "finished",
-        "2.5 s",
-        "3 (1 denied)",
-        "1,234 / 5",
-        "fix the failing test",
-    ]
-    assert "killed" in old
-    assert "line \\x1b[2J two" in old
-    assert run(["runs", "-n", "1"]) == 0
-    assert "1 more: -n 2 shows them." in capsys.readouterr().err
-    assert run(["runs", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["runs"]
-    assert [(row["run_id"], row["status"]) for row in rows] == [(NEW, "finished"), (OLD, "killed")]
-    assert rows[0]["summary"]["denials"] == 1
-
-
-@pytest.mark.req("FRG-7")
-def test_a_run_is_shown_as_it_went(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = AgentEvent(kind=Kind.LOG, provider="claude", role="system", text="debug")
-    path = written(project, metadata(OLD), message("I look."), CALL, own, message("done"), end=summary())
-    assert run(["runs", "show", "last"]) == 0
-    said = capsys.readouterr()
-    lines = said.out.splitlines()
-    assert lines[0] == f"run {OLD} finished"
-    assert "  prompt        fix the failing test" in lines
-    course = [line[10:] for line in lines if line[2:3] == ":" and line[5:6] == ":"]
-    assert course == ["I look.", "✓ workspace:read_file  path=a.py  12 ms", "done"]
-    assert f"  log           {path}" in lines
-    assert said.err == f"Not shown: 1 event of the program's own; `toolcrib runs show {OLD} --events` has all.\n"
-    assert run(["runs", "show", OLD[:8], "--events"]) == 0
-    assert "debug" in capsys.readouterr().out
-    assert run(["runs", "show", "last", "--events", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [event["kind"] for event in told["events"]] == ["message", "tool", "log", "message"]
-    assert told["metadata"]["prompt"] == "fix the failing test"
-
-
-@pytest.mark.req("FRG-7")
-def test_a_spoiled_log_is_an_error_with_file_and_line_after_what_could_be_read(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = written(project, metadata(OLD), message("I look."), CALL, end=summary())
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:2], '{"event": {"kind": "\x1b[2J"}}\n', *lines[2:]]))
-    assert run(["runs", "show", "last"]) == 1
-    said = capsys.readouterr()
-    assert f"{path}, line 3: this is no JSON" in said.err
-    assert "  prompt        fix the failing test" in said.out
-
-
-@pytest.mark.req("FRG-7")
-def test_tail_follows_the_run_that_goes_on_to_its_end(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from toolcrib.runs import shelf
-    from toolcrib.runs.log import RunLog
-
-    log = RunLog.open(project, metadata(OLD))
-    written(project, metadata(NEW), end=summary())
-    log.event(message("I look."))
-    later = [lambda: log.event(CALL), lambda: log.end(summary())]
-    monkeypatch.setattr(shelf.follow, "__defaults__", (lambda _: later.pop(0)(),))
-    assert run(["runs", "tail"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"run {OLD} running\n")
-    assert "✓ workspace:read_file" in said
-    assert "✓ finished after 2.5 s" in said
-    assert run(["runs", "tail", NEW, "--json"]) == 0
-    assert [next(iter(json.loads(line))) for line in capsys.readouterr().out.splitlines()] == ["metadata", "summary"]
-
-
-@pytest.mark.req("FRG-7")
-def test_another_projects_runs_can_be_asked_for_before_or_after_the_word(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    written(other, metadata(OLD), end=summary())
-    for words in (["runs", "--workdir", str(other), "show", "last"], ["runs", "show", "last", "--workdir", str(other)]):
-        assert run(words) == 0
-        assert OLD in capsys.readouterr().out
-    assert run(["runs", "show", "last"]) == 4
-    assert run(["runs", "tail"]) == 4

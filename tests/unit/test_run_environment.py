@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib.errors import UsageError
+from toolcrib.policy.own_tools import OwnTools
 from toolcrib.runs import environment
 from toolcrib.runs.environment import Given, past_proxies, program_environment
 
@@ -39,9 +40,13 @@ def given_to_claude(
     withheld: Iterable[str] = (),
     named: Iterable[str] = (),
     file: Path | None = None,
+    workdir: Path = Path("/nowhere"),
+    own_tools: OwnTools = OwnTools.EDIT,
 ) -> Given:
     return program_environment(
         PERSONS if environ is None else environ,
+        workdir=workdir,
+        own_tools=own_tools,
         keeps=("ANTHROPIC_", "CLAUDE_"),
         withheld=withheld,
         named=named,
@@ -115,7 +120,33 @@ def test_folders_in_path_that_would_be_the_project_s_are_not_passed_on() -> None
     assert seen.environ["PATH"] == "/usr/bin:/bin"
     assert len(seen.warnings) == 1
     assert given_to_claude({"PATH": "."}).environ["PATH"] == os.defpath, "an empty one would be the working folder"
-    assert given_to_claude({}).environ == {}
+    assert given_to_claude({}).environ == {"PATH": os.defpath}, "a file of the project's may name it otherwise"
+
+
+@pytest.mark.parametrize("own_tools", [OwnTools.NONE, OwnTools.READ, OwnTools.EDIT])
+def test_the_project_s_own_folders_are_left_out_of_path_below_all_and_the_person_is_told(
+    tmp_path: Path, own_tools: OwnTools
+) -> None:
+    project = tmp_path / "project"
+    (project / "sub").mkdir(parents=True)
+    (project / ".git").mkdir()
+    (project / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (tmp_path / "way").symlink_to(project)
+    (tmp_path / "round").symlink_to("round")
+    own = [f"{project}/node_modules/.bin", f"{tmp_path}/way/.venv/bin", f"{tmp_path}/x/../project", f"{project}/sub"]
+    path = os.pathsep.join([own[0], "/usr/bin", *own[1:], f"{tmp_path}/project-2/bin", f"{tmp_path}/round"])
+    environ = {"PATH": path, "HOME": str(tmp_path / "home")}
+    seen = given_to_claude(environ, workdir=project / "sub", own_tools=own_tools)
+    assert seen.environ["PATH"] == f"/usr/bin:{tmp_path}/project-2/bin:{tmp_path}/round"
+    assert len(seen.warnings) == 1
+    assert all(folder in seen.warnings[0] for folder in own)
+    everything = given_to_claude(environ, workdir=project / "sub", own_tools=OwnTools.ALL)
+    assert (everything.environ["PATH"], everything.warnings) == (path, ())
+
+
+def test_a_path_with_the_project_s_folders_alone_becomes_the_usual_one(tmp_path: Path) -> None:
+    seen = given_to_claude({"PATH": f"{tmp_path}/bin", "HOME": "/home/me"}, workdir=tmp_path)
+    assert seen.environ["PATH"] == os.defpath
 
 
 @pytest.mark.parametrize(
@@ -153,8 +184,10 @@ def test_a_file_s_values_win_and_are_masked(tmp_path: Path) -> None:
         "TWICE=second\n"
         "LAST=x'y\"z",
     )
-    seen = given_to_claude({"OPENAI_API_KEY": "from-the-shell"}, named=["OPENAI_API_KEY"], file=file)
+    given = {"PATH": "/bin", "OPENAI_API_KEY": "from-the-shell"}
+    seen = given_to_claude(given, named=["OPENAI_API_KEY"], file=file)
     assert dict(seen.environ) == {
+        "PATH": "/bin",
         "OPENAI_API_KEY": "from-the-file",
         "SINGLE": "a # b \\n $HOME",
         "DOUBLE": 'say "hi"\nsecond line \\ $ \\q',
@@ -209,7 +242,7 @@ def test_a_file_that_is_missing_a_folder_or_too_large_is_refused(
         with pytest.raises(UsageError, match="cannot be read"):
             given_to_claude(file=file)
     monkeypatch.setattr(environment, "LARGEST_FILE", 100)
-    assert given_to_claude({}, file=env_file(tmp_path, "A=" + "x" * 98)).environ == {"A": "x" * 98}
+    assert given_to_claude({}, file=env_file(tmp_path, "A=" + "x" * 98)).environ["A"] == "x" * 98
     with pytest.raises(UsageError, match="larger than"):
         given_to_claude(file=env_file(tmp_path, "A=" + "x" * 99))
     with pytest.raises(UsageError, match="larger than"):
@@ -221,7 +254,7 @@ def test_a_pipe_will_do_so_that_secrets_need_not_lie_on_the_disk(tmp_path: Path)
     os.mkfifo(fifo, 0o600)
     writer = threading.Thread(target=fifo.write_text, args=("A=one\nB=two\n",), daemon=True)
     writer.start()
-    assert given_to_claude({}, file=fifo).environ == {"A": "one", "B": "two"}
+    assert given_to_claude({"PATH": "/bin"}, file=fifo).environ == {"PATH": "/bin", "A": "one", "B": "two"}
     writer.join(10)
 
 

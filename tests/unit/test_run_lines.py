@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parts.run_logs import NOBODY, message, metadata, summary
-from toolcrib.cli import run_lines
-from toolcrib.cli.run_lines import Line, Telling, Times
+from toolcrib.cli import run_account, run_lines
+from toolcrib.cli.run_account import Seen
+from toolcrib.cli.run_lines import Detail, Everything, Line, Telling, Times
+from toolcrib.cli.run_screen import Screen
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Usage
 from toolcrib.runs.result import Listing, Status
@@ -62,6 +67,18 @@ def test_messages_are_told_in_order_and_the_answer_is_kept_for_its_own_place() -
 
 
 @pytest.mark.req("FRG-6")
+def test_all_events_come_in_order_and_the_answer_alone_is_kept_back() -> None:
+    own = AgentEvent(kind=Kind.LOG, provider="claude", role="system", text="success")
+    warning = AgentEvent(kind=Kind.LOG, provider="claude", role="toolcrib", text="away")
+    everything = Everything()
+    given = [message("one"), own, message("two"), warning, own, tool(), message("three"), own]
+    lines = [line for event in given for line in everything.of(event)]
+    assert everything.held == "three"
+    ends = [line.split()[-1] for line in plain([*lines, *everything.rest(but="three")])]
+    assert ends == ["one", "success", "two", "away", "success", '"a.py"}', "success"]
+
+
+@pytest.mark.req("FRG-6")
 def test_warnings_of_toolcrib_and_thoughts_are_told_the_programs_own_log_is_counted() -> None:
     warning = AgentEvent(kind=Kind.LOG, provider="claude", role="toolcrib", text="The server git is away")
     thought = AgentEvent(kind=Kind.REASONING, provider="claude", role="assistant", text="hm\nhm")
@@ -103,18 +120,20 @@ def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -
         model="opus",
         listing=Listing(tools=24, bytes=18_200, tokens=4512),
     )
-    assert plain(run_lines.closing(over, metadata(), Path("/p/run.jsonl"))) == [
+    about = metadata(workdir=str(Path.cwd()))
+    seen = Seen(answered=True, denied=Counter({"Bash": 1}))
+    assert plain(run_account.closing(over, about, Path("/p/run.jsonl"), seen)) == [
         "✓ finished after 1m 15s",
         "  model         opus",
-        "  tools         workspace:read_file (3 times), Bash; 1 denied",
+        "  tools         workspace:read_file 3, Bash 1 (denied)",
         "  tokens        12,345 in, 678 out, 10,000 cached",
         "  tool list     24 tools, 18.2 kB, about 4,512 tokens",
         "  log           /p/run.jsonl",
         '  go on         toolcrib run claude "…" --conversation c0ffee',
     ]
-    failed = summary(status=Status.NO_TOOLS, error="The daemon\nis gone.", seconds=0.25)
-    assert plain(run_lines.closing(failed, metadata(), Path("/l"))) == [
-        "✗ no tools after 250 ms: The daemon is gone.",
+    failed = summary(status=Status.FAILED, error="The model\nis gone.", seconds=0.25)
+    assert plain(run_account.closing(failed, about, Path("/l"), Seen())) == [
+        "✗ failed after 250 ms: The model is gone.",
         "  tools         none called",
         "  tokens        not told",
         "  log           /l",
@@ -122,9 +141,72 @@ def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -
 
 
 @pytest.mark.req("FRG-7")
+def test_calls_that_were_denied_are_told_apart_from_those_that_were_made() -> None:
+    seen = Seen()
+    for status in (ToolStatus.STARTED, ToolStatus.OK, ToolStatus.DENIED, ToolStatus.ERROR):
+        seen.note(tool(status, tool_name="write_file"))
+    over = summary(tools={"workspace:write_file": 3, "Read": 1}, denials=1)
+    lines = plain(run_account.closing(over, metadata(), Path("/l"), seen))
+    assert "  tools         workspace:write_file 2, Read 1, workspace:write_file 1 (denied)" in lines
+
+
+@pytest.mark.req("FRG-7")
+def test_of_a_long_prompt_the_beginning_is_shown_and_how_much_is_not() -> None:
+    def shown(prompt: str) -> list[str]:
+        lines = plain(run_account.heading(metadata(prompt=prompt), Status.FINISHED, Detail.USUAL))
+        first = next(place for place, line in enumerate(lines) if line.startswith("  prompt"))
+        return [line[16:] for line in lines[first:]]
+
+    assert shown("a\r\nb\n") == ["a", "b"]
+    assert shown("\n".join(f"line {number}" for number in range(40))) == [f"line {number}" for number in range(40)]
+    *lines, last = shown("x\n" * 100)
+    assert lines == ["x"] * 40
+    assert last == "(120 characters more; --json has them)"
+    (line, last) = shown("y" * 10_000)
+    assert line == "y" * 3999 + "…"
+    assert last == "(6,000 characters more; --json has them)"
+
+
+@pytest.mark.req("FRG-7")
+def test_how_to_go_on_is_safe_to_copy_whatever_a_log_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    evil = metadata(provider="x;y", conversation="$(z)", profile="owner", workdir="/a b")
+    *_, line = plain(run_account.closing(summary(session="s"), evil, Path("/l"), Seen(answered=True)))
+    command = "toolcrib run 'x;y' \"…\" --conversation '$(z)' --profile owner --workdir '/a b'"
+    assert line == f"  go on         {command}"
+
+
+@pytest.mark.req("FRG-7")
+def test_on_a_terminal_a_long_text_stands_beside_its_label_and_in_a_pipe_on_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("TERM", "xterm")
+    told = "It may read files and change them in the folder, and no others; what is git's it may not change."
+    path = "/" + "long/" * 12
+    lines = [*run_account.opening(metadata(governed=(told, path)))][2:]
+    screen, pipe = Terminal(), io.StringIO()
+    for stream in (screen, pipe):
+        for line in lines:
+            Screen(stream).write(line)
+    drawn = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
+    assert [line.rstrip() for line in drawn] == [
+        "  governed      It may read files and change them",
+        "                in the folder, and no others; what",
+        "                is git's it may not change.",
+        f"                {path}",
+    ]
+    assert pipe.getvalue().splitlines() == [f"  governed      {told}", f"                {path}"]
+
+
+@pytest.mark.req("FRG-7")
 def test_the_beginning_says_who_what_where_and_what_is_not_governed() -> None:
     about = metadata(governed=("a", "b"), ungoverned=("c",), session_before="s")
-    assert plain(run_lines.opening(about)) == [
+    assert plain(run_account.opening(about)) == [
         "claude 2.1.325 as developer in /project",
         "  conversation  c0ffee (goes on)",
         "  governed      a",
@@ -135,8 +217,13 @@ def test_the_beginning_says_who_what_where_and_what_is_not_governed() -> None:
 
 @pytest.mark.req("FRG-7")
 def test_a_log_without_an_end_says_whether_the_run_goes_on() -> None:
-    assert plain(run_lines.no_end(metadata(), Path("/l")))[0].startswith("It still goes on: `toolcrib runs tail 2026")
-    assert plain(run_lines.no_end(metadata(pid_began=NOBODY), Path("/l")))[0].startswith("✗ killed")
+    going = plain(run_account.no_end(metadata(), Path("/l"), "s"))
+    assert going[0].startswith("It still goes on: `toolcrib runs tail 2026")
+    assert not any("go on" in line for line in going[1:])
+    killed = plain(run_account.no_end(metadata(pid_began=NOBODY), Path("/l"), "s"))
+    assert killed[0].startswith("✗ killed")
+    assert killed[-1].startswith("  go on         toolcrib run claude")
+    assert "go on" not in plain(run_account.no_end(metadata(pid_began=NOBODY), Path("/l"), ""))[-1]
 
 
 @given(
@@ -150,7 +237,10 @@ def test_no_figure_and_no_text_of_a_hostile_log_makes_it_fail(
 ) -> None:
     event = tool(tool_duration_ms=seconds, time=at, tool_name=name, tool_args=arguments, server=name, text=name)
     lines = [*told(event, times=Times.SHOWN), *plain([run_lines.event_line(event)])]
-    lines += plain(run_lines.closing(summary(seconds=seconds, tools={name: -1}, error=name), metadata(), Path("/l")))
-    lines += plain(run_lines.heading(metadata(started_at=at, workdir=name), Status.KILLED))
+    end = summary(seconds=seconds, tools={name: -1}, error=name, remedy=name, session=name)
+    about = metadata(started_at=at, workdir=name, prompt=name, profile=name, conversation=name, governed=(name,))
+    lines += plain(run_account.closing(end, about, Path("/l"), Seen(answered=True)))
+    for detail in Detail:
+        lines += plain(run_account.heading(about, Status.KILLED, detail))
     assert not any("\n" in line for line in lines)
     assert run_lines.span(math.inf) == "?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import stat
@@ -17,12 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parts.run_logs import NOBODY, message, metadata, summary, written
+from parts.run_logs import NOBODY, SEALS, message, metadata, summary, written
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Usage
+from toolcrib.runs import shelf
 from toolcrib.runs.log import MOST_LOGS, RunLog
 from toolcrib.runs.masking import Masking
 from toolcrib.runs.result import Status
+from toolcrib.runs.seal import Seals
 
 TOKEN = "tcb_abcdefgh12345678"
 KEY = 'pass"word/1 é'
@@ -65,6 +68,8 @@ def test_a_log_has_the_metadata_then_every_event_whole_then_the_summary(tmp_path
     path = written(tmp_path, about, message("hello"), call, end=end)
     assert path == tmp_path / ".toolcrib" / "runs" / f"{about.run_id}.jsonl"
     first, hello, called, last = records(path)
+    for sealed in (first["metadata"], last["summary"]):
+        assert re.fullmatch("[0-9a-f]{64}", sealed.pop("seal"))
     assert first == {"metadata": about.to_json() | {"governed": ["its own tools"], "ungoverned": []}}
     assert hello["event"]["text"] == "hello"
     assert called == {"event": call.to_json()}
@@ -91,7 +96,7 @@ def test_a_link_that_the_project_laid_is_not_followed_and_the_run_goes_on(tmp_pa
     outside.mkdir()
     (project / place).parent.mkdir(parents=True, exist_ok=True)
     (project / place).symlink_to(outside)
-    log = RunLog.open(project, metadata())
+    log = RunLog.open(project, metadata(), seals=SEALS)
     assert "is a link, not a folder" in log.failure
     log.event(message("hello"))
     log.end(summary())
@@ -105,7 +110,7 @@ def test_a_file_that_waits_in_the_logs_place_is_not_written_over(tmp_path: Path)
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (folder / "20261116-100000-00000a.jsonl").symlink_to(precious)
-    log = RunLog.open(tmp_path, metadata())
+    log = RunLog.open(tmp_path, metadata(), seals=SEALS)
     log.event(message("hello"))
     log.end(summary())
     assert "File exists" in log.failure
@@ -118,9 +123,9 @@ def test_a_killed_run_leaves_whole_lines_up_to_the_last_event(tmp_path: Path) ->
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from parts.run_logs import message, metadata
+from parts.run_logs import SEALS, message, metadata
 from toolcrib.runs.log import RunLog
-log = RunLog.open(Path(sys.argv[1]), metadata())
+log = RunLog.open(Path(sys.argv[1]), metadata(), seals=SEALS)
 for number in range(50):
     log.event(message(f"{number} " + "x" * 3000))
 os.kill(os.getpid(), signal.SIGKILL)
@@ -135,7 +140,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.req("FRG-7")
 def test_each_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = RunLog.open(tmp_path, metadata())
+    log = RunLog.open(tmp_path, metadata(), seals=SEALS)
     writes: list[bytes] = []
     real = os.write
 
@@ -155,7 +160,7 @@ def test_each_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_full_disk_is_told_once_leaves_whole_lines_and_says_later_what_is_missing(
     tmp_path: Path, small_files: int
 ) -> None:
-    log = RunLog.open(tmp_path, metadata())
+    log = RunLog.open(tmp_path, metadata(), seals=SEALS)
     log.event(message("fits"))
     assert log.failure == ""
     log.event(message("x" * small_files))
@@ -172,7 +177,7 @@ def test_a_full_disk_is_told_once_leaves_whole_lines_and_says_later_what_is_miss
 
 @pytest.mark.req("FRG-7")
 def test_a_log_that_is_removed_while_the_run_goes_on_is_told(tmp_path: Path) -> None:
-    log = RunLog.open(tmp_path, metadata())
+    log = RunLog.open(tmp_path, metadata(), seals=SEALS)
     log.event(message("one"))
     log.path.unlink()
     log.event(message("two"))
@@ -183,7 +188,7 @@ def test_a_log_that_is_removed_while_the_run_goes_on_is_told(tmp_path: Path) -> 
 @pytest.mark.req("FRG-7")
 def test_a_folder_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / ".toolcrib").write_text("a file")
-    log = RunLog.open(tmp_path, metadata())
+    log = RunLog.open(tmp_path, metadata(), seals=SEALS)
     log.event(message("hello"))
     log.end(summary())
     assert log.failure == f"{log.path} cannot be written: .toolcrib is a file, not a folder."
@@ -191,7 +196,9 @@ def test_a_folder_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) ->
 
 @pytest.mark.req("FRG-7")
 def test_no_secret_is_in_the_log_in_whatever_form_it_comes(tmp_path: Path) -> None:
-    log = RunLog.open(tmp_path, metadata(prompt=f"use {KEY}"), secrets=[KEY, "31415926", "short", "finished", "output"])
+    log = RunLog.open(
+        tmp_path, metadata(prompt=f"use {KEY}"), seals=SEALS, secrets=[KEY, "31415926", "short", "finished", "output"]
+    )
     log.event(
         AgentEvent(
             kind=Kind.TOOL,
@@ -241,7 +248,7 @@ def test_whatever_a_program_prints_becomes_a_line_of_json(tmp_path: Path) -> Non
     deep: Any = "bottom"
     for _ in range(5000):
         deep = [deep]
-    log = RunLog.open(tmp_path, metadata())
+    log = RunLog.open(tmp_path, metadata(), seals=SEALS)
     log.event(message("\ud800 half a pair", raw={"inf": float("inf"), "deep": deep, "set": {1}, 5: "number"}))
     log.end(summary())
     _, event, _ = records(log.path)
@@ -266,3 +273,44 @@ def test_the_newest_logs_are_kept_and_never_one_of_a_run_that_goes_on(tmp_path: 
     # The live one is beyond the number: what is old and over goes, whatever else has to stay.
     assert len(left) - 2 == MOST_LOGS
     assert left[1] == "20260101-000006-00000a.jsonl"
+
+
+@pytest.mark.req("FRG-7")
+def test_planted_logs_take_no_room_from_ours_and_are_left_alone(tmp_path: Path) -> None:
+    ours = [written(tmp_path, metadata(f"20260101-{number:06d}-00000a"), end=summary()) for number in range(3)]
+    fake = written(tmp_path, metadata("29990101-000000-00000a"), end=summary(), seals=Seals(b"x" * 32))
+    theirs = [fake.with_name(f"29990102-{number:06d}-00000a.jsonl") for number in range(MOST_LOGS)]
+    for path in theirs:
+        path.write_bytes(fake.read_bytes().replace(b"29990101-000000", path.name[:15].encode()))
+    new = written(tmp_path, metadata("20261116-100000-00000a"), end=summary())
+    assert set(new.parent.glob("*.jsonl")) == {*ours, fake, *theirs, new}
+
+
+@pytest.mark.req("FRG-6", "FRG-7")
+def test_a_number_too_large_for_a_float_is_kept(tmp_path: Path) -> None:
+    large = 10**400
+    log = RunLog.open(tmp_path, metadata(), seals=SEALS)
+    log.event(message("x", raw={"n": large, "deep": [-large]}))
+    log.end(summary(usage=Usage(input=large, told={"n": large})))
+    _, event, last = records(log.path)
+    assert event["event"]["raw"] == {"n": large, "deep": [-large]}
+    assert last["summary"]["usage"]["input"] == large
+
+
+@pytest.mark.req("FRG-7")
+@pytest.mark.parametrize("letter", ["x", "é", "\x00", "\ud800"])
+def test_a_log_of_a_long_prompt_and_a_long_answer_can_be_read(tmp_path: Path, letter: str) -> None:
+    much = letter * 5_000_000
+    about = metadata(prompt=much, prompt_bytes=5_000_000)
+    told = Usage(input=1, told={"a": 1, "much": much})
+    over = summary(text=much, error=much, session=much, model=much, remedy=much, usage=told, tools={"a": 1, much: 2})
+    written(tmp_path, about, message(much), end=over)
+    (run,) = shelf.runs(tmp_path, SEALS)
+    assert (run.sealed, run.status, run.metadata.prompt_bytes) == (True, Status.FINISHED, 5_000_000)
+    assert run.summary is not None
+    for text, most in ((run.metadata.prompt, 65536), (run.summary.text, 1048576), (run.summary.error, 65536)):
+        assert text == f"{letter * most} … (5000000 characters in all)"
+    assert (run.summary.usage.input, run.summary.usage.told, run.summary.tools) == (1, {}, {"a": 1})
+    _, event, _ = shelf.entries(run)
+    assert isinstance(event, AgentEvent)
+    assert event.text == much, "an event has all of it"

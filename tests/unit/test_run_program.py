@@ -254,9 +254,7 @@ def test_it_is_asked_in_a_folder_of_no_meaning_and_without_secrets(
     assert "sesame" not in seen
     assert "MANAGER_DIR=/opt/manager" in seen, "version managers need theirs"
     assert f"HOME={environ['HOME']}" in seen
-    ran_in = Path(seen.split("ran in ")[1].split("\n")[0])
-    assert not ran_in.is_relative_to(tmp_path)
-    assert not ran_in.exists()
+    assert seen.split("ran in ")[1].split("\n")[0] == "/", "a folder of ours would be left by a sudden end"
 
 
 def test_a_program_that_does_not_answer_is_given_up_with_all_that_it_started(

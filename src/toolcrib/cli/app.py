@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -117,6 +118,34 @@ app.add_typer(workspace_commands.workspace, name="workspace")
 
 def run(words: Sequence[str]) -> int:
     """Runs one command line; every error ends here."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # It was closed before we began; nobody wants to read it, and no other file shall take its number.
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has seen enough.
+        _hush()
+        return 141
+    except OSError as error:
+        _hush()
+        with contextlib.suppress(OSError):
+            unwritable = f"stdout cannot be written: {error.strerror or error}."
+            report(ToolcribError(unwritable, remedy="Send it elsewhere, or make room."), as_json=False)
+        return ToolcribError.exit_code
+    return code
+
+
+def _hush() -> None:
+    """What is still to be written goes nowhere: Python must not complain about it at its end."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(words: Sequence[str]) -> int:
+    """Raises OSError if the output cannot be written, and nothing else."""
     as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
     if list(words) in ([], ["config"], ["agent"], ["profile"], ["workspace"]):
         words = [*words, "--help"]
@@ -126,7 +155,6 @@ def run(words: Sequence[str]) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         code = app(args=list(words), prog_name=PROGRAM, standalone_mode=False)
-        sys.stdout.flush()
     except ToolcribError as error:
         return report(error, as_json=as_json)
     except typer.TyperException as error:
@@ -134,11 +162,12 @@ def run(words: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:
-        # Whoever read our output has seen enough; Python must not complain about it at its end.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        raise
     except Exception as error:
+        if isinstance(error, OSError):
+            # If it was our output that could not be written, it still cannot.
+            sys.stdout.write("\n")
+            sys.stdout.flush()
         traceback.print_exc()
         unforeseen = ToolcribError(
             f"Something failed in a way nobody foresaw ({type(error).__name__}).",
@@ -159,4 +188,6 @@ def _usage(error: typer.TyperException, *, as_json: bool) -> int:
         remedy += " Put `--` before the server's command."
     elif where == f"{PROGRAM} run" and "option" in message:
         remedy += " Words for the program come after `--`; a prompt that begins with a dash comes by a pipe."
+    elif where == f"{PROGRAM} run" and "unexpected extra argument" in message:
+        remedy += " A prompt of several words stands in quotes."
     return report(UsageError(message, remedy=remedy), as_json=as_json)

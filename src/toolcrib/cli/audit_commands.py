@@ -6,7 +6,6 @@ the entries as they are.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ import typer
 from toolcrib.cli.audit_lines import COLUMNS, Lines, Rules, Times, entries_of
 from toolcrib.cli.columns import Cut, Yielding, fitted, shortened
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, say, say_json, screen_width, table
+from toolcrib.cli.output import hint, say, say_json, say_line, screen_width, table
 from toolcrib.cli.reach import daemon_runs, perform
 from toolcrib.errors import DaemonNotRunning, StoreError
 
@@ -115,7 +114,7 @@ def _follow(params: Mapping[str, Any], lines: Lines, *, as_json: bool) -> int:
     def show(event: dict[str, Any]) -> None:
         entry = event["entry"]
         if as_json:
-            sys.stdout.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            say_line(entry)
         elif entry["kind"] != "intent":
             # An outcome has all that its intent has: the call's line is written when it is over.
             write(lines.cells(entry))

@@ -6,7 +6,6 @@ In: words of the command line. Out: an exit code. The process itself is `toolcri
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson, well_formed, without_password
-from toolcrib.cli.output import duration, hint, say, say_json, working
+from toolcrib.cli.output import duration, hint, say, say_json, say_line, working
 from toolcrib.cli.reach import daemon_pid, daemon_runs, from_daemon, perform, root
 from toolcrib.cli.server_commands import server_table, tell_faults
 from toolcrib.errors import CallTimeout, DaemonNotRunning
@@ -193,7 +192,7 @@ def logs(
 
     def show(event: dict[str, Any]) -> None:
         if as_json:
-            sys.stdout.write(json.dumps(event, ensure_ascii=False) + "\n")
+            say_line(event)
         else:
             say(str(event.get("line", "")))
         sys.stdout.flush()

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 TOOL_ERROR = 10
 """The exit code of `call` when the tool itself answered that it failed."""
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Also what turns the direction of writing: it makes a line read as another."""
 _SLOW = 1.0
 _UNBOUNDED = 100_000
 """Characters: nothing is cut or wrapped in a pipe."""
@@ -56,17 +57,26 @@ def hint(text: str) -> None:
 
 
 def say_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(_spelled(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
 
 
 def say_line(value: Any) -> None:
     """JSON on one line, as soon as it is known."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.write(_spelled(json.dumps(value, ensure_ascii=False, default=str)) + "\n")
     sys.stdout.flush()
 
 
 def visible(text: str) -> str:
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    def spelled(match: re.Match[str]) -> str:
+        number = ord(match[0])
+        return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+    return _CONTROL.sub(spelled, text)
+
+
+def _spelled(text: str) -> str:
+    """JSON for a terminal: the same values, without control characters."""
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) if sys.stdout.isatty() else text
 
 
 def report(error: ToolcribError, *, as_json: bool) -> int:

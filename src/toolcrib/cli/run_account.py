@@ -34,8 +34,8 @@ _PROMPT_LINES = 40
 _PROMPT = 4000
 """Characters."""
 _REMEDIES = {
-    Status.TIMEOUT: "A longer limit is given with --timeout, for instance --timeout 4h.",
-    Status.REVOKED: "Somebody took its identity away while it ran: `toolcrib audit` tells when. A new run has a new one.",
+    Status.TIMEOUT: "It may take longer with --timeout, for instance --timeout=4h.",
+    Status.REVOKED: "Its identity was taken away while it ran: `toolcrib audit` tells when. A new run has a new one.",
     Status.NO_TOOLS: "`toolcrib status` tells whether the daemon runs, `toolcrib up` starts it; "
     "--on-mcp-failure continue goes on without these tools.",
 }
@@ -74,7 +74,7 @@ def opening(about: Metadata, detail: Detail = Detail.ALL) -> Iterator[Line]:
     yield _row("conversation", one_line(about.conversation) + goes_on)
     for label, told, style in (("governed", about.governed, ""), ("not governed", about.ungoverned, "yellow")):
         if told and detail is Detail.USUAL:
-            yield _row(label, f"{_count(len(told), 'line')}; --events shows {'it' if len(told) == 1 else 'them'}", style)
+            yield _row(label, f"{_count(len(told), 'line')}, shown by --events", style)
             continue
         for place, text in enumerate(told):
             yield _row("" if place else label, one_line(text), style)
@@ -130,11 +130,12 @@ def _row(label: str, text: str, style: str = "") -> Row:
 
 
 def _prompt(prompt: str) -> Iterator[Line]:
-    shown = shortened("\n".join(prompt.splitlines()[:_PROMPT_LINES]), _PROMPT)
+    lines = prompt.splitlines()
+    shown = shortened("\n".join(lines[:_PROMPT_LINES]), _PROMPT)
     for place, line in enumerate(shown.splitlines()):
         yield _row("" if place else "prompt", line)
-    if left := len(prompt) - len(shown):
-        yield _row("", f"({_count(left, 'character')} more; --json has all)", "dim")
+    if left := len("\n".join(lines)) - len(shown):
+        yield _row("", f"({_count(left, 'character')} more; --json has them)", "dim")
 
 
 def _goes_on(about: Metadata) -> str:
@@ -155,7 +156,7 @@ def _is_here(folder: str) -> bool:
 def _tools(summary: Summary, denied: Mapping[str, int]) -> str:
     """What was used, then what was only asked for."""
     names = {one_line(name): times for name, times in summary.tools.items()}
-    used = {name: times - denied.get(name, 0) for name, times in names.items() if times != denied.get(name, 0)}
+    used = {name: times - denied.get(name, 0) for name, times in names.items() if times > denied.get(name, 0)}
     refused = {name: times for name, times in denied.items() if name in names}
     told = [f"{name} {times}" for name, times in _most_first(used)]
     told += [f"{name} {times} (denied)" for name, times in _most_first(refused)]

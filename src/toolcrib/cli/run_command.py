@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,9 +33,7 @@ INTERRUPTED = 130
 
 _EXIT_CODES = {"finished": 0, "failed": TOOL_ERROR, "interrupted": INTERRUPTED}
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_NO_WIDER = ("nothing", "read-only", PROFILE)
-"""Profiles that a log may name for the next run: a file of the project must not give more than is usual."""
-_LARGEST_PROMPT = 10 * 1024 * 1024
+_PARTS = re.compile(r"(?:[0-9.]+[a-z])+")
 
 
 class WithWords(TyperCommand):
@@ -54,7 +52,8 @@ def run(
     context: typer.Context,
     client: Annotated[str, typer.Argument(metavar="claude|codex|gemini", help="The coding agent.")],
     prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="What it shall do; `-`, or none with a pipe, reads stdin.")
+        str | None,
+        typer.Argument(metavar="PROMPT", help="What it shall do, in quotes; with `-`, or none, it is read from stdin."),
     ] = None,
     *,
     profile: Annotated[
@@ -67,7 +66,9 @@ def run(
     conversation: Annotated[
         str, typer.Option(metavar="ID|last", help="Go on in a conversation, the program's own session included.")
     ] = "",
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="End it after so long: 90s, 30m, 2h.")] = "2h",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="End it after so long: 90 (seconds), 30m, 1h30m; 7d at most.")
+    ] = "2h",
     on_mcp_failure: Annotated[
         str, typer.Option(metavar="stop|continue", help="Where the tools cannot be had, or are lost.")
     ] = "stop",
@@ -82,25 +83,32 @@ def run(
     env_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Variables for the program, NAME=VALUE a line.")
     ] = None,
-    log_events: Annotated[bool, typer.Option("--log-events", help="Show every event, as it comes.")] = False,
+    log_events: Annotated[
+        bool, typer.Option("--log-events", help="Show every event but the answer, as it comes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Run a coding agent with Toolcrib's tools, under a profile and on the record.
 
-    It keeps its own login, model and settings; WORDS after `--` are handed to the program itself. The answer is on
-    stdout, all else on stderr; --json prints one object instead, --json --log-events each event before it.
+    It keeps its own login, model and settings; WORDS after `--` are handed to the program itself. What is piped in
+    beside a prompt stands after it: `git diff | toolcrib run codex "review this"`. The answer is on stdout, all else on
+    stderr, also what a run said that was cut off; --json prints one object instead, --json --log-events each event
+    before it.
 
     Exit code 10: the program failed. 12: Toolcrib ended it (time limit, revoked, no tools). 130: Ctrl-C, which ends the
-    run in order; a second one ends it at once. 4: the program is missing or too old.
+    run in order; a second one ends it at once. 4: the program is missing or too old, or there is no such conversation.
+    7: no daemon could be had.
     """
-    from toolcrib.cli.run_view import Detail, ForPeople, ForPrograms  # noqa: PLC0415
+    from toolcrib.cli.run_lines import Detail  # noqa: PLC0415
+    from toolcrib.cli.run_prompt import whole_prompt  # noqa: PLC0415
+    from toolcrib.cli.run_view import ForPeople, ForPrograms  # noqa: PLC0415
     from toolcrib.runs.agent import CodeAgent  # noqa: PLC0415
 
     try:
         agent = CodeAgent(
             client,
             workdir=workdir,
-            profile=_profile(profile, conversation, workdir),
+            profile=_profile(profile, conversation, workdir, client),
             timeout=_seconds(timeout),
             on_mcp_failure=on_mcp_failure,
             env=tuple(env or ()),
@@ -108,7 +116,7 @@ def run(
             extra=context.obj,
         )
         detail = Detail.ALL if log_events else Detail.USUAL
-        return _follow(agent, _prompt(prompt), conversation, ForPrograms(detail) if as_json else ForPeople(detail))
+        return _follow(agent, whole_prompt(prompt), conversation, ForPrograms(detail) if as_json else ForPeople(detail))
     except ToolcribError as error:
         if not as_json:
             raise
@@ -122,14 +130,17 @@ def exit_code(status: Status) -> int:
     return _EXIT_CODES.get(status.value, STOPPED)
 
 
-def _profile(given: str | None, conversation: str, workdir: Path) -> str:
+def _profile(given: str | None, conversation: str, workdir: Path, client: str) -> str:
+    from toolcrib.cli.run_account import NO_WIDER  # noqa: PLC0415
     from toolcrib.config.project import project_of  # noqa: PLC0415
+    from toolcrib.runs.seal import Seals  # noqa: PLC0415
     from toolcrib.runs.shelf import latest_of  # noqa: PLC0415
 
     if given is not None or not conversation:
         return given or PROFILE
-    before = latest_of(project_of(workdir.expanduser()), conversation).profile
-    if before not in _NO_WIDER:
+    root, seals = project_of(workdir.expanduser()), Seals.of_user(os.environ)
+    before = latest_of(root, conversation, client, seals).profile
+    if before not in NO_WIDER:
         raise UsageError(
             f"The conversation was run as {before}.", remedy=f"Say --profile {before} to go on so, or another."
         )
@@ -138,24 +149,17 @@ def _profile(given: str | None, conversation: str, workdir: Path) -> str:
 
 def _seconds(text: str) -> float:
     from toolcrib.commands.span import seconds_of  # noqa: PLC0415
+    from toolcrib.runs.agent import LONGEST  # noqa: PLC0415
 
-    if not (seconds := seconds_of(text)):
-        raise UsageError(f"--timeout {text!r} is no time.", remedy="Write 90s, 30m or 2h.")
-    return seconds
-
-
-def _prompt(given: str | None) -> str:
-    if given is None and sys.stdin.isatty():
-        raise UsageError("There is no prompt.", remedy="Say what the agent shall do, or pipe it in.")
-    if given is not None and given != "-":
-        return given
-    data = sys.stdin.buffer.read(_LARGEST_PROMPT + 1)
-    if len(data) > _LARGEST_PROMPT:
-        raise UsageError("The prompt is larger than 10 MB.", remedy="Name a file in it instead.")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError("The prompt on stdin is not UTF-8 text.", remedy="Give it as text.") from error
+    # Without a unit, seconds; `1h30m` is one part after the other.
+    parts = re.findall("[0-9.]+[a-z]", text) if _PARTS.fullmatch(text) else [f"{text}s"]
+    seconds = [seconds_of(part) or 0.0 for part in parts]
+    if not all(seconds) or sum(seconds) > LONGEST:
+        raise UsageError(
+            f"--timeout {text!r} is no time limit.",
+            remedy="Write seconds (90), or 90s, 30m, 2h, 1h30m; more than 0, at most 7d.",
+        )
+    return sum(seconds)
 
 
 def _follow(agent: CodeAgent, prompt: str, conversation: str, view: View) -> int:
@@ -167,7 +171,7 @@ def _follow(agent: CodeAgent, prompt: str, conversation: str, view: View) -> int
         result = asyncio.run(_watched(stream, view))
     finally:
         view.still()
-    view.over(result)
+    view.over(result, stream.mask)
     return INTERRUPTED if result is None else exit_code(result.status)
 
 
@@ -175,11 +179,13 @@ async def _watched(stream: Stream, view: View) -> ExecutionResult | None:
     """None: it was interrupted before it began."""
     import asyncio  # noqa: PLC0415
 
+    from toolcrib.cli.run_view import masked  # noqa: PLC0415
+
     with _signals(view):
         try:
             async with stream:
                 async for event in stream:
-                    view.event(event, stream.metadata)
+                    view.event(masked(event, stream.mask), stream.metadata)
         except asyncio.CancelledError:
             if stream.metadata is None:
                 return None

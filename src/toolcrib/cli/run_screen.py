@@ -1,12 +1,13 @@
 """Lines of a run on a terminal, with colours and a sign of life, or in a pipe, as plain text.
 
-In: lines of `run_lines` and `run_account`. Out: a stream. Control characters are made visible wherever they go. `rich` is imported only
-for a terminal.
+In: lines of `run_lines` and `run_account`. Out: a stream. Control characters are made visible wherever they go. `rich`
+is imported only for a terminal.
 """
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
@@ -76,11 +77,12 @@ def _drawn(line: Line, console: Console) -> Iterator[Text]:
     """As many as it takes; only rows are broken by us, between words."""
     from rich.text import Text  # noqa: PLC0415
 
-    pieces = [Text(visible(text), style) for text, style in line]
-    if not isinstance(line, Row) or not pieces[1].plain:
+    pieces = [(visible(text), style) for text, style in line]
+    if not isinstance(line, Row):
         yield Text.assemble(*pieces)
         return
-    label, text = pieces
-    for part in text.wrap(console, max(1, console.width - label.cell_len), overflow="ignore"):
-        yield Text.assemble(label, part)
-        label = Text(" " * label.cell_len)
+    label, (text, style) = pieces
+    room = max(1, console.width - len(label[0]))
+    for part in textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]:
+        yield Text.assemble(label, (part, style))
+        label = (" " * len(label[0]), "")

@@ -5,15 +5,15 @@ In: its events, and how it ended. Out: stdout and stderr. `run_command` is above
 
 from __future__ import annotations
 
-import contextlib
-import enum
 import sys
-from collections import deque
-from dataclasses import asdict, fields
-from typing import Any, Protocol
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from typing import Any, Protocol, TypeAlias
 
 from toolcrib.cli.output import hint, say, say_line
-from toolcrib.cli.run_lines import Telling, Times, called, closing, event_line, one_line, opening
+from toolcrib.cli.run_account import Seen, closing, opening
+from toolcrib.cli.run_lines import Detail, Everything, Telling, Times, called, one_line
 from toolcrib.cli.run_screen import Screen
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.runs.result import ExecutionResult, Listing, Metadata, Status, Summary
@@ -22,10 +22,8 @@ _LAST_WORDS = 5
 """Lines of a program that failed."""
 
 
-class Detail(enum.Enum):
-    USUAL = enum.auto()
-    ALL = enum.auto()
-    """Every event."""
+Mask: TypeAlias = Callable[[Any], Any]
+"""Takes a run's secrets out of a text, or of what is made of texts."""
 
 
 class View(Protocol):
@@ -39,15 +37,14 @@ class View(Protocol):
     def still(self) -> None:
         """Leaves the terminal as it was."""
 
-    def over(self, result: ExecutionResult | None) -> None:
+    def over(self, result: ExecutionResult | None, mask: Mask) -> None:
         """None: it was interrupted before it began."""
 
 
 class ForPeople:
     def __init__(self, detail: Detail) -> None:
-        self._detail = detail
         self._screen = Screen(sys.stderr)
-        self._telling = Telling(Times.LEFT_OUT)
+        self._telling = Everything() if detail is Detail.ALL else Telling(Times.LEFT_OUT)
         self._title = ""
         self._opened = False
         self._under_way: dict[str, str] = {}
@@ -61,7 +58,7 @@ class ForPeople:
         self._open(about)
         if event.kind is Kind.LOG and event.role != "toolcrib":
             self._said.append(event.text)
-        for line in [event_line(event)] if self._detail is Detail.ALL else self._telling.of(event):
+        for line in self._telling.of(event):
             self._screen.write(line)
         if event.kind is Kind.TOOL:
             self._follow_call(event)
@@ -75,29 +72,35 @@ class ForPeople:
     def still(self) -> None:
         self._screen.still()
 
-    def over(self, result: ExecutionResult | None) -> None:
+    def over(self, result: ExecutionResult | None, mask: Mask) -> None:
         if result is None:
             self._screen.write((("Interrupted before it began.", "yellow"),))
             return
         about = _about(result)
         # A program that ended before it said a word is told of all the same.
         self._open(about)
-        for line in self._telling.rest(but=result.text):
+        summary = _summary(result, mask)
+        answer = self._answer(summary)
+        for line in self._telling.rest(but=answer):
             self._screen.write(line)
         # Unless they are the very reason that is given below.
-        if result.status is Status.FAILED and not any(result.error in text for text in self._said):
+        if summary.status is Status.FAILED and not any(summary.error in text for text in self._said):
             for text in self._said:
                 self._screen.write(((f"  {one_line(text)}", "dim"),))
-        if result.text:
+        if answer:
             if sys.stdout.isatty():
                 self._screen.write()
-            # Whoever was to read it may be gone with the terminal.
-            with contextlib.suppress(OSError) if result.status is Status.INTERRUPTED else contextlib.nullcontext():
-                say(result.text)
-                sys.stdout.flush()
+            say(answer)
+            sys.stdout.flush()
         self._screen.write()
-        for line in closing(_summary(result), about, result.log):
+        for line in closing(summary, about, result.log, _seen(result, mask)):
             self._screen.write(line)
+
+    def _answer(self, summary: Summary) -> str:
+        """The last words of a run that was cut off are those of somebody in the midst of work; so are a failed one's
+        where something followed them."""
+        failed_with_these = summary.status is Status.FAILED and summary.text.strip() == self._telling.held.strip()
+        return summary.text if summary.status is Status.FINISHED or failed_with_these else ""
 
     def _open(self, about: Metadata | None) -> None:
         if about is not None and not self._opened:
@@ -129,51 +132,66 @@ class ForPrograms:
 
     def still(self) -> None: ...
 
-    def over(self, result: ExecutionResult | None) -> None:
+    def over(self, result: ExecutionResult | None, mask: Mask) -> None:
         if result is None:
             say_line({"run_id": None, "status": Status.INTERRUPTED, "error": "It was interrupted before it began."})
             return
+        summary = _summary(result, mask)
         say_line(
             {
                 "run_id": result.run_id,
                 "log": str(result.log),
-                "text": result.text,
-                "status": result.status,
-                "exit_code": result.exit_code,
-                "error": result.error,
-                "usage": asdict(result.usage),
-                **{name: result.metadata.get(name) for name in _TOLD},
+                "text": summary.text,
+                "status": summary.status,
+                "exit_code": summary.exit_code,
+                "error": summary.error,
+                "remedy": summary.remedy,
+                "usage": asdict(summary.usage),
+                "tools": summary.tools,
+                "model": summary.model,
+                **{name: result.metadata[name] for name in _TOLD},
             }
         )
 
 
-_TOLD = (
-    "tools",
-    "denials",
-    "seconds",
-    "conversation",
-    "session",
-    "provider",
-    "model",
-    "profile",
-    "agent",
-    "workdir",
-    "listing",
-)
+_TOLD = ("denials", "seconds", "conversation", "session", "provider", "profile", "agent", "workdir", "listing")
+
+
+def masked(event: AgentEvent, mask: Mask) -> AgentEvent:
+    """Without secrets, before anything of it is shortened."""
+    return replace(
+        event,
+        text=mask(event.text),
+        raw=mask(event.raw),
+        tool_name=mask(event.tool_name),
+        server=mask(event.server),
+        tool_args=None if event.tool_args is None else mask(event.tool_args),
+        rule=mask(event.rule),
+    )
 
 
 def _about(result: ExecutionResult) -> Metadata:
     return Metadata(**{one.name: result.metadata[one.name] for one in fields(Metadata)})
 
 
-def _summary(result: ExecutionResult) -> Summary:
-    told: dict[str, Any] = {name: result.metadata[name] for name in ("seconds", "session", "model", "tools", "denials")}
+def _seen(result: ExecutionResult, mask: Mask) -> Seen:
+    seen = Seen()
+    for event in result.raw_events:
+        seen.note(event)
+    return Seen(answered=seen.answered, denied=Counter({mask(name): times for name, times in seen.denied.items()}))
+
+
+def _summary(result: ExecutionResult, mask: Mask) -> Summary:
+    told: dict[str, Any] = {name: result.metadata[name] for name in ("seconds", "session", "denials")}
     return Summary(
         **told,
         status=result.status,
         exit_code=result.exit_code,
-        text=result.text,
-        error=result.error,
+        text=mask(result.text),
+        error=mask(result.error),
+        remedy=mask(result.metadata["remedy"]),
+        model=mask(result.metadata["model"]),
+        tools={mask(name): times for name, times in result.metadata["tools"].items()},
         usage=result.usage,
         listing=Listing(**result.metadata["listing"]),
     )

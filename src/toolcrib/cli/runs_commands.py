@@ -5,24 +5,31 @@ In: words of the command line. Out: an exit code. `toolcrib.runs.shelf` reads th
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolcrib.cli.columns import Cut, Yielding
+from toolcrib.cli.columns import Cut, Yielding, shortened
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, say, say_json, say_line, table
 
 if TYPE_CHECKING:
     from toolcrib.coding_agents.events import AgentEvent
+    from toolcrib.runs.seal import Seals
     from toolcrib.runs.shelf import Entry, Run
 
-COLUMNS = ("run", "when", "client", "profile", "status", "time", "tools", "tokens", "prompt")
+COLUMNS = ("run", "when", "client", "conversation", "profile", "status", "time", "tools", "tokens", "prompt")
 
-_YIELDING = Yielding(text="prompt", cut={"profile": 9}, optional=("tokens", "when", "tools", "profile", "time"))
+_YIELDING = Yielding(
+    text="prompt",
+    cut={"profile": 9, "conversation": 12},
+    optional=("tokens", "when", "tools", "profile", "time", "conversation"),
+)
 _PROMPT = 200
 
 runs = typer.Typer(rich_markup_mode=None, help="List the runs of this project, show one, or follow one.")
@@ -51,7 +58,7 @@ def list_runs(
     if context.invoked_subcommand is not None:
         return 0
     root = _root(context, None)
-    found = list(islice(on_shelf(root, lambda problem: hint(problem.text())), lines))
+    found = list(islice(on_shelf(root, _seals(), lambda problem: hint(problem.text())), lines))
     if as_json:
         say_json({"runs": [_described(run) for run in found]})
     elif not found:
@@ -59,7 +66,7 @@ def list_runs(
     else:
         cut = table(COLUMNS, [_cells(run) for run in found], yielding=_YIELDING, state_column="status")
         if (more := count(root) - len(found)) > 0:
-            hint(f"{more} more: -n {min(1000, len(found) + more)} shows them.")
+            hint(f"{more} more: `toolcrib runs -n {min(1000, len(found) + more)}` shows them.")
         if cut is Cut.SOME:
             hint("A wider terminal shows more; `toolcrib runs show ID` tells all of one.")
     return 0
@@ -77,7 +84,7 @@ def show(
     """Tell how a run went: what it was asked, what it said and called, what was denied, what it came to."""
     from toolcrib.runs.shelf import entries, find  # noqa: PLC0415
 
-    run = find(_root(context, workdir), which)
+    run = find(_root(context, workdir), which, _seals())
     if as_json:
         told = _described(run)
         if events:
@@ -103,8 +110,8 @@ def tail(
     from toolcrib.runs.shelf import LAST, find, follow  # noqa: PLC0415
 
     root = _root(context, workdir)
-    run = _going_on(root) if which is None else find(root, which)
-    run = run or find(root, LAST)
+    run = _going_on(root) if which is None else find(root, which, _seals())
+    run = run or find(root, LAST, _seals())
     if as_json:
         for kind, entry in _named(follow(run)):
             say_line({kind: entry.to_json()})
@@ -122,11 +129,17 @@ def _root(context: typer.Context, workdir: Path | None) -> Path:
     return project_of(given.expanduser() if given else working_folder())
 
 
+def _seals() -> Seals:
+    from toolcrib.runs.seal import Seals  # noqa: PLC0415
+
+    return Seals.of_user(os.environ)
+
+
 def _going_on(root: Path) -> Run | None:
     from toolcrib.runs.result import Status  # noqa: PLC0415
     from toolcrib.runs.shelf import runs as on_shelf  # noqa: PLC0415
 
-    return next((run for run in on_shelf(root) if run.status is Status.RUNNING), None)
+    return next((run for run in on_shelf(root, _seals()) if run.status is Status.RUNNING), None)
 
 
 def _named(entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
@@ -143,19 +156,22 @@ def _events_of(entries: Iterable[Entry]) -> Iterator[AgentEvent]:
 
 
 def _tell(run: Run, entries: Iterable[Entry], *, events: bool) -> None:
-    from toolcrib.cli.run_lines import Telling, Times, closing, event_line, heading, no_end  # noqa: PLC0415
+    from toolcrib.cli.run_account import Seen, closing, heading, no_end  # noqa: PLC0415
+    from toolcrib.cli.run_lines import Detail, Telling, Times, event_line  # noqa: PLC0415
     from toolcrib.cli.run_screen import Screen  # noqa: PLC0415
     from toolcrib.coding_agents.events import AgentEvent  # noqa: PLC0415
     from toolcrib.runs.result import Summary  # noqa: PLC0415
+    from toolcrib.runs.shelf import session_of  # noqa: PLC0415
 
     screen = Screen(sys.stdout)
-    telling = Telling(Times.SHOWN)
-    for line in heading(run.metadata, run.status):
+    telling, seen = Telling(Times.SHOWN), Seen()
+    for line in heading(run.metadata, run.status, Detail.ALL if events else Detail.USUAL):
         screen.write(line)
     screen.write()
     summary: Summary | None = None
     for entry in entries:
         if isinstance(entry, AgentEvent):
+            seen.note(entry)
             for line in [event_line(entry)] if events else telling.of(entry):
                 screen.write(line)
         elif isinstance(entry, Summary):
@@ -163,8 +179,15 @@ def _tell(run: Run, entries: Iterable[Entry], *, events: bool) -> None:
     for line in telling.rest():
         screen.write(line)
     screen.write()
-    for line in no_end(run.metadata, run.path) if summary is None else closing(summary, run.metadata, run.path):
+    session = session_of(run, _seals()) if run.sealed else ""
+    if summary is None:
+        end = no_end(run.metadata, run.path, session)
+    else:
+        end = closing(replace(summary, session=session), run.metadata, run.path, seen)
+    for line in end:
         screen.write(line)
+    if not run.sealed:
+        hint("This log came from elsewhere, or was changed or moved: no run goes on by what it says.")
     if telling.untold and not events:
         more = "1 event" if telling.untold == 1 else f"{telling.untold} events"
         hint(f"Not shown: {more} of the program's own; `toolcrib runs show {run.run_id} --events` has all.")
@@ -180,12 +203,13 @@ def _cells(run: Run) -> tuple[Any, ...]:
         run.run_id,
         moment(about.started_at, "%m-%d %H:%M"),
         about.provider,
+        one_line(about.conversation),
         about.profile,
         run.status.replace("_", " "),
         None if summary is None else span(summary.seconds),
         None if called is None else f"{called}{denied}",
         None if summary is None or summary.usage.input is None else _tokens(summary.usage.input, summary.usage.output),
-        one_line(about.prompt)[:_PROMPT],
+        shortened(one_line(about.prompt), _PROMPT),
     )
 
 
@@ -198,6 +222,7 @@ def _described(run: Run) -> dict[str, Any]:
         "run_id": run.run_id,
         "log": str(run.path),
         "status": run.status,
+        "sealed": run.sealed,
         "metadata": run.metadata.to_json(),
         "summary": None if run.summary is None else run.summary.to_json(),
     }

@@ -98,6 +98,10 @@ class Told:
     usage: Usage = field(default_factory=Usage)
     failure: str = ""
     """Why it says that it failed."""
+    remedy: str = ""
+    """What a person can do about the failure, where that is known."""
+    last_trouble: str = ""
+    """What it last could not do, trying on: a model that it does not reach. Empty again when it gets on."""
     mcp_failure: str = ""
     """Why it says that Toolcrib's tools are not there; empty while it has not said so."""
 
@@ -115,8 +119,8 @@ class Reader(Protocol):
         """
         ...
 
-    def said(self, line: str) -> AgentEvent:
-        """The event of a line on standard error."""
+    def said(self, line: str) -> Iterable[AgentEvent]:
+        """The events of a line on standard error; the first holds it as `raw`."""
         ...
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from toolcrib.coding_agents.clients import client_named
+from toolcrib.coding_agents.clients import RUNNABLE, client_named
 from toolcrib.coding_agents.events import AgentEvent
 from toolcrib.errors import UsageError
 from toolcrib.runs.preparing import RunOrder
@@ -42,7 +42,7 @@ class CodeAgent:
         """`client` is claude, codex or gemini. `environ` is what the program is given (this process's unless said);
         `env` names variables that are passed on although Toolcrib's configuration uses them; `extra` are words for the
         program itself. `timeout` is in seconds."""
-        self.client = client_named(client)
+        self.client = client_named(client, RUNNABLE)
         self.workdir = Path(workdir).expanduser().resolve()
         self.profile = profile
         self.timeout = _seconds(timeout)
@@ -140,4 +140,6 @@ def _one_of(choice: OnMcpFailure | str) -> OnMcpFailure:
     try:
         return OnMcpFailure(choice)
     except ValueError:
-        raise UsageError(f"{choice!r} is no way to go on.", remedy="Say stop or continue.") from None
+        raise UsageError(
+            f"on_mcp_failure (--on-mcp-failure) cannot be {choice!r}.", remedy="Say stop or continue."
+        ) from None

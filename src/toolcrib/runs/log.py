@@ -44,7 +44,7 @@ _OURS = frozenset(
 _WITH_NAMES_OF_OURS = frozenset({"usage", "session_usage", "listing"})
 _LONGEST_TEXT = 1024 * 1024
 _LONGEST = 64 * 1024
-"""Bytes of any other text, and of a mapping, in the first and the last line: lists are made of these."""
+"""Characters of any other text, bytes of a mapping, in the first and the last line: lists are made of these."""
 
 
 class RunLog:
@@ -158,9 +158,8 @@ def _line(record: Mapping[str, Any]) -> bytes:
 def _bounded(name: str, value: Any) -> Any:
     """Of what a program or a person said at length, what still can be read with a list of runs; events have it all."""
     if isinstance(value, str):
-        data = value.encode(errors="surrogatepass")
         most = _LONGEST_TEXT if name == "text" else _LONGEST
-        return value if len(data) <= most else f"{data[:most].decode(errors='ignore')} … ({len(data)} bytes in all)"
+        return value if len(value) <= most else f"{value[:most]} … ({len(value)} characters in all)"
     if isinstance(value, Mapping):
         left = _LONGEST
         return {key: inner for key, inner in value.items() if (left := left - len(_line({key: inner}))) >= 0}

@@ -32,6 +32,7 @@ from toolcrib.runs.house import open_house
 from toolcrib.runs.lease import Lease, Wanted
 from toolcrib.runs.log import RunLog
 from toolcrib.runs.result import Metadata, OnMcpFailure
+from toolcrib.runs.seal import Seals
 from toolcrib.runs.shelf import latest_of
 from toolcrib.workspace.confined.roots import check_root
 
@@ -120,7 +121,16 @@ async def prepared(order: RunOrder) -> AsyncIterator[Prepared]:
 
 
 def _refuse_unfit(order: RunOrder) -> None:
-    """A whole home is no place to work in: the workspace's tools are refused there, and the program's own are not."""
+    """A whole home is no place to work in: the workspace's tools are refused there, and the program's own are not.
+
+    A name that is no text can be told to nobody: no log, no daemon, no program.
+    """
+    try:
+        os.fsencode(order.workdir).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"The name of {str(order.workdir)!r} is not UTF-8.", remedy="Rename the folder, or work in another."
+        ) from error
     paths = Paths.of_user(order.environ)
     try:
         check_root(order.workdir, (paths.config_dir, paths.state_dir, paths.run_dir), home=home_of(order.environ))
@@ -139,11 +149,11 @@ def _headless(client: Client) -> Headless:
 def _conversation(order: RunOrder, headless: Headless, root: Path) -> _Conversation:
     if not order.conversation:
         return _Conversation(id=secrets.token_hex(5))
-    before = latest_of(root, order.conversation)
+    before = latest_of(root, order.conversation, order.client.name, Seals.of_user(order.environ))
     if before.provider != order.client.name:
         raise UsageError(
             f"The conversation {before.conversation} is with {before.provider}.",
-            remedy=f"Go on with `toolcrib run {before.provider} --conversation {before.conversation}`.",
+            remedy=f'Go on with `toolcrib run {before.provider} "…" --conversation {before.conversation}`.',
         )
     if not headless.is_session(before.session):
         raise NotFound(
@@ -215,7 +225,10 @@ def _ready(
     _put(launch, folder)
     metadata = _metadata(order, client_order, program, launch, conversation, "" if lease is None else lease.agent)
     log = RunLog.open(
-        project_of(order.workdir), metadata, secrets=(*given.secrets, *(() if lease is None else (lease.token,)))
+        project_of(order.workdir),
+        metadata,
+        seals=Seals.made(order.environ),
+        secrets=(*given.secrets, *(() if lease is None else (lease.token,))),
     )
     return Prepared(
         client=order.client,
@@ -278,6 +291,7 @@ def _metadata(
         own_tools=client_order.own_tools,
         workdir=str(order.workdir),
         prompt=order.prompt,
+        prompt_bytes=len(order.prompt.encode(errors="surrogatepass")),
         started_at=now,
         pid=os.getpid(),
         pid_began=began(os.getpid()) or 0.0,

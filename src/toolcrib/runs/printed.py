@@ -24,7 +24,7 @@ class Printed:
 
     def events(self, line: Line) -> Iterable[AgentEvent]:
         if line.stream is Stream.ERR:
-            return (self._reader.said(line.text),)
+            return self._reader.said(line.text)
         try:
             told = _decode(line.text)
         except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -72,6 +72,7 @@ class Run:
             course = _Course(self.order, ready)
             try:
                 async for event in course.events():
+                    ready.log.session(course.session)
                     for one in self._noted(event, ready):
                         yield one
             except (GeneratorExit, asyncio.CancelledError):
@@ -147,6 +148,11 @@ class _Course:
         """Whether the program has asked for the tools: some go on without a word if they cannot."""
         self._asks_until: float | None = None
         """When it should have: some time after a model has first answered it."""
+
+    @property
+    def session(self) -> str:
+        """The program's own, as soon as it has told it."""
+        return self._reader.told.session
 
     async def events(self) -> AsyncIterator[AgentEvent]:
         async for event in self._happening():
@@ -336,6 +342,7 @@ class _Course:
             seconds=seconds,
             text=told.text,
             error=error,
+            remedy=told.remedy if status is Status.FAILED else "",
             session=told.session,
             model=told.model,
             usage=told.usage.since(self._ready.used),

@@ -1,7 +1,7 @@
 """What tells a log that Toolcrib wrote here from one that was planted, changed or moved.
 
-In: a key of the person's own, a line's kind, its run and its fields. Out: a seal for the line, and whether one is right.
-A project's files are anybody's work, and the next run of a conversation goes by them: `log` seals what `shelf` believes.
+In: a key of the person's own, a line's kind, its run and its fields. Out: a seal for the line; whether one is right. A
+project's files are anybody's work, and the next run of a conversation goes by them: `log` seals what `shelf` believes.
 Whoever can read the key can seal; it lies where no tool of Toolcrib's reaches.
 """
 
@@ -57,7 +57,11 @@ class Seals:
         if self.key is None or not isinstance(seal, str):
             return False
         bare = {name: value for name, value in fields.items() if name != SEAL}
-        return hmac.compare_digest(_seal(self.key, root, run_id, kind, bare).encode(), seal.encode(errors="replace"))
+        try:
+            right = _seal(self.key, root, run_id, kind, bare)
+        except RecursionError:
+            return False
+        return hmac.compare_digest(right.encode(), seal.encode(errors="replace"))
 
 
 def _seal(key: bytes, root: Path, run_id: str, kind: str, fields: Mapping[str, Any]) -> str:

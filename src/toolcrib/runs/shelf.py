@@ -34,7 +34,7 @@ LAST = "last"
 
 _LONGEST_LINE = 64 * 1024 * 1024
 _LONGEST_END = 8 * 1024 * 1024
-"""Bytes of a first or last line: lists are made of these, and shall not cost more. `log` writes no longer ones, in the worst spelling."""
+"""Bytes of a first or last line: lists are made of these, and shall not cost more. What `log` writes stays below it."""
 _PIECE = 64 * 1024
 _MOST_LOOKED_AT = 10_000
 _PATIENCE = 0.2
@@ -54,7 +54,7 @@ class Run:
     summary: Summary | None
     status: Status
     sealed: bool
-    """Whether its first line, and its last if it has ended, are as this person's Toolcrib wrote them in this project."""
+    """Whether its first line, and its last if it has ended, are as this person's Toolcrib wrote them here."""
 
     @property
     def run_id(self) -> str:
@@ -112,8 +112,8 @@ def find(root: Path, which: str, seals: Seals) -> Run:
     raise NotFound(f"{_path(root, fitting[0])} holds no line yet.", remedy="Look again in a moment.")
 
 
-def latest_of(root: Path, conversation: str, seals: Seals) -> Latest:
-    """Where a conversation can go on, `last` being that of the newest run.
+def latest_of(root: Path, conversation: str, provider: str, seals: Seals) -> Latest:
+    """Where a conversation can go on, `last` being that of the provider's newest run; any other may be another's.
 
     By logs of Toolcrib's own alone: what else lies in a project must not say what the next run is.
     """
@@ -121,18 +121,19 @@ def latest_of(root: Path, conversation: str, seals: Seals) -> Latest:
     others = 0
     for run in runs(root, seals):
         about = run.metadata
+        meant = about.provider == provider if conversation == LAST else about.conversation == conversation
         if not run.sealed:
-            others += conversation in (LAST, about.conversation)
+            others += meant
             continue
-        if found is None and conversation in (LAST, about.conversation):
+        if found is None and meant:
             found = Latest(conversation=about.conversation, provider=about.provider, session="", profile=about.profile)
         if found is None or about.conversation != found.conversation or about.provider != found.provider:
             continue
-        if session := _session(run, seals):
+        if session := session_of(run, seals):
             used = Usage() if run.summary is None else run.summary.session_usage
             return replace(found, session=session, used=used)
     if found is None:
-        raise _no_conversation(root, conversation, others)
+        raise _no_conversation(root, conversation, provider, others)
     return found
 
 
@@ -277,7 +278,7 @@ def _no_constant(word: str) -> NoReturn:
     raise ValueError(word)
 
 
-def _session(run: Run, seals: Seals) -> str:
+def session_of(run: Run, seals: Seals) -> str:
     """The program's own session: as the log's end tells, or, of a run that has none, as it was noted on the way."""
     headless = next((one.headless for one in CLIENTS if one.name == run.metadata.provider), None)
     session = _noted_session(run, seals) if run.summary is None else run.summary.session
@@ -295,12 +296,17 @@ def _noted_session(run: Run, seals: Seals) -> str:
     return session
 
 
-def _no_conversation(root: Path, conversation: str, others: int) -> NotFound:
+def _no_conversation(root: Path, conversation: str, provider: str, others: int) -> NotFound:
+    which = f"a conversation with {provider}" if conversation == LAST else f"the conversation {conversation}"
     if others:
         return NotFound(
-            f"No log of Toolcrib's own in {root} tells of the conversation {conversation}; {others} that came from "
-            "elsewhere, or were changed or moved, are not believed.",
+            f"No log of Toolcrib's own in {root} tells of {which}; {others} that came from elsewhere, or were changed "
+            "or moved, are not believed.",
             remedy="Begin a new one: leave --conversation out.",
+        )
+    if conversation == LAST:
+        return NotFound(
+            f"There is no conversation with {provider} yet in {root}.", remedy="Leave --conversation out to begin one."
         )
     return NotFound(
         f"There is no conversation {conversation} in {root}.", remedy="`toolcrib runs` shows what there is."

@@ -130,7 +130,7 @@ def _restrictedly(order: Order) -> Launch:
         environ={"CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD": "1"},
         files=files,
         governed=_governed(order),
-        ungoverned=_ungoverned(folder, settings),
+        ungoverned=_ungoverned(order, folder, settings),
     )
 
 
@@ -181,10 +181,11 @@ def _governed(order: Order) -> tuple[str, ...]:
     )
 
 
-def _ungoverned(folder: Path, settings: Mapping[str, Any]) -> tuple[str, ...]:
+def _ungoverned(order: Order, folder: Path, settings: Mapping[str, Any]) -> tuple[str, ...]:
     helpers = [name for name in _HELPERS if name in settings]
     return (
         f"Claude Code keeps its sessions and other records in {folder}.",
         "What your organization's managed settings say is in force, their hooks included.",
         *((f"Commands of your settings run: {', '.join(helpers)}.",) if helpers else ()),
+        *(("What your own words for Claude Code permit.",) if order.extra else ()),
     )

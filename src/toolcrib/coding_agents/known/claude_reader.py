@@ -14,6 +14,7 @@ from typing import Any
 from toolcrib.coding_agents.client import SERVER_NAME
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Told, Usage
+from toolcrib.coding_agents.known.failures import LastLines, plainly
 
 _PROVIDER = "claude"
 _COMES = ("connected", "pending")
@@ -23,6 +24,8 @@ _NOISE = ("thinking_tokens", "background_tasks_changed")
 _TELLING = ("message", "content", "summary", "description", "error", "status", "hook_name", "stderr")
 """Where a line of type `system` may say something, the best first."""
 _BLOCKED = "MCP server blocked by enterprise policy"
+_NOT_LOGGED_IN = "authentication_failed"
+_LOG_IN = "Start `claude` once by itself and log in, or set ANTHROPIC_API_KEY."
 _FIGURES = {
     "input": ("input_tokens", "inputTokens"),
     "output": ("output_tokens", "outputTokens"),
@@ -56,6 +59,7 @@ class ClaudeReader:
     def __init__(self) -> None:
         self.told = Told()
         self._open: dict[str, _Call] = {}
+        self._last_lines = LastLines(self.told)
 
     def read(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
         kind = line.get("type")
@@ -64,19 +68,33 @@ class ClaudeReader:
         first, *more = found or [_event(Kind.RAW)]
         return [replace(first, raw=line), *more]
 
-    def said(self, line: str) -> AgentEvent:
+    def said(self, line: str) -> Iterable[AgentEvent]:
         if _BLOCKED in line and SERVER_NAME in line:
             self.told.mcp_failure = line
-        return _event(Kind.LOG, role="system", text=line, raw=line)
+        self._last_lines.add(line)
+        return [_event(Kind.LOG, role="system", text=line, raw=line)]
 
     def _system(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         what = _str(line.get("subtype"))
         if what == "init":
             self._begun(line)
             yield _event(Kind.LOG, role="system", text=f"Claude Code {_str(line.get('claude_code_version'))}".strip())
+        elif what == "api_retry":
+            yield _event(Kind.LOG, role="system", text=self._tries_again(line))
         elif what and what not in _NOISE:
             said = next((text for text in (_str(line.get(name)) for name in _TELLING) if text), "")
             yield _event(Kind.LOG, role="system", text=f"{what}: {said}" if said else what)
+
+    def _tries_again(self, line: Mapping[str, Any]) -> str:
+        self._may_not_log_in(line)
+        times = f"{_int(line.get('attempt'))} of {_int(line.get('max_retries'))}"
+        why = " ".join(str(why) for why in (line.get("error_status"), line.get("error")) if why is not None)
+        self.told.last_trouble = f"The model did not answer, attempt {times}: {why or 'unknown'}"
+        return self.told.last_trouble
+
+    def _may_not_log_in(self, line: Mapping[str, Any]) -> None:
+        if line.get("error") == _NOT_LOGGED_IN:
+            self.told.remedy = _LOG_IN
 
     def _begun(self, line: Mapping[str, Any]) -> None:
         self.told.session = _str(line.get("session_id")) or self.told.session
@@ -88,6 +106,8 @@ class ClaudeReader:
 
     def _message(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         role = _str(line.get("type"))
+        if not line.get("is_api_error_message"):
+            self.told.last_trouble = ""
         content = _map(line.get("message")).get("content")
         for block in [{"type": "text", "text": content}] if isinstance(content, str) else map(_map, _list(content)):
             match block.get("type"):
@@ -102,6 +122,7 @@ class ClaudeReader:
 
     def _text(self, text: str, role: str, line: Mapping[str, Any]) -> AgentEvent:
         if line.get("is_api_error_message"):
+            self._may_not_log_in(line)
             return _event(Kind.LOG, role="system", text=text)
         if role == "assistant" and not line.get("parent_tool_use_id"):
             # The last words, should the program never come to tell its result.
@@ -149,7 +170,9 @@ class ClaudeReader:
         what = _str(line.get("terminal_reason")) or _str(line.get("subtype"))
         failed = line.get("is_error") is True
         self.told.text = said if said and not failed else self.told.text
-        self.told.failure = (said or errors or what or "It does not say why.") if failed else ""
+        self._last_lines.over = True
+        self.told.failure = plainly(said or errors or what or "It does not say why.") if failed else ""
+        self.told.remedy = self.told.remedy if failed else ""
         yield _event(Kind.LOG, role="system", text=f"{what}: {self.told.failure}" if failed else what)
         for call in [call for call, known in self._open.items() if not known.of_subagent]:
             yield self._tool(call, self._open.pop(call), ToolStatus.CANCELLED)

@@ -6,14 +6,17 @@ error. Out: `AgentEvent`s, and in `told` what the run came to. It gives neither 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from toolcrib.coding_agents.client import SERVER_NAME
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Told, Usage
 from toolcrib.coding_agents.known.codex_launch import OTHER_NAME
+from toolcrib.coding_agents.known.failures import LastLines, plainly
 
 PROVIDER = "codex"
 _OURS = (SERVER_NAME, OTHER_NAME)
@@ -22,6 +25,18 @@ _NOT_THERE = re.compile(rf"required MCP servers failed to initialize:.*?\b(?:{'|
 _INNARDS = re.compile(r" ?\[[\w:<>, ]+\]|, when send initialize request.*")
 """Names of types, and what is said twice."""
 _FATAL = re.compile(r"^error\b", re.IGNORECASE)
+_NOT_LOGGED_IN = re.compile(r"401 Unauthorized|not logged in|(?:log|sign) in again", re.IGNORECASE)
+_LOG_IN = "Run `codex login`, or check the key that your Codex settings name."
+_TRACED = re.compile(r"\S+Z +[A-Z]+ [\w:]+: ")
+"""Before a line of its own log: the time, and the part of it that speaks."""
+
+_ROUTED = re.compile(r"\S+Z +ERROR codex_core::tools::router: error=(.*)", re.DOTALL)
+"""A call that came to nothing. Where it was not even begun, it is told of here alone, without its id."""
+_NO_SUCH = re.compile(r"unsupported (?:custom tool )?call: (\S+)")
+_OUR_TOOL = re.compile(rf"mcp__(?:{OTHER_NAME}|{SERVER_NAME})(?:__)?(.+)")
+"""A group's name and the tool's in one, with nothing between them."""
+_COMMAND = re.compile(r'exec_command failed: CreateProcess \{ message: ("Rejected\(.*\)") \}', re.DOTALL)
+_REFUSED = {"patch rejected": "apply_patch", "approval policy is Never; reject command": "shell"}
 
 _STATUS = {
     "completed": ToolStatus.OK,
@@ -41,10 +56,13 @@ class CodexReader:
         self.told = Told()
         self._calls: dict[str, bool] = {}
         """By its id: whether a call is over."""
+        self._refusals = 0
+        self._last_lines = LastLines(self.told)
 
     def read(self, line: Mapping[str, Any]) -> list[AgentEvent]:
         kind, item = _text(line.get("type")), line.get("item")
         if kind.startswith("item.") and isinstance(item, Mapping):
+            self.told.last_trouble = self.told.last_trouble if item.get("type") == "error" else ""
             return list(self._item(kind, item, line))
         match kind:
             case "thread.started":
@@ -57,13 +75,23 @@ class CodexReader:
                 return [_event(Kind.RAW, line)]
         return [_event(Kind.LOG, line, role="system", text=text)]
 
-    def said(self, line: str) -> AgentEvent:
+    def said(self, line: str) -> list[AgentEvent]:
+        routed = _ROUTED.match(line)
+        refused = _refused(routed[1]) if routed else None
+        if refused is not None:
+            return self._refusal(refused, line)
         failed = _NOT_THERE.search(line)
         if failed is not None:
             self.told.mcp_failure = _INNARDS.sub("", failed[1]).strip() or line
         if _FATAL.match(line):
             self.told.failure = _INNARDS.sub("", line).strip()
-        return AgentEvent(kind=Kind.LOG, provider=PROVIDER, role="system", text=line, raw=line)
+        self._last_lines.add(_TRACED.sub("", line))
+        return [AgentEvent(kind=Kind.LOG, provider=PROVIDER, role="system", text=line, raw=line)]
+
+    def _refusal(self, refused: Mapping[str, Any], line: str) -> list[AgentEvent]:
+        self._refusals += 1
+        over = AgentEvent(kind=Kind.TOOL, provider=PROVIDER, role="tool", call=f"refused_{self._refusals}", **refused)
+        return [replace(over, tool_status=ToolStatus.STARTED, text="", raw=line), over]
 
     def _started(self, line: Mapping[str, Any]) -> str:
         self.told.session = _text(line.get("thread_id"))
@@ -71,7 +99,8 @@ class CodexReader:
 
     def _completed(self, line: Mapping[str, Any]) -> str:
         # An attempt that failed before was made good.
-        self.told.failure = ""
+        self.told.failure = self.told.remedy = self.told.last_trouble = ""
+        self._last_lines.over = True
         usage = line.get("usage")
         if isinstance(usage, Mapping):
             self.told.usage = Usage(
@@ -84,7 +113,9 @@ class CodexReader:
 
     def _failed(self, line: Mapping[str, Any]) -> str:
         error = line.get("error")
-        self.told.failure = _text((error if isinstance(error, Mapping) else line).get("message")) or "The turn failed."
+        why = _text((error if isinstance(error, Mapping) else line).get("message"))
+        self.told.failure = self.told.last_trouble = plainly(why) or "The turn failed."
+        self.told.remedy = _LOG_IN if _NOT_LOGGED_IN.search(why) else ""
         return self.told.failure
 
     def _item(self, kind: str, item: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
@@ -175,6 +206,28 @@ _CALLS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 def _given(item: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: item[name] for name in names if item.get(name) is not None}
+
+
+def _refused(said: str) -> dict[str, Any] | None:
+    """What is known of a call that Codex did not carry out; None where that is not even its tool."""
+    if (found := _NO_SUCH.match(said)) is not None:
+        ours = _OUR_TOOL.fullmatch(found[1])
+        named = {"tool_name": ours[1], "server": SERVER_NAME} if ours else {"tool_name": found[1]}
+        return {**named, "tool_status": ToolStatus.UNKNOWN, "text": said}
+    if (found := _COMMAND.match(said)) is not None:
+        command, mark, why = _twice_quoted(found[1]).partition("` rejected: ")
+        known = {"tool_args": {"command": command.removeprefix("`")}, "text": why} if mark else {"text": said}
+        return {**known, "tool_name": "shell", "tool_status": ToolStatus.DENIED}
+    tool = next((tool for words, tool in _REFUSED.items() if said.startswith(words)), None)
+    return None if tool is None else {"tool_name": tool, "tool_status": ToolStatus.DENIED, "text": said}
+
+
+def _twice_quoted(text: str) -> str:
+    """`"Rejected(\\"…\\")"` → what stands inside; empty where it is quoted in a way that JSON does not know."""
+    try:
+        return _text(json.loads(_text(json.loads(text)).removeprefix("Rejected(").removesuffix(")")))
+    except (ValueError, RecursionError):
+        return ""
 
 
 def _status(item: Mapping[str, Any]) -> ToolStatus:

@@ -3,21 +3,25 @@
 In: an `Order`. Out: a `Launch`. Gemini CLI takes servers from its settings file alone, and a system-wide file of ours
 would count only if root owned it. So it gets a home of its own for the run, the private folder: a settings file made
 of the person's and ours, links to the person's login, key and sessions, and at the level `all` to the rest of theirs.
-`gemini_reader` reads what it prints.
+`gemini_policy` has the rules, `gemini_env` the variables; `gemini_reader` reads what it prints.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from toolcrib.coding_agents.client import SERVER_NAME
 from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.coding_agents.known.gemini_env import settled
+from toolcrib.coding_agents.known.gemini_policy import EDITS, KEPT_FROM_IT, aliases, policy
+from toolcrib.coding_agents.links import Aliases
 from toolcrib.config.paths import PROJECT_FOLDER
-from toolcrib.errors import ConfigError
+from toolcrib.errors import ConfigError, UsageError
 from toolcrib.policy.own_tools import OwnTools
 
 _HOME = "GEMINI_CLI_HOME"
@@ -39,15 +43,7 @@ _NEVER = (_SETTINGS, "projects.json", ".gemini", "token", "token.new", "store")
 _COMMANDS = ("discoveryCommand", "callCommand", "allowed")
 _MCP = ("list_mcp_resources", "read_mcp_resource")
 _READS = ("glob", "grep_search", "list_directory", "read_file", "write_todos")
-_EDITS = ("replace", "write_file")
-_KEPT_FROM_IT = (PROJECT_FOLDER, ".gemini")
-"""Where it is settled what the workspace may do, and what Gemini CLI does in later runs. Git's it leaves alone."""
-_NAMES_THEM = r'"file_path":"[^"\\]*(\\|%[0-9a-fA-F][0-9a-fA-F]|({})[/"])'.format(
-    "|".join(re.sub("[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", re.escape(n)) for n in _KEPT_FROM_IT)
-)
-"""Arguments with one of these folders, however the disk takes small letters; or with what may be one in a writing that
-only Gemini CLI undoes."""
-_OWN = {OwnTools.NONE: _MCP, OwnTools.READ: (*_MCP, *_READS), OwnTools.EDIT: (*_MCP, *_READS, *_EDITS)}
+_OWN = {OwnTools.NONE: _MCP, OwnTools.READ: (*_MCP, *_READS), OwnTools.EDIT: (*_MCP, *_READS, *EDITS)}
 """The tools that it is given below `all`; the first two ask Toolcrib."""
 _GOVERNED = {
     OwnTools.NONE: "Its own tools: none. It has Toolcrib's alone.",
@@ -61,30 +57,26 @@ _REFUSES = (
 )
 _EMPTIED = ("GEMINI_WRITE_SYSTEM_MD", "GEMINI_CLI_IDE_WORKSPACE_PATH")
 """Variables that would make it write a file in the project, or give it more folders than one."""
+_READ_FIRST = (".gemini/.env", ".gemini/settings.json", ".geminiignore", ".gitignore", ".git/info/exclude")
 _MODE = {OwnTools.EDIT: "auto_edit", OwnTools.ALL: "yolo"}
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
-_NAMED = re.compile(r"(?<![\w.-])([\w.-]+)\s*[=:]")
-"""Whatever may be a variable's name in a `.env` file, and more."""
-_VARIABLE = re.compile(
-    r"""^\s*(?:export\s+)?([\w.-]+)(?:\s*=\s*?|:\s+?)"""
-    r"""(\s*'(?:\\'|[^'])*'|\s*"(?:\\"|[^"])*"|\s*`(?:\\`|[^`])*`|[^#\r\n]+)?[^\S\r\n]*(?:\#.*)?$""",
-    re.MULTILINE,
-)
-_LARGEST = 1024 * 1024
 
 
 def launch(order: Order) -> Launch:
-    """Raises ConfigError where the person's settings cannot be read."""
+    """Raises ConfigError where the person's settings cannot be read, UsageError where the project is in the way."""
     free = order.own_tools is OwnTools.ALL
     theirs = _home(order.environ) / ".gemini"
-    files = {_SETTINGS: json.dumps(_settings(order, _read(theirs / _SETTINGS)), indent=2)}
+    settings = _settings(order, _read(theirs / _SETTINGS))
+    files = {_SETTINGS: json.dumps(settings, indent=2)}
+    links = aliases(order.workdir) if order.own_tools is OwnTools.EDIT else Aliases()
     words = ["--output-format", "stream-json", "--skip-trust", "--approval-mode", _MODE.get(order.own_tools, "default")]
     if not free:
-        files[_POLICY] = _policy(_OWN[order.own_tools])
+        _refuse_pipes(order, settings)
+        files[_POLICY] = policy(_OWN[order.own_tools], links.names)
         words += ["--admin-policy", str(order.folder / _POLICY)]
     words += ["--resume", order.session] if order.session else ["--session-id", order.new_session]
-    governed, ungoverned = _told(order)
+    governed, ungoverned = _told(order, links)
     return Launch(
         words=(*words, *order.extra),
         environ=_environ(order),
@@ -163,15 +155,28 @@ def _read(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _policy(own: tuple[str, ...]) -> str:
-    """Rules that stand above the person's own and any approval mode."""
-    rules = (
-        f'mcpName = "{SERVER_NAME}"\ntoolName = "*"\ndecision = "allow"\npriority = 999\n',
-        f"toolName = {json.dumps(_EDITS)}\nargsPattern = '{_NAMES_THEM}'\ndecision = \"deny\"\npriority = 999\n",
-        f'toolName = {json.dumps(own)}\ndecision = "allow"\npriority = 998\n',
-        'toolName = "*"\ndecision = "deny"\npriority = 997\n',
-    )
-    return "\n".join(f"[[rule]]\n{rule}" for rule in rules)
+def _refuse_pipes(order: Order, settings: Mapping[str, Any]) -> None:
+    """Gemini CLI reads these before it does anything, and of a pipe it would wait for the end."""
+    told = _part(settings, "context").get("fileName")
+    named = [name for name in (told if isinstance(told, list) else [told]) if isinstance(name, str) and name]
+    workdir, home = order.workdir.resolve(), _home(order.environ).resolve()
+    for folder in (workdir, *workdir.parents):
+        # What the person has at home is theirs: somebody may write into it.
+        for name in (*_READ_FIRST, *(named or ["GEMINI.md"])) if folder != home else ():
+            if _is_no_file(folder / name):
+                raise UsageError(
+                    f"{folder / name} is no file: Gemini CLI would wait for it without end.",
+                    remedy="Move it out of the way.",
+                )
+
+
+def _is_no_file(path: Path) -> bool:
+    """A pipe, a socket or a device; a folder does no harm."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def _environ(order: Order) -> dict[str, str]:
@@ -182,7 +187,7 @@ def _environ(order: Order) -> dict[str, str]:
     # Its settings are read before `--skip-trust` is: so they are read as in a folder that nobody trusts, without the
     # project's, and the server, which it would not ask from such a folder, is asked all the same.
     off = {_TRUST: "false", "GEMINI_SANDBOX": "false", **dict.fromkeys(_EMPTIED, "")}
-    return {**_settled(order), **off, **ours}
+    return {**settled(order, _home(order.environ).resolve()), **off, **ours}
 
 
 def _names_us(workdir: Path) -> bool:
@@ -193,45 +198,7 @@ def _names_us(workdir: Path) -> bool:
         return False
 
 
-def _settled(order: Order) -> dict[str, str]:
-    """What its `.env` files would add: the person's own as it is, the project's emptied.
-
-    It reads them as in a trusted folder, and a project's may name another address for the person's key. A variable
-    that is there already, be it empty, is left alone.
-    """
-    home, workdir = _home(order.environ).resolve(), order.workdir.resolve()
-    said = _variables(_text(home / ".gemini" / ".env") or _text(home / ".env"))
-    for folder in (workdir, *workdir.parents):
-        if folder != home:
-            named = _NAMED.findall(_text(folder / ".gemini" / ".env") + "\n" + _text(folder / ".env"))
-            said = {**dict.fromkeys(named, ""), **said}
-    return {name: value for name, value in said.items() if name not in order.environ}
-
-
-def _text(file: Path) -> str:
-    """Empty where it cannot be read: Gemini CLI cannot either, and goes on."""
-    try:
-        if not file.is_file():
-            return ""
-        if file.stat().st_size > _LARGEST:
-            raise ConfigError(f"{file} is too large.", remedy="Gemini CLI would read it: move it out of the way.")
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _variables(text: str) -> dict[str, str]:
-    """What a `.env` file says, as Gemini CLI understands it."""
-    found = {}
-    for name, value in _VARIABLE.findall(text):
-        bare = value.strip()
-        if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\"`":
-            bare = bare[1:-1].replace("\\n", "\n").replace("\\r", "\r") if bare[0] == '"' else bare[1:-1]
-        found[name] = bare
-    return found
-
-
-def _told(order: Order) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _told(order: Order, links: Aliases) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """For the person: what is governed, and what is not."""
     refuses = () if order.own_tools is OwnTools.READ else (_REFUSES,)
     if order.own_tools is OwnTools.ALL:
@@ -242,13 +209,22 @@ def _told(order: Order) -> tuple[tuple[str, ...], tuple[str, ...]]:
             "The project's .env files, which may name another address for your key; and where you trust the folder in "
             "Gemini CLI, all that the project's .gemini folder sets.",
         )
-        return named if _names_us(order.workdir) else (), (*free, *refuses)
+        return (*(named if _names_us(order.workdir) else ()), *refuses), free
     governed = (
         _GOVERNED[order.own_tools],
         "Off: its other MCP servers, hooks, extensions, skills and sub-agents, yours as well as the project's.",
         "The project's own Gemini settings and .env files do not count.",
+        *refuses,
     )
-    linked = (f"Through a link in the project that leads into {PROJECT_FOLDER} or .gemini it changes files there.",)
+    linked = _of_links(links) if order.own_tools is OwnTools.EDIT else ()
     looks = () if order.own_tools is OwnTools.NONE else ("Its glob tool tells names of files outside the folder, too.",)
     reads = "It reads the folder's GEMINI.md, wherever that leads, and files that the prompt names with @."
-    return governed, (reads, *looks, *(linked if order.own_tools is OwnTools.EDIT else ()), *refuses)
+    words = ("What your own words for Gemini CLI permit.",) if order.extra else ()
+    return governed, (reads, *looks, *linked, *words)
+
+
+def _of_links(links: Aliases) -> tuple[str, ...]:
+    folders = " or ".join(KEPT_FROM_IT)
+    made = f"Through a link into {folders} that is made during the run, or lies elsewhere, it changes files there."
+    many = f"The folder has too many files to look for links: through one into {folders} it changes files there."
+    return (made,) if links.are_all else (many, made)

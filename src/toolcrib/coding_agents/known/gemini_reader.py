@@ -7,6 +7,7 @@ are, and become one message as soon as something else is printed. Thoughts are n
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,12 +16,35 @@ from typing import Any
 from toolcrib.coding_agents.client import SERVER_NAME
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Told, Usage
+from toolcrib.coding_agents.known.failures import LastLines, plainly
 
 _PROVIDER = "gemini"
 _OF_A_SERVER = re.compile(rf"mcp_({SERVER_NAME}|[^_]+)_(.+)", re.DOTALL)
 _NOT_THERE = (f"discovery for MCP server '{SERVER_NAME}'", f"ensuring MCP server '{SERVER_NAME}'")
 """How it says that a server could not be asked for its tools. At its start it says no more than that some server has
 issues, which may be one of the person's; and nothing at all where a token is refused."""
+_NOT_LOGGED_IN = re.compile(
+    r"(?:\x1b\[\d+m)?(?:Error authenticating: |Please set an Auth method in your |Invalid auth method selected"
+    r"|Manual authorization is required)"
+)
+_SAID_SO = "Gemini CLI is not logged in."
+"""In place of its own words, which name a file that is gone with the run."""
+_NO_KEY = "When using Gemini API, you must specify the GEMINI_API_KEY"
+_KEY_REFUSED = re.compile(
+    r"API[ _]key[ _](?:not[ _]valid|expired|invalid)|unregistered callers"
+    r'|"code":\s*401\b|UNAUTHENTICATED',
+    re.IGNORECASE,
+)
+_LOG_IN = "Start `gemini` once by itself and log in, or set GEMINI_API_KEY."
+_TRIES_AGAIN = re.compile(r"Attempt \d+ failed")
+_HELP = "Usage: gemini "
+"""Follows upon the line that says what is wrong with its command line."""
+_NOISE = re.compile(
+    r"Warning: .*(?:color\b.* support|terminal detected|GNU screen detected|tmux|Windows 10 detected)"
+    r"|\s+at \S|\s+(?:status|code|exitCode): \d+,?$|}$"
+)
+"""On standard error: how its screen would look, if it had one; and what traces of its own code are made of."""
+_REPORTED = re.compile(r"MCP tool '.*?' reported tool error for function call: ", re.DOTALL)
 _STATUS = {
     "policy_violation": ToolStatus.DENIED,
     "path_not_in_workspace": ToolStatus.DENIED,
@@ -50,8 +74,13 @@ class GeminiReader:
         """Of the message that is being said."""
         self._open: dict[str, _Call] = {}
         self._error = ""
+        self._last_lines = LastLines(self.told)
+        self._helps = False
+        """Whether it is printing its help."""
 
     def read(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
+        if _gets_on(line):
+            self.told.last_trouble = ""
         if self._is_piece(line):
             self._pieces.append(_str(line.get("content")))
             self.told.text = "".join(self._pieces)
@@ -69,10 +98,24 @@ class GeminiReader:
         first, *more = (*self._said_whole(), *(found or [_event(Kind.RAW)]))
         return [replace(first, raw=line), *more]
 
-    def said(self, line: str) -> AgentEvent:
+    def said(self, line: str) -> Iterable[AgentEvent]:
         if any(words in line for words in _NOT_THERE):
             self.told.mcp_failure = line
-        return _event(Kind.LOG, role="system", text=line, raw=line)
+        self._helps = self._helps or line.startswith(_HELP)
+        if self._helps or _NOISE.match(line):
+            return [_event(Kind.RAW, text=line, raw=line)]
+        if _TRIES_AGAIN.match(line):
+            self.told.last_trouble = plainly(line)
+        return [_event(Kind.LOG, role="system", text=self._of_failure(line), raw=line)]
+
+    def _of_failure(self, line: str) -> str:
+        """A line that may say why it fails, in words for a person."""
+        if self._last_lines.over or not _NOT_LOGGED_IN.match(line):
+            self.told.remedy = _LOG_IN if line.startswith(_NO_KEY) else self.told.remedy
+            self._last_lines.add(line)
+            return line
+        self.told.failure, self.told.remedy = _SAID_SO, _LOG_IN
+        return _SAID_SO
 
     def _is_piece(self, line: Mapping[str, Any]) -> bool:
         return line.get("type") == "message" and line.get("role") == "assistant" and line.get("delta") is True
@@ -111,7 +154,7 @@ class GeminiReader:
         error = _map(line.get("error"))
         text = _str(error.get("message")) or _str(line.get("output"))
         failed = bool(error) or line.get("status") == "error"
-        yield _tool(call, known, _failure(error, text) if failed else ToolStatus.OK, text=text)
+        yield _tool(call, known, _failure(error, text) if failed else ToolStatus.OK, text=_own_words(text))
 
     def _trouble(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         text = _str(line.get("message"))
@@ -128,13 +171,36 @@ class GeminiReader:
                 cached=_count(stats.get("cached")),
                 told=stats,
             )
+        self._last_lines.over = True
+        self.told.failure = self.told.remedy = ""
         status = _str(line.get("status"))
         if status == "success":
             yield _event(Kind.LOG, role="system", text="The run is over.")
             return
         why = _str(_map(line.get("error")).get("message")) or self._error
-        self.told.failure = why or f"Gemini CLI ended its run with {status or 'no word'}."
+        self.told.remedy = _LOG_IN if _KEY_REFUSED.search(why) else ""
+        self.told.failure = plainly(why) or f"Gemini CLI ended its run with {status or 'no word'}."
         yield _event(Kind.LOG, role="system", text=self.told.failure)
+
+
+def _gets_on(line: Mapping[str, Any]) -> bool:
+    kind = line.get("type")
+    return kind in ("tool_use", "tool_result") or (kind == "message" and line.get("role") != "user")
+
+
+def _own_words(text: str) -> str:
+    """What a tool itself says of its error, which Gemini CLI puts last, in JSON."""
+    told = _REPORTED.match(text)
+    if told is None:
+        return text
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, told.end())
+        answers, _ = json.JSONDecoder().raw_decode(text[end:].removeprefix(" with response: "))
+    except (ValueError, RecursionError):
+        return text
+    responses = [_map(_map(_map(one).get("functionResponse")).get("response")) for one in _list(answers)]
+    texts = [_str(_map(part).get("text")) for response in responses for part in _list(response.get("content"))]
+    return "\n".join(filter(None, texts)) or text
 
 
 def _named(name: str) -> tuple[str, str]:
@@ -171,6 +237,10 @@ def _str(value: object) -> str:
 
 def _map(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _count(value: object) -> int | None:
