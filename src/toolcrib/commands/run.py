@@ -163,8 +163,6 @@ def _warnings(project: Project) -> Iterator[str]:
     """Why the run has fewer tools than the person may expect."""
     for problem in project.config.problems:
         yield f"Configuration: {problem}"
-    for file in project.config.untrusted:
-        yield f"{file} is not trusted yet, so it is not in use: `toolcrib trust` shows what it would do."
     for name, server in sorted(project.servers.items()):
         status = server.status
         if status.state is ServerState.CONNECTING and server.tools is None:

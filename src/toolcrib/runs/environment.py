@@ -113,7 +113,7 @@ def _path(environ: Mapping[str, str], workdir: Path, own_tools: OwnTools) -> tup
         return os.pathsep.join(map(str, search.folders)) or os.defpath, warnings
     if search.of_the_project:
         folders = ", ".join(printable(str(folder)) for folder in search.of_the_project)
-        warnings.append(f"Left out of PATH, since a run at this level runs nothing of the project's: {folders}.")
+        warnings.append(f"Left out of PATH, for the project could have a node or a git of its own there: {folders}.")
     return search.kept, warnings
 
 

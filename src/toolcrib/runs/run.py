@@ -174,7 +174,7 @@ class _Course:
             for event in (*self._of(item, now), *self._matching.overdue(now)):
                 yield event
             if now >= deadline:
-                self._stops(Status.TIMEOUT, f"It took longer than {self._order.timeout:.0f} s.")
+                self._stops(Status.TIMEOUT, f"It took longer than {self._order.timeout:.0f} s.{self._trouble()}")
             if isinstance(item, _NoMoreLines):
                 if item.error is not None:
                     raise item.error
@@ -196,6 +196,11 @@ class _Course:
             stdin=launch.stdin,
         )
         self._tasks.append(asyncio.create_task(self._read_lines(self._running)))
+
+    def _trouble(self) -> str:
+        """What the program was last waiting for, where it said so."""
+        last = self._reader.told.last_trouble
+        return f" Its last trouble: {last}" if last else ""
 
     def _refused_to_start(self) -> bool:
         """Whether the program ended at once because it could not have Toolcrib's tools, and is to go on without.
