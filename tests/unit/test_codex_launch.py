@@ -217,8 +217,9 @@ def test_a_person_is_told_what_is_not_governed(launch: LaunchWith, tmp_path: Pat
     assert "Whatever Codex does by itself" in everything
     assert launch(own=OwnTools.ALL).governed == ()
     (tmp_path / "managed.toml").touch()
-    reads, words, managed = launch(own=OwnTools.EDIT, extra=("-s", "danger-full-access")).ungoverned
+    reads, linked, words, managed = launch(own=OwnTools.EDIT, extra=("-s", "danger-full-access")).ungoverned
     assert "read whatever you may read" in reads
+    assert "hard link" in linked
     assert "your own words" in words
     assert str(tmp_path / "managed.toml") in managed
 

@@ -179,6 +179,8 @@ def _ungoverned(order: Order) -> tuple[str, ...]:
     lines = []
     if order.own_tools is not OwnTools.NONE:
         lines.append("Codex's commands read whatever you may read, outside the folder, too.")
+    if order.own_tools is OwnTools.EDIT:
+        lines.append(f"Where the folder has a hard link to a file in {PROJECT_FOLDER}, they change that file.")
     if order.extra:
         lines.append("What your own words for Codex permit.")
     if MANAGED_FILE.exists():
