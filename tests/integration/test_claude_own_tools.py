@@ -7,32 +7,26 @@ spring. At the level `all` they do.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parts import fleet
 from parts.models.anthropic import Anthropic
 from parts.models.conversation import Offering
 from parts.models.script import Anyway, Call, Say, Step, Together
 from parts.models.server import Model, serving
 from parts.own import StartServer
+from parts.own_hands import Place, furnish, put
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Launch, Order
 from toolcrib.coding_agents.known.claude_launch import launch
 from toolcrib.coding_agents.known.claude_reader import ClaudeReader
 from toolcrib.policy.own_tools import OwnTools
 
-LIMIT = 60.0
 KEY = "sk-dummy-0123456789"
 PROMPT = "-p is no word of a command line here."
 SPRINGS = ("SessionStart", "UserPromptSubmit", "PreToolUse", "PostToolUse", "Stop", "SessionEnd")
@@ -61,38 +55,9 @@ class Ran:
 
 
 @dataclass(kw_only=True)
-class Scene:
-    """A person, a project, and a server that notes its calls in Toolcrib's place."""
-
-    base: Path
-    url: str
-    program: list[str]
+class Scene(Place):
     settings: dict[str, Any] = field(default_factory=dict)
-    environ: dict[str, str] = field(default_factory=dict)
     runs: int = 0
-
-    @property
-    def home(self) -> Path:
-        return self.base / "home"
-
-    @property
-    def project(self) -> Path:
-        return self.base / "project"
-
-    @property
-    def marks(self) -> set[str]:
-        """The traps that sprang, and whatever else was written there, outside the project."""
-        return {mark.name for mark in (self.base / "marks").iterdir()}
-
-    def mark(self, name: str) -> str:
-        """A command that leaves a mark."""
-        return f"touch {self.base}/marks/{name}"
-
-    def seen(self) -> list[dict[str, Any]]:
-        """The calls that arrived at the server in Toolcrib's place."""
-        file = self.base / "seen"
-        notes = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        return [note for note in notes if note["method"] == "tools/call"]
 
     def files(self) -> dict[str, str]:
         """What lies in the project, traps and git's own apart."""
@@ -110,8 +75,6 @@ class Scene:
         self.runs += 1
         folder = self.base / f"private{self.runs}"
         folder.mkdir(mode=0o700)
-        own = {"PATH": os.environ["PATH"], "HOME": str(self.home), "TMPDIR": str(self.base / "tmp")}
-        quiet = {"ANTHROPIC_API_KEY": KEY, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
         order = Order(
             prompt=PROMPT,
             session=session,
@@ -122,48 +85,25 @@ class Scene:
             headers={"X-Toolcrib-Agent": "claude-1"},
             folder=folder,
             workdir=self.project,
-            environ={**own, **quiet, **self.environ},
+            environ=self.persons(ANTHROPIC_API_KEY=KEY, CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1"),
         )
         return self._started(order, launch(order), model)
 
     def _started(self, order: Order, made: Launch, model: Model) -> Ran:
         for name, text in made.files.items():
             (order.folder / name).write_text(text)
-        process = subprocess.Popen(
-            [*self.program, *made.words],
-            env={**order.environ, **made.environ},
-            cwd=self.project,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            out, err = process.communicate(made.stdin, timeout=LIMIT)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        done = self.started(made, order.environ)
         reader = ClaudeReader()
-        events = [event for line in out.splitlines() for event in reader.read(json.loads(line))]
+        events = [event for line in done.stdout.splitlines() for event in reader.read(json.loads(line))]
         session = order.session or order.new_session
-        return Ran(exit_code=process.returncode, err=err, model=model, events=events, reader=reader, session=session)
+        return Ran(
+            exit_code=done.returncode, err=done.stderr, model=model, events=events, reader=reader, session=session
+        )
 
 
 @pytest.fixture
 def scene(tmp_path: Path, parts: Callable[[str], list[str]], start_server: StartServer) -> Scene:
-    words = [sys.executable, str(fleet.SERVERS / "own_v2.py"), "--transport", "http"]
-    server = start_server(words, env={"TOOLCRIB_TEST_SEEN": str(tmp_path / "seen")})
-    for name in ("home/.claude", "project", "tmp", "marks"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "project" / "there.txt").write_text("as it was\n")
-    return Scene(base=tmp_path, url=server.url("http"), program=parts("claude"))
-
-
-def put(file: Path, data: Mapping[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(data))
+    return Scene(base=tmp_path, url=furnish(tmp_path, start_server, "home/.claude"), program=parts("claude"))
 
 
 def trapped(scene: Scene, whose: str) -> dict[str, Any]:

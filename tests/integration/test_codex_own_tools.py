@@ -7,26 +7,23 @@ mark when they come to be. At the level `all` they do; so do the attempts that t
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parts import fleet
 from parts.coding_agents import CODEX_SETTINGS, KEY
 from parts.models.openai import OpenAI
 from parts.models.script import Anyway, Call, Refuse, Say, Step
 from parts.models.server import Model, serving
 from parts.own import StartServer
+from parts.own_hands import Place, furnish
 from toolcrib.coding_agents.client import SERVER_NAME
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Order
@@ -34,7 +31,6 @@ from toolcrib.coding_agents.known.codex_launch import launch
 from toolcrib.coding_agents.known.codex_reader import CodexReader
 from toolcrib.policy.own_tools import OwnTools
 
-LIMIT = 60.0
 TOKEN = "tok-0123456789abcdef"
 DEFERRED, CODE = "gpt-5.5", "gpt-6.1-sol"
 """Models that Codex gives its own patch tool: the one calls tools, the other writes programs that do."""
@@ -59,43 +55,17 @@ class Ran:
 
 
 @dataclass(kw_only=True)
-class Scene:
-    """A person, a project, and a server that notes its calls in Toolcrib's place."""
-
-    base: Path
-    url: str
-    program: list[str]
+class Scene(Place):
     settings: str = ""
     """The person's, besides the model."""
-    environ: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def home(self) -> Path:
-        return self.base / "home"
-
-    @property
-    def project(self) -> Path:
-        return self.base / "project"
 
     @property
     def outside(self) -> Path:
-        return self.base / "outside"
+        return self.base / "marks"
 
     @property
     def file(self) -> Path:
         return self.home / ".codex" / "config.toml"
-
-    def mark(self, name: str) -> str:
-        """A command that leaves a mark."""
-        return f"touch {self.outside}/{name}"
-
-    def marks(self) -> set[str]:
-        return {path.name for path in self.outside.iterdir()}
-
-    def calls(self) -> list[dict[str, Any]]:
-        seen = self.base / "seen"
-        notes = [json.loads(line) for line in seen.read_text().splitlines()] if seen.exists() else []
-        return [note["arguments"] for note in notes if note["method"] == "tools/call"]
 
     def written(self) -> set[str]:
         """What the model's attempts left: in the project, in the home, in the folder for temporary files."""
@@ -124,13 +94,7 @@ class Scene:
         around: tuple[str, ...] = (),
     ) -> Ran:
         self.settle(served)
-        own_environ = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self.home),
-            "TMPDIR": str(self.base / "tmp"),
-            "SCRIPTED_KEY": KEY,
-        }
-        environ = {**own_environ, **self.environ}
+        environ = self.persons(SCRIPTED_KEY=KEY)
         made = launch(
             Order(
                 prompt="--do what is asked",
@@ -145,42 +109,17 @@ class Scene:
                 extra=("-m", model, *extra),
             )
         )
-        return self._started([*around, *self.program, *made.words], {**environ, **made.environ}, made.stdin, served)
-
-    def _started(self, words: list[str], environ: Mapping[str, str], stdin: str, served: Model) -> Ran:
-        process = subprocess.Popen(
-            words,
-            env=environ,
-            cwd=self.project,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            out, err = process.communicate(stdin, timeout=LIMIT)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        done = self.started(made, environ, around=around)
         reader = CodexReader()
-        events = [event for line in out.splitlines() for event in reader.read(json.loads(line))]
-        events += [event for line in err.splitlines() for event in reader.said(line)]
-        return Ran(exit_code=process.returncode, reader=reader, events=events, model=served)
+        events = [event for line in done.stdout.splitlines() for event in reader.read(json.loads(line))]
+        events += [event for line in done.stderr.splitlines() for event in reader.said(line)]
+        return Ran(exit_code=done.returncode, reader=reader, events=events, model=served)
 
 
 @pytest.fixture
 def scene(tmp_path: Path, parts: Callable[[str], list[str]], start_server: StartServer) -> Scene:
-    server = start_server(
-        [sys.executable, str(fleet.SERVERS / "own_v2.py"), "--transport", "http"],
-        {"TOOLCRIB_TEST_SEEN": str(tmp_path / "seen")},
-    )
-    made = Scene(base=tmp_path, url=server.url("http"), program=parts("codex"))
-    for folder in (made.home / ".codex", made.project, made.outside, made.base / "tmp"):
-        folder.mkdir(parents=True)
+    made = Scene(base=tmp_path, url=furnish(tmp_path, start_server, "home/.codex"), program=parts("codex"))
     subprocess.run(["git", "init", "--quiet", str(made.project)], check=True)
-    (made.project / "there.txt").write_text("words that are there\n")
     return made
 
 
@@ -279,12 +218,12 @@ def test_a_run_that_may_not_write_leaves_no_trace_by_codexs_own_hands(
     ran = scene.run(own, *attempts(scene, listener.getsockname()[1]), model=model, extra=HOOKS_RUN)
     assert (ran.exit_code, ran.reader.told.mcp_failure) == (0, "")
     assert scene.calls() == [{"word": "through toolcrib"}]
-    assert (scene.written(), scene.marks()) == (set(), set())
+    assert (scene.written(), scene.marks) == (set(), set())
     assert not was_reached(listener)
     assert HELPER not in offered(ran)
     assert TOKEN not in results(ran)
     assert "project=[yes]" not in results(ran)
-    assert ("words that are there" in results(ran)) == (own is OwnTools.READ)
+    assert ("as it was" in results(ran)) == (own is OwnTools.READ)
 
 
 @pytest.mark.parametrize("model", [DEFERRED, CODE])
@@ -293,7 +232,7 @@ def test_a_run_that_may_edit_writes_in_its_folder_alone(scene: Scene, listener: 
     ran = scene.run(OwnTools.EDIT, *attempts(scene, listener.getsockname()[1]), model=model, extra=HOOKS_RUN)
     assert scene.calls() == [{"word": "through toolcrib"}]
     assert scene.written() == {"made-by-command", "made-by-patch"}
-    assert scene.marks() == set()
+    assert scene.marks == set()
     assert not was_reached(listener)
     assert HELPER not in offered(ran)
     assert "project=[] token=[]" in results(ran)
@@ -332,7 +271,7 @@ def test_a_profile_of_the_persons_that_permits_everything_does_not_count_below_a
     )
     outside = Anyway("apply_patch", patch(f"{scene.outside}/by-patch"))
     scene.run(own, shell(scene.mark("by-command")), outside, Anyway("apply_patch", patch("made-by-patch")))
-    assert scene.marks() == set()
+    assert scene.marks == set()
     assert scene.written() == ({"made-by-patch"} if own is OwnTools.EDIT else set())
 
 
@@ -367,7 +306,7 @@ def test_a_run_that_may_do_all_is_held_by_nothing(scene: Scene, listener: socket
         *("made-by-command", "made-at-home", "made-in-tmp", "made-hook", "made-settings"),
         *("made-by-patch", "made-by-patch-hook", "made-rules", "made-by-patch-rules"),
     }
-    assert scene.marks() >= {
+    assert scene.marks >= {
         *("by-command", "by-patch", "persons-server", "projects-server"),
         *("persons-hook", "projects-hook", "persons-notice"),
     }
@@ -424,7 +363,7 @@ def test_a_person_who_has_connected_codex_already_gets_the_tools_of_the_run(scen
     scene.settings = f'[mcp_servers.toolcrib]\ncommand = "sh"\nargs = ["-c", "{scene.mark("connected")}; cat"]\n'
     ran = scene.run(OwnTools.ALL, Call("echo", {"word": "hello"}))
     assert scene.calls() == [{"word": "hello"}]
-    assert scene.marks() == set()
+    assert scene.marks == set()
     [call] = ran.ends("echo")
     assert (call.server, call.tool_status, call.tool_args) == (SERVER_NAME, ToolStatus.OK, {"word": "hello"})
 
@@ -445,7 +384,7 @@ def test_where_codex_cannot_make_its_sandbox_no_command_runs(scene: Scene, own: 
         pytest.skip("no user namespace can be made here")
     ran = scene.run(own, shell("touch made-by-command"), shell(scene.mark("by-command")), around=around)
     assert len(ran.model.results) == 2
-    assert (scene.written(), scene.marks()) == (set(), set())
+    assert (scene.written(), scene.marks) == (set(), set())
 
 
 @pytest.mark.req("FRG-6")

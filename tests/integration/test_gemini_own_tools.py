@@ -7,24 +7,19 @@ they spring. At the level `all` they do.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parts import fleet
 from parts.models.google import Google
 from parts.models.script import Anyway, Call, Say, Step, Together
 from parts.models.server import Model, serving
 from parts.own import StartServer
+from parts.own_hands import Place, furnish, put
 from toolcrib.agents.folder import AgentFolders
 from toolcrib.coding_agents.events import Kind, ToolStatus
 from toolcrib.coding_agents.headless import Launch, Order, Told
@@ -32,7 +27,6 @@ from toolcrib.coding_agents.known.gemini_launch import launch
 from toolcrib.coding_agents.known.gemini_reader import GeminiReader
 from toolcrib.policy.own_tools import OwnTools
 
-LIMIT = 90.0
 TOKEN = "tcb_0123456789"
 KEY = "dummy-0123456789"
 HOOKS = ("SessionStart", "BeforeAgent", "BeforeTool", "SessionEnd")
@@ -49,37 +43,9 @@ class Ran:
 
 
 @dataclass(kw_only=True)
-class Scene:
-    """A person, a project, and a server that notes its calls in Toolcrib's place."""
-
-    base: Path
-    url: str
-    program: list[str]
+class Scene(Place):
     settings: dict[str, Any] = field(default_factory=dict)
-    environ: dict[str, str] = field(default_factory=dict)
     runs: int = 0
-
-    @property
-    def home(self) -> Path:
-        return self.base / "home"
-
-    @property
-    def project(self) -> Path:
-        return self.base / "project"
-
-    @property
-    def marks(self) -> set[str]:
-        """The traps that sprang."""
-        return {mark.name for mark in (self.base / "marks").iterdir()}
-
-    def mark(self, name: str) -> str:
-        """A command that leaves a mark."""
-        return f"touch {self.base}/marks/{name}"
-
-    def calls(self) -> list[dict[str, Any]]:
-        seen = self.base / "seen"
-        notes = [json.loads(line) for line in seen.read_text().splitlines()] if seen.exists() else []
-        return [note["arguments"] for note in notes if note["method"] == "tools/call"]
 
     def written(self) -> set[str]:
         """What lies in the project by now, besides what was there."""
@@ -97,7 +63,6 @@ class Scene:
         self.runs += 1
         folders = AgentFolders(self.base / "agents")
         folders.make(f"gemini-{self.runs}", TOKEN)
-        own = {"PATH": os.environ["PATH"], "HOME": str(self.home), "TMPDIR": str(self.base / "tmp"), **self.environ}
         order = Order(
             prompt=PROMPT,
             session=session,
@@ -108,7 +73,7 @@ class Scene:
             headers={"X-Toolcrib-Agent": "gemini-1"},
             folder=folders.of(f"gemini-{self.runs}"),
             workdir=self.project,
-            environ=own,
+            environ=self.persons(),
             extra=("-m", "gemini-2.5-flash", *extra),
         )
         return self._started(order, launch(order), model)
@@ -121,40 +86,15 @@ class Scene:
             if not place.exists():
                 place.mkdir(parents=True)
             folders.link(order.folder.name, name, place)
-        process = subprocess.Popen(
-            [*self.program, *made.words],
-            env={**order.environ, **made.environ},
-            cwd=self.project,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            out, err = process.communicate(made.stdin, timeout=LIMIT)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        events = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        done = self.started(made, order.environ)
+        events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         session = order.session or order.new_session
-        return Ran(exit_code=process.returncode, events=events, err=err, model=model, session=session)
+        return Ran(exit_code=done.returncode, events=events, err=done.stderr, model=model, session=session)
 
 
 @pytest.fixture
 def scene(tmp_path: Path, parts: Callable[[str], list[str]], start_server: StartServer) -> Scene:
-    words = [sys.executable, str(fleet.SERVERS / "own_v2.py"), "--transport", "http"]
-    server = start_server(words, env={"TOOLCRIB_TEST_SEEN": str(tmp_path / "seen")})
-    for name in ("home/.gemini", "project", "tmp", "marks"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "project" / "there.txt").write_text("as it was\n")
-    return Scene(base=tmp_path, url=server.url("http"), program=parts("gemini"))
-
-
-def put(file: Path, data: Mapping[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(data))
+    return Scene(base=tmp_path, url=furnish(tmp_path, start_server, "home/.gemini"), program=parts("gemini"))
 
 
 def trapped(scene: Scene, whose: str) -> dict[str, Any]:
