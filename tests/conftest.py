@@ -23,6 +23,7 @@ from parts import postgres as databases
 from parts.daemon import Cli, Home, StartDaemon
 from parts.own import StartServer
 from parts.report import not_run, summarize
+from parts.sizes import FULL
 
 os.environ[leftovers.RUN_NAME] = str(os.getpid())
 
@@ -159,8 +160,7 @@ def store_env(store_url: str) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def sized() -> Callable[[int, int], int]:
     """`sized(500, 5000)` is the first number in a usual run and the second in `make soak`."""
-    full = os.environ.get("TOOLCRIB_TEST_SIZES") == "full"
-    return lambda usual, most: most if full else usual
+    return lambda usual, most: most if FULL else usual
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

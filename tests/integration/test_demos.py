@@ -27,6 +27,7 @@ from parts.daemon import Home
 from parts.models.__main__ import step_from
 from parts.models.server import serving
 from parts.runs import Desk, Log
+from parts.sizes import some
 from parts.waiting import wait_for
 
 pytestmark = [pytest.mark.req("FRG-8"), pytest.mark.timeout(300)]
@@ -157,7 +158,7 @@ def test_a_scripted_demo_prints_what_is_expected_and_leaves_only_its_logs(at_des
         check("view_last_run_events", run(desk, DEMOS / "view_last_run_events.sh"), desk)
 
 
-@pytest.mark.parametrize("client", sorted(runs.ALL))
+@pytest.mark.parametrize("client", some(["codex"], ["claude", "gemini"]))
 def test_a_demo_uses_the_persons_own_login_and_the_model_gets_what_the_page_says(at_desk: AtDesk, client: str) -> None:
     desk = at_desk(client)
     steps = [step_from(step) for step in SCRIPT["steps"]]

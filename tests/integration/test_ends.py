@@ -16,6 +16,7 @@ import pytest
 from parts.daemon import PROGRAM, Cli, Daemon, Home, StartDaemon
 from parts.own import stdio_words
 from parts.raw_client import INITIALIZE, Connection, Endpoint, Pipe, legacy_request, request
+from parts.sizes import FULL
 from parts.waiting import wait_for
 
 pytestmark = pytest.mark.req("KSI-1", "BNS-10")
@@ -175,7 +176,6 @@ CLIENTS: dict[str, Callable[[Daemon], Any]] = {
 }
 
 
-FULL = os.environ.get("TOOLCRIB_TEST_SIZES") == "full"
 HARD = ("half a body", "a call in flight", "a bridge that does not read")
 """One by one in a usual run; the others then only all at once, below."""
 

@@ -46,8 +46,11 @@ async def crib(paths, tmp_path):
 
 def test_the_root_offers_just_these_names():
     assert sorted(toolcrib.__all__) == [
+        "AgentEvent",
         "Client",
+        "CodeAgent",
         "Crib",
+        "ExecutionResult",
         "Result",
         "ServerConfig",
         "ToolcribError",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from parts import own
 from parts.daemon import Daemon
 from parts.own import stdio_words
 from parts.raw_client import Endpoint, Pipe, nothing_left_behind, own_daemon, request
+from parts.sizes import FULL
 
 __all__ = ["nothing_left_behind"]
 
 pytestmark = pytest.mark.req("ENG-9", "BNS-5")
 
-EXAMPLES = 400 if os.environ.get("TOOLCRIB_TEST_SIZES") == "full" else 40
+EXAMPLES = 400 if FULL else 40
 ERAS = ("modern", "legacy")
 PNG = base64.b64encode(bytes(range(256))).decode()
 

@@ -12,6 +12,7 @@ from parts.daemon import Home
 from parts.models.script import Call
 from parts.models.server import serving
 from parts.runs import Desk
+from parts.sizes import some
 
 PROXY = "http://127.0.0.1:9"
 """Nobody is there."""
@@ -42,8 +43,13 @@ class InTheProgramsFile(Desk):
 
 
 @pytest.mark.req("FRG-3", "FRG-4", "FRG-5")
-@pytest.mark.parametrize("profile", ["read-only", "trusted"])
-@pytest.mark.parametrize("kind", [InEnvironment, InTheProgramsFile])
+@pytest.mark.parametrize(
+    ("kind", "profile"),
+    some(
+        [(InTheProgramsFile, "read-only")],
+        [(InEnvironment, "read-only"), (InEnvironment, "trusted"), (InTheProgramsFile, "trusted")],
+    ),
+)
 @pytest.mark.parametrize("client", runs.ALL)
 def test_toolcrib_is_asked_directly(
     toolcrib_home: Home, parts: Callable[[str], list[str]], client: str, kind: type[Desk], profile: str

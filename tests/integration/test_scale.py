@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ import pytest
 from parts.daemon import Daemon
 from parts.own import stdio_words
 from parts.raw_client import INITIALIZE, Endpoint, Pipe, legacy_request, own_daemon, request
+from parts.sizes import FULL
 
-FULL = os.environ.get("TOOLCRIB_TEST_SIZES") == "full"
 SERVERS = 20
 TOOLS_EACH = 250
 SLOW_START = 0.5
