@@ -2,54 +2,22 @@
 
 In: a `RunOrder`. Out: events as they happen, then an `ExecutionResult`. However it ends (the program's own end, a time
 limit, Ctrl-C, a revoked identity, an error of ours), the program and all it started are stopped, the identity is
-revoked and its folder removed, and the log has its last line. `preparing` sets up, `matching` tells of tools.
+revoked and its folder removed, and the log has its last line. `preparing` sets up, `course` is what happens then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from toolcrib.coding_agents.events import AgentEvent, Kind
-from toolcrib.coding_agents.headless import Launch, Reader, Usage
 from toolcrib.errors import ToolcribError
-from toolcrib.runs.environment import past_proxies
-from toolcrib.runs.matching import Matching
-from toolcrib.runs.notes import CallSeen, Ended, Listed, Lost, Note
+from toolcrib.runs.course import Course, Ending
 from toolcrib.runs.preparing import Prepared, RunOrder, prepared
-from toolcrib.runs.printed import Printed
-from toolcrib.runs.process import Line, Running
-from toolcrib.runs.result import ExecutionResult, Metadata, OnMcpFailure, Status, Summary
-from toolcrib.runs.tally import Tally
-
-_READ_AHEAD = 256
-"""Lines and notes that wait to be looked at; whoever reads no events stops the program, not our memory."""
-_LAST_WORDS = 1.0
-"""Seconds that a program which was stopped, and the gateway, have to be read to their end."""
-_ASKS_WITHIN = 10.0
-"""Seconds after a model's first word within which a program has asked for the tools that it was to have."""
-_LAST_NOTES = 2.0
-"""Seconds that the gateway's word on the last calls is waited for, once the program has ended."""
-
-
-@dataclass(frozen=True)
-class _NoMoreLines:
-    """The program has ended; or it cannot be read any more."""
-
-    error: Exception | None = None
-
-
-_Item = Line | Note | _NoMoreLines
-Keep = Callable[[AgentEvent], None]
-
-
-@dataclass(kw_only=True)
-class _Ending:
-    status: Status = Status.FINISHED
-    error: str = ""
+from toolcrib.runs.result import ExecutionResult, Metadata, Status, Summary
 
 
 @dataclass(eq=False)
@@ -69,18 +37,18 @@ class Run:
         async with prepared(self.order) as ready:
             self.metadata = ready.metadata
             self.mask = ready.log.mask
-            course = _Course(self.order, ready)
+            course = Course(self.order, ready)
             try:
                 async for event in course.events():
                     ready.log.session(course.session)
                     for one in self._noted(event, ready):
                         yield one
             except (GeneratorExit, asyncio.CancelledError):
-                course.ending = _Ending(status=Status.INTERRUPTED, error="It was interrupted.")
+                course.ending = Ending(status=Status.INTERRUPTED, error="It was interrupted.")
                 raise
             except BaseException as error:
                 told = error.text() if isinstance(error, ToolcribError) else f"{type(error).__name__}: {error}"
-                course.ending = _Ending(status=Status.FAILED, error=told)
+                course.ending = Ending(status=Status.FAILED, error=told)
                 raise
             finally:
                 await asyncio.shield(self._ended(ready, course))
@@ -97,7 +65,7 @@ class Run:
             self._events.append(warning)
             yield warning
 
-    async def _ended(self, ready: Prepared, course: _Course) -> None:
+    async def _ended(self, ready: Prepared, course: Course) -> None:
         def keep(event: AgentEvent) -> None:
             self._events.append(event)
             ready.log.event(event)
@@ -126,233 +94,3 @@ def _result(ready: Prepared, summary: Summary, events: Iterable[AgentEvent]) -> 
         error=summary.error,
         metadata=about,
     )
-
-
-class _Course:
-    """What happens between the program's start and its end."""
-
-    def __init__(self, order: RunOrder, ready: Prepared) -> None:
-        self.ending = _Ending()
-        self._order = order
-        self._ready = ready
-        self._provider = ready.client.name
-        self._reader: Reader = ready.headless.reader()
-        self._printed = Printed(self._provider, self._reader)
-        self._matching = Matching(self._provider, mark=ready.headless.call_mark)
-        self._tally = Tally()
-        self._running: Running | None = None
-        self._items: asyncio.Queue[_Item] = asyncio.Queue(_READ_AHEAD)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._without_tools = ready.lease is None
-        self._asked = ready.lease is None
-        """Whether the program has asked for the tools: some go on without a word if they cannot."""
-        self._asks_until: float | None = None
-        """When it should have: some time after a model has first answered it."""
-
-    @property
-    def session(self) -> str:
-        """The program's own, as soon as it has told it."""
-        return self._reader.told.session
-
-    async def events(self) -> AsyncIterator[AgentEvent]:
-        async for event in self._happening():
-            self._tally.count(event)
-            yield event
-
-    async def _happening(self) -> AsyncIterator[AgentEvent]:
-        for event in self._beginning():
-            yield event
-        await self._start(self._ready.launch)
-        lease = self._ready.lease
-        if lease is not None:
-            self._matching.names = lease.names
-            self._tasks.append(asyncio.create_task(self._read_notes(lease.notes())))
-        deadline = time.monotonic() + self._order.timeout
-        while self.ending.status is Status.FINISHED:
-            item = await self._next(deadline)
-            now = time.monotonic()
-            for event in (*self._of(item, now), *self._matching.overdue(now)):
-                yield event
-            if now >= deadline:
-                self._stops(Status.TIMEOUT, f"It took longer than {self._order.timeout:.0f} s.{self._trouble()}")
-            if isinstance(item, _NoMoreLines):
-                if item.error is not None:
-                    raise item.error
-                if not self._refused_to_start():
-                    break
-                await self._start(await asyncio.to_thread(self._ready.without_tools))
-            if self._asks_until is not None and now >= self._asks_until:
-                for event in self._never_asked():
-                    yield event
-        if self.ending.status is Status.FINISHED:
-            async for event in self._last_notes():
-                yield event
-
-    async def _start(self, launch: Launch) -> None:
-        self._running = await Running.start(
-            (str(self._ready.program.path), *launch.words),
-            environ=past_proxies({**self._ready.environ, **launch.environ}, self._ready.order.url),
-            cwd=self._order.workdir,
-            stdin=launch.stdin,
-        )
-        self._tasks.append(asyncio.create_task(self._read_lines(self._running)))
-
-    def _trouble(self) -> str:
-        """What the program was last waiting for, where it said so."""
-        last = self._reader.told.last_trouble
-        return f" Its last trouble: {last}" if last else ""
-
-    def _refused_to_start(self) -> bool:
-        """Whether the program ended at once because it could not have Toolcrib's tools, and is to go on without.
-
-        Only some programs insist on the server that they are given; nothing was asked of a model then.
-        """
-        mcp_failed, self._reader.told.mcp_failure = self._reader.told.mcp_failure, ""
-        return (
-            bool(mcp_failed)
-            and not self._reader.told.text
-            and self._running is not None
-            and self._running.exit_code != 0
-        )
-
-    def _beginning(self) -> Iterable[AgentEvent]:
-        ready = self._ready
-        for warning in (*ready.warnings, *(() if ready.lease is None else ready.lease.warnings)):
-            yield self._log(warning)
-
-    async def _next(self, deadline: float) -> _Item | None:
-        """The next thing that happened; None: it is time to look at what waits."""
-        due = min(deadline, self._matching.next_due() or deadline, self._asks_until or deadline)
-        try:
-            async with asyncio.timeout(max(0.0, due - time.monotonic())):
-                return await self._items.get()
-        except TimeoutError:
-            return None
-
-    def _of(self, item: _Item | None, now: float) -> Iterable[AgentEvent]:
-        match item:
-            case Line():
-                yield from self._of_line(item, now)
-            case CallSeen():
-                yield from self._matching.passed(item, now)
-            case Listed():
-                self._asked, self._asks_until = True, None
-                self._matching.names = item.names
-                self._tally.listed(item)
-            case Ended() | Lost():
-                yield from self._tools_gone(item)
-            case _:
-                return
-
-    def _of_line(self, line: Line, now: float) -> Iterable[AgentEvent]:
-        for event in self._printed.events(line):
-            if event.role == "assistant" and not self._asked and self._asks_until is None:
-                self._asks_until = now + _ASKS_WITHIN
-            yield from self._matching.printed(event, now)
-        if self._reader.told.mcp_failure and not self._without_tools:
-            yield from self._no_tools(Status.NO_TOOLS, self._reader.told.mcp_failure)
-
-    def _tools_gone(self, note: Ended | Lost) -> Iterable[AgentEvent]:
-        if isinstance(note, Lost):
-            yield from self._no_tools(Status.NO_TOOLS, f"Toolcrib's daemon is gone: {note.why}")
-        else:
-            yield from self._no_tools(Status.REVOKED, f"The agent {self._ready.metadata.agent} was ended ({note.why}).")
-
-    def _no_tools(self, status: Status, why: str) -> Iterable[AgentEvent]:
-        self._without_tools = True
-        if self._order.on_mcp_failure is OnMcpFailure.STOP:
-            self._stops(status, why)
-        yield self._log(f"{why} " + ("The run is stopped." if self.ending.error else "It goes on without these tools."))
-
-    def _never_asked(self) -> Iterable[AgentEvent]:
-        self._asked, self._asks_until = True, None
-        if not self._without_tools:
-            title = self._ready.client.title
-            yield from self._no_tools(Status.NO_TOOLS, f"{title} works, but has not asked Toolcrib for its tools.")
-
-    def _stops(self, status: Status, why: str) -> None:
-        if not self.ending.error:
-            self.ending = _Ending(status=status, error=why)
-
-    def _log(self, text: str) -> AgentEvent:
-        return AgentEvent(kind=Kind.LOG, provider=self._provider, role="toolcrib", text=text)
-
-    async def _last_notes(self) -> AsyncIterator[AgentEvent]:
-        """The gateway may have more to tell of calls that the program has printed already."""
-        deadline = time.monotonic() + _LAST_NOTES
-        while (self._matching.next_due() is not None or not self._asked) and time.monotonic() < deadline:
-            item = await self._next(deadline)
-            now = time.monotonic()
-            for event in (*self._of(item, now), *self._matching.overdue(now)):
-                yield event
-        if not self._asked and self._running is not None and self._running.exit_code == 0:
-            for event in self._never_asked():
-                yield event
-
-    async def _read_lines(self, running: Running) -> None:
-        try:
-            async for line in running.lines():
-                await self._items.put(line)
-        except Exception as error:
-            await self._items.put(_NoMoreLines(error))
-            return
-        await self._items.put(_NoMoreLines())
-
-    async def _read_notes(self, notes: AsyncIterator[Note]) -> None:
-        try:
-            async for note in notes:
-                await self._items.put(note)
-        except ToolcribError as error:
-            await self._items.put(Lost(why=error.text()))
-
-    async def stop(self, keep: Keep) -> int | None:
-        """Ends the program with all it started; its exit code. What it prints meanwhile is kept."""
-        noting = asyncio.create_task(self._keep_late(keep))
-        if self._running is not None:
-            await self._running.stop()
-        if self._tasks:
-            # What it printed last, and what the gateway saw last, are on their way.
-            await asyncio.wait(self._tasks, timeout=_LAST_WORDS)
-        for task in (*self._tasks, noting):
-            task.cancel()
-        await asyncio.gather(*self._tasks, noting, return_exceptions=True)
-        while not self._items.empty():
-            self._late(self._items.get_nowait(), keep)
-        return None if self._running is None else self._running.exit_code
-
-    async def _keep_late(self, keep: Keep) -> None:
-        while True:
-            self._late(await self._items.get(), keep)
-
-    def _late(self, item: _Item, keep: Keep) -> None:
-        for event in self._of(item, time.monotonic()) if isinstance(item, Line | CallSeen) else ():
-            self._tally.count(event)
-            keep(event)
-
-    def finish(self, keep: Keep) -> None:
-        """Calls that nobody ended end with the run."""
-        for event in self._matching.finish():
-            self._tally.count(event)
-            keep(event)
-
-    def summary(self, exit_code: int | None, seconds: float) -> Summary:
-        told = self._reader.told
-        status, error = self.ending.status, self.ending.error
-        if status is Status.FINISHED and (exit_code != 0 or told.failure):
-            status = Status.FAILED
-            error = told.failure or f"{self._ready.client.title} ended with code {exit_code}."
-        return Summary(
-            status=status,
-            exit_code=exit_code,
-            seconds=seconds,
-            text=told.text,
-            error=error,
-            remedy=told.remedy if status is Status.FAILED else "",
-            session=told.session,
-            model=told.model,
-            usage=told.usage.since(self._ready.used),
-            session_usage=told.usage if self._ready.headless.counts_session else Usage(),
-            tools=dict(self._tally.tools),
-            denials=self._tally.denials,
-            listing=self._tally.listing,
-        )
