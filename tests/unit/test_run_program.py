@@ -215,7 +215,7 @@ def test_the_interpreter_of_a_program_is_not_taken_from_the_project_when_it_is_a
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "agent").write_text("#!/usr/bin/env agent-node\n")
     (tmp_path / "one" / "agent").chmod(0o755)
-    hostile = {**environ, "PATH": f"{tmp_path}/work/bin:{environ['PATH']}"}
+    hostile = {**environ, "PATH": f"{tmp_path / 'work' / 'bin'}:{environ['PATH']}"}
     assert find(CLIENT, hostile, tmp_path / "work").version == "2.1.325"
 
 

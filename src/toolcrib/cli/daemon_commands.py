@@ -68,7 +68,7 @@ def up(
             tell_faults(daemon)
             if daemon.get("workspace"):
                 hint("Tools for this folder are there already: `toolcrib tools workspace`.")
-            hint("Next: `toolcrib add NAME -- COMMAND`, `toolcrib connect claude`, `toolcrib run claude \"…\"`.")
+            hint('Next: `toolcrib add NAME -- COMMAND`, `toolcrib connect claude`, `toolcrib run claude "…"`.')
         sys.stdout.flush()
 
     flags = Flags(mcp_servers=tuple(mcp_server or ()), port=port, store=store, unsafe_no_sandbox=unsafe_no_sandbox)

@@ -15,6 +15,7 @@ from toolcrib.coding_agents.client import SERVER_NAME
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Told, Usage
 from toolcrib.coding_agents.known.failures import LastLines, plainly
+from toolcrib.coding_agents.known.values import as_count, as_list, as_map, as_text
 
 _PROVIDER = "claude"
 _COMES = ("connected", "pending")
@@ -75,19 +76,21 @@ class ClaudeReader:
         return [_event(Kind.LOG, role="system", text=line, raw=line)]
 
     def _system(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        what = _str(line.get("subtype"))
+        what = as_text(line.get("subtype"))
         if what == "init":
             self._begun(line)
-            yield _event(Kind.LOG, role="system", text=f"Claude Code {_str(line.get('claude_code_version'))}".strip())
+            yield _event(
+                Kind.LOG, role="system", text=f"Claude Code {as_text(line.get('claude_code_version'))}".strip()
+            )
         elif what == "api_retry":
             yield _event(Kind.LOG, role="system", text=self._tries_again(line))
         elif what and what not in _NOISE:
-            said = next((text for text in (_str(line.get(name)) for name in _TELLING) if text), "")
+            said = next((text for text in (as_text(line.get(name)) for name in _TELLING) if text), "")
             yield _event(Kind.LOG, role="system", text=f"{what}: {said}" if said else what)
 
     def _tries_again(self, line: Mapping[str, Any]) -> str:
         self._may_not_log_in(line)
-        times = f"{_int(line.get('attempt'))} of {_int(line.get('max_retries'))}"
+        times = f"{as_count(line.get('attempt'))} of {as_count(line.get('max_retries'))}"
         why = " ".join(str(why) for why in (line.get("error_status"), line.get("error")) if why is not None)
         self.told.last_trouble = f"The model did not answer, attempt {times}: {why or 'unknown'}"
         return self.told.last_trouble
@@ -97,24 +100,24 @@ class ClaudeReader:
             self.told.remedy = _LOG_IN
 
     def _begun(self, line: Mapping[str, Any]) -> None:
-        self.told.session = _str(line.get("session_id")) or self.told.session
-        self.told.model = _str(line.get("model")) or self.told.model
-        for server in map(_map, _list(line.get("mcp_servers"))):
-            status = _str(server.get("status"))
+        self.told.session = as_text(line.get("session_id")) or self.told.session
+        self.told.model = as_text(line.get("model")) or self.told.model
+        for server in map(as_map, as_list(line.get("mcp_servers"))):
+            status = as_text(server.get("status"))
             if server.get("name") == SERVER_NAME and status not in _COMES:
                 self.told.mcp_failure = f"Claude Code says that its MCP server {SERVER_NAME} is: {status or 'unknown'}."
 
     def _message(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        role = _str(line.get("type"))
+        role = as_text(line.get("type"))
         if not line.get("is_api_error_message"):
             self.told.last_trouble = ""
-        content = _map(line.get("message")).get("content")
-        for block in [{"type": "text", "text": content}] if isinstance(content, str) else map(_map, _list(content)):
+        content = as_map(line.get("message")).get("content")
+        for block in [{"type": "text", "text": content}] if isinstance(content, str) else map(as_map, as_list(content)):
             match block.get("type"):
                 case "text":
-                    yield self._text(_str(block.get("text")), role, line)
+                    yield self._text(as_text(block.get("text")), role, line)
                 case "thinking":
-                    yield _event(Kind.REASONING, role=role, text=_str(block.get("thinking")))
+                    yield _event(Kind.REASONING, role=role, text=as_text(block.get("thinking")))
                 case "tool_use":
                     yield from self._started(block, line)
                 case "tool_result":
@@ -130,7 +133,7 @@ class ClaudeReader:
         return _event(Kind.MESSAGE, role=role, text=text)
 
     def _started(self, block: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        call, full_name, given = _str(block.get("id")), _str(block.get("name")), block.get("input")
+        call, full_name, given = as_text(block.get("id")), as_text(block.get("name")), block.get("input")
         if not call or call in self._open:
             return
         server, name = _named(full_name)
@@ -140,12 +143,12 @@ class ClaudeReader:
         yield self._tool(call, self._open[call], ToolStatus.STARTED)
 
     def _over(self, block: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        call = _str(block.get("tool_use_id"))
+        call = as_text(block.get("tool_use_id"))
         known = self._open.pop(call, None)
         if known is None:
             return
         text = _texts(block.get("content"))
-        metas = [meta for meta in map(_map, _list(line.get("tool_result_meta"))) if meta.get("id") == call]
+        metas = [meta for meta in map(as_map, as_list(line.get("tool_result_meta"))) if meta.get("id") == call]
         failed = block.get("is_error") is True
         status = _failure(text, metas[0] if metas else {}) if failed else ToolStatus.OK
         yield self._tool(call, known, status, text=text)
@@ -163,11 +166,11 @@ class ClaudeReader:
         )
 
     def _result(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        self.told.session = _str(line.get("session_id")) or self.told.session
+        self.told.session = as_text(line.get("session_id")) or self.told.session
         self.told.usage = _added(self.told.usage, line)
-        said = _str(line.get("result"))
-        errors = "; ".join(filter(None, map(_str, _list(line.get("errors")))))
-        what = _str(line.get("terminal_reason")) or _str(line.get("subtype"))
+        said = as_text(line.get("result"))
+        errors = "; ".join(filter(None, map(as_text, as_list(line.get("errors")))))
+        what = as_text(line.get("terminal_reason")) or as_text(line.get("subtype"))
         failed = line.get("is_error") is True
         self.told.text = said if said and not failed else self.told.text
         self._last_lines.over = True
@@ -192,8 +195,8 @@ def _named(full: str) -> tuple[str, str]:
 
 
 def _failure(text: str, meta: Mapping[str, Any]) -> ToolStatus:
-    reason = _str(meta.get("non_execution_kind"))
-    if reason or _map(meta.get("permission_decision")).get("decision") == "reject":
+    reason = as_text(meta.get("non_execution_kind"))
+    if reason or as_map(meta.get("permission_decision")).get("decision") == "reject":
         return _KINDS.get(reason, ToolStatus.DENIED)
     return next((status for wording, status in _WORDINGS if wording in text), ToolStatus.ERROR)
 
@@ -204,11 +207,11 @@ def _added(so_far: Usage, line: Mapping[str, Any]) -> Usage:
     `usage` leaves subagents out, and `modelUsage` counts the session from its first run: what each model took since
     the last result is neither, and `usage` stands in where it is not told.
     """
-    models = [_map(model) for model in _map(line.get("model_usage_since_last_result")).values()]
-    usage = _map(line.get("usage"))
+    models = [as_map(model) for model in as_map(line.get("model_usage_since_last_result")).values()]
+    usage = as_map(line.get("usage"))
     counted: dict[str, int | None] = {}
     for ours, (main, each) in _FIGURES.items():
-        figures = [_int(model.get(each)) for model in models] or [_int(usage.get(main))]
+        figures = [as_count(model.get(each)) for model in models] or [as_count(usage.get(main))]
         told = [figure for figure in (getattr(so_far, ours), *figures) if figure is not None]
         counted[ours] = sum(told) if told else None
     told_all = {name: line[name] for name in ("usage", "modelUsage", "total_cost_usd", "num_turns") if name in line}
@@ -218,20 +221,4 @@ def _added(so_far: Usage, line: Mapping[str, Any]) -> Usage:
 def _texts(content: Any) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(filter(None, (_str(part.get("text")) for part in map(_map, _list(content)))))
-
-
-def _str(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _int(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return "\n".join(filter(None, (as_text(part.get("text")) for part in map(as_map, as_list(content)))))

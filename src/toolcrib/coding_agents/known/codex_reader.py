@@ -17,6 +17,7 @@ from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Told, Usage
 from toolcrib.coding_agents.known.codex_launch import OTHER_NAME
 from toolcrib.coding_agents.known.failures import LastLines, plainly
+from toolcrib.coding_agents.known.values import as_count, as_text
 
 PROVIDER = "codex"
 _OURS = (SERVER_NAME, OTHER_NAME)
@@ -60,7 +61,7 @@ class CodexReader:
         self._last_lines = LastLines(self.told)
 
     def read(self, line: Mapping[str, Any]) -> list[AgentEvent]:
-        kind, item = _text(line.get("type")), line.get("item")
+        kind, item = as_text(line.get("type")), line.get("item")
         if kind.startswith("item.") and isinstance(item, Mapping):
             self.told.last_trouble = self.told.last_trouble if item.get("type") == "error" else ""
             return list(self._item(kind, item, line))
@@ -94,7 +95,7 @@ class CodexReader:
         return [replace(over, tool_status=ToolStatus.STARTED, text="", raw=line), over]
 
     def _started(self, line: Mapping[str, Any]) -> str:
-        self.told.session = _text(line.get("thread_id"))
+        self.told.session = as_text(line.get("thread_id"))
         return f"Session {self.told.session}"
 
     def _completed(self, line: Mapping[str, Any]) -> str:
@@ -104,43 +105,43 @@ class CodexReader:
         usage = line.get("usage")
         if isinstance(usage, Mapping):
             self.told.usage = Usage(
-                input=_count(usage.get("input_tokens")),
-                output=_count(usage.get("output_tokens")),
-                cached=_count(usage.get("cached_input_tokens")),
+                input=as_count(usage.get("input_tokens")),
+                output=as_count(usage.get("output_tokens")),
+                cached=as_count(usage.get("cached_input_tokens")),
                 told=dict(usage),
             )
         return "The turn is over."
 
     def _failed(self, line: Mapping[str, Any]) -> str:
         error = line.get("error")
-        why = _text((error if isinstance(error, Mapping) else line).get("message"))
+        why = as_text((error if isinstance(error, Mapping) else line).get("message"))
         self.told.failure = self.told.last_trouble = plainly(why) or "The turn failed."
         self.told.remedy = _LOG_IN if _NOT_LOGGED_IN.search(why) else ""
         return self.told.failure
 
     def _item(self, kind: str, item: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        what = _text(item.get("type"))
+        what = as_text(item.get("type"))
         over = kind == "item.completed"
         if what in _CALLS:
             yield from self._call(kind, item, line)
         elif what == "todo_list":
             yield _event(Kind.LOG, line, role="assistant", text=_plan(item))
         elif over and what == "agent_message":
-            self.told.text = _text(item.get("text"))
+            self.told.text = as_text(item.get("text"))
             yield _event(Kind.MESSAGE, line, role="assistant", text=self.told.text)
         elif over and what == "reasoning":
-            yield _event(Kind.REASONING, line, role="assistant", text=_text(item.get("text")))
+            yield _event(Kind.REASONING, line, role="assistant", text=as_text(item.get("text")))
         elif over and what == "error":
-            yield _event(Kind.LOG, line, role="system", text=_text(item.get("message")))
+            yield _event(Kind.LOG, line, role="system", text=as_text(item.get("message")))
         else:
             yield _event(Kind.RAW, line)
 
     def _call(self, kind: str, item: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         """One event when a call starts, one when it is over; some calls are told of only when they are over."""
-        call = _text(item.get("id"))
+        call = as_text(item.get("id"))
         begun, over = call in self._calls, self._calls.get(call, False)
         shared: dict[str, Any] = {"kind": Kind.TOOL, "provider": PROVIDER, "role": "tool", "call": call}
-        shared |= _CALLS[_text(item.get("type"))](item)
+        shared |= _CALLS[as_text(item.get("type"))](item)
         started = AgentEvent(**shared, raw=line, tool_status=ToolStatus.STARTED)
         if kind == "item.started" and not begun:
             self._note(call, over=False)
@@ -162,14 +163,6 @@ def _event(kind: Kind, line: Mapping[str, Any], *, role: str = "", text: str = "
     return AgentEvent(kind=kind, provider=PROVIDER, role=role, text=text, raw=line)
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 def _command(item: Mapping[str, Any]) -> dict[str, Any]:
     return {"tool_name": "shell", "tool_args": _given(item, "command")}
 
@@ -183,13 +176,13 @@ def _search(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sub_agent(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tool_name": _text(item.get("tool")), "tool_args": _given(item, "prompt", "receiver_thread_ids")}
+    return {"tool_name": as_text(item.get("tool")), "tool_args": _given(item, "prompt", "receiver_thread_ids")}
 
 
 def _of_a_server(item: Mapping[str, Any]) -> dict[str, Any]:
-    server, given = _text(item.get("server")), item.get("arguments")
+    server, given = as_text(item.get("server")), item.get("arguments")
     return {
-        "tool_name": _text(item.get("tool")),
+        "tool_name": as_text(item.get("tool")),
         "tool_args": given if isinstance(given, Mapping) else None,
         "server": SERVER_NAME if server in _OURS else server,
     }
@@ -225,14 +218,14 @@ def _refused(said: str) -> dict[str, Any] | None:
 def _twice_quoted(text: str) -> str:
     """`"Rejected(\\"…\\")"` → what stands inside; empty where it is quoted in a way that JSON does not know."""
     try:
-        return _text(json.loads(_text(json.loads(text)).removeprefix("Rejected(").removesuffix(")")))
+        return as_text(json.loads(as_text(json.loads(text)).removeprefix("Rejected(").removesuffix(")")))
     except (ValueError, RecursionError):
         return ""
 
 
 def _status(item: Mapping[str, Any]) -> ToolStatus:
     # A web search has no status.
-    status = _STATUS.get(_text(item.get("status")) or "completed", ToolStatus.ERROR)
+    status = _STATUS.get(as_text(item.get("status")) or "completed", ToolStatus.ERROR)
     why = _why(item)
     if status is ToolStatus.ERROR and why:
         return next((better for better, signs in _WHY_FAILED if any(sign in why for sign in signs)), status)
@@ -241,18 +234,18 @@ def _status(item: Mapping[str, Any]) -> ToolStatus:
 
 def _why(item: Mapping[str, Any]) -> str:
     error = item.get("error")
-    return _text(error.get("message")) if isinstance(error, Mapping) else ""
+    return as_text(error.get("message")) if isinstance(error, Mapping) else ""
 
 
 def _outcome(item: Mapping[str, Any]) -> str:
     result = item.get("result")
     content = result.get("content") if isinstance(result, Mapping) else None
     parts = content if isinstance(content, list) else []
-    said = [_text(part.get("text")) for part in parts if isinstance(part, Mapping)]
-    return _why(item) or _text(item.get("aggregated_output")) or "\n".join(filter(None, said))
+    said = [as_text(part.get("text")) for part in parts if isinstance(part, Mapping)]
+    return _why(item) or as_text(item.get("aggregated_output")) or "\n".join(filter(None, said))
 
 
 def _plan(item: Mapping[str, Any]) -> str:
     steps = item.get("items")
     known = [step for step in steps if isinstance(step, Mapping)] if isinstance(steps, list) else []
-    return "\n".join(f"[{'x' if step.get('completed') is True else ' '}] {_text(step.get('text'))}" for step in known)
+    return "\n".join(f"[{'x' if step.get('completed') is True else ' '}] {as_text(step.get('text'))}" for step in known)

@@ -17,6 +17,7 @@ from toolcrib.coding_agents.client import SERVER_NAME
 from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Told, Usage
 from toolcrib.coding_agents.known.failures import LastLines, plainly
+from toolcrib.coding_agents.known.values import as_count, as_list, as_map, as_text
 
 _PROVIDER = "gemini"
 _OF_A_SERVER = re.compile(rf"mcp_({SERVER_NAME}|[^_]+)_(.+)", re.DOTALL)
@@ -82,7 +83,7 @@ class GeminiReader:
         if _gets_on(line):
             self.told.last_trouble = ""
         if self._is_piece(line):
-            self._pieces.append(_str(line.get("content")))
+            self._pieces.append(as_text(line.get("content")))
             self.told.text = "".join(self._pieces)
             return [_event(Kind.RAW, raw=line)]
         kind = line.get("type")
@@ -127,57 +128,57 @@ class GeminiReader:
             yield _event(Kind.MESSAGE, role="assistant", text=text)
 
     def _begun(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        self.told.session = _str(line.get("session_id")) or self.told.session
-        self.told.model = _str(line.get("model")) or self.told.model
+        self.told.session = as_text(line.get("session_id")) or self.told.session
+        self.told.model = as_text(line.get("model")) or self.told.model
         yield _event(Kind.LOG, role="system", text=f"Session {self.told.session}, model {self.told.model}")
 
     def _message(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        role, text = _str(line.get("role")), _str(line.get("content"))
+        role, text = as_text(line.get("role")), as_text(line.get("content"))
         if role == "assistant":
             self.told.text = text
         yield _event(Kind.MESSAGE, role=role, text=text)
 
     def _started(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        call, given = _str(line.get("tool_id")), line.get("parameters")
+        call, given = as_text(line.get("tool_id")), line.get("parameters")
         if not call or call in self._open:
             return
-        server, name = _named(_str(line.get("tool_name")))
+        server, name = _named(as_text(line.get("tool_name")))
         known = _Call(name=name, server=server, arguments=given if isinstance(given, dict) else None)
         self._open[call] = known
         yield _tool(call, known, ToolStatus.STARTED)
 
     def _over(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        call = _str(line.get("tool_id"))
+        call = as_text(line.get("tool_id"))
         known = self._open.pop(call, None)
         if known is None:
             return
-        error = _map(line.get("error"))
-        text = _str(error.get("message")) or _str(line.get("output"))
+        error = as_map(line.get("error"))
+        text = as_text(error.get("message")) or as_text(line.get("output"))
         failed = bool(error) or line.get("status") == "error"
         yield _tool(call, known, _failure(error, text) if failed else ToolStatus.OK, text=_own_words(text))
 
     def _trouble(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        text = _str(line.get("message"))
+        text = as_text(line.get("message"))
         if line.get("severity") == "error":
             self._error = text
         yield _event(Kind.LOG, role="system", text=text)
 
     def _result(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        stats = _map(line.get("stats"))
+        stats = as_map(line.get("stats"))
         if stats:
             self.told.usage = Usage(
-                input=_count(stats.get("input_tokens")),
-                output=_count(stats.get("output_tokens")),
-                cached=_count(stats.get("cached")),
+                input=as_count(stats.get("input_tokens")),
+                output=as_count(stats.get("output_tokens")),
+                cached=as_count(stats.get("cached")),
                 told=stats,
             )
         self._last_lines.over = True
         self.told.failure = self.told.remedy = ""
-        status = _str(line.get("status"))
+        status = as_text(line.get("status"))
         if status == "success":
             yield _event(Kind.LOG, role="system", text="The run is over.")
             return
-        why = _str(_map(line.get("error")).get("message")) or self._error
+        why = as_text(as_map(line.get("error")).get("message")) or self._error
         self.told.remedy = _LOG_IN if _KEY_REFUSED.search(why) else ""
         self.told.failure = plainly(why) or f"Gemini CLI ended its run with {status or 'no word'}."
         yield _event(Kind.LOG, role="system", text=self.told.failure)
@@ -198,8 +199,8 @@ def _own_words(text: str) -> str:
         answers, _ = json.JSONDecoder().raw_decode(text[end:].removeprefix(" with response: "))
     except (ValueError, RecursionError):
         return text
-    responses = [_map(_map(_map(one).get("functionResponse")).get("response")) for one in _list(answers)]
-    texts = [_str(_map(part).get("text")) for response in responses for part in _list(response.get("content"))]
+    responses = [as_map(as_map(as_map(one).get("functionResponse")).get("response")) for one in as_list(answers)]
+    texts = [as_text(as_map(part).get("text")) for response in responses for part in as_list(response.get("content"))]
     return "\n".join(filter(None, texts)) or text
 
 
@@ -211,7 +212,7 @@ def _named(name: str) -> tuple[str, str]:
 
 def _failure(error: Mapping[str, Any], text: str) -> ToolStatus:
     by_text = next((status for words, status in _WORDINGS if words in text), None)
-    return by_text or _STATUS.get(_str(error.get("type")), ToolStatus.ERROR)
+    return by_text or _STATUS.get(as_text(error.get("type")), ToolStatus.ERROR)
 
 
 def _tool(call: str, known: _Call, status: ToolStatus, *, text: str = "") -> AgentEvent:
@@ -229,19 +230,3 @@ def _tool(call: str, known: _Call, status: ToolStatus, *, text: str = "") -> Age
 
 def _event(kind: Kind, **what: Any) -> AgentEvent:
     return AgentEvent(kind=kind, provider=_PROVIDER, **what)
-
-
-def _str(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _map(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
