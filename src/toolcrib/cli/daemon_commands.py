@@ -6,10 +6,8 @@ In: words of the command line. Out: an exit code. The process itself is `toolcri
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +17,7 @@ from toolcrib.cli.output import duration, hint, say, say_json, say_line, working
 from toolcrib.cli.reach import daemon_pid, daemon_runs, from_daemon, perform, root
 from toolcrib.cli.server_commands import server_table, tell_faults
 from toolcrib.errors import CallTimeout, DaemonNotRunning
+from toolcrib.runs.alive import is_there
 
 STOP_WITHIN = 10.0
 
@@ -101,7 +100,7 @@ def down(*, as_json: AsJson = False) -> int:
         from_daemon("system:stop", timeout=STOP_WITHIN)
     deadline = time.monotonic() + STOP_WITHIN
     with working("stopping the daemon …"):
-        while daemon_runs() or (pid is not None and _is_alive(pid)):
+        while daemon_runs() or (pid is not None and is_there(pid)):
             if time.monotonic() > deadline:
                 raise CallTimeout(
                     f"The daemon (pid {pid}) did not end within {STOP_WITHIN:.0f} s.",
@@ -113,21 +112,6 @@ def down(*, as_json: AsJson = False) -> int:
     else:
         say("The daemon has stopped.")
     return 0
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        # A process that ended but that nobody has waited for yet is gone for our purpose.
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return True
-    return state != "Z"
 
 
 def status(*, as_json: AsJson = False) -> int:

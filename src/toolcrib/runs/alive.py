@@ -1,12 +1,15 @@
 """Whether a process that wrote down its number is still there.
 
-In: a number, and when its process began. Out: whether that very process lives; another may have its number by now.
+In: a number, and perhaps when its process began. Out: whether that very process lives; another may have its number by
+now. One that has ended but that nobody has waited for yet is gone for our purpose.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+_TELLS = Path("/proc/self/stat")
 
 
 def began(pid: int) -> float | None:
@@ -21,8 +24,12 @@ def began(pid: int) -> float | None:
 
 def lives(pid: int, since: float) -> bool:
     """Where there is no /proc, any process of this number counts."""
-    if Path("/proc/self/stat").exists():
-        return began(pid) == since
+    return began(pid) == since if _TELLS.exists() else is_there(pid)
+
+
+def is_there(pid: int) -> bool:
+    if _TELLS.exists():
+        return began(pid) is not None
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
