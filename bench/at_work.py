@@ -24,12 +24,14 @@ from typing import Any
 
 from parts import daemon, fleet
 from parts.coding_agents import PROMPT
-from parts.models.conversation import Conversation, Hold, Offering
-from parts.models.script import Call, Say, Step
-from parts.models.server import Model, Provider, serving
 from parts.runs import Person
 from parts.waiting import wait_for
 from targets import NotMeasured
+from toolcrib.testing.conversation import Conversation, Hold, Offering
+from toolcrib.testing.provider import Provider
+from toolcrib.testing.script import Call, Say, Step
+from toolcrib.testing.server import Model, serving
+from toolcrib.testing.wire import Message
 
 LIMIT = 120.0
 """Seconds that any run may take."""
@@ -70,14 +72,21 @@ class Watch:
             self.seen.append((at, conversation, body))
         return conversation
 
-    def write(self, *about: Any) -> list[dict[str, Any]]:
+    @property
+    def base(self) -> str:
+        return self.provider.base
+
+    def write(self, *about: Any) -> Sequence[Message]:
         return self.provider.write(*about)
 
     def whole(self, *about: Any) -> dict[str, Any] | None:
         return self.provider.whole(*about)
 
-    def refusal(self, status: int) -> dict[str, Any]:
-        return self.provider.refusal(status)
+    def refusal(self, *about: Any) -> dict[str, Any]:
+        return self.provider.refusal(*about)
+
+    def interruption(self, *about: Any) -> Message:
+        return self.provider.interruption(*about)
 
 
 class Stall(Hold):

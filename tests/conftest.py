@@ -23,7 +23,7 @@ from parts import postgres as databases
 from parts.daemon import Cli, Home, StartDaemon
 from parts.own import StartServer
 from parts.report import not_run, summarize
-from parts.sizes import FULL
+from parts.sizes import FULL, left_for_soak
 
 os.environ[leftovers.RUN_NAME] = str(os.getpid())
 
@@ -161,6 +161,14 @@ def store_env(store_url: str) -> dict[str, str]:
 def sized() -> Callable[[int, int], int]:
     """`sized(500, 5000)` is the first number in a usual run and the second in `make soak`."""
     return lambda usual, most: most if FULL else usual
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    later = [item for item in items if left_for_soak(item)]
+    if later:
+        config.hook.pytest_deselected(items=later)
+        left = set(later)
+        items[:] = [item for item in items if item not in left]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from at_work import Way, model, place, steps
-from parts.models.conversation import Conversation, Offering
 from parts.runs import Person
 from report import Cell, Figure
 from rounds import progress
 from targets import NotMeasured
 from toolcrib.book.tokens import count
+from toolcrib.testing.conversation import Conversation, Offering
 
 WAYS = (Way.WORKSPACE, Way.WARM, Way.DIRECT)
 AT_ONCE = 3

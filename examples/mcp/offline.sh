@@ -13,7 +13,7 @@ client=$1
 shift
 case $client in
     claude) provider=anthropic ;;
-    codex) provider=openai ;;
+    codex) provider=openai-responses ;;
     gemini) provider=google ;;
     *) echo "There is no script for $client." >&2; exit 2 ;;
 esac
@@ -38,7 +38,7 @@ trap 'exit 129' HUP
 # The model ends when its input does, which this script alone holds open: so also when the script is killed.
 mkdir -p "$away/home" "$away/tmp"
 mkfifo "$away/in" "$away/out"
-PYTHONPATH=$checkout/tests "$python" -m parts.models "$provider" "$here/scripted.json" <"$away/in" >"$away/out" &
+"$python" -m toolcrib.testing "$provider" "$here/scripted.json" <"$away/in" >"$away/out" &
 model=$!
 exec 3>"$away/in"
 read -r url <"$away/out"
@@ -57,7 +57,7 @@ analytics.enabled = false
 feedback.enabled = false
 [model_providers.scripted]
 name = "scripted"
-base_url = "$url/v1"
+base_url = "$url"
 env_key = "SCRIPTED_KEY"
 wire_api = "responses"
 supports_websockets = false

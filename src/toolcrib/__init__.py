@@ -1,17 +1,35 @@
 """Toolcrib: one room for the tools of all your agents.
 
-The few names of the library; each is imported when it is first used, so that `import toolcrib` costs nothing.
+The names of the library; each is imported when it is first used, so that `import toolcrib` costs nothing.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolcrib.coding_agents.events import AgentEvent
+    from toolcrib.agent.options import AgentOptions, CodingTools
+    from toolcrib.agent.run import run_agent
+    from toolcrib.agent_events import AgentEvent
+    from toolcrib.catalog.filters import destructive, idempotent, open_world, read_only
+    from toolcrib.catalog.transforms import (
+        Change,
+        Default,
+        Describe,
+        Drop,
+        Fix,
+        Keep,
+        Only,
+        Options,
+        Prefix,
+        Rename,
+        RenameArgument,
+    )
+    from toolcrib.config.given import HttpServer, SseServer, StdioServer, WebSocketServer
     from toolcrib.config.model import ServerConfig
     from toolcrib.config.one import server_config
     from toolcrib.crib.client import Client
     from toolcrib.crib.crib import Crib
+    from toolcrib.crib.kit import Kit
     from toolcrib.crib.results import Result
     from toolcrib.errors import ToolcribError
     from toolcrib.runs.agent import CodeAgent
@@ -21,26 +39,72 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AgentEvent",
+    "AgentOptions",
+    "Change",
     "Client",
     "CodeAgent",
+    "CodingTools",
     "Crib",
+    "Default",
+    "Describe",
+    "Drop",
     "ExecutionResult",
+    "Fix",
+    "HttpServer",
+    "Keep",
+    "Kit",
+    "Only",
+    "Options",
+    "Prefix",
+    "Rename",
+    "RenameArgument",
     "Result",
     "ServerConfig",
+    "SseServer",
+    "StdioServer",
     "ToolcribError",
+    "WebSocketServer",
     "__version__",
+    "destructive",
+    "idempotent",
+    "open_world",
+    "read_only",
+    "run_agent",
     "server_config",
 ]
 
 _HOMES = {
-    "AgentEvent": "toolcrib.coding_agents.events",
+    "AgentEvent": "toolcrib.agent_events",
+    "AgentOptions": "toolcrib.agent.options",
+    "Change": "toolcrib.catalog.transforms",
     "Client": "toolcrib.crib.client",
     "CodeAgent": "toolcrib.runs.agent",
+    "CodingTools": "toolcrib.agent.options",
     "Crib": "toolcrib.crib.crib",
+    "Default": "toolcrib.catalog.transforms",
+    "Describe": "toolcrib.catalog.transforms",
+    "Drop": "toolcrib.catalog.transforms",
     "ExecutionResult": "toolcrib.runs.result",
+    "Fix": "toolcrib.catalog.transforms",
+    "HttpServer": "toolcrib.config.given",
+    "Keep": "toolcrib.catalog.transforms",
+    "Kit": "toolcrib.crib.kit",
+    "Only": "toolcrib.catalog.transforms",
+    "Options": "toolcrib.catalog.transforms",
+    "Prefix": "toolcrib.catalog.transforms",
+    "Rename": "toolcrib.catalog.transforms",
+    "RenameArgument": "toolcrib.catalog.transforms",
     "Result": "toolcrib.crib.results",
     "ServerConfig": "toolcrib.config.model",
+    "SseServer": "toolcrib.config.given",
+    "StdioServer": "toolcrib.config.given",
     "ToolcribError": "toolcrib.errors",
+    "WebSocketServer": "toolcrib.config.given",
+    "destructive": "toolcrib.catalog.filters",
+    "idempotent": "toolcrib.catalog.filters",
+    "open_world": "toolcrib.catalog.filters",
+    "read_only": "toolcrib.catalog.filters",
+    "run_agent": "toolcrib.agent.run",
     "server_config": "toolcrib.config.one",
 }
 

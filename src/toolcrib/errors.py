@@ -138,7 +138,11 @@ class ProtocolViolation(ServerFailure):
 
 
 class WorkspaceError(ToolcribError):
-    """Told to a model, which shall act on it: what, where, and what would work."""
+    """Told to a model, which shall act on it: what, where, and what would work.
+
+    `data["argument"]` names the argument of a tool that the remedy speaks of: a tool that is offered with other
+    arguments puts its own words there.
+    """
 
     code = INVALID_PARAMS
     http_status = 400

@@ -72,6 +72,10 @@ Feature: A coding agent at work with Toolcrib's tools
     Examples:
       | agent  |
       | claude |
+
+    @soak
+    Examples: the other programs
+      | agent  |
       | codex  |
       | gemini |
 
@@ -91,6 +95,10 @@ Feature: A coding agent at work with Toolcrib's tools
     Examples:
       | agent  |
       | claude |
+
+    @soak
+    Examples: the other programs
+      | agent  |
       | codex  |
       | gemini |
 
@@ -126,6 +134,10 @@ Feature: A coding agent at work with Toolcrib's tools
     Examples:
       | agent  |
       | claude |
+
+    @soak
+    Examples: the other programs
+      | agent  |
       | codex  |
       | gemini |
 
@@ -156,6 +168,10 @@ Feature: A coding agent at work with Toolcrib's tools
     Examples:
       | agent  |
       | claude |
+
+    @soak
+    Examples: the other programs
+      | agent  |
       | codex  |
       | gemini |
 
@@ -169,6 +185,10 @@ Feature: A coding agent at work with Toolcrib's tools
     Examples:
       | agent  |
       | claude |
+
+    @soak
+    Examples: the other programs
+      | agent  |
       | codex  |
       | gemini |
 
@@ -188,6 +208,10 @@ Feature: A coding agent at work with Toolcrib's tools
     Examples:
       | agent  |
       | claude |
+
+    @soak
+    Examples: the other programs
+      | agent  |
       | codex  |
       | gemini |
 

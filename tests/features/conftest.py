@@ -18,11 +18,11 @@ from pytest_bdd import given
 
 from parts import runs
 from parts.daemon import Cli, Home, StartDaemon
-from parts.models.conversation import Offering
-from parts.models.script import Call, Say, Together
 from parts.stage import CHANGED, MODULE, TEST, Stage, note
 from parts.witness import Notes
 from parts.wording import words
+from toolcrib.testing.conversation import Offering
+from toolcrib.testing.script import Call, Say, Together
 
 HERE = Path(__file__).parent
 _AGENT = re.compile(r"\[(\w+)")

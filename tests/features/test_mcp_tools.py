@@ -12,11 +12,11 @@ from collections import Counter
 import pytest
 from pytest_bdd import scenario, then, when
 
-from parts.models.conversation import Offering
 from parts.runs import Log
 from parts.stage import MODULE, TEST, Stage
 from parts.waiting import wait_for
 from parts.wording import words
+from toolcrib.testing.conversation import Offering
 
 FEATURE = "40_mcp_tools.feature"
 

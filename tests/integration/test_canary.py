@@ -266,6 +266,7 @@ def _look_at_processes(scene: Scene, watch: Watch) -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.usual(engine="postgresql")
 def test_no_secret_is_found_where_it_does_not_belong(
     daemon: StartDaemon,
     cli: Cli,

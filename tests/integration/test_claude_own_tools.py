@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from parts.models.anthropic import Anthropic
-from parts.models.conversation import Offering
-from parts.models.script import Anyway, Call, Say, Step, Together
-from parts.models.server import Model, serving
 from parts.own import StartServer
 from parts.own_hands import Place, furnish, put
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Launch, Order
 from toolcrib.coding_agents.known.claude_launch import launch
 from toolcrib.coding_agents.known.claude_reader import ClaudeReader
 from toolcrib.policy.own_tools import OwnTools
+from toolcrib.testing.anthropic import Anthropic
+from toolcrib.testing.conversation import Offering
+from toolcrib.testing.script import Anyway, Call, Say, Step, Together
+from toolcrib.testing.server import Model, serving
 
 KEY = "sk-dummy-0123456789"
 PROMPT = "-p is no word of a command line here."

@@ -19,17 +19,17 @@ from typing import Any
 import pytest
 
 from parts.coding_agents import CODEX_SETTINGS, KEY
-from parts.models.openai import OpenAI
-from parts.models.script import Anyway, Call, Refuse, Say, Step
-from parts.models.server import Model, serving
 from parts.own import StartServer
 from parts.own_hands import Place, furnish
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.client import SERVER_NAME
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Order
 from toolcrib.coding_agents.known.codex_launch import launch
 from toolcrib.coding_agents.known.codex_reader import CodexReader
 from toolcrib.policy.own_tools import OwnTools
+from toolcrib.testing.openai_responses import OpenAI
+from toolcrib.testing.script import Anyway, Call, Refuse, Say, Step
+from toolcrib.testing.server import Model, serving
 
 TOKEN = "tok-0123456789abcdef"
 DEFERRED, CODE = "gpt-5.5", "gpt-6.1-sol"

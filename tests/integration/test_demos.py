@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 
 from parts import leftovers, runs
 from parts.daemon import Home
-from parts.models.__main__ import step_from
-from parts.models.server import serving
 from parts.runs import Desk, Log
 from parts.sizes import some
 from parts.waiting import wait_for
+from toolcrib.testing.__main__ import step_from
+from toolcrib.testing.server import serving
 
 pytestmark = [pytest.mark.req("FRG-8"), pytest.mark.timeout(300)]
 

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from parts.models.google import Google
-from parts.models.script import Anyway, Call, Say, Step, Together
-from parts.models.server import Model, serving
 from parts.own import StartServer
 from parts.own_hands import Place, furnish, put
+from toolcrib.agent_events import Kind, ToolStatus
 from toolcrib.agents.folder import AgentFolders
-from toolcrib.coding_agents.events import Kind, ToolStatus
 from toolcrib.coding_agents.headless import Launch, Order, Told
 from toolcrib.coding_agents.known.gemini_launch import launch
 from toolcrib.coding_agents.known.gemini_reader import GeminiReader
 from toolcrib.policy.own_tools import OwnTools
+from toolcrib.testing.google import Google
+from toolcrib.testing.script import Anyway, Call, Say, Step, Together
+from toolcrib.testing.server import Model, serving
 
 TOKEN = "tcb_0123456789"
 KEY = "dummy-0123456789"

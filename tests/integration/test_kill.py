@@ -210,6 +210,7 @@ def _check_book(rows: list[dict[str, Any]], told: Told, notes: Notes) -> None:
 
 @pytest.mark.req("BNS-10")
 @pytest.mark.timeout(1500)
+@pytest.mark.usual(engine="sqlite")
 def test_what_was_acknowledged_outlives_a_kill_and_nothing_runs_twice(
     daemon: StartDaemon,
     cli: Cli,

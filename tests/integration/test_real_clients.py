@@ -17,9 +17,9 @@ import pytest
 from parts import coding_agents, fleet, own
 from parts.coding_agents import CodingAgent, Seat
 from parts.daemon import Cli, Daemon, Home, StartDaemon
-from parts.models.script import Call
-from parts.models.server import Model, serving
 from parts.own import StartServer
+from toolcrib.testing.script import Call
+from toolcrib.testing.server import Model, serving
 
 
 @pytest.fixture(params=coding_agents.ALL, ids=lambda agent: str(agent.name))
@@ -109,6 +109,7 @@ def test_a_client_is_offered_what_its_agent_may_use_and_its_call_arrives(scene: 
 
 
 @pytest.mark.req("KSI-7")
+@pytest.mark.usual(client=("claude", "gemini"))
 def test_the_model_is_told_why_a_call_was_not_carried_out(
     make_scene: Callable[..., Scene], client: CodingAgent, start_server: StartServer
 ) -> None:
@@ -143,6 +144,7 @@ def test_the_model_is_told_why_a_call_was_not_carried_out(
 
 
 @pytest.mark.req("KSI-3")
+@pytest.mark.usual(client="codex")
 def test_a_conversation_goes_on_when_the_daemon_is_restarted_or_killed(scene: Scene, client: CodingAgent) -> None:
     scene.cli("agent", "add", "reviewer", "--profile", "developer").ok()
     sessions: list[dict[str, Any]] = []
@@ -172,6 +174,7 @@ TOLD_OF_401 = {
 
 
 @pytest.mark.req("KSI-5", "KSI-9")
+@pytest.mark.usual(client="claude")
 def test_the_next_call_of_an_agent_that_is_removed_does_not_pass(scene: Scene, client: CodingAgent) -> None:
     scene.cli("agent", "add", "reviewer", "--profile", "developer").ok()
     model = scene.run(

@@ -30,7 +30,7 @@ from parts.witness import Notes
 from toolcrib.config.paths import Paths
 from toolcrib.errors import DaemonNotRunning, NotFound, UsageError
 from toolcrib.policy import OwnTools
-from toolcrib.runs import lease as leases
+from toolcrib.reach import lease as leases
 from toolcrib.runs.house import CallSeen, Ended, House, Lease, Listed, Lost, Note, Wanted, open_house
 
 LIMIT = 20.0

@@ -16,8 +16,8 @@ import pytest
 from parts import own, scribe
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.waiting import wait_for
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.clients import CLIENTS
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.errors import NotFound, ToolcribError, UsageError
 from toolcrib.runs import shelf
 from toolcrib.runs.agent import Stream

@@ -9,10 +9,10 @@ import pytest
 
 from parts import runs
 from parts.daemon import Home
-from parts.models.script import Call
-from parts.models.server import serving
 from parts.runs import Desk
 from parts.sizes import some
+from toolcrib.testing.script import Call
+from toolcrib.testing.server import serving
 
 PROXY = "http://127.0.0.1:9"
 """Nobody is there."""

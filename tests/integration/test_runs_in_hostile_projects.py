@@ -11,10 +11,10 @@ import pytest
 
 from parts import fleet, runs
 from parts.daemon import Home
-from parts.models.script import Say
-from parts.models.server import Model, serving
 from parts.runs import Desk
 from parts.sizes import some
+from toolcrib.testing.script import Say
+from toolcrib.testing.server import Model, serving
 
 MARK = "sprang"
 """A file that the project's own `node` leaves."""

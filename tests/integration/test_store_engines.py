@@ -97,6 +97,7 @@ def test_a_detached_daemon_takes_the_database_of_the_flag(
 
 
 @pytest.mark.usefixtures("downed")
+@pytest.mark.usual(engine="postgresql")
 def test_what_the_flag_said_is_not_forgotten_when_the_daemon_is_gone(
     flag: tuple[str, dict[str, str]], toolcrib_home: Home, cli: Cli
 ) -> None:

@@ -146,6 +146,7 @@ def recovered(daemon: Daemon, member: Member, nonce: str) -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
+@pytest.mark.usual(fault=("full_disk", "postgres_away"))
 def test_what_changes_is_refused_what_reads_goes_on_and_it_recovers(
     fault: Fault, era: str, daemon: StartDaemon, cli: Cli, notes: Notes
 ) -> None:
@@ -170,6 +171,7 @@ def test_what_changes_is_refused_what_reads_goes_on_and_it_recovers(
     assert "Traceback" not in started.log_tail()
 
 
+@pytest.mark.usual(fault=("full_disk", "locked_tables"))
 def test_no_agent_or_rule_comes_or_goes_while_it_cannot_be_kept(
     fault: Fault, daemon: StartDaemon, cli: Cli, notes: Notes
 ) -> None:
@@ -196,6 +198,7 @@ def test_no_agent_or_rule_comes_or_goes_while_it_cannot_be_kept(
     assert cli("audit", "verify").exit_code == 0
 
 
+@pytest.mark.usual(fault=("locked_file", "postgres_away"))
 def test_the_daemon_ends_in_time_while_nothing_can_be_written(fault: Fault, daemon: StartDaemon, notes: Notes) -> None:
     started = daemon({"servers": {"w": notes.server("note")}}, env=fault.env)
     started.wait_until_ready()

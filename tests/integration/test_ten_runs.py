@@ -12,9 +12,9 @@ import pytest
 
 from parts import own, runs
 from parts.daemon import Cli, Home
-from parts.models.script import Call
-from parts.models.server import serving
 from parts.waiting import wait_for
+from toolcrib.testing.script import Call
+from toolcrib.testing.server import serving
 
 TEN = 10
 LIMIT = 100.0

@@ -10,8 +10,8 @@ import pytest
 from parts import coding_agents
 from parts.coding_agents import CodingAgent
 from parts.daemon import Cli, Home, StartDaemon
-from parts.models.script import Call
-from parts.models.server import serving
+from toolcrib.testing.script import Call
+from toolcrib.testing.server import serving
 
 pytestmark = [pytest.mark.req("FRG-1"), pytest.mark.usefixtures("bwrap")]
 
@@ -27,6 +27,7 @@ def client(request: pytest.FixtureRequest, parts: Callable[[str], list[str]]) ->
     return agent
 
 
+@pytest.mark.usual(client="codex")
 def test_a_coding_agent_reads_fails_mends_and_passes(
     client: CodingAgent, toolcrib_home: Home, daemon: StartDaemon, cli: Cli
 ) -> None:

@@ -190,6 +190,7 @@ def test_what_runs_is_ended_at_a_pipe(there: tuple[Side, Ground]) -> None:
 
 
 @pytest.mark.parametrize("form", WORD_FORMS)
+@pytest.mark.usual(opened="stdio")
 def test_a_word_given_to_a_program_stays_a_word(there: tuple[Side, Ground], form: str) -> None:
     side, ground = there
     tool, arguments = WORD_FORMS[form]
@@ -200,6 +201,7 @@ def test_a_word_given_to_a_program_stays_a_word(there: tuple[Side, Ground], form
 
 
 @pytest.mark.parametrize("form", ["project_diff", "run_tests", "run_lint", "run_shell_safe in"])
+@pytest.mark.usual(opened="daemon")
 def test_odd_words_are_no_options_of_what_runs(there: tuple[Side, Ground], form: str) -> None:
     side, ground = there
     tool, arguments = CODE_FORMS[form]

@@ -231,21 +231,21 @@ async def test_a_search_that_takes_long_opens_only_what_ripgrep_names_and_finds_
             (root / f"d{n:02}" / f"f{m:02}").write_text("needle\n" if (n, m) in {(7, 3), (59, 19)} else "hay\n")
     (root / ".gitignore").write_text("d03/\n")
     opened: list[str] = []
-    look_into = searching._Search._look_into
+    look_into = searching._Going._look_into
     narrowed = threading.Event()
     narrow = searching._narrow
 
-    def watched(search: searching._Search, parts: tuple[str, ...], descriptor: int) -> None:
+    def watched(search: searching._Going, parts: tuple[str, ...], descriptor: int) -> None:
         opened.append("/".join(parts))
         look_into(search, parts, descriptor)
         # The first file takes as long as ripgrep does for all.
         assert narrowed.wait(60)
 
-    async def watched_narrow(scene: Scene, search: searching._Search) -> None:
+    async def watched_narrow(scene: Scene, search: searching._Going) -> None:
         await narrow(scene, search)
         narrowed.set()
 
-    monkeypatch.setattr(searching._Search, "_look_into", watched)
+    monkeypatch.setattr(searching._Going, "_look_into", watched)
     monkeypatch.setattr(searching, "_narrow", watched_narrow)
     monkeypatch.setattr(searching, "PATIENCE", 0.0)
     async with sandboxed(root) as scene:

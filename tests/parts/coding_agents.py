@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from parts import fleet
-from parts.models.anthropic import Anthropic
-from parts.models.google import Google
-from parts.models.openai import OpenAI
-from parts.models.server import Model, Provider
+from toolcrib.testing.anthropic import Anthropic
+from toolcrib.testing.google import Google
+from toolcrib.testing.openai_responses import OpenAI
+from toolcrib.testing.provider import Provider
+from toolcrib.testing.server import Model
 
 LIMIT = 60.0
 KEY = "sk-dummy-0123456789"
@@ -138,7 +139,7 @@ approval_policy = "never"
 sandbox_mode = "read-only"
 [model_providers.scripted]
 name = "scripted"
-base_url = "@URL@/v1"
+base_url = "@URL@"
 wire_api = "responses"
 env_key = "SCRIPTED_KEY"
 supports_websockets = false

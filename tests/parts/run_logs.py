@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from toolcrib.coding_agents.events import AgentEvent, Kind
+from toolcrib.agent_events import AgentEvent, Kind
 from toolcrib.runs.alive import began
 from toolcrib.runs.log import RunLog
 from toolcrib.runs.result import Metadata, Status, Summary

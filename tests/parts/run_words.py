@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from parts.run_logs import SEALS
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.config.paths import Paths
 
 OLD, NEW = "20261115-100000-00000a", "20261116-100000-00000b"

@@ -21,9 +21,9 @@ from typing import Any
 from parts import coding_agents, fleet, leftovers
 from parts.coding_agents import KEY, CodingAgent
 from parts.daemon import PROGRAM, Home
-from parts.models.conversation import Offering, Usage
-from parts.models.script import Anyway
 from parts.waiting import wait_for
+from toolcrib.testing.conversation import Offering, Usage
+from toolcrib.testing.script import Anyway
 
 LIMIT = 60.0
 """Seconds that any run of a test may take."""

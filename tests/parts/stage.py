@@ -15,12 +15,12 @@ from typing import Any
 
 from parts import runs
 from parts.daemon import Cli, Daemon, Home, StartDaemon
-from parts.models.conversation import Hold, Offering
-from parts.models.script import Call, Step
-from parts.models.server import Model, serving
 from parts.runs import Begun, Desk, Log, Told
 from parts.waiting import wait_for
 from parts.witness import Notes
+from toolcrib.testing.conversation import Hold, Offering
+from toolcrib.testing.script import Call, Step
+from toolcrib.testing.server import Model, serving
 
 PROGRAM = "def double(number: int) -> int:\n    return number + 2\n"
 CHANGED = PROGRAM.replace("number + 2", "number * 2")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 from parts.run_logs import metadata, summary
-from toolcrib.coding_agents.events import AgentEvent
+from toolcrib.agent_events import AgentEvent
 from toolcrib.runs.masking import Masking
 from toolcrib.runs.result import ExecutionResult, Metadata, Status, Summary
 

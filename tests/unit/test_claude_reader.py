@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.known.claude_reader import ClaudeReader
 
 SESSION = "11111111-2222-3333-4444-555555555555"

@@ -26,6 +26,7 @@ Answer = Callable[[dict[str, Any]], list[dict[str, Any]]]
 
 TOOL = {
     "name": "files_read_file",
+    "names": ["files_read_file", "mcp_files_read_file", "read_file"],
     "display": "files:read_file",
     "server": "files",
     "tool": "read_file",

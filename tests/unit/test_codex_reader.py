@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.client import SERVER_NAME
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.known.codex_reader import CodexReader
 
 THREAD = "01a1e320-fa2d-7b21-9ae5-fb56a04abaaf"

@@ -274,7 +274,8 @@ def test_a_command_knows_to_whom_it_is_open() -> None:
 def test_a_client_at_the_bridge_sees_and_uses_only_commands_that_change_nothing() -> None:
     catalog = Catalog.build({"crib": CommandServer(registry, NoHost()).tools}, version=1)
     shown = {tool["name"] for tool in json.loads(Listings(NameStyle.SERVER).tools(catalog, CLIENT))}
-    assert shown == {"crib_system_health", "crib_system_stats", "crib_server_list"}
+    jobs = {"submit_job", "list_jobs", "get_job_result", "cancel_job"}
+    assert shown == {"crib_system_health", "crib_system_stats", "crib_server_list", *jobs}
     assert decide(CLIENT, catalog.find("crib_server_add")).verdict is Verdict.DENY
     assert decide(CLIENT, catalog.find("crib_system_health")).verdict is Verdict.ALLOW
 

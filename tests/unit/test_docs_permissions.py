@@ -13,8 +13,8 @@ from typer.main import get_command
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.cli.app import app
 from toolcrib.cli.profile_text import read
+from toolcrib.config.model import CLAIMS
 from toolcrib.policy import BUILTIN, Profile, permission, profile_from
-from toolcrib.policy.rule import CLAIMS
 
 pytestmark = pytest.mark.req("KSI-5")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from parts.house import LIMIT, OWNERS_TOKEN, Exchange, House, legacy_body, modern_body, modern_headers, opened
-from toolcrib.crib import crib as crib_module
+from toolcrib.crib import projects as projects_module
 from toolcrib.errors import ANSWERS, Case
 from toolcrib.gateway import reception
 from toolcrib.policy import rule_from
@@ -82,7 +82,7 @@ class TestWhereARequestWorks:
     async def test_a_project_in_use_is_not_let_go_and_one_out_of_use_is(
         self, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(crib_module, "LINGER", 0.1)
+        monkeypatch.setattr(projects_module, "LINGER", 0.1)
         folder = tmp_path / "project"
         folder.mkdir()
         token = await house.agent("a", workdir=folder)
@@ -98,7 +98,7 @@ class TestWhereARequestWorks:
         async with asyncio.timeout(LIMIT):
             await house.slow.called.wait()
         project = next(project for project in house.crib.projects if project.root == folder)
-        farewell = asyncio.create_task(house.crib._farewell(project))
+        farewell = asyncio.create_task(house.crib._projects.farewell(project))
         await farewell
         assert held()
         house.slow.go_on.set()

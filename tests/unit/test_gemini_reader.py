@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.known.gemini_reader import GeminiReader
 
 pytestmark = pytest.mark.req("FRG-6")

@@ -141,9 +141,9 @@ def test_only_so_many_bytes_are_kept_but_always_the_last(monkeypatch: pytest.Mon
     monkeypatch.setattr(full, "_KEPT_BYTES", 3 * size)
     for version in range(1, 10):
         listings.tools(catalog(version, A), OWNER)
-    assert [version for version, _ in listings._kept] == [7, 8, 9]
+    assert [version for version, *_ in listings._kept] == [7, 8, 9]
     large = catalog(10, A, B, *(f'{{"name":"t{number}"}}'.encode() for number in range(100)))
     assert listings.tools(large, OWNER) is listings.tools(large, OWNER)
-    assert [version for version, _ in listings._kept] == [10]
+    assert [version for version, *_ in listings._kept] == [10]
     listings.tools(catalog(11, A), OWNER)
     assert listings._size == size

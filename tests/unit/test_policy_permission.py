@@ -104,8 +104,9 @@ TOOLS = {
     "health": tool("crib", "system_health", readOnlyHint=True),
     "reveals": tool("crib", "audit_query", readOnlyHint=True, **MARKED),
     "changes": tool("crib", "server_add", readOnlyHint=False, **MARKED),
-    "raw": tool("crib", "raw_command", readOnlyHint=False),
-    "unmarked": tool("crib", "child_add", readOnlyHint=False),
+    "raw": tool("crib", "raw_command", readOnlyHint=False, openWorldHint=False),
+    "unmarked": tool("crib", "child_add", readOnlyHint=False, openWorldHint=False),
+    "jobs": tool("crib", "job_submit", readOnlyHint=False, openWorldHint=True),
     "forged": tool("files", "raw_command", **MARKED),
 }
 
@@ -116,7 +117,7 @@ TOOLS = {
     [
         ("owner", set(TOOLS)),
         ("trusted", set(TOOLS) - {"reveals", "changes"}),
-        ("developer", {"reads", "claims", "writes", "health", "forged"}),
+        ("developer", {"reads", "claims", "writes", "health", "forged", "jobs"}),
         ("read-only", {"reads", "health"}),
         ("nothing", set()),
     ],

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
+from toolcrib.config.model import CLAIMS
 from toolcrib.policy import (
     BUILTIN,
     Condition,
@@ -27,7 +28,6 @@ from toolcrib.policy import (
     Verdict,
     permission,
 )
-from toolcrib.policy.rule import CLAIMS
 
 pytestmark = pytest.mark.req("KSI-5")
 

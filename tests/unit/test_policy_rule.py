@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
+from toolcrib.config.model import CLAIMS
 from toolcrib.errors import ConfigError
 from toolcrib.policy import (
     BUILTIN,
@@ -26,7 +27,7 @@ from toolcrib.policy import (
     rule_data,
     rule_from,
 )
-from toolcrib.policy.rule import CLAIMS, claims
+from toolcrib.policy.rule import claims
 
 pytestmark = pytest.mark.req("KSI-5")
 

@@ -19,8 +19,8 @@ import toolcrib.runs.agent
 from parts.run_logs import message, metadata, summary, written
 from parts.run_words import CALL, OLD, Terminal, made_project
 from parts.stand_in import LOG, Script, code_agent
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.cli.app import run
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Usage
 from toolcrib.errors import NotFound
 from toolcrib.runs.result import OnMcpFailure, Status

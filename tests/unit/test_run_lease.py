@@ -15,8 +15,8 @@ import pytest
 from toolcrib.commands.leases import Lasts, Leases
 from toolcrib.config.paths import Paths
 from toolcrib.errors import DaemonNotRunning, Denied, ProtocolViolation, ToolcribError, UsageError
+from toolcrib.reach import lease as leases
 from toolcrib.runs import house as houses
-from toolcrib.runs import lease as leases
 from toolcrib.runs.house import House, Lost, Note, Wanted, open_house
 
 pytestmark = pytest.mark.req("FRG-10")

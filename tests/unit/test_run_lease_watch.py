@@ -17,7 +17,7 @@ from toolcrib.commands import watch as watching
 from toolcrib.commands.watch import ARGUMENTS_TOLD, META_TOLD, MOST_UNREAD, Watch, described
 from toolcrib.config.model import NameStyle
 from toolcrib.events import AgentEnded, Bus, CallFailed, CallFinished, CallIntended, ToolsListed
-from toolcrib.runs.notes import CallSeen, Ended, Listed, note_from
+from toolcrib.reach.notes import CallSeen, Ended, Listed, note_from
 
 pytestmark = pytest.mark.req("FRG-6")
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parts.run_logs import NOBODY, message, metadata, summary
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.cli import run_account, run_lines
 from toolcrib.cli.run_account import Seen
 from toolcrib.cli.run_lines import Detail, Everything, Line, Telling, Times
 from toolcrib.cli.run_screen import Screen
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Usage
 from toolcrib.runs.result import Listing, Status
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parts.run_logs import NOBODY, SEALS, message, metadata, summary, written
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Usage
 from toolcrib.runs import shelf
 from toolcrib.runs.log import MOST_LOGS, RunLog

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.client import SERVER_NAME
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.config.redact import HIDDEN
+from toolcrib.reach.notes import CallSeen
 from toolcrib.runs.matching import PATIENCE, Matching
-from toolcrib.runs.notes import CallSeen
 
 pytestmark = pytest.mark.req("FRG-6")
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parts.run_logs import NOBODY, SEALS, message, metadata, summary, written
-from toolcrib.coding_agents.events import AgentEvent, Kind
+from toolcrib.agent_events import AgentEvent, Kind
 from toolcrib.errors import NotFound, ToolcribError, UsageError
 from toolcrib.runs import shelf
 from toolcrib.runs.alive import began

@@ -10,8 +10,8 @@ import pytest
 
 from parts.run_logs import NOBODY, SEALS, message, metadata, summary, written
 from parts.run_words import CALL, NEW, OLD, Terminal, made_project
+from toolcrib.agent_events import AgentEvent, Kind
 from toolcrib.cli.app import run
-from toolcrib.coding_agents.events import AgentEvent, Kind
 from toolcrib.coding_agents.headless import Usage
 from toolcrib.runs import shelf
 from toolcrib.runs.log import RunLog

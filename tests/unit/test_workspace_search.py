@@ -295,7 +295,7 @@ def test_pieces_never_change_what_is_found(
         descriptor = os.open(path, os.O_RDONLY)
         try:
             wanted = understood(pattern, literal=False, case=CaseRule.SENSITIVE)
-            got = list(grep.lines_of(descriptor, wanted, context, is_over=lambda: False))
+            got = list(grep.lines_of(descriptor, wanted, grep.Around(context, context), is_over=lambda: False))
         finally:
             os.close(descriptor)
 

@@ -281,7 +281,7 @@ Start = Callable[..., Bench]
 
 
 @pytest.fixture
-async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
     started: list[Workspace] = []
 
     def begin(
@@ -291,9 +291,10 @@ async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         unsafe: bool = False,
         **more: Any,
     ) -> Bench:
+        tools = TOOLS
         if do is not None:
-            monkeypatch.setattr(workspace, "BY_NAME", {"list_dir": tool_of(do, **more)})
-        made = Workspace(tmp_path, settings, environ=environ or {}, unsafe_no_sandbox=unsafe)
+            tools = (tool_of(do, **more),)
+        made = Workspace(tmp_path, settings, environ=environ or {}, unsafe_no_sandbox=unsafe, tools=tools)
         started.append(made)
         return Bench(made, Session(settings.limits))
 

@@ -32,5 +32,5 @@ def without_clients_own(tool: Tool, params: Mapping[str, Raw]) -> Mapping[str, R
 
 
 def _declared(tool: Tool) -> Mapping[str, object]:
-    properties = tool.input_schema.get("properties")
+    properties = tool.shown.input_schema.get("properties")
     return properties if isinstance(properties, dict) else {}

@@ -1,5 +1,5 @@
-"""A call's way: resolve the name → decide → check the arguments → ask a person, where the rule says so → write the
-intent → forward raw → write the outcome.
+"""A call's way: resolve the name → decide → undo what the configuration changed → check the arguments → ask a person,
+where the rule says so → write the intent → forward raw → write the outcome.
 
 In: a `Request` of a `Caller` and the `Shelf` (catalog and servers) it is made at. Out: the server's raw `Answer`,
 or an error of ours. Nothing else in Toolcrib may reach a server's tools.
@@ -131,7 +131,7 @@ class Door:
             book=self._book,
             sessions=self._sessions,
         )
-        self._check(line, arguments)
+        params = self._check(line, params)
         if self._under_way is not None:
             self._under_way.begin(line)
         try:
@@ -197,17 +197,27 @@ class Door:
     def _next_id(self) -> str:
         return f"{PROCESS}-{next(self._numbers)}"
 
-    def _check(self, line: Line, arguments: Raw | None) -> None:
-        """Whether the caller may use the tool, and may do so with these arguments."""
+    def _check(self, line: Line, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
+        """Whether the caller may use the tool, and may do so with these arguments; the params as its server takes
+        them."""
         # Who may not use a tool at all does not learn its schema from what is said of the arguments.
         self._refuse_denied(line)
         try:
-            line.checked = self._checker.check(line.tool, arguments)
+            if line.tool.shape is not None and line.tool.shape.undo:
+                params = self._undone(line, params)
+            line.checked = self._checker.check(line.tool, params.get("arguments"))
         except ToolcribError:
             line.finish("invalid")
             raise
         line.decision = decide(line.caller, line.tool, line.checked)
         self._refuse_denied(line)
+        return params
+
+    def _undone(self, line: Line, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
+        """What is wrong is told in the words that the caller was shown."""
+        given = self._checker.check(line.tool.shown, params.get("arguments"))
+        line.taken = msgspec.json.encode(line.tool.taken(given))
+        return {**params, "arguments": Raw(line.taken)}
 
     @staticmethod
     def _refuse_denied(line: Line) -> None:
@@ -226,7 +236,7 @@ class Door:
                 conversation=line.caller.conversation,
                 tool=line.tool.display,
                 rule=line.decision.rule,
-                arguments=line.arguments or b"{}",
+                arguments=line.taken or b"{}",
             )
         except BaseException:
             line.finish("denied" if line.stopped else "cancelled")

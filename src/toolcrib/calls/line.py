@@ -37,6 +37,7 @@ class Line:
         "meta",
         "name",
         "stopped",
+        "taken",
         "task",
         "tool",
     )
@@ -70,8 +71,11 @@ class Line:
         """Whether it was handed to its server: from then on it may have run."""
         self.task: asyncio.Task[object] | None = None
         self.arguments = arguments
-        self._noted: bytes | None = arguments
-        """What the next entry holds of them: the outcome does not repeat what stands in the intent."""
+        """As the caller gave them."""
+        self.taken = arguments
+        """As the tool takes them: this is what is kept, and shown to who is asked."""
+        self._noted = False
+        """Whether they stand in the intent: then the outcome does not repeat them."""
         self._bus = bus
         self._book = book
         self._sessions = sessions
@@ -81,7 +85,7 @@ class Line:
         """The call is about to leave: from here on it may have run."""
         if self._book is not None:
             self._book.note(self._entry(Kind.INTENT))
-            self._noted = None
+            self._noted = True
         if self._bus.hears(CallIntended):
             self._bus.publish(
                 CallIntended(
@@ -145,5 +149,5 @@ class Line:
             decision=self.decision.verdict,
             rule=self.decision.rule,
             mode="full" if session is None else session.mode,
-            arguments=self._noted,
+            arguments=None if self._noted else self.taken,
         )

@@ -16,6 +16,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from toolcrib.config.model import RESERVED_SERVER_NAMES, NameStyle
 
@@ -35,6 +36,14 @@ _HASH_LENGTHS = (0, 8, 16, 32)
 Pair = tuple[str, str]
 """A server's configured name and its own name of the tool."""
 
+SHORT_NAMES: Mapping[Pair, str] = {
+    ("crib", "job_submit"): "submit_job",
+    ("crib", "job_list"): "list_jobs",
+    ("crib", "job_result"): "get_job_result",
+    ("crib", "job_cancel"): "cancel_job",
+}
+"""Tools of ours that are listed by one name in every style. It gives way to everybody; the usual ones work always."""
+
 
 @dataclass(frozen=True, slots=True)
 class Names:
@@ -45,6 +54,8 @@ class Names:
     server: str
     display: str
     """`server:tool`, for people; both parts as they are."""
+    also: tuple[str, ...] = ()
+    """Names that are listed nowhere, but mean this tool."""
 
     def of(self, style: NameStyle) -> str:
         match style:
@@ -61,11 +72,25 @@ def fold(name: str) -> str:
     return name.lower()
 
 
-def name_tools(pairs: Iterable[Pair], *, limit: int | None = None) -> dict[Pair, Names]:
-    """Names for every pair; `limit` lowers the limit of every style."""
+def is_legal(name: str) -> bool:
+    """Whether every model provider takes it."""
+    return 0 < len(name) <= LIMITS[NameStyle.PLAIN] and not _ILLEGAL.search(name)
+
+
+def shortened(name: str, pair: Pair) -> str:
+    """The name itself, or as much of it as every provider takes, with a hash of its tool."""
+    limit = LIMITS[NameStyle.PLAIN]
+    return name if len(name) <= limit else _hashed(name, pair, digits=_HASH_LENGTHS[1], limit=limit)
+
+
+def name_tools(
+    pairs: Iterable[Pair], *, limit: int | None = None, called: Mapping[Pair, str] = MappingProxyType({})
+) -> dict[Pair, Names]:
+    """Names for every pair; `limit` lowers the limit of every style, `called` are tools that are to be called
+    otherwise than their servers do."""
     if limit is not None and limit < SMALLEST_LIMIT:
         raise ValueError(f"names need at least {SMALLEST_LIMIT} characters, got a limit of {limit}")
-    tools = {pair: _Naming(pair, limit) for pair in pairs}
+    tools = {pair: _Naming(pair, limit, called.get(pair, pair[1])) for pair in pairs}
     slots = [slot for tool in tools.values() for slot in tool.slots()]
     while contested := _contested(slots):
         for slot in contested:
@@ -84,15 +109,11 @@ class _Slot:
         self.step = 0
         self._stem = stem
         self._limit = limit
-        self.name = stem if len(stem) <= limit else self._hashed(_HASH_LENGTHS[1])
+        self.name = stem if len(stem) <= limit else _hashed(stem, pair, digits=_HASH_LENGTHS[1], limit=limit)
 
     def give_way(self) -> None:
         self.step += 1
-        self.name = self._hashed(_HASH_LENGTHS[self.step])
-
-    def _hashed(self, digits: int) -> str:
-        digest = hashlib.sha256("\0".join(self.pair).encode("utf-8", "surrogatepass")).hexdigest()[:digits]
-        return f"{self._stem[: self._limit - digits - 1]}_{digest}"
+        self.name = _hashed(self._stem, self.pair, digits=_HASH_LENGTHS[self.step], limit=self._limit)
 
 
 class _PlainSlot(_Slot):
@@ -100,8 +121,8 @@ class _PlainSlot(_Slot):
 
     __slots__ = ("_server",)
 
-    def __init__(self, pair: Pair, stem: str, limit: int, server: _Slot) -> None:
-        super().__init__(pair, stem, limit, rank=-1)
+    def __init__(self, pair: Pair, stem: str, limit: int, server: _Slot, *, rank: int = -1) -> None:
+        super().__init__(pair, stem, limit, rank=rank)
         self._server = server
 
     def give_way(self) -> None:
@@ -114,33 +135,41 @@ class _PlainSlot(_Slot):
 
 
 class _Naming:
-    """The three slots of one tool while names are settled."""
+    """The slots of one tool while names are settled: one for each style, and one for all of them."""
 
-    __slots__ = ("_mcp", "_pair", "_plain", "_server")
+    __slots__ = ("_mcp", "_pair", "_plain", "_server", "_short")
 
-    def __init__(self, pair: Pair, limit: int | None) -> None:
+    def __init__(self, pair: Pair, limit: int | None, called: str) -> None:
         room = {style: min(limit or most, most) for style, most in LIMITS.items()}
         # One character above the limit is enough to see that a stem is too long.
-        server, tool = (_slug(part, max(LIMITS.values()) + 1) for part in pair)
+        server, tool = (_slug(part, max(LIMITS.values()) + 1) for part in (pair[0], called))
         reserved = pair[0] in RESERVED_SERVER_NAMES
         rank = 1 if reserved else 0
         self._pair = pair
         self._mcp = _Slot(pair, f"mcp_{server}_{tool}", room[NameStyle.MCP], rank=rank)
         self._server = _Slot(pair, f"{server}_{tool}", room[NameStyle.SERVER], rank=rank)
+        short = SHORT_NAMES.get(pair)
+        # It gives way before the plain names of others: theirs stay what they would be without us.
+        self._short = short and _PlainSlot(pair, short, room[NameStyle.PLAIN], self._server, rank=-2)
         self._plain = _PlainSlot(pair, tool, room[NameStyle.PLAIN], self._server)
         if reserved:
             self._plain.give_way()
 
-    def slots(self) -> tuple[_Slot, _Slot, _Slot]:
-        return self._plain, self._mcp, self._server
+    def slots(self) -> tuple[_Slot, ...]:
+        styles = self._plain, self._mcp, self._server
+        return (self._short, *styles) if self._short else styles
 
     def names(self) -> Names:
-        return Names(
-            plain=self._plain.settled,
-            mcp=self._mcp.name,
-            server=self._server.name,
-            display=":".join(self._pair),
-        )
+        usual = self._plain.settled, self._mcp.name, self._server.name
+        short = self._short.name if self._short else ""
+        plain, mcp, server = (short or name for name in usual)
+        also = tuple(dict.fromkeys(usual)) if short else ()
+        return Names(plain=plain, mcp=mcp, server=server, display=":".join(self._pair), also=also)
+
+
+def _hashed(stem: str, pair: Pair, *, digits: int, limit: int) -> str:
+    digest = hashlib.sha256("\0".join(pair).encode("utf-8", "surrogatepass")).hexdigest()[:digits]
+    return f"{stem[: limit - digits - 1]}_{digest}"
 
 
 def _slug(part: str, most: int) -> str:

@@ -16,9 +16,11 @@ from typing import Self
 
 from msgspec import Raw
 
-from toolcrib.catalog.names import Names, fold, name_tools
+from toolcrib.catalog.names import Names, Pair, fold, name_tools
+from toolcrib.catalog.shape import Shape
+from toolcrib.catalog.shaping import shaped, transforms_of
 from toolcrib.catalog.tool import BadDefinition, Tool, decode_definition
-from toolcrib.config.model import RESERVED_SERVER_NAMES, NameStyle
+from toolcrib.config.model import COMMANDS, RESERVED_SERVER_NAMES, NameStyle, ToolRule
 from toolcrib.errors import UnknownTool
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,7 @@ class Catalog:
     tools: tuple[Tool, ...] = ()
     """Servers sorted by name, each in its own order."""
     _listings: Listings = field(default_factory=dict, repr=False)
+    _rules: tuple[ToolRule, ...] = field(default=(), repr=False)
     _by_server: Mapping[str, tuple[Tool, ...]] = field(init=False, repr=False)
     _by_style: Mapping[NameStyle, Mapping[str, Tool]] = field(init=False, repr=False)
     _by_folded: Mapping[str, Tool] = field(init=False, repr=False)
@@ -53,6 +56,7 @@ class Catalog:
             for style, named in by_style.items():
                 named[tool.names.of(style)] = tool
         folded = {fold(name): tool for named in by_style.values() for name, tool in named.items()}
+        folded |= {fold(name): tool for tool in self.tools for name in tool.names.also}
         made = {
             "_by_server": {server: tuple(tools) for server, tools in by_server.items()},
             "_by_display": {display: tuple(tools) for display, tools in by_display.items()},
@@ -72,25 +76,35 @@ class Catalog:
         previous: Catalog | None = None,
         believed: frozenset[str] = frozenset(),
         folders: Mapping[str, str] = MappingProxyType({}),
+        rules: tuple[ToolRule, ...] = (),
     ) -> Self:
         """The catalog of these listings. `limit` lowers the length of every style's names (the gateway's is 48);
         `believed` are the servers, besides our own, whose annotations count, `folders` where servers work, as far
-        as that is known.
+        as that is known, `rules` what the configuration says of tools. The commands are beyond these: nobody shall
+        lock themselves out.
 
         What did not change since `previous` is taken over from it, object for object. A definition that cannot
         be read is left out and logged; it takes no other along.
         """
-        known = previous._listings if previous else {}
+        known = previous._listings if previous and previous._rules == rules else {}
         kept: dict[str, tuple[Tool, ...]] = {}
         read: dict[str, dict[str, dict[str, Raw]]] = {}
+        shapes: dict[Pair, Shape] = {}
+        transforms = transforms_of(rules)
         for server in sorted(listings):
             if previous and known.get(server) == listings[server]:
                 kept[server] = previous.of_server(server)
-            else:
-                read[server] = _read(server, listings[server])
+                continue
+            read[server] = _read(server, listings[server])
+            if transforms and server != COMMANDS:
+                made = shaped(server, read[server], transforms)
+                read[server] = {name: read[server][name] for name in made}
+                shapes.update({(server, name): shape for name, shape in made.items() if shape is not None})
         pairs = [(server, tool.name) for server, tools in kept.items() for tool in tools]
         pairs += [(server, name) for server, tools in read.items() for name in tools]
-        names = name_tools(pairs, limit=limit)
+        called = {pair: shape.name for pair, shape in shapes.items()}
+        called |= {(tool.server, tool.name): tool.shape.name for some in kept.values() for tool in some if tool.shape}
+        names = name_tools(pairs, limit=limit, called=called)
         tools: list[Tool] = []
         for server in sorted(listings):
             counts = server in believed or server in RESERVED_SERVER_NAMES
@@ -100,10 +114,18 @@ class Catalog:
                 for tool in kept.get(server, ())
             )
             tools += (
-                Tool(server=server, name=name, fields=fields, names=names[server, name], believed=counts, folder=folder)
+                Tool(
+                    server=server,
+                    name=name,
+                    fields=fields,
+                    names=names[server, name],
+                    believed=counts,
+                    folder=folder,
+                    shape=shapes.get((server, name)),
+                )
                 for name, fields in read.get(server, {}).items()
             )
-        return cls(version=version, tools=tuple(tools), _listings=dict(listings))
+        return cls(version=version, tools=tuple(tools), _listings=dict(listings), _rules=rules)
 
     def __contains__(self, name: str) -> bool:
         """Whether `find` would find it, without the search for what else may be meant."""

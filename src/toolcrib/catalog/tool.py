@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from msgspec import Raw
 
 from toolcrib.catalog.names import Names
 from toolcrib.catalog.param_headers import headers_of, marked_properties, without_annotations
+from toolcrib.catalog.shape import Shape, taken_back
 from toolcrib.config.model import NameStyle
 from toolcrib.servers.wire import deeper_than
 
@@ -49,6 +50,9 @@ class Tool:
     """Whether what its server says of it in `annotations` counts."""
     folder: str | None = None
     """Where its server works, and relative paths in its arguments start. None: nobody knows."""
+    shape: Shape | None = None
+    """What the configuration makes of it for those who are offered it. What is decided, kept and forwarded is the
+    tool as its server has it."""
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     """What was worked out once: decoded fields by their names, and where header marks are."""
 
@@ -59,6 +63,20 @@ class Tool:
 
     def public(self, style: NameStyle) -> str:
         return self.names.of(style)
+
+    @property
+    def shown(self) -> Tool:
+        """The tool with the definition that is shown."""
+        if self.shape is None:
+            return self
+        if "shown" not in self._kept:
+            self._kept["shown"] = replace(self, fields=self.shape.fields, shape=None)
+        shown: Tool = self._kept["shown"]
+        return shown
+
+    def taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments that fit what is shown, as the server takes them."""
+        return dict(given) if self.shape is None else taken_back(self.shape.undo, given)
 
     @property
     def input_schema(self) -> dict[str, Any]:
@@ -88,9 +106,9 @@ class Tool:
         return headers_of(self._kept["marked"], arguments)
 
     def render(self, public_name: str) -> bytes:
-        """The definition under another name. Every other value keeps its bytes, but `x-mcp-header` marks are
+        """What is shown of it, under another name. Every other value keeps its bytes, but `x-mcp-header` marks are
         taken out: they are between us and the server, a client that obeyed them would send headers nobody reads."""
-        values = {**self.fields, "name": Raw(msgspec.json.encode(public_name))}
+        values = {**self.shown.fields, "name": Raw(msgspec.json.encode(public_name))}
         if (schema := values.get("inputSchema")) is not None:
             values["inputSchema"] = Raw(without_annotations(bytes(schema)))
         return msgspec.json.encode(values)

@@ -34,9 +34,12 @@ _UNBOUNDED = 100_000
 _STATE_COLOURS = {
     "ready": "green",
     "finished": "green",
+    "done": "green",
     "connecting": "yellow",
     "away": "yellow",
     "running": "yellow",
+    "queued": "yellow",
+    "cancelled": "yellow",
     "interrupted": "yellow",
     "failed": "red",
     "timeout": "red",

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.cli.columns import shortened
 from toolcrib.cli.results import size_of
 from toolcrib.cli.run_lines import Detail, Line, Piece, called, moment, one_line, span
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Usage
 from toolcrib.runs.alive import lives
 from toolcrib.runs.result import Listing, Metadata, Status, Summary

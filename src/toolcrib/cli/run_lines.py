@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.cli.columns import shortened
 from toolcrib.cli.output import duration
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 
 Piece: TypeAlias = tuple[str, str]
 """A text and its style; the style is empty, a colour, `bold` or `dim`."""

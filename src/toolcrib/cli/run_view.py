@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from typing import Any, Protocol, TypeAlias
 
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.cli.output import hint, say, say_line
 from toolcrib.cli.run_account import Seen, closing, opening
 from toolcrib.cli.run_lines import Detail, Everything, Telling, Times, called, one_line
 from toolcrib.cli.run_screen import Screen
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.runs.result import ExecutionResult, Listing, Metadata, Status, Summary
 
 _LAST_WORDS = 5

@@ -19,7 +19,7 @@ from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, say, say_json, say_line, table
 
 if TYPE_CHECKING:
-    from toolcrib.coding_agents.events import AgentEvent
+    from toolcrib.agent_events import AgentEvent
     from toolcrib.runs.seal import Seals
     from toolcrib.runs.shelf import Entry, Run
 
@@ -150,16 +150,16 @@ def _named(entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
 
 
 def _events_of(entries: Iterable[Entry]) -> Iterator[AgentEvent]:
-    from toolcrib.coding_agents.events import AgentEvent  # noqa: PLC0415
+    from toolcrib.agent_events import AgentEvent  # noqa: PLC0415
 
     return (entry for entry in entries if isinstance(entry, AgentEvent))
 
 
 def _tell(run: Run, entries: Iterable[Entry], *, events: bool) -> None:
+    from toolcrib.agent_events import AgentEvent  # noqa: PLC0415
     from toolcrib.cli.run_account import Seen, closing, heading, no_end  # noqa: PLC0415
     from toolcrib.cli.run_lines import Detail, Telling, Times, event_line  # noqa: PLC0415
     from toolcrib.cli.run_screen import Screen  # noqa: PLC0415
-    from toolcrib.coding_agents.events import AgentEvent  # noqa: PLC0415
     from toolcrib.runs.result import Summary  # noqa: PLC0415
     from toolcrib.runs.shelf import session_of  # noqa: PLC0415
 

@@ -76,19 +76,6 @@ def schema_of(tool: str, ask: Ask) -> Mapping[str, Any]:
     """The input schema of the tool; nothing where the name is not found, which the call itself will report."""
     server, sign, _ = tool.partition(":")
     found = ask("tool:list", {"server": server} if sign else {}, timeout=ANSWER_WITHIN)["tools"]
-    for names in _NAMES:
-        matching = [row for row in found if names(row) == tool]
-        if len(matching) == 1:
-            schema = matching[0].get("input_schema")
-            return schema if isinstance(schema, Mapping) else {}
-    return {}
-
-
-_NAMES = (
-    lambda row: row["name"],
-    lambda row: row["display"],
-    lambda row: f"mcp_{row['server']}_{row['tool']}",
-    lambda row: f"{row['server']}_{row['tool']}",
-    lambda row: row["tool"],
-)
-"""The ways a person may call a tool, the surest first."""
+    matching = [row for row in found if tool in (row["display"], *row["names"])]
+    schema = matching[0].get("input_schema") if len(matching) == 1 else None
+    return schema if isinstance(schema, Mapping) else {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from toolcrib.coding_agents.events import AgentEvent
+from toolcrib.agent_events import AgentEvent
 from toolcrib.policy.own_tools import OwnTools
 
 

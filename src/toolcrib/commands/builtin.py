@@ -95,6 +95,8 @@ def _definition(command: Command) -> bytes:
     schema = _lean(command.parameters.model_json_schema())
     reads = command.effect in (Effect.READS, Effect.REVEALS)
     annotations: dict[str, Any] = {"readOnlyHint": reads, "destructiveHint": not reads, "openWorldHint": False}
+    if command.effect is Effect.WORKS:
+        annotations["openWorldHint"] = True
     if command.effect in (Effect.REVEALS, Effect.CHANGES):
         annotations[OWNER_MARK] = True
     return msgspec.json.encode(

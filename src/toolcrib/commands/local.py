@@ -15,6 +15,7 @@ from typing import Any
 from toolcrib import __version__
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
+from toolcrib.commands.job_desk import NoJobs
 from toolcrib.commands.leases import Leases
 from toolcrib.commands.registry import Context, Effect, Via
 from toolcrib.config import Flags, Paths
@@ -34,6 +35,10 @@ _NEEDS_NONE = frozenset(
         "audit:verify",
         "config:check",
         "config:show",
+        "job:cancel",
+        "job:list",
+        "job:result",
+        "job:submit",
         "log:tail",
         "permission:allow",
         "permission:deny",
@@ -62,6 +67,7 @@ class NoDaemon:
 
     def __init__(self) -> None:
         self.leases = Leases()
+        self.jobs = NoJobs()
 
     def describe(self) -> dict[str, Any]:
         return {"running": False, "endpoint": None, "token_file": None, "pid": None, "version": __version__}

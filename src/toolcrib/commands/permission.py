@@ -125,8 +125,9 @@ async def why(context: Context, params: Asked) -> dict[str, Any]:
     permission = _permission(context, params.agent)
     async with _project_of(context, params.agent) as project:
         tool, unknown = await _named(context, project, params.tool)
-    decision = permission.decide(tool, params.arguments)
-    case = Case(agent=params.agent, permission=permission, tool=tool, arguments=params.arguments)
+    arguments = None if params.arguments is None else tool.taken(params.arguments)
+    decision = permission.decide(tool, arguments)
+    case = Case(agent=params.agent, permission=permission, tool=tool, arguments=arguments)
     return {
         "agent": params.agent,
         "profile": permission.profile,
@@ -135,7 +136,7 @@ async def why(context: Context, params: Asked) -> dict[str, Any]:
         "unknown": unknown or "",
         "verdict": decision.verdict,
         "rule": decision.rule,
-        "arguments": params.arguments,
+        "arguments": arguments,
         "rules": list(case.rules()),
         "unjudged": case.unjudged(),
         "folder": permission.folder_of(tool),

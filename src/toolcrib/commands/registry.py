@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from toolcrib.commands.job_desk import JobDesk
 from toolcrib.commands.leases import Leases
 from toolcrib.crib import Crib, Project
 from toolcrib.errors import Denied, UnknownCommand, UsageError
@@ -26,6 +27,8 @@ class Effect(enum.StrEnum):
     """It reads what is nobody's business but the owner's: what other agents may do, and did."""
     CARRIES = "carries"
     """It does what another command does, for whoever may use that one."""
+    WORKS = "works"
+    """It has work done, or ends it, in the caller's own name and with no more than the caller may."""
     CHANGES = "changes"
     """It changes the daemon, or who may do what: the owner's alone."""
 
@@ -55,6 +58,9 @@ class Host(Protocol):
     """The process that the command runs in."""
 
     leases: Leases
+
+    @property
+    def jobs(self) -> JobDesk: ...
 
     def describe(self) -> dict[str, Any]:
         """Endpoint, pid and the like."""
@@ -95,7 +101,7 @@ class Command:
 
     def open_to(self, caller: Caller) -> bool:
         """The floor under every permission; what a profile allows of the rest is the policy's to say."""
-        return self.effect in (Effect.READS, Effect.CARRIES) or caller.profile == OWNER.profile
+        return self.effect in (Effect.READS, Effect.CARRIES, Effect.WORKS) or caller.profile == OWNER.profile
 
 
 class Registry:
@@ -148,7 +154,8 @@ def _said(error: ValidationError) -> str:
 
 
 def _words(model: type[Parameters]) -> str:
-    return ", ".join(f"{n}{'' if f.is_required() else '?'}" for n, f in model.model_fields.items()) or "nothing"
+    fields = model.model_fields.items()
+    return ", ".join(f"{f.alias or n}{'' if f.is_required() else '?'}" for n, f in fields) or "nothing"
 
 
 registry = Registry()

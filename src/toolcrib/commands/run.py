@@ -18,7 +18,9 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from toolcrib.agents.agent import Agent
+from toolcrib.agents.roster import Roster
 from toolcrib.commands.leases import Lasts
+from toolcrib.commands.own_hands import own_tools_of
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
 from toolcrib.commands.watch import Watch, described, offered
 from toolcrib.config.expand import expand
@@ -26,7 +28,8 @@ from toolcrib.config.model import Config
 from toolcrib.config.project import project_of
 from toolcrib.crib import Crib, Project
 from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, UsageError
-from toolcrib.policy import Caller
+from toolcrib.policy import Caller, Origin, Rule
+from toolcrib.policy import Effect as RuleEffect
 from toolcrib.servers.model import ServerState
 
 log = logging.getLogger(__name__)
@@ -35,6 +38,10 @@ MARK = "run"
 """A file in an agent's private folder: the agent is a run's."""
 _INTRODUCTIONS = 10.0
 """Seconds that servers may take to introduce themselves: some clients list the tools only once."""
+_CLOSE_CALL = 60.0
+"""Seconds that the making of an agent may take at most."""
+_NO_JOBS = Rule(effect=RuleEffect.DENY, tools="crib:job_submit", origin=Origin.AGENT)
+"""Jobs that wait for their own jobs could take all the room there is, and none would ever end."""
 _FAREWELL = 2.0
 """Seconds that a reader may take for the last notes."""
 
@@ -50,6 +57,8 @@ class Lease(Parameters):
     profile: str = "developer"
     workdir: str = Field(default="", description="the whole path of the folder it works in")
     lives: float = Field(default=0, description="seconds after which the agent ends whatever happens")
+    parent: str = Field(default="", description="an agent that bounds what it may do, and that it ends with")
+    job: str = Field(default="", description="the job that the run is; its agent submits none, and never outlasts it")
     resume: Resume | None = Field(default=None, description="instead of all that: an agent that a daemon left behind")
 
     @model_validator(mode="after")
@@ -79,7 +88,8 @@ async def lease(context: Context, params: Lease) -> dict[str, Any]:
                 await context.emit({"lease": _lease(context, agent, token)})
                 why = await _until_its_end(context, watch, agent)
             finally:
-                if not context.host.leases.agents_stay:
+                # A job is never gone on with, so neither is its agent.
+                if params.job or not context.host.leases.agents_stay:
                     await end(context.crib, agent)
                     await _tell_the_rest(context, watch)
             # One that does not read must not keep us.
@@ -114,7 +124,14 @@ async def _minted(context: Context, name: str, params: Lease) -> tuple[Agent, st
         )
 
     async def minted() -> tuple[Agent, str]:
-        made = await roster.add(name, profile=params.profile, workdir=folder, lives=params.lives)
+        made = await roster.add(
+            name,
+            profile=params.profile,
+            workdir=folder,
+            lives=_life(roster, params),
+            parent=params.parent or None,
+            rules=(_NO_JOBS,) if params.job else (),
+        )
         try:
             await asyncio.to_thread(roster.folder.put, name, MARK, params.conversation)
         except StoreError:
@@ -131,6 +148,12 @@ async def _minted(context: Context, name: str, params: Lease) -> tuple[Agent, st
         if minting.exception() is None:
             await end(context.crib, minting.result()[0])
         raise
+
+
+def _life(roster: Roster, params: Lease) -> float | None:
+    """None: as long as its parent, which ends before the run would have to."""
+    ends = roster.find(params.parent).expires_at if params.parent else None
+    return None if ends is not None and ends <= time.time() + params.lives + _CLOSE_CALL else params.lives
 
 
 def _resumed(context: Context, wanted: Resume) -> tuple[Agent, str]:
@@ -151,7 +174,7 @@ def _lease(context: Context, agent: Agent, token: str) -> dict[str, Any]:
         "for_runs": host["for_runs"],
         "daemon": host["pid"],
         "folder": str(crib.roster.folder.of(agent.name)),
-        "own_tools": str(crib.roster.profile(agent.profile).own_tools),
+        "own_tools": str(own_tools_of(crib, project, agent)),
         "withheld": _variables(project.config),
         "warnings": list(_warnings(project)),
         "tools": len(names),

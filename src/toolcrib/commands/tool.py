@@ -31,11 +31,12 @@ async def list_tools(context: Context, params: Listed) -> dict[str, Any]:
         "tools": [
             {
                 "name": name,
+                "names": sorted({tool.names.plain, tool.names.server, tool.names.mcp, *tool.names.also}),
                 "display": tool.display,
                 "server": tool.server,
                 "tool": tool.name,
-                "description": tool.description,
-                "input_schema": tool.input_schema,
+                "description": tool.shown.description,
+                "input_schema": tool.shown.input_schema,
                 "annotations": tool.annotations,
             }
             for name, tool in project.catalog.by_public(style).items()

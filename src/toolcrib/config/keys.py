@@ -55,6 +55,21 @@ RETRY_KEYS = {"max_attempts": "max_attempts", "backoff_ms": "backoff_ms", "backo
 AUTH_KEYS = {
     key: key for key in ("type", "token", "header_name", "api_key", "token_path", "auth_url", "token_url", "client_id")
 } | {"client_secret": "client_secret", "scope": "scopes", "scopes": "scopes"}
+JOB_KEYS = {
+    key: key
+    for key in (
+        "model",
+        "models",
+        "base_urls",
+        "api_keys",
+        "max_running",
+        "max_waiting",
+        "max_per_agent",
+        "timeout",
+        "max_timeout",
+        "keep_days",
+    )
+}
 TOP_KEYS = {"servers": "servers", "mcp_servers": "mcp_servers", "port": "port", "names": "names"} | {
     key: key
     for key in (
@@ -65,6 +80,8 @@ TOP_KEYS = {"servers": "servers", "mcp_servers": "mcp_servers", "port": "port", 
         "audit_keep_mb",
         "session_idle_hours",
         "workspace",
+        "jobs",
+        "tools",
     )
 }
 

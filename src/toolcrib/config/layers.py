@@ -153,7 +153,7 @@ def _environment(around: Surroundings) -> Contribution:
     document = parse_document("TOOLCRIB_SERVERS", text.encode(errors="surrogateescape"))
     if document.data.keys() & {"servers", "mcpServers"}:
         result = contribution_of(document, around)
-        result.settings, result.unusable = {}, {}
+        result.settings, result.unusable, result.tools = {}, {}, ()
     else:
         result = Contribution(report=document.report)
         for name, entry in document.data.items():
@@ -233,6 +233,7 @@ def _merged(contributions: list[Contribution], *, waiting: tuple[Waiting, ...], 
         servers=MappingProxyType(servers),
         settings=settings,
         unusable=MappingProxyType(unusable),
+        tools=tuple(rule for contribution in contributions for rule in contribution.tools),
         problems=sorted_problems(problems),
         waiting=waiting,
         root=root,

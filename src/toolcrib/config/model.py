@@ -7,17 +7,29 @@ In: nothing (these are only shapes). Out: `Config` with its `ServerConfig`s, set
 from __future__ import annotations
 
 import enum
+import fnmatch
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
+COMMANDS = "crib"
 WORKSPACE = "workspace"
-RESERVED_SERVER_NAMES = frozenset({"crib", WORKSPACE})
+RESERVED_SERVER_NAMES = frozenset({COMMANDS, WORKSPACE})
 """`crib` is the daemon's own commands, seen as a server; `workspace` the tools for the caller's own folder."""
 
+CLAIMS: Mapping[str, str] = MappingProxyType(
+    {
+        "read_only": "readOnlyHint",
+        "destructive": "destructiveHint",
+        "idempotent": "idempotentHint",
+        "open_world": "openWorldHint",
+    }
+)
+"""What we call an annotation of a tool, and what the protocol calls it."""
 
 KeyPath = tuple[str | int, ...]
 """The way to a value inside a file: keys and list positions."""
@@ -116,6 +128,43 @@ class ServerConfig:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
+class Does(enum.StrEnum):
+    KEEP = "keep"
+    DROP = "drop"
+    RENAME = "rename"
+    PREFIX = "prefix"
+    DESCRIBE = "describe"
+    FIX = "fix"
+    DEFAULT = "default"
+    RENAME_ARGUMENTS = "rename_arguments"
+    OPTIONS = "options"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Which:
+    """Tools: those of which any of this is so."""
+
+    names: tuple[str, ...] = ()
+    """Names and globs, of tools (`*_status`) or with their servers (`git:*`)."""
+    annotations: tuple[str, ...] = ()
+    """Of `CLAIMS`."""
+    others: tuple[Which, ...] = ()
+    """All that are not among these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolRule:
+    does: Does
+    value: Any
+    """What it is done with: `Which` to keep or drop, a text, a table of names, arguments, or options by provider."""
+    only: tuple[Which, ...] = ()
+    """The tools that it is about are all of these."""
+    written: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """As it stands in its file."""
+    secrets: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Of its arguments, those that came from variables or have the name of a secret."""
+
+
 class Severity(enum.StrEnum):
     ERROR = "error"
     WARNING = "warning"
@@ -144,6 +193,30 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    model: str = ""
+    """`provider:model`, for jobs that name none."""
+    models: tuple[str, ...] = ()
+    """What agents may choose besides: names, or globs as `anthropic:*`."""
+    base_urls: Mapping[str, str] = field(default_factory=lambda: _frozen({}))
+    """By provider: another place that speaks its API."""
+    api_keys: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
+    """By provider: what is sent to it. Without one: the provider's usual variable, to its own address only."""
+    max_running: int = 4
+    max_waiting: int = 100
+    max_per_agent: int = 20
+    """Running and waiting, of one agent."""
+    timeout: float = 3600
+    """Seconds, for jobs that say nothing else."""
+    max_timeout: float = 86_400
+    keep_days: float = 30
+
+    def allows(self, model: str) -> bool:
+        """Whether an agent may choose it."""
+        return model == self.model or any(fnmatch.fnmatchcase(model, glob) for glob in self.models)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     port: int = 8665
     """0: any free port."""
@@ -159,6 +232,7 @@ class Settings:
     session_idle_hours: float = 168
     workspace: bool = True
     """Whether the tools for the caller's own folder are offered."""
+    jobs: JobSettings = JobSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +264,8 @@ class Config:
     settings: Settings = Settings()
     unusable: Mapping[str, Problem] = field(default_factory=lambda: MappingProxyType({}))
     """Settings that somebody gave and that are not in force, and why."""
+    tools: tuple[ToolRule, ...] = ()
+    """What is done to the servers' tools before they are offered, in this order."""
     problems: tuple[Problem, ...] = ()
     """Errors first."""
     waiting: tuple[Waiting, ...] = ()

@@ -1,7 +1,7 @@
 """One server from a program's own words, with the same checks that a file gets.
 
 In: a name and an entry (`{"command": …}` or `{"url": …}`). Out: its `ServerConfig`, or `ConfigError` that says what is
-wrong. The library uses it; files, environment and flags go through `layers`.
+wrong. The library uses it, also by way of `given`; files, environment and flags go through `layers`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,21 @@ from toolcrib.errors import ConfigError
 
 
 def server_config(name: str, entry: Mapping[str, Any], *, environ: Mapping[str, str] | None = None) -> ServerConfig:
+    return read_one(name, entry, Surroundings(layer=Layer.FLAGS, environ=environ or {}, home=Path.home()))
+
+
+def read_one(name: str, entry: Mapping[str, Any], around: Surroundings) -> ServerConfig:
     report = Report("the entry")
     result = Contribution(report=report)
-    around = Surroundings(layer=Layer.FLAGS, environ=environ or {}, home=Path.home())
     take_entry(Entry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS), result, around)
     wrong = [str(problem) for problem in report.problems if problem.severity is Severity.ERROR]
     if wrong or name not in result.servers:
-        raise ConfigError(" ".join(wrong) or f"{name} is switched off.", remedy="Correct the entry.")
+        raise ConfigError(" ".join(wrong) or _left_out(name, result), remedy="Correct the entry.")
     return result.servers[name]
+
+
+def _left_out(name: str, result: Contribution) -> str:
+    """Why there is no server though nothing is wrong with the entry."""
+    if name in result.switched_off:
+        return f"{name} is switched off."
+    return " ".join(map(str, result.report.problems))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from toolcrib.config.jobs import read_jobs
 from toolcrib.config.keys import Field
 from toolcrib.config.model import NameStyle
 from toolcrib.config.problems import describe, describe_type
@@ -83,9 +84,10 @@ SETTINGS: Mapping[str, Callable[[Field, Values], Any]] = {
     "audit_keep_mb": lambda given, values: values.number(given, least=1, most=1_000_000),
     "session_idle_hours": lambda given, values: values.number(given, least=0.01, most=87_600),
     "workspace": lambda given, values: values.flag(given),
+    "jobs": read_jobs,
 }
 
 USERS_ALONE = frozenset(
-    {"store", "audit_values", "audit_keep_days", "audit_keep_mb", "session_idle_hours", "workspace"}
+    {"store", "audit_values", "audit_keep_days", "audit_keep_mb", "session_idle_hours", "workspace", "jobs"}
 )
 """Settings that a project's file may not have, trusted or not: they are about all projects."""

@@ -1,4 +1,4 @@
-"""A document → its servers and settings, whatever shape they stand in.
+"""A document → its servers, settings and rules for tools, whatever shape they stand in.
 
 In: a `Document`. Out: a `Contribution`: what this one source brings, and what is wrong with it.
 
@@ -17,11 +17,12 @@ from typing import Any
 
 from toolcrib.config.entries import SwitchedOff, TimeUnit, check_name, read_server
 from toolcrib.config.keys import TOP_KEYS, Field, plain, report_unknown
-from toolcrib.config.model import KeyPath, Layer, Problem, ServerConfig
+from toolcrib.config.model import KeyPath, Layer, Problem, ServerConfig, ToolRule
 from toolcrib.config.problems import Report, describe, describe_type
 from toolcrib.config.read import Document
 from toolcrib.config.settings import SETTINGS, USERS_ALONE
 from toolcrib.config.slug import same_name
+from toolcrib.config.tool_rules import read_tool_rules
 from toolcrib.config.values import Surroundings, Values
 
 _SECTIONS = {"servers": TimeUnit.SECONDS, "mcp_servers": TimeUnit.MILLISECONDS}
@@ -38,6 +39,7 @@ class Contribution:
     settings: dict[str, Any] = field(default_factory=dict)
     unusable: dict[str, Problem] = field(default_factory=dict)
     """Settings that were given but cannot be used, and why."""
+    tools: tuple[ToolRule, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,8 @@ def contribution_of(document: Document, around: Surroundings) -> Contribution:
     for entry in entries_of(document.data, document.report):
         take_entry(entry, result, around, document.ambiguous)
     _take_settings(document.data, result, around)
+    for given in rules_in(document.data):
+        result.tools += read_tool_rules(given, Values(around, document.report), document.ambiguous)
     return result
 
 
@@ -135,6 +139,16 @@ def _warn_of_other_name(entry: Entry, report: Report) -> None:
             report.warning(
                 (*entry.path, key), found=describe(entry.entry[key]), expected=f"{describe(entry.name)}, which stands"
             )
+
+
+def rules_in(data: Mapping[str, Any]) -> Iterator[Field]:
+    """The list of what is done to tools, if there is one."""
+    if not _is_single(data):
+        yield from (
+            Field(value=value, path=(key,))
+            for key, value in data.items()
+            if plain(key) == "tools" and value is not None
+        )
 
 
 def _take_settings(data: Mapping[str, Any], result: Contribution, around: Surroundings) -> None:

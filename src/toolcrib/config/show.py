@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolcrib.config.model import Config, KeyPath, ServerConfig, Transport
+from toolcrib.config.model import Config, JobSettings, KeyPath, ServerConfig, Transport
 from toolcrib.config.redact import HIDDEN, mask_args, mask_spelling, mask_text, printable
+from toolcrib.config.tool_rules import shown_rule
 
 
 def mask(config: Config) -> dict[str, Any]:
@@ -26,10 +27,19 @@ def mask(config: Config) -> dict[str, Any]:
             "audit_keep_mb": config.settings.audit_keep_mb,
             "session_idle_hours": config.settings.session_idle_hours,
             "workspace": config.settings.workspace,
+            "jobs": _jobs(config.settings.jobs),
         },
+        "tools": [shown_rule(rule.written) for rule in config.tools],
         "problems": [str(problem) for problem in config.problems],
         "untrusted": [{"file": str(item.file), "effects": list(item.effects)} for item in config.waiting],
     }
+
+
+def _jobs(jobs: JobSettings) -> dict[str, Any]:
+    urls = {printable(provider): mask_args([url])[0] for provider, url in jobs.base_urls.items()}
+    models = [printable(model) for model in jobs.models]
+    keys = {printable(provider): HIDDEN for provider in jobs.api_keys}
+    return {**vars(jobs), "model": printable(jobs.model), "models": models, "base_urls": urls, "api_keys": keys}
 
 
 def mask_server(server: ServerConfig) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from toolcrib.config.problems import Report, describe, describe_type
 from toolcrib.config.read import Document, read_bytes
 from toolcrib.config.redact import mask_args, mask_text, printable
 from toolcrib.config.settings import SETTINGS, USERS_ALONE
-from toolcrib.config.shapes import Entry, entries_of
+from toolcrib.config.shapes import Entry, entries_of, rules_in
 from toolcrib.config.slug import same_name
+from toolcrib.config.tool_rules import effects_of_rules
 from toolcrib.errors import ConfigError
 
 
@@ -53,6 +54,7 @@ def effects_of(document: Document, users_names: Mapping[str, str]) -> tuple[str,
         if isinstance(entry.name, str) and (held := users_names.get(same_name(entry.name))):
             effects.append(f"{name}: takes the place of your own server {printable(held)}")
     effects += [f"sets {key}" for key in document.data if plain(key) in SETTINGS.keys() - USERS_ALONE]
+    effects += [line for given in rules_in(document.data) for line in effects_of_rules(given.value)]
     return tuple(effects)
 
 

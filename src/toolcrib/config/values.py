@@ -6,6 +6,7 @@ In: `Field`s. Out: text, lists, tables, numbers, yes or no; None after something
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,14 @@ from toolcrib.config.problems import Report, describe, describe_type
 from toolcrib.config.redact import printable
 
 
+class Spelling(enum.Enum):
+    """What `${VAR}` in a text is."""
+
+    WITH_VARIABLES = "with variables"
+    LITERAL = "literal"
+    """Those very characters: a program has its own ways to fill in a variable."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
     """What an entry's meaning depends on besides its own words."""
@@ -28,6 +37,7 @@ class Surroundings:
     file: Path | None = None
     root: Path | None = None
     """The project, for a project's file: relative paths start there."""
+    spelling: Spelling = Spelling.WITH_VARIABLES
 
 
 _MERE_TEXT = object()
@@ -59,11 +69,16 @@ class Values:
             found = f"text with {bad}" if secret or expanded != value else f"{describe(value)}, which has {bad}"
             self.report.error(field.path, found=found, expected="text without it")
             return None
-        if "${" in value:
+        if self._has_variables(value):
             self.spelled[into] = value
         return expanded
 
+    def _has_variables(self, value: str) -> bool:
+        return self.around.spelling is Spelling.WITH_VARIABLES and "${" in value
+
     def _expanded(self, value: str, path: KeyPath) -> str | None:
+        if not self._has_variables(value):
+            return value
         expansion = expand(value, self.around.environ)
         for name in expansion.missing:
             self.report.missing(path, name)
@@ -126,7 +141,7 @@ class Values:
         """A number or yes/no may come from a variable; as mere text in quotes it is a mistake. None: reported."""
         if not isinstance(field.value, str):
             return field.value
-        return self._expanded(field.value, field.path) if "${" in field.value else _MERE_TEXT
+        return self._expanded(field.value, field.path) if self._has_variables(field.value) else _MERE_TEXT
 
     def folder_or_file(self, field: Field, *, into: KeyPath) -> Path | None:
         """Absolute; `~` is the home; relative paths only where a project gives them a start."""

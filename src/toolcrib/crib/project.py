@@ -111,6 +111,7 @@ class Project:
             previous=last,
             believed=frozenset(believed | self._builtins.keys()),
             folders={name: str(folder) for name, folder in folders.items() if folder is not None},
+            rules=self.config.tools,
         )
         if last is not None and made.tools == last.tools:
             return last
@@ -200,10 +201,10 @@ class Project:
 
         return unsubscribe
 
-    async def introduced(self, limit: float) -> None:
+    async def introduced(self, limit: float | None) -> None:
         """Waits, within limits, for servers that are connecting and whose tools nobody has ever seen.
 
-        Clients that list only once would otherwise never learn of them.
+        Clients that list only once would otherwise never learn of them. None: each has its own time to connect.
         """
         strangers = [
             server

@@ -1,6 +1,7 @@
 """The secret values that the configuration holds, so that the book and the person's screen can leave them out.
 
-In: the projects. Out: every value that stands for a key, token or password in any of their servers' entries.
+In: the projects. Out: every value that stands for a key, token or password in any of their servers' entries and their
+rules for tools.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from toolcrib.config.model import Config
-from toolcrib.servers.environment import Mask
+from toolcrib.servers.environment import SHORTEST_SECRET, Mask
 
 
 class KnownSecrets:
@@ -23,8 +24,10 @@ class KnownSecrets:
         configs = tuple(self._configs())
         seen, values = self._known
         if len(configs) != len(seen) or any(new is not old for new, old in zip(configs, seen, strict=True)):
+            of_servers = (Mask(server).secrets for config in configs for server in config.servers.values())
+            of_rules = (rule.secrets for config in configs for rule in config.tools)
             values = frozenset(
-                secret for config in configs for server in config.servers.values() for secret in Mask(server).secrets
+                secret for some in (*of_servers, *of_rules) for secret in some if len(secret) >= SHORTEST_SECRET
             )
             self._known = configs, values
         return values

@@ -33,6 +33,7 @@ from toolcrib.config.last_store import remember_store
 from toolcrib.config.model import WORKSPACE
 from toolcrib.config.private import unusable
 from toolcrib.crib import Crib
+from toolcrib.daemon.jobs.desk import Desk
 from toolcrib.daemon.lock import held, write_info
 from toolcrib.daemon.log import LOGGED, log_to, write_to_log
 from toolcrib.daemon.socket import CommandSocket
@@ -57,6 +58,7 @@ Ready = Callable[[dict[str, Any]], None]
 class Daemon:
     def __init__(self, paths: Paths, root: Path, flags: Flags, lasts: Lasts) -> None:
         self.leases = Leases(lasts, on_idle=self.stop)
+        self.jobs = Desk(self.leases)
         self._paths = paths
         self._root = root
         self._flags = flags
@@ -79,6 +81,7 @@ class Daemon:
             "unsafe_no_sandbox": self._flags.unsafe_no_sandbox,
             "for_runs": self.leases.lasts is Lasts.FOR_RUNS,
             "runs": len(self.leases.agents),
+            "jobs": self.jobs.counts,
             "stopping": self._stopping.is_set(),
         }
 
@@ -150,6 +153,7 @@ class Daemon:
             builtins=builtins(registry, self, unsafe_no_sandbox=self._flags.unsafe_no_sandbox),
         )
         async with crib, self._minding_orphans(crib):
+            self.jobs.crib = crib
             remember_store(self._paths, self._flags.store)
             settings = crib.home.config.settings
             logging.getLogger("toolcrib").setLevel(settings.log_level.upper())
@@ -171,6 +175,7 @@ class Daemon:
                 if self._flags.unsafe_no_sandbox:
                     log.warning("commands of the workspace run without a sandbox, as --unsafe-no-sandbox asks")
                 log.info("serving %s, root %s", self.describe()["endpoint"], self._root)
+                await self.jobs.begin()
                 ready({**self.describe(), **self._found(crib)})
                 await self._until_stopped()
             finally:
@@ -179,7 +184,8 @@ class Daemon:
                     file.unlink(missing_ok=True)
                 gateway.close()
                 crib.approvals.close()
-                await server.stop(limit=_REQUESTS_MAY_END)
+                # Workers give their agents back over the socket, which closes last.
+                await asyncio.gather(self.jobs.close(), server.stop(limit=_REQUESTS_MAY_END))
                 await control.stop()
 
 

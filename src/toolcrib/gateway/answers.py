@@ -72,6 +72,12 @@ def told_to_the_model(error: ToolcribError) -> bytes:
     return msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True})
 
 
+def told_to_a_program(error: ToolcribError, request_id: bytes) -> Reply:
+    """With all that it takes to raise it again at the other end. The status is of HTTP, where nothing went wrong."""
+    data = {**error.data, "remedy": error.remedy, "kind": type(error).__name__}
+    return Reply(error_message(request_id, error.code, error.message, data), accepted=False)
+
+
 def result_message(request_id: bytes, result: bytes) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (request_id, result)
 

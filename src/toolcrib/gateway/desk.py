@@ -25,9 +25,18 @@ from toolcrib.errors import (
 )
 from toolcrib.events import ToolsListed
 from toolcrib.gateway import eras
-from toolcrib.gateway.answers import Rejected, Reply, failure, raw_error_message, result_message, told_to_the_model
+from toolcrib.gateway.answers import (
+    Rejected,
+    Reply,
+    failure,
+    raw_error_message,
+    result_message,
+    told_to_a_program,
+    told_to_the_model,
+)
 from toolcrib.gateway.envelope import Message, notification
 from toolcrib.gateway.reception import Guest
+from toolcrib.listing import Reader
 from toolcrib.policy import Caller
 from toolcrib.servers.model import MODERN_VERSION, Answer, Era
 
@@ -47,6 +56,7 @@ class Client(msgspec.Struct, frozen=True, eq=False):
     project: Project
     session: Session
     conversation: str
+    reader: Reader = Reader.MODEL
 
     def caller(self) -> Caller:
         """With the permission of this moment; `Rejected` if the guest has none any more."""
@@ -107,6 +117,8 @@ class Desk:
         except Rejected as rejected:
             return rejected.reply(era, message.id)
         except ToolcribError as error:
+            if client.reader is Reader.PROGRAM:
+                return told_to_a_program(error, message.id)
             return failure(error, era, message.id)
         if isinstance(result, Reply):
             return result
@@ -120,7 +132,9 @@ class Desk:
         except Rejected as rejected:
             return rejected.reply(Era.LEGACY, request_id)
 
-    async def welcome(self, guest: Guest, project: Project, conversation: str) -> Client:
+    async def welcome(
+        self, guest: Guest, project: Project, conversation: str, reader: Reader = Reader.MODEL
+    ) -> Client:
         """The guest as a client in this conversation: its session is found, or begun and durable from here on."""
         sessions = self._crib.sessions
         session = sessions.find(guest.name, conversation)
@@ -129,7 +143,7 @@ class Desk:
             guest.permission()
             session = await sessions.begin(guest.name, conversation)
         sessions.used(session, catalog_version=project.catalog.version, permission_version=guest.permission().version)
-        return Client(guest, project, session, conversation)
+        return Client(guest, project, session, conversation, reader)
 
     async def _result(
         self, message: Message, request_id: bytes, era: Era, client: Client, notify: Notify
@@ -163,7 +177,7 @@ class Desk:
 
     def _tools(self, client: Client) -> bytes:
         caller, catalog, listings = client.caller(), client.project.catalog, self._crib.listings
-        tools = listings.tools(catalog, caller)
+        tools = listings.tools(catalog, caller, client.reader)
         self._crib.sessions.listed(client.session)
         if self._crib.bus.hears(ToolsListed):
             by_name = catalog.by_public(listings.style)
@@ -197,6 +211,8 @@ class Desk:
             answer = outcome.answer
             server_era = client.project.era_of(outcome.tool.server)
         except (InvalidArguments, ServerFailure, Denied, BookUnwritable) as error:
+            if client.reader is Reader.PROGRAM:
+                raise
             answer = Answer(result=told_to_the_model(error))
         if answer.result is None:
             error_bytes = answer.error or b'{"code":-32603,"message":"no error was given"}'

@@ -16,6 +16,7 @@ from toolcrib.gateway import eras
 from toolcrib.gateway.answers import Rejected
 from toolcrib.gateway.envelope import MAX_BODY
 from toolcrib.gateway.reception import Guest, Reception, conversation_of, no_token
+from toolcrib.listing import Reader
 
 _SINGLE = frozenset(
     {
@@ -40,6 +41,11 @@ class Visitor(msgspec.Struct, frozen=True, eq=False):
     label: str | None
     """The conversation, where the request names one."""
     headers: Mapping[str, str]
+
+    @property
+    def reader(self) -> Reader:
+        """A program asks where tools are from, and is told errors as such; a model is told in words."""
+        return Reader.PROGRAM if self.headers.get("x-toolcrib-sources") == "1" else Reader.MODEL
 
 
 class Gate:

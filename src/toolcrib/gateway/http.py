@@ -139,7 +139,8 @@ class HttpGateway:
         return session_id, visitor.label or session.conversation
 
     async def _client(self, visitor: Visitor, conversation: str) -> Client:
-        return await self._desk.welcome(visitor.guest, await self._reception.project(visitor.guest), conversation)
+        project = await self._reception.project(visitor.guest)
+        return await self._desk.welcome(visitor.guest, project, conversation, visitor.reader)
 
     async def _answer(
         self, message: Message, era: Era, client: Client, exchange: Exchange, under_way: UnderWay | None

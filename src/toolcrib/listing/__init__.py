@@ -1,5 +1,5 @@
 """Catalog and caller → the bytes of tools/list, made once and kept."""
 
-from toolcrib.listing.full import Listings
+from toolcrib.listing.full import SOURCE, Listings, Reader
 
-__all__ = ["Listings"]
+__all__ = ["SOURCE", "Listings", "Reader"]

@@ -1,43 +1,72 @@
 """The full listing: every tool that the caller may use, with its whole definition.
 
 In: a catalog, a caller, the gateway's name style. Out: the JSON array of definitions as bytes, kept until the
-catalog or the caller's permissions change. The `decide` of `policy` chooses, as it does for calls.
+catalog or the caller's permissions change. The `decide` of `policy` chooses, as it does for calls. A program that gives
+tools names of its own is told where each is from; for a model that would be tokens without use.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict
 
+import msgspec
+from msgspec import Raw
+
 from toolcrib.catalog.snapshot import Catalog
+from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
 from toolcrib.policy import Caller, Verdict, decide
 
 _KEPT = 256
 _KEPT_BYTES = 64 * 1024 * 1024
+_Key = tuple[int, str, "Reader"]
+
+SOURCE = "toolcrib/tool"
+"""The key in a definition's `_meta`: the server's configured name, and its own name of the tool."""
+
+_Fields = dict[str, Raw]
+
+
+class Reader(enum.Enum):
+    MODEL = "model"
+    PROGRAM = "program"
+    """It gets each tool's `SOURCE`."""
 
 
 class Listings:
     def __init__(self, style: NameStyle) -> None:
         self.style = style
-        self._kept: OrderedDict[tuple[int, str], bytes] = OrderedDict()
+        self._kept: OrderedDict[_Key, bytes] = OrderedDict()
         self._size = 0
 
-    def tools(self, catalog: Catalog, caller: Caller) -> bytes:
-        key = (catalog.version, caller.permission.key)
+    def tools(self, catalog: Catalog, caller: Caller, reader: Reader = Reader.MODEL) -> bytes:
+        key = (catalog.version, caller.permission.key, reader)
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
             return found
         public = catalog.by_public(self.style)
         # Whether a person will be asked, or the arguments will do, is seen at the call.
-        shown = [tool.render(name) for name, tool in public.items() if decide(caller, tool).verdict is not Verdict.DENY]
-        array = b"[" + b",".join(shown) + b"]"
+        shown = {name: tool for name, tool in public.items() if decide(caller, tool).verdict is not Verdict.DENY}
+        render = _rendered_with_source if reader is Reader.PROGRAM else Tool.render
+        array = b"[" + b",".join(render(tool, name) for name, tool in shown.items()) + b"]"
         self._keep(key, array)
         return array
 
-    def _keep(self, key: tuple[int, str], array: bytes) -> None:
+    def _keep(self, key: _Key, array: bytes) -> None:
         self._kept[key] = array
         self._size += len(array)
         while len(self._kept) > _KEPT or (self._size > _KEPT_BYTES and len(self._kept) > 1):
             _, gone = self._kept.popitem(last=False)
             self._size -= len(gone)
+
+
+def _rendered_with_source(tool: Tool, name: str) -> bytes:
+    fields = msgspec.json.decode(tool.render(name), type=_Fields)
+    try:
+        meta = msgspec.json.decode(fields.get("_meta", b"{}"), type=_Fields)
+    except msgspec.ValidationError:
+        meta = {}
+    meta[SOURCE] = Raw(msgspec.json.encode((tool.server, tool.name)))
+    return msgspec.json.encode({**fields, "_meta": meta})

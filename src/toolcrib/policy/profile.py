@@ -56,9 +56,10 @@ BUILTIN: Mapping[str, Profile] = MappingProxyType(
             ),
             _builtin(
                 "developer",
-                "Every tool of every server; of Toolcrib itself, what only reads.",
+                "Every tool of every server; of Toolcrib itself, what only reads, and jobs.",
                 (Effect.ALLOW, "*:*", {}),
-                (Effect.DENY, "crib:*", {"read_only": False}),
+                # Of what does not only read, jobs alone reach beyond Toolcrib.
+                (Effect.DENY, "crib:*", {"read_only": False, "open_world": False}),
                 own_tools=OwnTools.EDIT,
             ),
             _builtin(

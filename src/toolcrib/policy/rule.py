@@ -20,20 +20,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from toolcrib.catalog.claims import claims_of
 from toolcrib.catalog.tool import Tool
+from toolcrib.config.model import CLAIMS
 from toolcrib.errors import ConfigError
 from toolcrib.policy.condition import LONGEST_WORD, Condition, Matches, OneOf, Test, Under
 from toolcrib.policy.paths import Ground
-
-CLAIMS: Mapping[str, str] = MappingProxyType(
-    {
-        "read_only": "readOnlyHint",
-        "destructive": "destructiveHint",
-        "idempotent": "idempotentHint",
-        "open_world": "openWorldHint",
-    }
-)
-"""What a rule calls an annotation, and what the protocol calls it."""
 
 _PARTS = ("annotations", "when")
 _TESTS = ("under", "one_of", "matches")
@@ -145,20 +137,7 @@ class Rule:
 
 def claims(tool: Tool) -> dict[str, bool]:
     """What the tool's server says of it, as far as it is believed; else what the protocol says of a silent one."""
-    said = tool.annotations if tool.believed else {}
-
-    def claim(name: str, *, default: bool) -> bool:
-        value = said.get(CLAIMS[name])
-        return value if isinstance(value, bool) else default
-
-    # Nothing that only reads destroys, and it may be repeated.
-    reads = claim("read_only", default=False)
-    return {
-        "read_only": reads,
-        "destructive": claim("destructive", default=not reads),
-        "idempotent": claim("idempotent", default=reads),
-        "open_world": claim("open_world", default=True),
-    }
+    return claims_of(tool.annotations if tool.believed else {})
 
 
 def glob(pattern: str) -> Callable[[str], Any]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from toolcrib.agent_events import AgentEvent
 from toolcrib.coding_agents.clients import RUNNABLE, client_named
-from toolcrib.coding_agents.events import AgentEvent
 from toolcrib.errors import UsageError
 from toolcrib.runs.preparing import RunOrder
 from toolcrib.runs.result import ExecutionResult, Metadata, OnMcpFailure

@@ -11,12 +11,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
-from toolcrib.coding_agents.events import AgentEvent, Kind
+from toolcrib.agent_events import AgentEvent, Kind
 from toolcrib.coding_agents.headless import Launch, Reader, Usage
 from toolcrib.errors import ToolcribError
+from toolcrib.reach.notes import CallSeen, Ended, Listed, Lost, Note
 from toolcrib.runs.environment import past_proxies
 from toolcrib.runs.matching import Matching
-from toolcrib.runs.notes import CallSeen, Ended, Listed, Lost, Note
 from toolcrib.runs.preparing import Prepared, RunOrder
 from toolcrib.runs.printed import Printed
 from toolcrib.runs.process import Line, Running

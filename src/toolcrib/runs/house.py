@@ -20,9 +20,9 @@ from toolcrib.config.paths import Paths
 from toolcrib.daemon.lock import is_free
 from toolcrib.daemon.starting import PATIENCE, START_FOR_RUNS, connect_or_start
 from toolcrib.errors import DaemonNotRunning, ToolcribError, UnknownCommand
-from toolcrib.runs.lease import Lease, Wanted
-from toolcrib.runs.line import HungUp, Line
-from toolcrib.runs.notes import CallSeen, Ended, Listed, Lost, Note
+from toolcrib.reach.lease import Lease, Wanted
+from toolcrib.reach.line import HungUp, Line
+from toolcrib.reach.notes import CallSeen, Ended, Listed, Lost, Note
 
 __all__ = ["CallSeen", "Ended", "House", "Lease", "Listed", "Lost", "Note", "Wanted", "open_house"]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolcrib.coding_agents.events import AgentEvent, Kind
+from toolcrib.agent_events import AgentEvent, Kind
 from toolcrib.errors import ToolcribError
 from toolcrib.runs.masking import Masking, number
 from toolcrib.runs.place import ENDING, Missing, entered, folder_of, make, names

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.client import SERVER_NAME
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.config.redact import HIDDEN
-from toolcrib.runs.notes import CallSeen
+from toolcrib.reach.notes import CallSeen
 
 PATIENCE = 1.0
 """Seconds for which one side's word on a call waits for the other's."""

@@ -26,10 +26,10 @@ from toolcrib.config.project import project_of
 from toolcrib.errors import ConfigError, Denied, NotFound, ToolcribError, UsageError, WorkspaceError
 from toolcrib.policy.own_tools import OwnTools
 from toolcrib.policy.profile import BUILTIN
+from toolcrib.reach.lease import Lease, Wanted
 from toolcrib.runs.alive import began
 from toolcrib.runs.environment import Given, program_environment
 from toolcrib.runs.house import open_house
-from toolcrib.runs.lease import Lease, Wanted
 from toolcrib.runs.log import RunLog
 from toolcrib.runs.result import Metadata, OnMcpFailure
 from toolcrib.runs.seal import Seals
@@ -56,6 +56,10 @@ class RunOrder:
     env_file: Path | None = None
     extra: tuple[str, ...] = ()
     """Words for the program itself."""
+    parent: str = ""
+    """An agent that bounds the run's own, and that it ends with."""
+    job: str = ""
+    """The job that the run is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +177,8 @@ async def _leased(
         workdir=order.workdir,
         conversation=conversation,
         lives=order.timeout + _AFTERWARDS,
+        parent=order.parent,
+        job=order.job,
     )
     try:
         house = await stack.enter_async_context(open_house(Paths.of_user(order.environ), root, order.environ))

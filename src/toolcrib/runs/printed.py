@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from toolcrib.coding_agents.events import AgentEvent, Kind
+from toolcrib.agent_events import AgentEvent, Kind
 from toolcrib.coding_agents.headless import Reader
 from toolcrib.runs.process import Line, Stream
 

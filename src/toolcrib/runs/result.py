@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolcrib.coding_agents.events import AgentEvent
+from toolcrib.agent_events import AgentEvent
 from toolcrib.coding_agents.headless import Usage
 
 

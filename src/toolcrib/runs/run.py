@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolcrib.coding_agents.events import AgentEvent, Kind
+from toolcrib.agent_events import AgentEvent, Kind
 from toolcrib.errors import ToolcribError
 from toolcrib.runs.course import Course, Ending
 from toolcrib.runs.preparing import Prepared, RunOrder, prepared

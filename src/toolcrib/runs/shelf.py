@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, NoReturn, TypeAlias
 
 import msgspec
 
+from toolcrib.agent_events import AgentEvent
 from toolcrib.coding_agents.clients import CLIENTS
-from toolcrib.coding_agents.events import AgentEvent
 from toolcrib.coding_agents.headless import Usage
 from toolcrib.errors import NotFound, ToolcribError, UsageError
 from toolcrib.runs.alive import lives

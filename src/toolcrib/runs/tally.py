@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
-from toolcrib.runs.notes import Listed
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
+from toolcrib.reach.notes import Listed
 from toolcrib.runs.result import Listing
 
 

@@ -156,6 +156,32 @@ audit_base = sa.Table(
 )
 """Where the kept part of the chain begins: the last row that was let go, and its hash."""
 
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("submitter", Text, nullable=False),
+    sa.Column("submitter_since", sa.Double, nullable=False),
+    sa.Column("runs", Text, nullable=False),
+    sa.Column("model", Text, nullable=False),
+    sa.Column("profile", Text, nullable=False),
+    sa.Column("workdir", Text, nullable=False),
+    sa.Column("prompt", Text, nullable=False),
+    sa.Column("masked", sa.Boolean, nullable=False),
+    sa.Column("timeout", sa.Double, nullable=False),
+    sa.Column("max_steps", sa.Integer, nullable=False),
+    sa.Column("status", Text, nullable=False, index=True),
+    sa.Column("agent", Text, nullable=False),
+    sa.Column("submitted_at", sa.Double, nullable=False, index=True),
+    sa.Column("started_at", sa.Double),
+    sa.Column("ended_at", sa.Double),
+    sa.Column("text", Text, nullable=False),
+    sa.Column("error", Text, nullable=False),
+    sa.Column("usage", Text, nullable=False),
+    sa.Column("steps", sa.BigInteger, nullable=False),
+    sa.Column("events", sa.BigInteger, nullable=False),
+)
+
 
 def _tools_and_trust(connection: sa.Connection) -> None:
     tables = sa.MetaData()
@@ -285,7 +311,37 @@ def _agents_and_audit(connection: sa.Connection) -> None:
     tables.create_all(connection, checkfirst=False)
 
 
-MIGRATIONS: tuple[Migration, ...] = (_tools_and_trust, _agents_and_audit)
+def _jobs(connection: sa.Connection) -> None:
+    tables = sa.MetaData()
+    sa.Table(
+        "jobs",
+        tables,
+        sa.Column("id", sa.Text, primary_key=True),
+        sa.Column("submitter", sa.Text, nullable=False),
+        sa.Column("submitter_since", sa.Double, nullable=False),
+        sa.Column("runs", sa.Text, nullable=False),
+        sa.Column("model", sa.Text, nullable=False),
+        sa.Column("profile", sa.Text, nullable=False),
+        sa.Column("workdir", sa.Text, nullable=False),
+        sa.Column("prompt", sa.Text, nullable=False),
+        sa.Column("masked", sa.Boolean, nullable=False),
+        sa.Column("timeout", sa.Double, nullable=False),
+        sa.Column("max_steps", sa.Integer, nullable=False),
+        sa.Column("status", sa.Text, nullable=False, index=True),
+        sa.Column("agent", sa.Text, nullable=False),
+        sa.Column("submitted_at", sa.Double, nullable=False, index=True),
+        sa.Column("started_at", sa.Double),
+        sa.Column("ended_at", sa.Double),
+        sa.Column("text", sa.Text, nullable=False),
+        sa.Column("error", sa.Text, nullable=False),
+        sa.Column("usage", sa.Text, nullable=False),
+        sa.Column("steps", sa.BigInteger, nullable=False),
+        sa.Column("events", sa.BigInteger, nullable=False),
+    )
+    tables.create_all(connection, checkfirst=False)
+
+
+MIGRATIONS: tuple[Migration, ...] = (_tools_and_trust, _agents_and_audit, _jobs)
 """The first leads to version 1, and so on."""
 
 _POSTGRES_LOCK = 0x746F6F6C63726962

@@ -1,4 +1,4 @@
-"""What one user of a workspace has used up: calls, seconds of commands, bytes written.
+"""What one user of a workspace has used up: calls, seconds of commands, bytes written; and which files it knows.
 
 In: the limits of the settings, and what the tools do. Out: nothing, or a `WorkspaceError` when something is used up.
 One session belongs to one connection, or to one session of an agent at the daemon. File tools run in threads, so
@@ -7,6 +7,8 @@ every count is taken under a lock.
 
 from __future__ import annotations
 
+import enum
+import os
 import threading
 
 from toolcrib.errors import WorkspaceError
@@ -15,9 +17,20 @@ from toolcrib.workspace.settings.model import MB, Limits
 _REMEDY = "A new session begins at nought; `limits.{key}` in .toolcrib/workspace.yml changes the limit."
 
 
+class Overwriting(enum.Enum):
+    """Which files may be replaced as a whole."""
+
+    ANY = enum.auto()
+    KNOWN = enum.auto()
+    """Those that were read or written in this session and that nobody changed since."""
+
+
 class Session:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, overwriting: Overwriting = Overwriting.ANY) -> None:
         self.limits = limits
+        self.overwriting = overwriting
+        self._known: dict[tuple[str, ...], tuple[int, ...]] = {}
+        """By the real place, as it was when it was last read or written."""
         self._lock = threading.Lock()
         self._calls = 0
         self._seconds = 0.0
@@ -55,6 +68,28 @@ class Session:
                 )
             self._written += count
 
+    def knows(self, place: tuple[str, ...], status: os.stat_result) -> None:
+        """A file was read, or written as a whole, and is as `status` says."""
+        if self.overwriting is Overwriting.KNOWN:
+            with self._lock:
+                self._known[place] = _mark(status)
+
+    def changed(self, place: tuple[str, ...], before: os.stat_result | None, after: os.stat_result) -> None:
+        """A part of a file was written: if it was known, it still is."""
+        with self._lock:
+            if before is not None and self._known.get(place) == _mark(before):
+                self._known[place] = _mark(after)
+
+    def check_known(self, place: tuple[str, ...], status: os.stat_result) -> None:
+        """Before a file that is there is replaced as a whole."""
+        with self._lock:
+            known = self._known.get(place)
+        name = "/".join(place)
+        if known is None:
+            raise WorkspaceError(f"{name} is there and has not been read yet.", remedy="Read it first.")
+        if known != _mark(status):
+            raise WorkspaceError(f"{name} was changed since it was read.", remedy="Read it again.")
+
     def left(self) -> float:
         """The seconds that a command may still take: more than nought."""
         with self._lock:
@@ -71,6 +106,10 @@ class Session:
         """Counts what a command took, when it is over. It is `left` that refuses the next one."""
         with self._lock:
             self._seconds += seconds
+
+
+def _mark(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _mb(count: int) -> str:

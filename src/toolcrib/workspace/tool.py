@@ -61,7 +61,8 @@ class Tool:
     parameters: type[msgspec.Struct]
     """No unions but those with None: some providers refuse them, others refuse a description beside them. msgspec wants
     constraints on the kind itself: `Annotated[int, Meta(ge=1)] | None`, not `Annotated[int | None, Meta(ge=1)]`."""
-    result: type[msgspec.Struct]
+    result: type[msgspec.Struct] | None
+    """None: it answers in words alone."""
     do: Callable[[Scene, Any], Done] | Callable[[Scene, Any], Awaitable[Done]]
     runs: Runs = Runs.FILES
     reads_only: bool = True
@@ -69,3 +70,9 @@ class Tool:
     idempotent: bool = True
     open_world: bool = False
     """Whether it reaches the network where the settings allow it."""
+    like: str = ""
+    """The tool of `TOOL_NAMES` whose limits and prohibitions hold for it, too; itself, unless named."""
+
+    @property
+    def ruled_as(self) -> str:
+        return self.like or self.name

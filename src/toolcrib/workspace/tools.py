@@ -150,7 +150,7 @@ def definition(tool: Tool, settings: Settings) -> bytes:
             "title": tool.title,
             "description": tool.description,
             "inputSchema": schema_of(tool.parameters, Of.ARGUMENTS),
-            "outputSchema": schema_of(tool.result, Of.RESULT),
+            **({"outputSchema": schema_of(tool.result, Of.RESULT)} if tool.result is not None else {}),
             "annotations": {
                 "readOnlyHint": tool.reads_only,
                 "destructiveHint": tool.destructive,

@@ -31,7 +31,7 @@ from toolcrib.workspace.sandbox import Sandbox
 from toolcrib.workspace.session import Session
 from toolcrib.workspace.settings.model import KB, SHELL_TOOLS, WRITING_TOOLS, Settings
 from toolcrib.workspace.tool import Done, Runs, Scene, Tool
-from toolcrib.workspace.tools import BY_NAME, TOOLS, definition
+from toolcrib.workspace.tools import TOOLS, definition
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +57,17 @@ class Workspace:
         environ: Mapping[str, str],
         unsafe_no_sandbox: bool = False,
         unfit: Sequence[Path] = (),
+        tools: Sequence[Tool] = TOOLS,
     ) -> None:
+        """`tools`: the table of what can be called, whose rows may wear other names and parameters than ours."""
         self.settings = settings
         self.folder = Folder(root, hidden=settings.hidden, above=settings.above, unfit=unfit, home=home_of(environ))
         self.root = self.folder.root
         self.unsafe = unsafe_no_sandbox
         self._environ = environ
         self._ci = in_ci(environ) if settings.forbid_shell_in_ci else ""
-        offered = (tool for tool in TOOLS if self.why_not(tool.name) is None)
+        self._table = {tool.name: tool for tool in tools}
+        offered = (tool for tool in tools if self.why_not(tool.name) is None)
         self.tools = tuple(definition(self._as_it_is(tool), settings) for tool in offered)
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="workspace")
         self._at_work: set[asyncio.Future[Done]] = set()
@@ -98,7 +101,7 @@ class Workspace:
         self.folder.close()
 
     def runs_code(self, name: str) -> bool:
-        tool = BY_NAME.get(name)
+        tool = self._table.get(name)
         return tool is not None and tool.runs is Runs.CODE
 
     def _as_it_is(self, tool: Tool) -> Tool:
@@ -110,12 +113,13 @@ class Workspace:
 
     def why_not(self, name: str) -> WorkspaceError | None:
         """Why a tool is not offered here, and what would change that."""
-        if name in self.settings.off:
+        ruled_as = self._table[name].ruled_as if name in self._table else name
+        if ruled_as in self.settings.off:
             return WorkspaceError(
                 f"{name} is switched off in this workspace.",
                 remedy="A person can switch it on: `tools:` in workspace.yml.",
             )
-        if self.settings.read_only and name in WRITING_TOOLS:
+        if self.settings.read_only and ruled_as in WRITING_TOOLS:
             return WorkspaceError(
                 f"{name} is not available: this workspace is read-only.",
                 remedy="Reading, searching, tests and linters work. A person can start it without read-only mode.",
@@ -125,10 +129,10 @@ class Workspace:
                 f"{name} is not available: this workspace is read-only, and without a sandbox nothing keeps it so.",
                 remedy="Reading and searching work. A person can start it without --unsafe-no-sandbox.",
             )
-        if self._ci and name in SHELL_TOOLS:
+        if self._ci and ruled_as in SHELL_TOOLS:
             return WorkspaceError(
                 f"{name} is not available in CI ({self._ci} is set).",
-                remedy="run_tests and run_lint work. A person can set `forbid_shell_in_ci: false` in workspace.yml.",
+                remedy="Tests and linters work. A person can set `forbid_shell_in_ci: false` in workspace.yml.",
             )
         return None
 
@@ -165,9 +169,9 @@ class Workspace:
     def _tool(self, name: str) -> Tool:
         if self.settings.broken:
             raise WorkspaceError(self.settings.broken)
-        tool = BY_NAME.get(name)
+        tool = self._table.get(name)
         if tool is None:
-            near = difflib.get_close_matches(name, BY_NAME, n=1)
+            near = difflib.get_close_matches(name, self._table, n=1)
             raise WorkspaceError(
                 f"There is no tool {name!r}.", remedy=f"Did you mean {near[0]}?" if near else "List the tools."
             )
@@ -176,7 +180,7 @@ class Workspace:
         return tool
 
     async def _do(self, tool: Tool, given: Any, session: Session, told: _Progress | None) -> Done:
-        seconds = self.settings.limits.seconds[tool.name]
+        seconds = self.settings.limits.seconds[tool.ruled_as]
         scene = Scene(
             folder=self.folder,
             settings=self.settings,
@@ -224,13 +228,15 @@ class Workspace:
             work.exception()
 
     def _result(self, tool: Tool, done: Done) -> bytes:
-        text, data = done.text, msgspec.to_builtins(done.data)
-        if self.unsafe and tool.runs is Runs.CODE:
-            # In both: some clients show a model only the one, some only the other.
-            text, data = f"{UNSAFE}\n{text}", {"warning": UNSAFE, **data}
-        result = msgspec.json.encode(
-            {"content": [{"type": "text", "text": text}], "structuredContent": data, "isError": False}
-        )
+        # In both: some clients show a model only the one, some only the other.
+        is_unsafe = self.unsafe and tool.runs is Runs.CODE
+        answer: dict[str, Any] = {
+            "content": [{"type": "text", "text": f"{UNSAFE}\n{done.text}" if is_unsafe else done.text}],
+        }
+        if tool.result is not None:
+            warning = {"warning": UNSAFE} if is_unsafe else {}
+            answer["structuredContent"] = {**warning, **msgspec.to_builtins(done.data)}
+        result = msgspec.json.encode({**answer, "isError": False})
         limits = self.settings.limits
         most = 2 * _ESCAPED * max(limits.read, limits.output) + 256 * KB
         if len(result) > most:

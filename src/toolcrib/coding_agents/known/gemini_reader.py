@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.client import SERVER_NAME
-from toolcrib.coding_agents.events import AgentEvent, Kind, ToolStatus
 from toolcrib.coding_agents.headless import Told, Usage
 from toolcrib.coding_agents.known.failures import LastLines, plainly
 from toolcrib.coding_agents.known.values import as_count, as_list, as_map, as_text

@@ -83,8 +83,8 @@ def target(folder: Folder, asked: Spot, parents: Parents) -> Iterator[Target]:
         os.close(dirfd)
 
 
-def put(there: Target, data: bytes, *, existing: Existing, after: int | None = None) -> None:
-    """The file gets these bytes, or what `after` (a descriptor) holds and then these."""
+def put(there: Target, data: bytes, *, existing: Existing, after: int | None = None) -> os.stat_result:
+    """The file gets these bytes, or what `after` (a descriptor) holds and then these. Gives what it is then."""
     name = f".toolcrib-{os.urandom(8).hex()}.tmp"
     try:
         made = os.open(
@@ -97,6 +97,7 @@ def put(there: Target, data: bytes, *, existing: Existing, after: int | None = N
                     _copy(after, made)
                 _write(made, data)
                 os.fsync(made)
+                status = os.fstat(made)
             finally:
                 os.close(made)
             _rename(there, name, existing)
@@ -107,6 +108,7 @@ def put(there: Target, data: bytes, *, existing: Existing, after: int | None = N
         os.fsync(there.dirfd)
     except OSError as error:
         raise refusal(error, there.folder, there.asked) from error
+    return status
 
 
 def own_dir(folder: Folder, spot: Spot) -> int:

@@ -166,7 +166,7 @@ class Folder:
                 what = kind_of(there.st_mode)
                 raise WorkspaceError(
                     f"{spot} is a {what}, not a file.",
-                    remedy="List it with list_dir." if what == "folder" else "Only regular files can be read.",
+                    remedy="List what is in it." if what == "folder" else "Only regular files can be read.",
                 )
             return self._again(descriptor, os.O_RDONLY | os.O_NONBLOCK, spot)
 

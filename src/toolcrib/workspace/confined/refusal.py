@@ -26,7 +26,7 @@ _FULL = "Free some space, or write less. The file is as it was."
 _REASONS: dict[int, tuple[str, str]] = {
     errno.EXDEV: ("leads out of the workspace", "Use paths inside it; what lies outside is out of reach."),
     errno.ELOOP: ("leads through too many links", "Name the file itself instead of a link to it."),
-    errno.ENOTDIR: ("goes through something that is not a folder", "List the folders with list_dir."),
+    errno.ENOTDIR: ("goes through something that is not a folder", "List the folders."),
     errno.EISDIR: ("is a folder", "Name a file in it."),
     errno.EACCES: ("may not be opened: permission denied", "Its owner must allow it."),
     errno.EPERM: ("may not be changed: the system does not permit it", "Its owner must allow it."),
@@ -73,7 +73,7 @@ def _nothing_there(folder: Folder, spot: Spot, number: int) -> WorkspaceError:
                 return _missing(folder, spot, type(spot)(spot.parts[: length + 1]), there)
         finally:
             os.close(there)
-    what, remedy = _REASONS.get(number, ("leads to something that is not there", "List the folders with list_dir."))
+    what, remedy = _REASONS.get(number, ("leads to something that is not there", "List the folders."))
     return WorkspaceError(f"{spot} {what}.", remedy=remedy, data={"path": str(spot)})
 
 
@@ -81,7 +81,7 @@ def _missing(folder: Folder, asked: Spot, wrong: Spot, there: int) -> WorkspaceE
     near = [str(wrong.parent / name) for name in _near(folder, wrong, there)]
     where = "in the workspace" if not wrong.parts[1:] else f"in {wrong.parent}"
     message = f"{asked} is not there: there is no {wrong.name} {where}."
-    remedy = f"Did you mean {', '.join(near)}?" if near else f"list_dir shows what there is {where}."
+    remedy = f"Did you mean {', '.join(near)}?" if near else f"List what there is {where}."
     return WorkspaceError(message, remedy=remedy, data={"path": str(asked), "near": near})
 
 

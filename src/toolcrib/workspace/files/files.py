@@ -7,6 +7,7 @@ work. `folder` finds files, `lines` reads ranges, `replacing` edits, `atomic` wr
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import enum
 import os
@@ -35,6 +36,7 @@ from toolcrib.workspace.files.text import (
     shown_text,
     undecodable,
 )
+from toolcrib.workspace.session import Overwriting
 from toolcrib.workspace.tool import Done, Scene
 from toolcrib.workspace.words import count_words
 
@@ -160,9 +162,17 @@ def read_file(scene: Scene, given: ReadFile) -> Done:
         form = form_of(head, given.encoding)
         if form is None:
             return _tell_binary(spot, head, size)
+        _note_known(scene, descriptor)
         return _read_text(scene, given, spot, form, Source(descriptor, form, head=head, end=scene.deadline))
     finally:
         os.close(descriptor)
+
+
+def _note_known(scene: Scene, descriptor: int) -> None:
+    if scene.session.overwriting is Overwriting.KNOWN:
+        # Gone from the folder by now: so nobody will replace it here.
+        with contextlib.suppress(OSError):
+            scene.session.knows(scene.folder.lies_at(descriptor).parts, os.fstat(descriptor))
 
 
 def _read_text(scene: Scene, given: ReadFile, spot: Spot, form: Form, source: Source) -> Done:
@@ -246,15 +256,20 @@ def write_file(scene: Scene, given: WriteFile) -> Done:
     parents = Parents.MADE if given.make_dirs else Parents.NEEDED
     with folder.writing, target(folder, spot, parents) as there:
         if there.before is not None and given.mode is Mode.CREATE:
-            raise WorkspaceError(f"{spot} exists already.", remedy="mode: overwrite replaces it; edit_file changes it.")
+            raise WorkspaceError(
+                f"{spot} exists already.",
+                remedy="mode: overwrite replaces it; edit_file changes it.",
+                data={"argument": "mode"},
+            )
         kept = there.before.st_size if there.before is not None and given.mode is Mode.APPEND else 0
         data = content if isinstance(content, bytes) else _encoded(content, given.encoding, there, appended=kept > 0)
         _check_room(scene, spot, kept + len(data))
+        existing = _existing(scene, given.mode, there)
         scene.session.wrote(len(data))
         if kept:
-            _append(there, data)
+            scene.session.changed(there.real.parts, there.before, _append(there, data))
         else:
-            put(there, data, existing=_EXISTING[given.mode])
+            scene.session.knows(there.real.parts, put(there, data, existing=existing))
     result = FileWritten(
         path=str(there.real),
         created=there.before is None,
@@ -264,6 +279,14 @@ def write_file(scene: Scene, given: WriteFile) -> Done:
     did = "Appended to" if kept else "Created" if result.created else "Overwrote"
     in_all = f", {kept + len(data):,} in all" if kept else ""
     return Done(result, f"{did} {result.path}: {count_words(len(data), 'byte')} written{in_all}.")
+
+
+def _existing(scene: Scene, mode: Mode, there: Target) -> Existing:
+    if mode is not Mode.OVERWRITE or scene.session.overwriting is Overwriting.ANY:
+        return _EXISTING[mode]
+    if there.before is not None:
+        scene.session.check_known(there.real.parts, there.before)
+    return Existing.REPLACED_IF_SAME
 
 
 def _content(given: WriteFile) -> bytes | str:
@@ -283,11 +306,11 @@ def _encoded(content: str, encoding: str | None, there: Target, *, appended: boo
     return data[len(form.mark) :] if appended or content.startswith("\ufeff") else data
 
 
-def _append(there: Target, data: bytes) -> None:
+def _append(there: Target, data: bytes) -> os.stat_result:
     """By a copy, as every write: a reader sees all of it or nothing, and a full disk leaves the file as it was."""
     descriptor = there.open()
     try:
-        put(there, data, existing=Existing.REPLACED_IF_SAME, after=descriptor)
+        return put(there, data, existing=Existing.REPLACED_IF_SAME, after=descriptor)
     finally:
         os.close(descriptor)
 
@@ -314,7 +337,9 @@ def edit_file(scene: Scene, given: EditFile) -> Done:
         form = form_of(raw[:HEAD], given.encoding)
         if form is None or given.encoding == BINARY:
             raise WorkspaceError(
-                f"{spot} is {describe(raw)}.", remedy="If it is text, name its encoding, as in latin-1 or cp1252."
+                f"{spot} is {describe(raw)}.",
+                remedy="If it is text, name its encoding, as in latin-1 or cp1252.",
+                data={"argument": "encoding"},
             )
         before = form.text_of(raw, str(spot))
         after, matches = before, 0
@@ -325,7 +350,7 @@ def edit_file(scene: Scene, given: EditFile) -> Done:
         data = form.bytes_of(after, "new")
         _check_room(scene, spot, len(data))
         scene.session.wrote(len(data))
-        put(there, data, existing=Existing.REPLACED_IF_SAME)
+        scene.session.changed(there.real.parts, there.before, put(there, data, existing=Existing.REPLACED_IF_SAME))
     changed = diff(before, after)
     result = FileEdited(path=str(there.real), matches=matches, diff=changed)
     return Done(result, f"Edited {result.path} in {count_words(matches, 'place')}.\n{changed}")

@@ -64,7 +64,9 @@ class Source:
         while True:
             if time.monotonic() > self._end:
                 raise WorkspaceError(
-                    "The file is too long to be counted through in time.", remedy="Give a byte as offset instead."
+                    "The file is too long to be counted through in time.",
+                    remedy="Give a byte as offset instead.",
+                    data={"argument": "offset"},
                 )
             data = self._head[self._offset :] or self._read()
             text = self._decode(self._decoder, data)
@@ -91,6 +93,7 @@ class Source:
             raise WorkspaceError(
                 f"The bytes near {self._offset + error.start} are no {self._form.encoding}.",
                 remedy='Name another encoding (latin-1 reads any byte), or "binary" for base64.',
+                data={"argument": "encoding"},
             ) from error
 
 

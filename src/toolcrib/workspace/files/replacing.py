@@ -55,7 +55,7 @@ def replace(text: str, edit: Edit) -> Replaced:
     old, new = _as_text_has(text, newline, edit)
     count = text.count(old)
     if old == new:
-        raise WorkspaceError("old and new are the same.", remedy="Say what shall stand there instead.")
+        raise WorkspaceError("The old text and the new are the same.", remedy="Say what shall stand there instead.")
     if not count:
         raise _not_found(text, newline, edit.old)
     wanted = edit.expected if edit.expected is not None else count if edit.all else 1
@@ -80,10 +80,11 @@ def _with(text: str, end: str) -> str:
 def _other_count(text: str, newline: Newline, old: str, count: int, wanted: int) -> WorkspaceError:
     lines = list(itertools.islice(_line_numbers(text, newline, old), _MOST_NAMED))
     where = ", ".join(map(str, lines)) + (" …" if count > len(lines) else "")
+    times = "once" if wanted == 1 else f"{wanted} times"
     return WorkspaceError(
-        f"old is found {count} times (lines {where}), not {'once' if wanted == 1 else f'{wanted} times'}.",
+        f"The text to replace is found {count} times (lines {where}), not {times}.",
         remedy=f"Give more of the text around it, or all: true, or expected: {count}.",
-        data={"matches": count, "lines": lines},
+        data={"matches": count, "lines": lines, "argument": "all"},
     )
 
 
@@ -100,10 +101,12 @@ def _not_found(text: str, newline: Newline, old: str) -> WorkspaceError:
     wanted = next((line.strip() for line in old.splitlines() if line.strip()), "")
     near = _near(text, newline, wanted[:_LONGEST]) if wanted else []
     if not near:
-        return WorkspaceError("old is not found in the file.", remedy="Read the file, and copy the text from it.")
+        return WorkspaceError(
+            "The text to replace is not found in the file.", remedy="Read the file, and copy the text from it."
+        )
     shown = "\n".join(f"{number}: {shown_text(line)}" for number, line in near)
     return WorkspaceError(
-        "old is not found in the file.",
+        "The text to replace is not found in the file.",
         remedy=f"It must match exactly, white space too. The nearest lines are:\n{shown}",
         data={"near": [number for number, _ in near]},
     )

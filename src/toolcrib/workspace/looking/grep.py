@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from toolcrib.workspace.patterns.dialect import Pattern
 
@@ -24,6 +25,14 @@ _BEFORE_MATCH = 100
 _CUT = "…"
 
 
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Lines before and after a match that are shown with it."""
+
+    before: int = 0
+    after: int = 0
+
+
 class Binary(Exception):
     """The file holds a NUL byte, so it is no text."""
 
@@ -34,6 +43,14 @@ class Line:
     text: str
     before: list[str]
     after: list[str]
+
+
+class Written(NamedTuple):
+    """A line of the answer: one that matches, or one beside it."""
+
+    number: int
+    text: str
+    is_match: bool
 
 
 @dataclass(slots=True)
@@ -47,12 +64,29 @@ class _Piece:
     """The number of the line that the data begins with."""
 
 
-def lines_of(descriptor: int, pattern: Pattern, context: int, *, is_over: Callable[[], bool]) -> Iterator[Line]:
+def lines_of(descriptor: int, pattern: Pattern, around: Around, *, is_over: Callable[[], bool]) -> Iterator[Line]:
     """Raises Binary whenever it comes upon a NUL byte, so lines that came before do not count then."""
-    for piece in _pieces(descriptor, context, keep_returns=pattern.carriage_returns):
+    for piece in _pieces(descriptor, max(around.before, around.after), keep_returns=pattern.carriage_returns):
         if is_over():
             return
-        yield from _lines(piece, pattern, context)
+        yield from _lines(piece, pattern, around)
+
+
+def written_around(matches: Sequence[Line]) -> Iterator[list[Written]]:
+    """Each match of a file with the lines around it, but none twice: not what is shown with the match before, nor the
+    next match and what is shown with it.
+    """
+    last = 0
+    for place, line in enumerate(matches):
+        following = matches[place + 1].number if place + 1 < len(matches) else None
+        before = enumerate(line.before, line.number - len(line.before))
+        after = enumerate(line.after, line.number + 1)
+        yield [
+            *(Written(number, text, is_match=False) for number, text in before if number > last),
+            Written(line.number, line.text, is_match=True),
+            *(Written(number, text, is_match=False) for number, text in after if not following or number < following),
+        ]
+        last = line.number + len(line.after)
 
 
 def _pieces(descriptor: int, context: int, *, keep_returns: bool) -> Iterator[_Piece]:
@@ -103,7 +137,7 @@ def _back(data: bytes, end: int, lines: int) -> int:
     return end + 1
 
 
-def _lines(piece: _Piece, pattern: Pattern, context: int) -> Iterator[Line]:
+def _lines(piece: _Piece, pattern: Pattern, around: Around) -> Iterator[Line]:
     data = piece.data
     # A line's end is no empty line of its own.
     end = piece.stop - 1 if data[piece.stop - 1 : piece.stop] == b"\n" else piece.stop
@@ -119,7 +153,7 @@ def _lines(piece: _Piece, pattern: Pattern, context: int) -> Iterator[Line]:
         number += data.count(b"\n", counted, first)
         counted = first
         text = _shown(data[first:last], found.start() - first)
-        yield Line(number, text, _before(data, first, context), _after(data, last, context))
+        yield Line(number, text, _before(data, first, around.before), _after(data, last, around.after))
         at = last + 1
 
 

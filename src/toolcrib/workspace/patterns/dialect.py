@@ -132,6 +132,7 @@ def _wrong(pattern: str, why: str) -> WorkspaceError:
     return WorkspaceError(
         f"The pattern is not usable: {why}{place}.",
         remedy="A backslash makes a special character an ordinary one; literal: true takes the whole text as it is.",
+        data={"argument": "literal"},
     )
 
 

@@ -82,7 +82,11 @@ def words(command: str | list[str]) -> tuple[str, ...]:
     """What is run: a list as it is, a line by the shell, which `--` keeps from taking the line for its options."""
     if isinstance(command, str):
         if not command.strip():
-            raise WorkspaceError("The command is empty.", remedy="Give a `command` line, or a list of words as `argv`.")
+            raise WorkspaceError(
+                "The command is empty.",
+                remedy="Give a `command` line, or a list of words as `argv`.",
+                data={"argument": "argv"},
+            )
         _encoded(command, "command", LONGEST_ARGUMENT)
         shell = next((path for path in SHELLS if Path(path).exists()), SHELLS[-1])
         return (shell, "-c", "--", command)
@@ -107,7 +111,7 @@ def _encoded(text: str, name: str, limit: int) -> bytes:
         raise WorkspaceError(f"`{name}` holds a NUL character.", remedy="Use printf '\\0' inside the command.")
     if len(raw) > limit:
         raise WorkspaceError(
-            f"`{name}` is {len(raw)} bytes long, more than {limit}.", remedy="Write it to a file first (write_file)."
+            f"`{name}` is {len(raw)} bytes long, more than {limit}.", remedy="Write it to a file first."
         )
     return raw
 

@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from toolcrib.errors import ConfigError, ToolcribError, UsageError
 from toolcrib.workspace.serving.pipes import claim
 from toolcrib.workspace.serving.token import VARIABLE, token
 from toolcrib.workspace.settings.load import load_settings
+from toolcrib.workspace.settings.model import Settings
+from toolcrib.workspace.tool import Tool
+from toolcrib.workspace.tools import TOOLS
 from toolcrib.workspace.workspace import Workspace
 
 log = logging.getLogger("toolcrib.workspace")
@@ -113,6 +116,7 @@ def open_workspace(
     config: Path | None = None,
     read_only: bool = False,
     unsafe_no_sandbox: bool = False,
+    tools: Callable[[Settings], Sequence[Tool]] = lambda _: TOOLS,
 ) -> Workspace:
     loaded = load_settings(root, environ=environ, config=config, read_only=read_only)
     for problem in loaded.problems:
@@ -126,6 +130,7 @@ def open_workspace(
         environ=environ,
         unsafe_no_sandbox=unsafe_no_sandbox,
         unfit=(paths.config_dir, paths.state_dir, paths.run_dir),
+        tools=tools(loaded.settings),
     )
 
 

@@ -1,0 +1,45 @@
+"""The events of a run on their way to who reads them.
+
+In: events, from the run's own task. Out: the same in order, to the reader. `loop` waits before each question to the
+model until all are read, so a reader who stops stops the run, and what waits here is never more than one step's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from toolcrib.agent.events import RunEvent
+
+
+class Feed:
+    def __init__(self) -> None:
+        self._unread: deque[RunEvent] = deque()
+        self._arrived = asyncio.Event()
+        self._read = asyncio.Event()
+        self._read.set()
+        self._over = False
+
+    def put(self, event: RunEvent) -> None:
+        self._unread.append(event)
+        self._read.clear()
+        self._arrived.set()
+
+    def end(self) -> None:
+        self._over = True
+        self._arrived.set()
+
+    async def next(self) -> RunEvent | None:
+        """None: there will be no more."""
+        while not self._unread:
+            if self._over:
+                return None
+            self._arrived.clear()
+            await self._arrived.wait()
+        event = self._unread.popleft()
+        if not self._unread:
+            self._read.set()
+        return event
+
+    async def all_read(self) -> None:
+        await self._read.wait()

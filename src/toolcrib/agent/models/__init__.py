@@ -1,0 +1,48 @@
+"""The model of a run, asked over its provider's HTTP interface.
+
+In: `AgentOptions` and the offers that the model may call. Out: a pydantic-ai model. `place` says where it is and with
+which key, `http` is the way there, `definitions` what stands on the wire for each tool, `retrying` what is asked again;
+`openai`, `openrouter`, `anthropic` and `google` are one provider each, imported when a run begins.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from toolcrib.agent.models import definitions, place
+
+if TYPE_CHECKING:
+    from toolcrib.agent.models.retrying import Retrying
+    from toolcrib.agent.options import AgentOptions
+    from toolcrib.catalog.offer import Offer
+
+OnRetry = Callable[[str, float, int], None]
+"""Told before a wait: why, for how many seconds, and which repetition it is, counted from one."""
+
+
+def check_model(options: AgentOptions) -> None:
+    """UsageError unless there is a model to ask: a provider that is known, its key, an address. Asks nobody."""
+    place.place(options)
+
+
+@asynccontextmanager
+async def open_model(options: AgentOptions, offers: Mapping[str, Offer], on_retry: OnRetry) -> AsyncIterator[Retrying]:
+    """The model, and its connections for as long as this is open."""
+    where = place.place(options)
+    http, retrying, provider = await anyio.to_thread.run_sync(_load, where)
+    wire = definitions.definitions(where.provider.format, offers)
+    async with http.client(where) as client:
+        asked = provider.model(where, client, wire)
+        yield retrying.Retrying(asked, definitions=wire, retries=options.retries, tell=on_retry)
+
+
+def _load(where: place.Place) -> tuple[ModuleType, ...]:
+    """A second's work the first time, so not done in the event loop."""
+    names = ("http", "retrying", where.provider.module)
+    return tuple(importlib.import_module(f"{__name__}.{name}") for name in names)

@@ -1,0 +1,45 @@
+"""What stands on the wire for each tool.
+
+In: offers, and how a provider wants them written. Out: `Definitions`, which the provider's model puts into its requests
+as they are. `catalog.formats` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from toolcrib.agent.models.place import Format
+from toolcrib.catalog.formats import Adaptation, Definition, anthropic, google, openai
+from toolcrib.catalog.offer import Offer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definitions:
+    by_name: Mapping[str, Definition]
+
+    def of(self, name: str) -> Any:
+        """One's own copy of the outermost level: pydantic-ai marks there what shall be cached."""
+        return dict(self.by_name[name].wire)
+
+    @property
+    def adaptations(self) -> tuple[Adaptation, ...]:
+        """Where a tool had to be defined otherwise than its server did, since the provider cannot take it so."""
+        return tuple(one for definition in self.by_name.values() for one in definition.adaptations)
+
+
+def definitions(form: Format, offers: Mapping[str, Offer]) -> Definitions:
+    return Definitions(by_name={name: _definition(form, offer) for name, offer in offers.items()})
+
+
+def _definition(form: Format, offer: Offer) -> Definition:
+    match form:
+        case Format.ANTHROPIC:
+            return anthropic.definition(offer)
+        case Format.GOOGLE:
+            return google.definition(offer)
+        case Format.OPENAI_RESPONSES:
+            return openai.definition(offer, "responses")
+        case Format.OPENAI_CHAT:
+            return openai.definition(offer, "chat")

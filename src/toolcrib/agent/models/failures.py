@@ -1,0 +1,73 @@
+"""What a provider's failure means: whether the same request may be made again, and when.
+
+In: what pydantic-ai raises. Out: a verdict, and a line for people. `retrying` acts on it.
+"""
+
+from __future__ import annotations
+
+from pydantic_ai.exceptions import (
+    ContentFilterError,
+    ModelAPIError,
+    ModelConnectionError,
+    ModelHTTPError,
+    ModelQuotaExceededError,
+    ModelRequestRejectedError,
+    ModelTimeoutError,
+    UnexpectedModelBehavior,
+)
+
+Failure = (ModelAPIError, UnexpectedModelBehavior)
+"""All that a request may end in, of which some will pass."""
+
+PASSING = frozenset({408, 409, 429})
+"""Besides 500 and more."""
+LONGEST = 300
+"""Characters of a provider's words that are passed on."""
+
+
+def will_pass(error: Exception) -> bool:
+    """Whether the same request may succeed later. One without an answer has done nothing on our side, so it may be
+    repeated; a quota that is used up, or a request that is wrong, stays so."""
+    if isinstance(error, ModelQuotaExceededError | ContentFilterError):
+        return False
+    if isinstance(error, ModelHTTPError):
+        passing = error.status_code in PASSING or error.status_code >= 500
+        return passing and error.provider_retry_hint is not False
+    if isinstance(error, ModelRequestRejectedError):
+        return False
+    # What is left: no connection, a timeout, a stream that broke, an answer without content or that is no JSON.
+    return isinstance(error, Failure)
+
+
+def told_to_wait(error: Exception) -> float | None:
+    """Seconds, by the provider's `Retry-After`."""
+    return error.retry_after if isinstance(error, ModelAPIError) else None
+
+
+def reason(error: Exception) -> str:
+    """In one line: `429: the words of the provider`."""
+    if isinstance(error, ModelHTTPError):
+        return _short(f"{error.status_code}: {_words(error.body)}".removesuffix(": "))
+    if isinstance(error, ModelConnectionError):
+        what = "timed out" if isinstance(error, ModelTimeoutError) else "connection failed"
+        return _short(f"{what}: {_root(error)}")
+    return _short(str(error))
+
+
+def _root(error: BaseException) -> str:
+    """What it all came from: the SDKs say no more than that there was an error."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error) or type(error).__name__
+
+
+def _words(body: object) -> str:
+    """Providers wrap their message as `{"error": {"message": …}}`, or send a text."""
+    while isinstance(body, dict):
+        body = body.get("error", body.get("message"))
+    return body if isinstance(body, str) else ""
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"

@@ -1,0 +1,25 @@
+"""OpenRouter's dialect of chat completions.
+
+In: a `Place`, an HTTP client, the tools' definitions. Out: a model. `models` opens it, `retrying` is around it.
+"""
+
+from __future__ import annotations
+
+import httpx2
+from pydantic_ai.models.openrouter import OpenRouterModel
+from pydantic_ai.providers.openrouter import OpenRouterProvider
+
+from toolcrib.agent.models.definitions import Definitions
+from toolcrib.agent.models.openai import client_of
+from toolcrib.agent.models.place import Place
+from toolcrib.agent.models.wire import AsGiven
+
+
+class _OpenRouter(AsGiven, OpenRouterModel):
+    pass
+
+
+def model(where: Place, client: httpx2.AsyncClient, definitions: Definitions) -> OpenRouterModel:
+    asked = _OpenRouter(where.model, provider=OpenRouterProvider(openai_client=client_of(where, client)))
+    asked.definitions = definitions
+    return asked

@@ -1,0 +1,143 @@
+"""Requests that are made again, in one place for all providers: their SDKs make none again by themselves.
+
+In: a model. Out: the same, whose requests are repeated as long as nothing of the answer was shown: text or thoughts. A
+call of a tool is not shown before the answer is whole, so one that breaks off there is repeated, too. After that the
+failure is the end of the run: its reader has the beginning of the answer, and would get another one after it; the
+pieces of a step add up to what the model said. `failures` says what will pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelResponse,
+    ModelResponseStreamEvent,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+)
+from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.models.wrapper import WrapperModel
+from pydantic_ai.settings import ModelSettings
+
+from toolcrib.agent.models.definitions import Definitions
+from toolcrib.agent.models.failures import Failure, reason, told_to_wait, will_pass
+
+if TYPE_CHECKING:
+    from pydantic_ai.tools import RunContext
+
+FIRST_DELAY = 0.5
+LONGEST_DELAY = 30.0
+DOUBLINGS = 10
+LONGEST_TOLD = 60.0
+"""A provider that wants more is asked again after this, all the same."""
+
+
+class Retrying(WrapperModel):
+    definitions: Definitions
+
+    def __init__(
+        self,
+        wrapped: Model,
+        *,
+        definitions: Definitions,
+        retries: int,
+        tell: Callable[[str, float, int], None],
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__(wrapped)
+        self.definitions = definitions
+        self._retries = retries
+        self._tell = tell
+        self._sleep = sleep
+        self._chance = chance
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        for attempt in itertools.count(1):
+            try:
+                return await self.wrapped.request(messages, model_settings, model_request_parameters)
+            except Failure as error:
+                delay = self._delay(error, attempt)
+            await self._sleep(delay)
+        raise AssertionError
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: RunContext[Any] | None = None,
+    ) -> AsyncIterator[StreamedResponse]:
+        for attempt in itertools.count(1):
+            async with AsyncExitStack() as stack:
+                try:
+                    stream = await stack.enter_async_context(
+                        self.wrapped.request_stream(messages, model_settings, model_request_parameters, run_context)
+                    )
+                    await _until_shown(stream)
+                except Failure as error:
+                    delay = self._delay(error, attempt)
+                else:
+                    yield stream
+                    return
+            await self._sleep(delay)
+
+    def _delay(self, error: Exception, attempt: int) -> float:
+        """How long to wait before this repetition, which is told; the error again if there shall be none."""
+        if attempt > self._retries or not will_pass(error):
+            raise error
+        told = told_to_wait(error)
+        if told is None:
+            longest = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(attempt - 1, DOUBLINGS))
+            # Not all at once, where many were refused at once.
+            delay = longest * (1 + self._chance()) / 2
+        else:
+            delay = min(told, LONGEST_TOLD)
+        self._tell(reason(error), delay, attempt)
+        return delay
+
+
+async def _until_shown(stream: StreamedResponse) -> None:
+    """Read on to the first event with something to show. The stream has all of them still."""
+    events = stream._get_event_iterator()
+    held: list[ModelResponseStreamEvent] = []
+    async for event in events:
+        held.append(event)
+        if _shows(event):
+            break
+    stream._get_event_iterator = lambda: _after(held, events)  # type: ignore[method-assign]
+
+
+async def _after(held: Sequence[ModelResponseStreamEvent], events: Any) -> AsyncIterator[ModelResponseStreamEvent]:
+    async with aclosing(events):
+        for event in held:
+            yield event
+        async for event in events:
+            yield event
+
+
+def _shows(event: ModelResponseStreamEvent) -> bool:
+    match event:
+        case PartStartEvent(part=TextPart(content=text) | ThinkingPart(content=text)):
+            return bool(text)
+        case PartDeltaEvent(delta=TextPartDelta(content_delta=text) | ThinkingPartDelta(content_delta=text)):
+            return bool(text)
+        case _:
+            return False

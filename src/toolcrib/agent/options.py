@@ -1,0 +1,100 @@
+"""What can be chosen for a run of `run_agent`.
+
+In: the program's words. Out: `AgentOptions`, checked when it is made. `run` reads it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolcrib.config.given import GivenServer
+from toolcrib.config.model import ServerConfig
+
+if TYPE_CHECKING:
+    from toolcrib.catalog.filters import Filter
+    from toolcrib.catalog.transforms import Transform
+    from toolcrib.crib.counter import Counter
+
+MAX_STEPS = 30
+CONNECT_LIMIT = 10.0
+"""Seconds that a server has to be there."""
+
+
+class Allowed(enum.StrEnum):
+    """Which of the coding tools a run has."""
+
+    NONE = "none"
+    READ_ONLY = "read-only"
+    """Read, Glob, Grep."""
+    ALL = "all"
+    """And Write, Edit, Bash."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodingTools:
+    allowed: Allowed
+    root: Path
+    """The folder they work in, and cannot leave."""
+
+    @classmethod
+    def read_only(cls, root: str | Path = ".") -> CodingTools:
+        return cls(allowed=Allowed.READ_ONLY, root=Path(root))
+
+    @classmethod
+    def all(cls, root: str | Path = ".") -> CodingTools:
+        return cls(allowed=Allowed.ALL, root=Path(root))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolRequest:
+    """A call that the program is asked to approve."""
+
+    name: str
+    server: str
+    """Empty for the built-in tools."""
+    arguments: Mapping[str, Any]
+    annotations: Mapping[str, Any]
+    call: str
+
+
+Approve = Callable[[ToolRequest], bool | str | Awaitable[bool | str]]
+"""True: it may run. False, or a text with the reason: it does not, and the model is told so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    model: str
+    """`provider:model`: openai, openai-responses, anthropic, google, openrouter."""
+    api_key: str = field(default="", repr=False)
+    """Unless given, the provider's usual variable."""
+    base_url: str = ""
+    """Another place that speaks the provider's API."""
+    instructions: str = ""
+    """The system prompt."""
+    mcp_servers: Sequence[GivenServer | ServerConfig] = ()
+    crib: Counter | None = None
+    """A crib whose tools are offered, too: a `Crib`, or `Crib.connect()`. The run does not close it."""
+    keep: Filter | None = None
+    drop: Filter | None = None
+    transform: Sequence[Transform] = ()
+    """What is offered of the servers' tools, and how; the built-in ones are not touched."""
+    coding_tools: CodingTools | Allowed | str = Allowed.NONE
+    """A text alone: in the current folder."""
+    max_steps: int = MAX_STEPS
+    """Answers of the model."""
+    timeout: float | None = None
+    """Seconds for the whole run."""
+    history: Sequence[Mapping[str, Any]] = ()
+    """The `messages` of a run's last event: this run goes on there."""
+    approve: Approve | None = None
+    """Asked before each call of a tool that may change something."""
+    retries: int = 4
+    """How often a request is made again that the provider failed, or refused for now."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the model is asked with: temperature, max_tokens …"""
+    environ: Mapping[str, str] | None = field(default=None, repr=False)
+    """Where the provider's key is looked for: this process's environment, unless given."""

@@ -1,0 +1,16 @@
+"""Offers as each provider's wire format wants them.
+
+In: an `Offer`. Out: a `Definition`: what to send, each place where the provider's dialect could not take the schema as
+it is, and the way back for the arguments that its model writes. `toolbox` and the agent's models ask.
+
+    wire, adaptations, undo = openai.definition(offer, "chat")
+    arguments = offer.arguments(undo(json.loads(call.arguments)))
+
+Where nobody knows which provider's model wrote the arguments, `undo` here takes back what any of them may have changed.
+"""
+
+from toolcrib.catalog.formats import anthropic, google, openai
+from toolcrib.catalog.formats.definition import Adaptation, Api, Definition
+from toolcrib.catalog.formats.undoing import undo
+
+__all__ = ["Adaptation", "Api", "Definition", "anthropic", "google", "openai", "undo"]

@@ -1,0 +1,168 @@
+"""`job`: agents that the daemon runs in the background.
+
+In: words of the command line. Out: an exit code: 0, or 10 where the job that was waited for did not end well. All of
+them are commands of the registry with a face; none works without a daemon.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from toolcrib.cli.columns import Cut, Yielding
+from toolcrib.cli.options import AsJson
+from toolcrib.cli.output import TOOL_ERROR, duration, hint, say, say_json, table
+from toolcrib.cli.project import working_folder
+from toolcrib.cli.reach import from_daemon
+
+COLUMNS = ("job", "status", "with", "submitter", "took", "prompt")
+
+job = typer.Typer(rich_markup_mode=None, help="Have agents work in the background: submit, list, show, result, cancel.")
+
+_LOOK_AGAIN = 5.0
+"""Seconds that one question to the daemon waits."""
+_MARGIN = 30.0
+_YIELDING = Yielding(text="prompt", cut={"submitter": 12}, optional=("took", "with"))
+
+_Id = Annotated[str, typer.Argument(metavar="JOB", help="The job, as `toolcrib job list` names it.")]
+_Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is over; Ctrl-C leaves it running.")]
+
+
+@job.command()
+def submit(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the agent shall do; - reads it from a pipe.")],
+    *,
+    runs: Annotated[
+        str, typer.Option("--with", metavar="WHAT", help="agent (a model with your tools), claude, codex or gemini.")
+    ] = "agent",
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="PROVIDER:MODEL", help="For --with agent; else as configured.")
+    ] = None,
+    profile: Annotated[str, typer.Option("--profile", metavar="NAME", help="What it may do.")] = "developer",
+    workdir: Annotated[Path | None, typer.Option("--workdir", metavar="DIR", help="Where it works; here.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", metavar="SECONDS", help="How long it may take; as configured.")
+    ] = None,
+    max_steps: Annotated[int, typer.Option("--max-steps", metavar="N", help="Answers of the model; for agent.")] = 30,
+    wait: _Wait = False,
+    as_json: AsJson = False,
+) -> int:
+    """Submit a job. It runs in the daemon, also after this terminal is closed."""
+    from toolcrib.cli.run_prompt import whole_prompt  # noqa: PLC0415 - only here
+
+    params: dict[str, Any] = {
+        "prompt": whole_prompt(prompt),
+        "with": runs,
+        "model": model,
+        "profile": profile,
+        "workdir": str((workdir or working_folder()).expanduser().resolve()),
+        "timeout": timeout,
+        "max_steps": max_steps,
+    }
+    found = from_daemon("job:submit", params)
+    if wait:
+        return _told(_waited(found["job"]), as_json=as_json)
+    if as_json:
+        say_json(found)
+    else:
+        say(found["job"])
+        hint(f"`toolcrib job result {found['job']} --wait` waits for it, `toolcrib job cancel {found['job']}` ends it.")
+    return 0
+
+
+@job.command(name="list")
+def list_jobs(
+    *,
+    status: Annotated[
+        str | None, typer.Option("--status", metavar="STATUS", help="Only those that are queued, running, done …")
+    ] = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", help="At most so many.")] = 20,
+    as_json: AsJson = False,
+) -> int:
+    """List the jobs of everybody, the newest first."""
+    found = from_daemon("job:list", {"status": status, "limit": limit})
+    if as_json:
+        say_json(found)
+        return 0
+    rows = found["jobs"]
+    if not rows:
+        say("No jobs.")
+        return 0
+    shown = [
+        (row["job"], row["status"], row["with"], row["submitter"], _took(row), row["prompt"].replace("\n", " "))
+        for row in rows
+    ]
+    cut = table(COLUMNS, shown, state_column="status", yielding=_YIELDING)
+    if found["total"] > len(rows):
+        hint(f"{found['total'] - len(rows)} more; -n shows them.")
+    elif cut is Cut.SOME:
+        hint("`toolcrib job list --json` shows all of it.")
+    return 0
+
+
+@job.command()
+def show(job: _Id, *, as_json: AsJson = False) -> int:
+    """Show all that is known of a job."""
+    found = from_daemon("job:result", {"job": job})
+    if as_json:
+        say_json(found)
+        return 0
+    for name, value in found.items():
+        if name.endswith("_at"):
+            value = None if value is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))  # noqa: PLW2901
+        if name not in ("text", "error") and value not in (None, "", {}):
+            say(f"{name.replace('_', ' '):14}{value}")
+    _say_outcome(found)
+    return 0
+
+
+@job.command()
+def result(job: _Id, *, wait: _Wait = False, as_json: AsJson = False) -> int:
+    """Print a job's result: its text, or what went wrong."""
+    return _told(_waited(job) if wait else from_daemon("job:result", {"job": job}), as_json=as_json)
+
+
+@job.command()
+def cancel(job: _Id, *, as_json: AsJson = False) -> int:
+    """End a job that waits or runs. What it did until then stays."""
+    found = from_daemon("job:cancel", {"job": job})
+    if as_json:
+        say_json(found)
+    else:
+        say(f"{found['job']} is {found['status']}.")
+    return 0
+
+
+def _waited(job: str) -> dict[str, Any]:
+    told = ""
+    while True:
+        found = from_daemon("job:result", {"job": job, "wait": _LOOK_AGAIN}, timeout=_LOOK_AGAIN + _MARGIN)
+        if found["status"] not in ("queued", "running"):
+            return found
+        now = f"{found['job']} is {found['status']}, {found['steps']} steps, {found['events']} events"
+        if now != told:
+            hint(now)
+        told = now
+
+
+def _told(found: Mapping[str, Any], *, as_json: bool) -> int:
+    if as_json:
+        say_json(found)
+    else:
+        _say_outcome(found)
+    return 0 if found["status"] in ("queued", "running", "done") else TOOL_ERROR
+
+
+def _say_outcome(found: Mapping[str, Any]) -> None:
+    if found["text"]:
+        say(found["text"])
+    if found["status"] != "done":
+        hint(f"{found['job']} is {found['status']}. {found['error']}".rstrip())
+
+
+def _took(row: Mapping[str, Any]) -> str:
+    return "" if row["seconds"] is None else duration(row["seconds"])

@@ -1,0 +1,118 @@
+"""job:* — agents that the daemon runs in the background: submit, list, result, cancel.
+
+As tools they are `submit_job`, `list_jobs`, `get_job_result` and `cancel_job`. A job never may more than who submitted
+it; `daemon.jobs` sees to that.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from toolcrib.commands.job_desk import JobOrder
+from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.store.jobs import JobRow, JobStatus
+
+_SHOWN = 200
+"""Characters of a prompt in a list."""
+
+
+def _described(row: JobRow) -> dict[str, Any]:
+    return {
+        "job": row.id,
+        "status": str(row.status),
+        "with": row.runs,
+        "model": row.model,
+        "profile": row.profile,
+        "workdir": row.workdir,
+        "submitter": row.submitter,
+        "agent": row.agent,
+        "submitted_at": row.submitted_at,
+        "started_at": row.started_at,
+        "ended_at": row.ended_at,
+        "seconds": _seconds(row),
+    }
+
+
+def _seconds(row: JobRow) -> float | None:
+    if row.started_at is None:
+        return None
+    return round((row.ended_at or time.time()) - row.started_at, 3)
+
+
+class Submit(Parameters):
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    prompt: str = Field(description="what the agent shall do; it knows nothing else")
+    runs: Literal["agent", "claude", "codex", "gemini"] = Field(
+        default="agent", alias="with", description="a model with these tools, or a coding agent's program"
+    )
+    model: str | None = Field(default=None, description="provider:model, for `agent` only")
+    profile: str | None = Field(default=None, description="to allow it less")
+    workdir: str | None = Field(default=None, description="the folder it works in, beneath your own")
+    timeout: float | None = Field(default=None, gt=0, description="seconds")
+    max_steps: int = Field(default=30, ge=1, le=1000)
+
+
+@registry.command("job:submit", parameters=Submit, effect=Effect.WORKS, reach=Reach.EVERYWHERE)
+async def submit(context: Context, params: Submit) -> dict[str, Any]:
+    """Have an agent do something in the background, with your permissions at most. Returns the job's id at once."""
+    order = JobOrder(
+        prompt=params.prompt,
+        runs=params.runs,
+        model=params.model or "",
+        profile=params.profile or "",
+        workdir=params.workdir or "",
+        timeout=params.timeout,
+        max_steps=params.max_steps,
+    )
+    return _described(await context.host.jobs.submit(context.caller, context.project.root, order))
+
+
+class Listed(Parameters):
+    status: Literal["queued", "running", "done", "failed", "cancelled", "interrupted"] | None = None
+    limit: int = Field(default=20, ge=1, le=1000)
+
+
+@registry.command("job:list", parameters=Listed, effect=Effect.READS, reach=Reach.EVERYWHERE)
+async def list_jobs(context: Context, params: Listed) -> dict[str, Any]:
+    """List your jobs, the newest first."""
+    status = None if params.status is None else JobStatus(params.status)
+    rows, total = await context.host.jobs.latest(context.caller, status=status, most=params.limit)
+    return {"jobs": [{**_described(row), "prompt": _short(row.prompt)} for row in rows], "total": total}
+
+
+def _short(prompt: str) -> str:
+    return prompt if len(prompt) <= _SHOWN else f"{prompt[: _SHOWN - 1]}…"
+
+
+class Result(Parameters):
+    job: str = Field(description="its id")
+    wait: float = Field(default=0, ge=0, le=600, description="seconds to wait for its end")
+
+
+@registry.command("job:result", parameters=Result, effect=Effect.READS, reach=Reach.EVERYWHERE)
+async def result(context: Context, params: Result) -> dict[str, Any]:
+    """Get a job's status and, once it is over, its text or what went wrong."""
+    row = await context.host.jobs.result(context.caller, params.job, wait=params.wait)
+    return {
+        **_described(row),
+        "text": row.text,
+        "error": row.error,
+        "usage": json.loads(row.usage) if row.usage else {},
+        "steps": row.steps,
+        "events": row.events,
+    }
+
+
+class Named(Parameters):
+    job: str = Field(description="its id")
+
+
+@registry.command("job:cancel", parameters=Named, effect=Effect.WORKS, reach=Reach.EVERYWHERE)
+async def cancel(context: Context, params: Named) -> dict[str, Any]:
+    """End a job that waits or runs, with all that it started. What it did until then stays."""
+    return _described(await context.host.jobs.cancel(context.caller, params.job))

@@ -1,0 +1,266 @@
+"""`tools:` in a file: which tools are offered, and how.
+
+In: a list of rules as it was written. Out: `ToolRule`s; one with a mistake is reported and left out, the others stand.
+`shapes` finds the list, `trust` and `show` tell of it, and the catalog does what the rules say (`catalog.shaping`).
+
+    tools:
+      - keep: ["git:*", "files:read_*"]
+      - drop: {annotation: destructive}
+      - rename: {git_status: status}
+        only: "git:*"
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from toolcrib.config.keys import Field, nearest_key, pick, plain
+from toolcrib.config.model import CLAIMS, Does, KeyPath, ToolRule, Which
+from toolcrib.config.problems import describe, describe_type
+from toolcrib.config.redact import HIDDEN, mask_spelling, mask_text, printable, tells_a_secret
+from toolcrib.config.values import Values
+
+PLACES = ("server", "name", "description")
+"""What a description's text is filled with."""
+PROVIDERS = ("openai", "anthropic", "google")
+
+_PLACE = re.compile(r"\{(\w+)\}")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_LONGEST_EFFECT = 200
+
+
+RULE_KEYS = {word.value: word.value for word in Does} | {"only": "only"}
+FILTER_KEYS = {"annotation": "annotation", "not": "not"}
+ARGUMENT_KEYS = {"tool": "tool", "tools": "tool", "arguments": "arguments"}
+
+
+class _Reader(Values):
+    """The values of one rule; remembers which of them are secrets."""
+
+    def __init__(self, values: Values) -> None:
+        super().__init__(values.around, values.report)
+        self.secrets: list[str] = []
+
+
+def unknown_places(template: str) -> list[str]:
+    return [place for place in _PLACE.findall(template) if place not in PLACES]
+
+
+def filled(template: str, words: Mapping[str, str]) -> str:
+    return _PLACE.sub(lambda place: words[place[1]], template)
+
+
+def read_tool_rules(given: Field, values: Values, ambiguous: frozenset[KeyPath] = frozenset()) -> tuple[ToolRule, ...]:
+    """`ambiguous` are the places where a key stands twice, which was reported: nobody can say what was meant."""
+    if not isinstance(given.value, list):
+        values.report.error(given.path, found=describe_type(given.value), expected="a list of rules")
+        return ()
+    found = [_rule(Field(value=one, path=(*given.path, at)), values) for at, one in enumerate(given.value)]
+    return tuple(rule for at, rule in enumerate(found) if rule is not None and (*given.path, at) not in ambiguous)
+
+
+def _rule(given: Field, values: Values) -> ToolRule | None:
+    report = values.report
+    if not isinstance(given.value, Mapping):
+        report.error(
+            given.path, found=describe(given.value), expected="a rule, such as drop: {annotation: destructive}"
+        )
+        return None
+    before = report.errors
+    fields = _fields(given, RULE_KEYS, values)
+    words = [word for word in Does if word in fields]
+    if len(words) != 1 and report.errors == before:
+        found = " and ".join(words) or "a rule that does nothing"
+        report.error(given.path, found=found, expected=f"one of {', '.join(Does)}")
+    if report.errors > before:
+        return None
+    reader = _Reader(values)
+    value, tools = _READERS[words[0]](fields[words[0]], reader)
+    if "only" in fields:
+        tools = (*tools, _which(fields["only"], reader))
+    if report.errors > before:
+        return None
+    written = MappingProxyType(dict(given.value))
+    return ToolRule(does=words[0], value=value, only=tools, written=written, secrets=tuple(reader.secrets))
+
+
+def _fields(given: Field, known: Mapping[str, str], values: Values) -> dict[str, Field]:
+    """The known keys. Another one is a mistake, however little it looks like ours: it may have narrowed the rule."""
+    unknown = [key for key in given.value if plain(key) not in known]
+    for key in unknown:
+        values.report.error(
+            (*given.path, key),
+            found="a key that is not known",
+            expected=f"one of {', '.join(known)}",
+            suggestion=_ask(nearest_key(plain(key), known)),
+        )
+    return pick({key: one for key, one in given.value.items() if key not in unknown}, given.path, known, values.report)
+
+
+def _ask(nearest: str) -> str:
+    return f"Did you mean {nearest}?" if nearest else ""
+
+
+def _which(given: Field, values: Values) -> Which:
+    match given.value:
+        case str():
+            return Which(names=(values.text(given, into=()) or "",))
+        case list() if given.value:
+            parts = [_which(Field(value=one, path=(*given.path, at)), values) for at, one in enumerate(given.value)]
+            return Which(
+                names=tuple(name for part in parts for name in part.names),
+                annotations=tuple(name for part in parts for name in part.annotations),
+                others=tuple(other for part in parts for other in part.others),
+            )
+        case Mapping():
+            fields = _fields(given, FILTER_KEYS, values)
+            if len(fields) == 1:
+                if claim := fields.get("annotation"):
+                    return _claim(claim, values)
+                return Which(others=(_which(fields["not"], values),))
+    expected = "a name or glob such as git:*, {annotation: …}, {not: …}, or a list of these"
+    values.report.error(given.path, found=describe(given.value), expected=expected)
+    return Which()
+
+
+def _claim(given: Field, values: Values) -> Which:
+    word = plain(given.value) if isinstance(given.value, str) else ""
+    if word in CLAIMS:
+        return Which(annotations=(word,))
+    expected = f"one of {', '.join(CLAIMS)}"
+    suggestion = _ask(nearest_key(word, CLAIMS))
+    values.report.error(given.path, found=describe(given.value), expected=expected, suggestion=suggestion)
+    return Which()
+
+
+def _choice(given: Field, reader: _Reader) -> tuple[Which, tuple[()]]:
+    return _which(given, reader), ()
+
+
+def _names(given: Field, reader: _Reader) -> tuple[Mapping[str, str], tuple[()]]:
+    table = reader.table(given, into="names") or {}
+    for old, new in table.items():
+        _check_name(new, Field(value=new, path=(*given.path, old)), reader)
+    return MappingProxyType(table), ()
+
+
+def _prefix(given: Field, reader: _Reader) -> tuple[str, tuple[()]]:
+    text = reader.text(given, into=("prefix",))
+    if text is not None:
+        _check_name(text, given, reader)
+    return text or "", ()
+
+
+def _check_name(name: str, given: Field, reader: _Reader) -> None:
+    if not _NAME.fullmatch(name):
+        expected = "1 to 64 letters, digits, _ and -"
+        reader.report.error(given.path, found=describe(given.value), expected=expected)
+
+
+def _describe(given: Field, reader: _Reader) -> tuple[str, tuple[()]]:
+    text = reader.text(given, into=("describe",)) or ""
+    for place in unknown_places(text):
+        nearest = nearest_key(place, dict.fromkeys(PLACES, ""))
+        reader.report.error(
+            given.path,
+            found=f"{{{printable(place)}}}",
+            expected=f"{{{'}, {'.join(PLACES)}}}",
+            suggestion=f"Did you mean {{{nearest}}}?" if nearest else "",
+        )
+    return text, ()
+
+
+def _argument_names(given: Field, reader: _Reader) -> tuple[Mapping[str, str], tuple[()]]:
+    table = reader.table(given, into="names") or {}
+    if len(set(table.values())) < len(table):
+        reader.report.error(given.path, found="one new name for two arguments", expected="a name for each")
+    return MappingProxyType(table), ()
+
+
+def _arguments(given: Field, reader: _Reader) -> tuple[Mapping[str, Any], tuple[Which, ...]]:
+    report = reader.report
+    if not isinstance(given.value, Mapping):
+        report.error(given.path, found=describe_type(given.value), expected="a mapping with arguments")
+        return {}, ()
+    fields = _fields(given, ARGUMENT_KEYS, reader)
+    table = fields.get("arguments")
+    if table is None or not isinstance(table.value, Mapping) or not table.value:
+        expected = "arguments: a mapping of names to values"
+        report.error(given.path, found="no arguments" if table is None else describe(table.value), expected=expected)
+        return {}, ()
+    tools = (_which(fields["tool"], reader),) if "tool" in fields else ()
+    made = {name: _value(Field(value=one, path=(*table.path, name)), reader) for name, one in table.value.items()}
+    return MappingProxyType(made), tools
+
+
+def _options(given: Field, reader: _Reader) -> tuple[Mapping[str, Any], tuple[()]]:
+    if not isinstance(given.value, Mapping):
+        reader.report.error(
+            given.path, found=describe_type(given.value), expected=f"a mapping of {', '.join(PROVIDERS)}"
+        )
+        return {}, ()
+    fields = _fields(given, {name: name for name in PROVIDERS}, reader)
+    for one in fields.values():
+        if not isinstance(one.value, Mapping):
+            reader.report.error(one.path, found=describe(one.value), expected="a mapping of the provider's words")
+    return MappingProxyType({name: _value(one, reader) for name, one in fields.items()}), ()
+
+
+def _value(given: Field, reader: _Reader) -> Any:
+    """Any JSON, its texts with their variables filled in."""
+    match given.value:
+        case str():
+            text = reader.text(given, into=given.path, secret=True)
+            if text and (given.path in reader.spelled or any(tells_a_secret(str(part)) for part in given.path[-2:])):
+                reader.secrets.append(text)
+            return text
+        case list():
+            return [_value(Field(value=one, path=(*given.path, at)), reader) for at, one in enumerate(given.value)]
+        case Mapping():
+            return {
+                name: _value(Field(value=one, path=(*given.path, name)), reader) for name, one in given.value.items()
+            }
+        case other:
+            return other
+
+
+_READERS: Mapping[Does, Callable[[Field, _Reader], tuple[Any, tuple[Which, ...]]]] = {
+    Does.KEEP: _choice,
+    Does.DROP: _choice,
+    Does.RENAME: _names,
+    Does.PREFIX: _prefix,
+    Does.DESCRIBE: _describe,
+    Does.FIX: _arguments,
+    Does.DEFAULT: _arguments,
+    Does.RENAME_ARGUMENTS: _argument_names,
+    Does.OPTIONS: _options,
+}
+"""Each gives the value, and the tools that it names besides."""
+
+
+def shown_rule(written: Any) -> Any:
+    """As it stands in its file, for people's eyes: what is a secret by its name or its look is hidden."""
+    return _hidden(written, "")
+
+
+def _hidden(value: Any, name: str) -> Any:
+    match value:
+        case str():
+            return mask_spelling(value) if tells_a_secret(name) else mask_text(value)
+        case list():
+            return [_hidden(one, name) for one in value]
+        case Mapping():
+            return {mask_text(key): _hidden(one, key) for key, one in value.items()}
+        case other:
+            return HIDDEN if other is not None and tells_a_secret(name) else other
+
+
+def effects_of_rules(written: Any) -> Iterator[str]:
+    """A line for each rule of a list that nobody checked yet."""
+    for rule in written if isinstance(written, list) else []:
+        text = json.dumps(shown_rule(rule), ensure_ascii=False)
+        yield f"tools: {printable(text[:_LONGEST_EFFECT])}" + ("…" if len(text) > _LONGEST_EFFECT else "")

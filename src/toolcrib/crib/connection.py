@@ -1,0 +1,253 @@
+"""A running daemon's tools, for a program of one's own.
+
+In: who the program is there: an agent of the daemon, or one that is lent for as long as the connection stands. Out: a
+counter. What may be seen and called is the daemon's to decide, and stands in its book. Tools go by their own names
+here, as everywhere in the library; the daemon says which server each is from. `Crib.connect` makes one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from toolcrib.agents.folder import AgentFolders
+from toolcrib.catalog.snapshot import Catalog
+from toolcrib.config.model import Layer, ServerConfig, Source, Transport
+from toolcrib.config.paths import Paths
+from toolcrib.config.project import project_of
+from toolcrib.crib.call_events import told
+from toolcrib.crib.counter import Counter, request
+from toolcrib.crib.kit import to_its_end
+from toolcrib.crib.relabelled import Relabelled
+from toolcrib.crib.results import Result, read_answer
+from toolcrib.errors import DaemonNotRunning, NotFound, ServerAway, UnknownCommand, UsageError
+from toolcrib.events import Bus, CatalogChanged
+from toolcrib.reach.lease import Lease, Wanted
+from toolcrib.reach.line import HungUp, Line, raised
+from toolcrib.reach.notes import Ended, Lost
+from toolcrib.servers.model import Answer, ServerState, ServerStatus, ToolCall
+from toolcrib.servers.pool import Pool
+from toolcrib.servers.server import Server
+
+DAEMON = "daemon"
+"""What the daemon is called among the servers, in errors and events."""
+_CLIENT = "program"
+"""What a lent agent's name begins with."""
+_LIVES = 30 * 86_400.0
+"""Seconds after which a lent agent ends, also if the program still holds it."""
+_CALLS_LAST = 86_400.0
+"""Seconds: how long a call may take is the daemon's to say, by server."""
+_ANSWERS_WITHIN = 10.0
+
+
+class Connection(Counter):
+    """Made by `Crib.connect`, used inside `async with`."""
+
+    def __init__(
+        self,
+        *,
+        agent: str | None = None,
+        token: str | None = None,
+        profile: str = "developer",
+        workdir: str | os.PathLike[str] | None = None,
+        paths: Paths | None = None,
+        environ: Mapping[str, str] | None = None,
+        parent: str | None = None,
+    ) -> None:
+        """With `agent` (its token is in this user's files) or `token`: that agent. Otherwise an agent with `profile` is
+        lent that works in `workdir`, the current folder unless said, and ends with the connection; `parent` bounds it.
+        """
+        if (agent or token) and (workdir or parent):
+            raise UsageError(
+                "An agent that exists has its folder and its parent already.",
+                remedy="Leave workdir and parent out, or agent and token.",
+            )
+        self.bus = Bus()
+        self.agent = agent or ""
+        """Who we are at the daemon."""
+        self._token = token or ""
+        self._paths = paths or Paths.of_user(os.environ if environ is None else environ)
+        self._wanted = Wanted(
+            client=_CLIENT,
+            profile=profile,
+            workdir=Path(workdir or Path.cwd()).resolve(),
+            conversation=secrets.token_hex(5),
+            lives=_LIVES,
+            parent=parent or "",
+        )
+        self._calls = itertools.count(1)
+        self._pool = Pool(bus=self.bus, on_tools=self._tools_changed)
+        self._server: Server | None = None
+        self._listed = Relabelled()
+        self._lease: Lease | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._over = ""
+        """Why the lent agent is no more."""
+
+    def __repr__(self) -> str:
+        return f"Connection(agent={self.agent!r})"
+
+    async def __aenter__(self) -> Self:
+        if self._server is not None or self._lease is not None:
+            raise RuntimeError("a Connection is used once; make another")
+        try:
+            url = await self._known_agent() if self.agent or self._token else await self._lent_agent()
+            self._server = self._pool.acquire(self._config(url))
+            await self._server.settled()
+            if self._server.status.state is not ServerState.READY:
+                raise ServerAway(f"The daemon at {url} could not be reached: {self._server.status.last_error}")
+        except BaseException:
+            await to_its_end(self._close())
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await to_its_end(self._close())
+
+    async def _close(self) -> None:
+        await self._pool.close()
+        if self._lease is not None:
+            await self._lease.release()
+        if self._following is not None:
+            await self._following
+
+    async def _lent_agent(self) -> str:
+        root = project_of(self._wanted.workdir)
+        try:
+            line = await Line.to(self._paths.socket)
+            self._lease = await Lease.begin(line, self._wanted, path=self._paths.socket, root=root)
+        except (HungUp, UnknownCommand) as error:
+            raise _not_running() from error
+        self.agent, self._token = self._lease.agent, self._lease.token
+        self._following = asyncio.create_task(self._follow(self._lease))
+        return self._lease.url
+
+    async def _follow(self, lease: Lease) -> None:
+        """A daemon that nobody listens to takes its agent back; of what it tells, only the end matters here."""
+        async for note in lease.notes():
+            match note:
+                case Ended(why=why):
+                    self._over = f"The daemon has ended {lease.agent}: {why}."
+                case Lost(why=why):
+                    self._over = why
+
+    async def _known_agent(self) -> str:
+        if not self._token:
+            kept = await asyncio.to_thread(AgentFolders(self._paths.agents).get, self.agent)
+            self._token = (kept or "").strip()
+        if not self._token:
+            raise NotFound(
+                f"There is no agent {self.agent[:80]!r} here.", remedy="`toolcrib agent list` shows which there are."
+            )
+        try:
+            async with asyncio.timeout(_ANSWERS_WITHIN):
+                line = await Line.to(self._paths.socket)
+                try:
+                    told = await line.answer("system:status", {}, self._wanted.workdir)
+                finally:
+                    await line.close()
+        except (HungUp, TimeoutError) as error:
+            raise _not_running() from error
+        return str(told["endpoint"])
+
+    def _config(self, url: str) -> ServerConfig:
+        labels = {"X-Toolcrib-Agent": self.agent} if self.agent else {}
+        return ServerConfig(
+            name=DAEMON,
+            transport=Transport.HTTP,
+            source=Source(layer=Layer.FLAGS),
+            url=url,
+            headers={
+                "Authorization": f"Bearer {self._token}",
+                "X-Toolcrib-Conversation": self._wanted.conversation,
+                "X-Toolcrib-Sources": "1",
+                **labels,
+            },
+            call_timeout=_CALLS_LAST,
+        )
+
+    @property
+    def catalog(self) -> Catalog:
+        """What the agent may see."""
+        return self._tools_now().catalog
+
+    def _tools_now(self) -> Relabelled:
+        definitions = self._live().tools
+        if definitions is not None and definitions is not self._listed.definitions:
+            self._listed = self._listed.anew(definitions)
+        return self._listed
+
+    def status(self) -> dict[str, ServerStatus]:
+        """Of the servers whose tools can be seen: whether the daemon is there. How each does, only the daemon knows."""
+        tools = self.catalog.tools
+        link = self._live().status
+        return {
+            name: ServerStatus(
+                name=name,
+                state=link.state,
+                transport=DAEMON,
+                tools=sum(tool.server == name for tool in tools),
+                since=link.since,
+                last_seen=link.last_seen,
+                last_error=link.last_error,
+            )
+            for name in sorted({tool.server for tool in tools})
+        }
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> Result:
+        listed = self._tools_now()
+        tool = listed.find(name)
+        params = request(name, arguments, timeout).params
+        with told(
+            self.bus,
+            call_id=f"{self.agent}-{next(self._calls)}",
+            caller=self.agent,
+            name=name,
+            tool=name if tool is None else tool.display,
+            server="" if tool is None else tool.server,
+            arguments=bytes(params["arguments"]),
+        ) as finished:
+            # A name that is not known here is the daemon's to judge: it may be new, or not for us.
+            public = name if tool is None else listed.public(tool)
+            answer = await self._answered(ToolCall(name=public, params=params), timeout)
+            result = read_answer(answer)
+        finished(result)
+        return result
+
+    async def _answered(self, call: ToolCall, timeout: float | None) -> Answer:
+        try:
+            answer = await self._live().call(call, timeout=timeout)
+        except ServerAway as away:
+            if self._over:
+                raise ServerAway(f"{self._over} The call did not run.", remedy="Connect again.") from away
+            raise
+        match msgspec.json.decode(answer.error or b"null"):
+            case {"data": {"kind": str()}} as error:
+                raise raised(error)
+        return answer
+
+    def _tools_changed(self, server: Server) -> None:
+        before = self._listed.catalog.version
+        if server is self._server and self.catalog.version != before:
+            self.bus.publish(CatalogChanged(root=str(self._wanted.workdir), version=self.catalog.version))
+
+    def _live(self) -> Server:
+        if self._server is None:
+            raise RuntimeError("a Connection is used inside its `async with`")
+        return self._server
+
+
+def _not_running() -> DaemonNotRunning:
+    return DaemonNotRunning("No daemon runs that a program could connect to.", remedy="`toolcrib up` starts one.")

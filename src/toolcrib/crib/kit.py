@@ -1,0 +1,201 @@
+"""A kit: some given servers, for as long as a program needs them.
+
+In: servers as the program wrote them down. Out: a counter with the tools of those that are there; nothing is read from
+files, and nothing is kept. `run_agent` and `Client` use it; `Crib` is for a user's own configuration.
+
+All connect at the same time, once, each within a limit; one that is not there by then is ended and named in `missing`.
+Whatever was started is ended when the kit is left, however it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from toolcrib.calls import Door
+from toolcrib.catalog.snapshot import Catalog
+from toolcrib.catalog.tool import Tool
+from toolcrib.config.given import GivenServer, config_of
+from toolcrib.config.model import NameStyle, ServerConfig
+from toolcrib.config.slug import same_name
+from toolcrib.crib.counter import Counter, request
+from toolcrib.crib.results import Result, read_answer
+from toolcrib.errors import ServerAway, UnknownTool, UsageError
+from toolcrib.events import Bus, CatalogChanged
+from toolcrib.policy import OWNER, Caller
+from toolcrib.servers.model import ServerState, ServerStatus
+from toolcrib.servers.pool import Pool
+from toolcrib.servers.server import Server
+
+CONNECT_LIMIT = 10.0
+"""Seconds that a server has to be there."""
+
+
+class Kit(Counter):
+    def __init__(
+        self,
+        servers: Sequence[GivenServer | ServerConfig],
+        *,
+        root: Path | None = None,
+        connect_limit: float = CONNECT_LIMIT,
+    ) -> None:
+        """`root` is where the servers' processes run, unless they say otherwise: the current folder."""
+        self.bus = Bus()
+        self._configs = tuple(map(config_of, servers))
+        _refuse_same_names(self._configs)
+        self._root = root or Path.cwd()
+        self._limit = connect_limit
+        self._door = Door(self.bus)
+        self._pool = Pool(bus=self.bus, on_tools=self._tools_changed)
+        self._servers: dict[str, Server] = {}
+        self._missing: dict[str, ServerStatus] = {}
+        self._catalog: Catalog | None = None
+        self._version = 0
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Servers that were not there in time and are being ended."""
+        self._entered = False
+
+    async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError("a Kit is used once; make another")
+        self._entered = True
+        try:
+            async with asyncio.TaskGroup() as group:
+                for config in self._configs:
+                    group.create_task(self._connect(config))
+        except BaseException:
+            await to_its_end(self._close())
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await to_its_end(self._close())
+
+    async def _connect(self, config: ServerConfig) -> None:
+        if not config.enabled:
+            self._missing[config.name] = _absent(config, "It is switched off.")
+            return
+        limit = min(self._limit, config.connect_timeout)
+        server = self._pool.acquire(replace(config, connect_timeout=limit), self._root)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                await server.settled()
+        status = server.status
+        if status.state is ServerState.READY:
+            self._servers[config.name] = server
+            return
+        why = status.last_error or f"It was not there within {limit:g} s."
+        self._missing[config.name] = replace(status, state=ServerState.FAILED, last_error=why)
+        # Ending a process that hangs takes its time; nobody waits for it before the kit is left.
+        ending = asyncio.create_task(self._pool.release(server))
+        self._leaving.add(ending)
+        ending.add_done_callback(self._leaving.discard)
+
+    async def _close(self) -> None:
+        self._servers, self._catalog = {}, None
+        await asyncio.gather(self._pool.close(), *self._leaving)
+
+    @property
+    def connected(self) -> tuple[str, ...]:
+        """The servers that were there in time, in the order they were given."""
+        return tuple(config.name for config in self._configs if config.name in self._servers)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """By server: why it is not there."""
+        return {name: status.last_error for name, status in self._missing.items()}
+
+    def status(self) -> dict[str, ServerStatus]:
+        return {**self._missing, **{name: server.status for name, server in self._servers.items()}}
+
+    @property
+    def catalog(self) -> Catalog:
+        if self._catalog is None:
+            self._catalog = self._built(None)
+        return self._catalog
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> Result:
+        outcome = await self._door.call(self, OWNER, request(name, arguments, timeout))
+        return read_answer(outcome.answer)
+
+    async def refresh(self, server: str) -> None:
+        """Asks the server for its tools again. Servers that tell of changes need no asking."""
+        await self._live(server).refresh()
+
+    # What the door asks.
+
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
+        try:
+            return self.catalog.find(name, shown=shown, style=style)
+        except UnknownTool:
+            server, colon, _ = name.partition(":")
+            if colon and server in self._missing:
+                self._live(server)
+            raise
+
+    def target(self, server: str, _caller: Caller) -> Server:
+        return self._live(server)
+
+    def _live(self, server: str) -> Server:
+        if server in self._missing:
+            raise ServerAway(f"Server '{server}' could not be reached: {self._missing[server].last_error}")
+        if server not in self._servers:
+            raise ServerAway(f"Server '{server}' is not connected.", remedy="A Kit is used inside its `async with`.")
+        return self._servers[server]
+
+    def _tools_changed(self, server: Server) -> None:
+        if self._servers.get(server.name) is not server:
+            return
+        before = self.catalog
+        made = self._built(before)
+        if made.tools != before.tools:
+            self._catalog = made
+            self.bus.publish(CatalogChanged(root=str(self._root), version=made.version))
+
+    def _built(self, previous: Catalog | None) -> Catalog:
+        self._version += 1
+        folders = {name: server.config.works_in(self._root) for name, server in self._servers.items()}
+        return Catalog.build(
+            {name: server.tools or () for name, server in self._servers.items()},
+            version=self._version,
+            previous=previous,
+            folders={name: str(folder) for name, folder in folders.items() if folder is not None},
+        )
+
+
+async def to_its_end(work: Coroutine[None, None, None]) -> None:
+    """Does the work whole, however often whoever waits for it is cancelled meanwhile."""
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
+
+
+def _absent(config: ServerConfig, why: str) -> ServerStatus:
+    return ServerStatus(name=config.name, state=ServerState.STOPPED, transport=config.transport.value, last_error=why)
+
+
+def _refuse_same_names(configs: Sequence[ServerConfig]) -> None:
+    seen: dict[str, str] = {}
+    for config in configs:
+        if other := seen.get(same_name(config.name)):
+            raise UsageError(
+                f"Two servers have one name: {other} and {config.name}.",
+                remedy="Give them names that differ in more than case or special characters.",
+            )
+        seen[same_name(config.name)] = config.name

@@ -1,0 +1,340 @@
+"""The desk: takes orders, runs so many at a time, keeps what came of them.
+
+In: orders. Out: rows. What was acknowledged is in the store; a job is marked as running there before its process is
+started, so that none is ever begun twice: one that ran when a daemon ended is interrupted, one that still waited begins
+with the next daemon. A job ends with its submitter. `commands.job` asks; `order` checks, `worker` runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from toolcrib.book.redact import Redactor
+from toolcrib.commands.job_desk import JobOrder
+from toolcrib.commands.leases import Leases
+from toolcrib.crib import Crib
+from toolcrib.daemon.jobs.job import Job
+from toolcrib.daemon.jobs.order import check_program, row_for, settings_of, submitter_of
+from toolcrib.daemon.jobs.worker import Worker, start_worker
+from toolcrib.errors import NotFound, StoreError, ToolcribError, UsageError
+from toolcrib.events import AgentEnded, Change, Event
+from toolcrib.policy import CLIENT, OWNER, Caller
+from toolcrib.store import jobs
+from toolcrib.store.jobs import JobRow, JobStatus, Owners
+from toolcrib.store.text import storable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Start = Callable[..., Awaitable[Worker]]
+
+MOST_KEPT = 10_000
+"""Jobs that are over."""
+_GRACE = 8.0
+"""Seconds that a job has to end when it is asked to: a coding agent writes down where it was."""
+_GRACE_AT_THE_END = 1.2
+"""Of the five seconds in which a daemon ends."""
+_OVERTIME = 30.0
+"""Seconds beyond its limit after which a worker that does not end by itself is ended."""
+_AGENT_GONE = 10.0
+"""Seconds that a job has to say its last word after its agent ended."""
+_TRY_AGAIN = 2.0
+_LEFT_BEHIND = "The daemon ended while it ran. It may have done part of its work, and is not begun again."
+_NOT_KEPT = "The daemon ended before it began, and its prompt held a secret, which is not kept."
+
+
+class Desk:
+    """`crib` is put in place when that is open; `begin` when the daemon can be reached."""
+
+    def __init__(self, leases: Leases, *, start: Start = start_worker) -> None:
+        self.crib: Crib | None = None
+        self._leases = leases
+        self._start = start
+        self._active: dict[str, Job] = {}
+        """Those that wait or run, in the order in which they came."""
+        self._work: set[asyncio.Task[Any]] = set()
+        self._one_by_one = asyncio.Lock()
+        self._caught_up = False
+        self._closing = False
+        self._unsubscribe: Callable[[], None] = lambda: None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        running = len(self._with(JobStatus.RUNNING))
+        return {"running": running, "waiting": len(self._active) - running}
+
+    async def begin(self) -> None:
+        """Goes on where the last daemon ended. Where the store cannot be written, with the first who asks."""
+        try:
+            await self._ready()
+        except StoreError as error:
+            log.warning("the jobs of the last daemon could not be looked at: %s", error.text())
+
+    async def close(self) -> None:
+        """What runs is interrupted, and nothing of it is left; what waits begins with the next daemon."""
+        self._closing = True
+        self._unsubscribe()
+        for job in self._with(JobStatus.RUNNING):
+            self._stop(job, "The daemon was stopped while it ran.", JobStatus.INTERRUPTED, grace=_GRACE_AT_THE_END)
+        await asyncio.gather(*self._work, return_exceptions=True)
+        for job in self._active.values():
+            job.held.close()
+            job.over.set()
+
+    async def submit(self, caller: Caller, root: Path, order: JobOrder) -> JobRow:
+        crib = await self._ready()
+        row = row_for(crib, caller, root, order)
+        await check_program(crib, row)
+        # To its end, also if whoever asked has left: half a job would never begin.
+        return await asyncio.shield(self._spawn(self._submitted(row, order.prompt)))
+
+    async def _submitted(self, row: JobRow, prompt: str) -> JobRow:
+        crib = self._open()
+        async with self._one_by_one:
+            self._check_room(row)
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self._leases.needed())
+                await self._note(row, "job submitted", profile=row.profile, workdir=row.workdir, model=row.model)
+                await crib.store.write(jobs.add, row)
+                self._active[row.id] = Job(row=row, prompt=prompt, held=stack.pop_all())
+        self._advance()
+        return self._active[row.id].row if row.id in self._active else row
+
+    async def latest(self, caller: Caller, *, status: JobStatus | None, most: int) -> tuple[tuple[JobRow, ...], int]:
+        crib = await self._ready()
+        rows, total = await crib.store.read(jobs.latest, owners=self._owners(caller), status=status, most=most)
+        return tuple(self._live(row) for row in rows), total
+
+    async def result(self, caller: Caller, job: str, *, wait: float) -> JobRow:
+        row = await self._found(caller, job)
+        if (active := self._active.get(job)) is None or not wait:
+            return row
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await active.over.wait()
+        return await self._found(caller, job)
+
+    async def cancel(self, caller: Caller, job: str) -> JobRow:
+        await self._found(caller, job)
+        if (active := self._active.get(job)) is not None:
+            self._stop(active, f"It was cancelled by {caller.agent}.", JobStatus.CANCELLED)
+            await active.over.wait()
+        return await self._found(caller, job)
+
+    def _open(self) -> Crib:
+        if self.crib is None:
+            raise RuntimeError("jobs were asked for before the daemon was wired")
+        return self.crib
+
+    async def _ready(self) -> Crib:
+        crib = self._open()
+        async with self._one_by_one:
+            if not self._caught_up:
+                await self._catch_up(crib)
+                self._caught_up = True
+        self._advance()
+        return crib
+
+    async def _catch_up(self, crib: Crib) -> None:
+        await crib.store.write(jobs.interrupt_running, time.time(), _LEFT_BEHIND)
+        for row in await crib.store.read(jobs.queued):
+            if row.masked:
+                await crib.store.write(jobs.end, row.id, JobStatus.INTERRUPTED, time.time(), {"error": _NOT_KEPT})
+            elif row.id not in self._active:
+                held = contextlib.ExitStack()
+                held.enter_context(self._leases.needed())
+                self._active[row.id] = Job(row=row, prompt=row.prompt, held=held)
+        self._unsubscribe = crib.bus.subscribe(self._agent_ended, AgentEnded)
+
+    async def _found(self, caller: Caller, job: str) -> JobRow:
+        """What is another's is not there."""
+        crib = await self._ready()
+        row = await crib.store.read(jobs.find, job)
+        owners = self._owners(caller)
+        if row is None or (owners is not None and (row.submitter, row.submitter_since) not in owners):
+            raise NotFound(f"There is no job {job[:80]!r}.", remedy="List the jobs to see which there are.")
+        return self._live(row)
+
+    def _live(self, row: JobRow) -> JobRow:
+        active = self._active.get(row.id)
+        return row if active is None or row.status.over else active.row
+
+    def _owners(self, caller: Caller) -> Owners | None:
+        if caller.agent == OWNER.agent:
+            return None
+        roster, agent = self._open().roster, submitter_of(self._open(), caller)
+        if agent is None:
+            return frozenset({(CLIENT.agent, 0.0)})
+        family = (agent, *map(roster.find, roster.children(agent.name)))
+        return frozenset((one.name, one.created_at) for one in family)
+
+    def _with(self, status: JobStatus) -> tuple[Job, ...]:
+        return tuple(job for job in self._active.values() if job.row.status is status)
+
+    def _check_room(self, row: JobRow) -> None:
+        settings, counts = settings_of(self._open()), self.counts
+        if counts["waiting"] >= settings.max_waiting and counts["running"] >= settings.max_running:
+            raise UsageError(f"{counts['waiting']} jobs wait already.", remedy="Try again when some are done.")
+        own = sum(job.row.submitter == row.submitter for job in self._active.values())
+        if row.submitter != OWNER.agent and own >= settings.max_per_agent:
+            raise UsageError(
+                f"{row.submitter} has {own} jobs that wait or run already.",
+                remedy="Wait for one of them, or cancel it.",
+            )
+
+    def _advance(self) -> None:
+        """Begins what waits, as far as there is room."""
+        room = self._open().home.config.settings.jobs.max_running - len(self._with(JobStatus.RUNNING))
+        if self._closing or not self._caught_up:
+            return
+        for job in self._with(JobStatus.QUEUED)[: max(0, room)]:
+            job.row = replace(job.row, status=JobStatus.RUNNING, started_at=time.time())
+            self._spawn(self._run(job))
+
+    async def _run(self, job: Job) -> None:
+        how = ""
+        try:
+            self._check_submitter(job)
+            if not job.stopped and not await self._marked(job):
+                return
+            if not job.stopped:
+                how = await self._worked(job)
+        except ToolcribError as error:
+            how = error.text()
+        except Exception:
+            log.exception("the job %s failed", job.row.id)
+            how = "It failed in a way nobody foresaw; the daemon's log says more."
+        await self._ended(job, *job.outcome(how))
+
+    async def _marked(self, job: Job) -> bool:
+        """Durably marked as running. False: it cannot be now; it waits again."""
+        try:
+            await self._open().store.write(jobs.begin, job.row.id, job.row.started_at or time.time())
+        except StoreError as error:
+            log.warning("the job %s cannot begin yet: %s", job.row.id, error.text())
+            if not self._closing:
+                await asyncio.sleep(_TRY_AGAIN)
+            job.row = replace(job.row, status=JobStatus.QUEUED, started_at=None)
+            asyncio.get_running_loop().call_soon(self._advance)
+            return False
+        return True
+
+    async def _worked(self, job: Job) -> str:
+        crib = self._open()
+        worker = job.worker = await self._start(self._order(job), environ=crib.environ, reaper=crib.reaper)
+        if job.stopped:
+            # The word came while the process was being started.
+            await worker.stop(grace=0)
+        try:
+            async with asyncio.timeout(job.row.timeout + _OVERTIME):
+                async for told in worker.lines():
+                    job.heard(told)
+        except TimeoutError:
+            job.stopped, job.stopped_as = "It took longer than it may, and did not end by itself.", JobStatus.FAILED
+            await worker.stop(grace=_GRACE)
+        finally:
+            how = await worker.close()
+        return how
+
+    def _order(self, job: Job) -> dict[str, Any]:
+        """What the worker is told. Where a key is sent is as the configuration says now."""
+        row, settings = job.row, settings_of(self._open())
+        provider = row.model.partition(":")[0]
+        return {
+            "job": row.id,
+            "runs": row.runs,
+            "prompt": job.prompt,
+            "model": row.model,
+            "base_url": settings.base_urls.get(provider, ""),
+            "api_key": settings.api_keys.get(provider, ""),
+            "profile": row.profile,
+            "parent": row.submitter if row.submitter_since else "",
+            "workdir": row.workdir,
+            "timeout": row.timeout,
+            "max_steps": row.max_steps,
+        }
+
+    def _check_submitter(self, job: Job) -> None:
+        row, roster = job.row, self._open().roster
+        if not row.submitter_since:
+            return
+        if not roster.knows(row.submitter) or roster.find(row.submitter).created_at != row.submitter_since:
+            self._mark_stopped(job, f"Its submitter {row.submitter} is no more.", JobStatus.CANCELLED)
+
+    def _agent_ended(self, event: Event) -> None:
+        if not isinstance(event, AgentEnded) or event.returns:
+            return
+        for job in tuple(self._active.values()):
+            if job.row.submitter_since and job.row.submitter == event.agent:
+                self._stop(job, f"Its submitter {event.agent} is no more.", JobStatus.CANCELLED)
+            elif job.row.agent == event.agent:
+                # Its own end looks the same from here, and its last word may still be on its way.
+                asyncio.get_running_loop().call_later(_AGENT_GONE, self._stop_unended, job)
+
+    def _stop_unended(self, job: Job) -> None:
+        if job.end is None and job.row.id in self._active and not self._closing:
+            self._stop(job, f"Its agent {job.row.agent} was removed.", JobStatus.CANCELLED)
+
+    def _stop(self, job: Job, why: str, status: JobStatus, *, grace: float = _GRACE) -> None:
+        self._mark_stopped(job, why, status)
+        if job.worker is not None:
+            self._spawn(job.worker.stop(grace=grace))
+        elif job.row.status is JobStatus.QUEUED:
+            job.row = replace(job.row, status=JobStatus.RUNNING)
+            self._spawn(self._ended(job, *job.outcome("")))
+
+    @staticmethod
+    def _mark_stopped(job: Job, why: str, status: JobStatus) -> None:
+        if not job.stopped:
+            job.stopped, job.stopped_as = why, status
+
+    async def _ended(self, job: Job, status: JobStatus, values: Mapping[str, Any]) -> None:
+        masked = {name: self._masked(value) if isinstance(value, str) else value for name, value in values.items()}
+        # The database tells nobody when it can be written again.
+        while not await self._kept(job, status, masked) and not self._closing:  # noqa: ASYNC110
+            await asyncio.sleep(_TRY_AGAIN)
+        self._active.pop(job.row.id, None)
+        job.held.close()
+        job.over.set()
+        self._advance()
+
+    async def _kept(self, job: Job, status: JobStatus, values: Mapping[str, Any]) -> bool:
+        crib, now = self._open(), time.time()
+        keep_days = crib.home.config.settings.jobs.keep_days
+
+        def end(connection: sa.Connection) -> None:
+            jobs.end(connection, job.row.id, status, now, values)
+            jobs.forget(connection, before=now - keep_days * 86_400, most=MOST_KEPT)
+
+        try:
+            await crib.store.write(end)
+            await self._note(job.row, f"job {status}", error=values.get("error", ""))
+        except StoreError as error:
+            log.warning("the end of job %s cannot be written now: %s", job.row.id, error.text())
+            return False
+        return True
+
+    def _masked(self, text: str) -> str:
+        crib = self._open()
+        keys = frozenset(crib.home.config.settings.jobs.api_keys.values())
+        return storable(Redactor(lambda: keys).known(crib.attendant.redact.known(text)))
+
+    async def _note(self, row: JobRow, what: str, **detail: Any) -> None:
+        """A line in the book; durable when it returns."""
+        told = {word: value for word, value in {"job": row.id, "with": row.runs, **detail}.items() if value}
+        await self._open().note(Change(what=what, agent=row.submitter, detail=told))
+
+    def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return task

@@ -1,0 +1,140 @@
+"""The process that a job runs in.
+
+In: an order as JSON on its stdin, so that nothing of it stands in the process table. Out: what it prints, line by line,
+as plain objects. It and all that it started end with us, also after `kill -9`: `servers.reaper` sees to that. `desk`
+starts it; `toolcrib.jobs` is what it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
+
+from toolcrib.errors import ToolcribError
+from toolcrib.servers import reaper_child
+from toolcrib.servers.environment import MARKER
+from toolcrib.servers.reaper import Reaper
+
+log = logging.getLogger(__name__)
+
+WORDS = (sys.executable, "-P", "-m", "toolcrib.jobs")
+"""-P: nothing is imported from the folder it starts in."""
+_LONGEST_LINE = 4 * 1024 * 1024
+_LAST_LINES = 20
+_AFTER_KILL = 3.0
+"""Seconds after which what cannot even be killed is not waited for any more."""
+
+
+class Worker(Protocol):
+    def lines(self) -> AsyncIterator[dict[str, Any]]:
+        """Ends when the process has ended, or says nothing that can be understood."""
+        ...
+
+    async def stop(self, *, grace: float) -> None:
+        """Asks it to end, then ends it."""
+        ...
+
+    async def close(self) -> str:
+        """Nothing of it is left when it returns; how it ended, where that tells something."""
+        ...
+
+
+async def start_worker(order: Mapping[str, Any], *, environ: Mapping[str, str], reaper: Reaper) -> Worker:
+    marker = reaper.new_marker()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *WORDS,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**environ, MARKER: marker},
+            cwd="/",
+            start_new_session=True,
+            limit=_LONGEST_LINE,
+        )
+    except OSError as error:
+        raise ToolcribError(
+            f"The job's process cannot be started: {error.strerror or error}.", remedy="See `toolcrib logs`."
+        ) from error
+    reaper.watch(process.pid)
+    worker = _Process(process, reaper, marker)
+    await worker.hand_over(order)
+    return worker
+
+
+class _Process:
+    def __init__(self, process: asyncio.subprocess.Process, reaper: Reaper, marker: str) -> None:
+        self._process = process
+        self._reaper = reaper
+        self._marker = marker
+        self._said: deque[str] = deque(maxlen=_LAST_LINES)
+        self._listening = asyncio.create_task(self._listen())
+
+    async def hand_over(self, order: Mapping[str, Any]) -> None:
+        stdin = self._process.stdin
+        if stdin is None:
+            raise RuntimeError("a worker without pipes")
+        # One that ended at once has said why; that is told when it is closed.
+        with contextlib.suppress(ConnectionError):
+            stdin.write(json.dumps(order).encode())
+            await stdin.drain()
+        stdin.close()
+
+    async def lines(self) -> AsyncIterator[dict[str, Any]]:
+        stdout = self._process.stdout
+        if stdout is None:
+            raise RuntimeError("a worker without pipes")
+        try:
+            while line := await stdout.readline():
+                told = json.loads(line)
+                if isinstance(told, dict):
+                    yield told
+        except ValueError as error:
+            log.warning("a job's process says what cannot be understood: %s", error)
+
+    async def stop(self, *, grace: float) -> None:
+        reaper_child.signal_group(self._process.pid, signal.SIGTERM)
+        await self._gone(grace)
+        if self._process.returncode is None:
+            reaper_child.signal_group(self._process.pid, signal.SIGKILL)
+
+    async def close(self) -> str:
+        pid = self._process.pid
+        try:
+            await self._gone(_AFTER_KILL)
+        finally:
+            # Also when whoever waits is cancelled: what follows does not wait for the loop.
+            if self._process.returncode is None:
+                reaper_child.signal_group(pid, signal.SIGKILL)
+            await asyncio.shield(asyncio.to_thread(self._reaper.end, pid, self._marker))
+            await self._gone(_AFTER_KILL)
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+            # asyncio keeps the pipes open for as long as somebody who was never found holds their other end.
+            getattr(self._process, "_transport").close()  # noqa: B009 - it has no other way
+        code = self._process.returncode
+        how = f"Signal {-code} ended its process" if code and code < 0 else f"Its process ended with code {code}"
+        return f"{how}, saying: {' | '.join(self._said)}." if self._said else f"{how}."
+
+    async def _gone(self, limit: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                await self._process.wait()
+
+    async def _listen(self) -> None:
+        """Its stderr is read all the time, so that it never waits for us; the last of it may tell why it ended."""
+        stderr = self._process.stderr
+        if stderr is None:
+            raise RuntimeError("a worker without pipes")
+        rest = b""
+        while chunk := await stderr.read(1 << 14):
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[-1000:]
+            self._said.extend(line.decode(errors="replace").strip()[:1000] for line in lines if line.strip())

@@ -1,0 +1,131 @@
+"""Jobs: what was ordered, how far it is, and what came of it.
+
+In: a connection and rows. Out: the same rows after a restart. `daemon.jobs` decides what happens to a job; `commands`
+shows them. A job's status only goes forward: what ended stays as it ended.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from toolcrib.store.schema import jobs
+
+
+class JobStatus(enum.StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    """It ran when the daemon ended. It may have done part of its work, and is never begun again."""
+
+    @property
+    def over(self) -> bool:
+        return self not in _OPEN
+
+
+_OPEN = frozenset({JobStatus.QUEUED, JobStatus.RUNNING})
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRow:
+    id: str
+    submitter: str
+    submitter_since: float
+    """When that agent was made: a later one of the same name is another. 0 for who is no agent of the roster."""
+    runs: str
+    """`agent`, or a coding agent's name."""
+    model: str
+    profile: str
+    workdir: str
+    prompt: str
+    masked: bool
+    """The prompt held a secret, which is not kept."""
+    timeout: float
+    max_steps: int
+    status: JobStatus
+    agent: str = ""
+    """Whose name its calls have in the book."""
+    submitted_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    text: str = ""
+    error: str = ""
+    usage: str = ""
+    """Tokens, as JSON."""
+    steps: int = 0
+    events: int = 0
+
+
+Owners = Collection[tuple[str, float]]
+"""Submitters, each with `submitter_since`."""
+
+
+def add(connection: sa.Connection, row: JobRow) -> None:
+    connection.execute(jobs.insert().values(vars(row)))
+
+
+def begin(connection: sa.Connection, job: str, at: float) -> bool:
+    """False: it is not queued any more."""
+    return _moved(connection, job, {"status": JobStatus.RUNNING, "started_at": at}, JobStatus.QUEUED)
+
+
+def end(connection: sa.Connection, job: str, status: JobStatus, at: float, values: Mapping[str, Any]) -> bool:
+    """With what came of it. False: it had ended before, and stays so."""
+    return _moved(connection, job, {**values, "status": status, "ended_at": at}, *_OPEN)
+
+
+def interrupt_running(connection: sa.Connection, at: float, why: str) -> int:
+    """Ends what an earlier daemon did not see the end of; how many there were."""
+    ended = {"status": JobStatus.INTERRUPTED, "ended_at": at, "error": why}
+    return connection.execute(jobs.update().where(jobs.c.status == JobStatus.RUNNING).values(ended)).rowcount
+
+
+def find(connection: sa.Connection, job: str) -> JobRow | None:
+    found = connection.execute(sa.select(jobs).where(jobs.c.id == job)).one_or_none()
+    return None if found is None else _row(found)
+
+
+def queued(connection: sa.Connection) -> tuple[JobRow, ...]:
+    """In the order in which they came."""
+    query = sa.select(jobs).where(jobs.c.status == JobStatus.QUEUED).order_by(jobs.c.submitted_at, jobs.c.id)
+    return tuple(_row(found) for found in connection.execute(query))
+
+
+def latest(
+    connection: sa.Connection, *, owners: Owners | None, status: str | None, most: int
+) -> tuple[tuple[JobRow, ...], int]:
+    """The newest first, and how many there are in all. `owners` None: everybody's."""
+    where = [] if status is None else [jobs.c.status == status]
+    if owners is not None:
+        where.append(sa.or_(sa.false(), *(_of(*owner) for owner in owners)))
+    query = sa.select(jobs).where(*where).order_by(jobs.c.submitted_at.desc(), jobs.c.id).limit(most)
+    rows = tuple(_row(found) for found in connection.execute(query))
+    return rows, connection.execute(sa.select(sa.func.count()).select_from(jobs).where(*where)).scalar_one()
+
+
+def forget(connection: sa.Connection, *, before: float, most: int) -> int:
+    """Lets go of what ended before then, and of all that ended but the newest `most`; how many."""
+    ended = jobs.c.status.not_in(_OPEN)
+    newest = sa.select(jobs.c.id).where(ended).order_by(jobs.c.ended_at.desc(), jobs.c.id).limit(most)
+    gone = jobs.delete().where(ended, sa.or_(jobs.c.ended_at < before, jobs.c.id.not_in(newest.scalar_subquery())))
+    return connection.execute(gone).rowcount
+
+
+def _of(name: str, since: float) -> sa.ColumnElement[bool]:
+    return sa.and_(jobs.c.submitter == name, jobs.c.submitter_since == since)
+
+
+def _moved(connection: sa.Connection, job: str, values: Mapping[str, Any], *before: JobStatus) -> bool:
+    moved = jobs.update().where(jobs.c.id == job, jobs.c.status.in_(before)).values(dict(values))
+    return bool(connection.execute(moved).rowcount)
+
+
+def _row(found: sa.Row[Any]) -> JobRow:
+    return JobRow(**{**found._mapping, "status": JobStatus(found._mapping["status"])})

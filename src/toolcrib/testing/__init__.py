@@ -1,0 +1,32 @@
+"""Models that follow a script, behind the real HTTP interfaces of their providers, on loopback.
+
+In: a list of steps. Out: what a provider's service would stream, and a record of what the model was given. `script`
+says what comes next in a `conversation`, `server` speaks HTTP; `anthropic`, `google`, `openai_chat`, `openrouter` and
+`openai_responses` are one provider's wire format each, and `wire` what they share. `scripted` puts them together;
+`python -m toolcrib.testing PROVIDER SCRIPT.json` runs one by itself. Nothing here needs more than the standard library.
+"""
+
+from __future__ import annotations
+
+from toolcrib.testing.conversation import Ending, Hold
+from toolcrib.testing.offline import PROVIDERS, scripted
+from toolcrib.testing.script import Anyway, Break, Call, Garble, Refuse, Say, Step, Together
+from toolcrib.testing.server import Misfit, Model, Request
+
+__all__ = [
+    "PROVIDERS",
+    "Anyway",
+    "Break",
+    "Call",
+    "Ending",
+    "Garble",
+    "Hold",
+    "Misfit",
+    "Model",
+    "Refuse",
+    "Request",
+    "Say",
+    "Step",
+    "Together",
+    "scripted",
+]

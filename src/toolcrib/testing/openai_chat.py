@@ -1,0 +1,151 @@
+"""OpenAI's Chat Completions API, as it and the many services that copy it have it: `POST /v1/chat/completions`.
+
+In: `tools`, and `messages`, of which those of the role `tool` are results. Out: a completion, or its chunks, with the
+end of the stream as a line of its own. Thoughts are `reasoning_content`, which OpenAI itself keeps back and others
+show. `openrouter` is a dialect of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from toolcrib.testing.conversation import Conversation, Ending, Invocation, Offered, Result, Turn
+from toolcrib.testing.wire import Message, pieces, text_of
+
+DONE = "data: [DONE]"
+CREATED = 1_700_000_000
+"""When every answer was made: one that is asked for again is the same."""
+ENDINGS = {Ending.LENGTH: "length", Ending.FILTER: "content_filter"}
+ERRORS = {
+    400: ("invalid_request_error", None),
+    401: ("invalid_request_error", "invalid_api_key"),
+    403: ("invalid_request_error", "forbidden"),
+    404: ("invalid_request_error", "model_not_found"),
+    429: ("requests", "rate_limit_exceeded"),
+}
+
+
+class OpenAIChat:
+    base = "/v1"
+
+    def is_turn(self, path: str) -> bool:
+        return path.partition("?")[0] == f"{self.base}/chat/completions"
+
+    def read(self, body: dict[str, Any]) -> Conversation:
+        messages: list[dict[str, Any]] = body["messages"]
+        texts = [(message["role"], text_of(message["content"])) for message in messages if message.get("content")]
+        return Conversation(
+            tools=tuple(Offered(name=tool[tool["type"]]["name"], definition=tool) for tool in body.get("tools", [])),
+            outputs=tuple(_results(messages)),
+            asked=tuple(text for role, text in texts if role == "user"),
+            said=tuple(text for role, text in texts if role == "assistant"),
+        )
+
+    def write(self, turn: Turn, path: str, body: dict[str, Any]) -> list[Message]:
+        head = self._head(turn, body, "chat.completion.chunk")
+        wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        # Where the count is wanted, every chunk has a place for it.
+        empty = {"usage": None} if wants_usage else {}
+        chunks = [{**head, "choices": [self._choice(turn, delta=delta)], **empty} for delta in self._deltas(turn)]
+        chunks.append({**head, "choices": [self._choice(turn, delta={}, over=True)], **empty})
+        counted = [{**head, "choices": [], "usage": self._usage(turn)}] if wants_usage else []
+        return [*chunks, *counted, DONE]
+
+    def whole(self, turn: Turn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        if body.get("stream"):
+            return None
+        message = {"role": "assistant", "content": turn.text or None, "refusal": None}
+        calls = [_call(call, call.written) for call in turn.invocations]
+        thoughts = self._thoughts(turn.thinking) if turn.thinking else {}
+        told = {**message, **thoughts, **({"tool_calls": calls} if calls else {})}
+        choice = self._choice(turn, message=told, over=True)
+        return {**self._head(turn, body, "chat.completion"), "choices": [choice], "usage": self._usage(turn)}
+
+    def refusal(self, status: int, message: str, retry_after: float = 0.0) -> dict[str, Any]:
+        return error(status, message)
+
+    def interruption(self, status: int, turn: Turn, body: dict[str, Any]) -> Message:
+        return self.refusal(status, "The server had an error while processing your request, as scripted")
+
+    def _head(self, turn: Turn, body: dict[str, Any], kind: str) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{turn.id}",
+            "object": kind,
+            "created": CREATED,
+            "model": body.get("model", "scripted"),
+            "service_tier": "default",
+            "system_fingerprint": "fp_scripted",
+        }
+
+    def _choice(self, turn: Turn, *, over: bool = False, **said: Any) -> dict[str, Any]:
+        return {"index": 0, **said, "logprobs": None, "finish_reason": _reason(turn) if over else None}
+
+    def _deltas(self, turn: Turn) -> Iterator[dict[str, Any]]:
+        yield {"role": "assistant", "content": "" if turn.text or not turn.invocations else None, "refusal": None}
+        yield from (self._thoughts(piece) for piece in pieces(turn.thinking))
+        yield from ({"content": piece} for piece in pieces(turn.text))
+        for index, call in enumerate(turn.invocations):
+            yield {"tool_calls": [{"index": index, **_call(call, "")}]}
+            for piece in pieces(call.written):
+                yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+
+    def _thoughts(self, text: str) -> dict[str, Any]:
+        return {"reasoning_content": text}
+
+    def _usage(self, turn: Turn) -> dict[str, Any]:
+        return {
+            "prompt_tokens": turn.usage.read,
+            "completion_tokens": turn.usage.output,
+            "total_tokens": turn.usage.read + turn.usage.output,
+            "prompt_tokens_details": {"cached_tokens": turn.usage.cached, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": turn.usage.thought,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
+        }
+
+
+def error(status: int, message: str) -> dict[str, Any]:
+    kind, code = ERRORS.get(status, ("server_error", None))
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def _results(messages: list[dict[str, Any]]) -> Iterator[Result]:
+    """In the order of the calls. As the service does, it insists on a result for each call, right after it."""
+    due: dict[str, str | None] = {}
+    for message in messages:
+        if message["role"] != "tool":
+            yield from _settled(due)
+            due = {call["id"]: None for call in message.get("tool_calls") or []}
+        elif message["tool_call_id"] in due:
+            due[message["tool_call_id"]] = text_of(message["content"])
+        else:
+            raise ValueError(
+                "Invalid parameter: messages with role 'tool' must be a response to a preceding message with "
+                f"'tool_calls': {message['tool_call_id']}"
+            )
+    yield from _settled(due)
+
+
+def _settled(due: Mapping[str, str | None]) -> Iterator[Result]:
+    if missing := [call for call, text in due.items() if text is None]:
+        raise ValueError(
+            "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+            f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(missing)}"
+        )
+    yield from (Result(call=call, text=text or "") for call, text in due.items())
+
+
+def _call(invocation: Invocation, arguments: str) -> Mapping[str, Any]:
+    return {
+        "id": invocation.id,
+        "type": "function",
+        "function": {"name": invocation.name, "arguments": arguments},
+    }
+
+
+def _reason(turn: Turn) -> str:
+    return ENDINGS.get(turn.ending) or ("tool_calls" if turn.invocations else "stop")

@@ -1,0 +1,227 @@
+"""What a scripted model does: one step a turn, then some last words.
+
+In: a conversation as its provider's wire format tells it. Out: the next `Turn`. Which step comes next is read from the
+conversation itself (a call is done when its id has a result, words are said when they stand there), so a request that
+a client repeats gets the same answer, and a script may go on in the next run of a conversation. A tool that is only to
+be found by a search is searched for first, without a step of its own.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolcrib.testing.conversation import (
+    CALL,
+    SEARCH,
+    Conversation,
+    Cut,
+    Ending,
+    Hold,
+    Invocation,
+    Offered,
+    Offering,
+    Refusal,
+    Turn,
+    Usage,
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    first: Callable[[], object] | None = field(default=None, kw_only=True)
+    """Done once before the model answers: where a test changes the world in mid-conversation, or waits."""
+    thinking: str = field(default="", kw_only=True)
+    says: str = field(default="", kw_only=True)
+    """Words before a call."""
+    ending: Ending = field(default=Ending.NATURAL, kw_only=True)
+    hold: Hold | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Call(Step):
+    """The model calls the tool whose name ends so, in whichever way it is offered."""
+
+    tool: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Anyway(Step):
+    """The model calls the tool of exactly this name, offered or not: a client's own, or one it was never shown."""
+
+    name: str
+    arguments: Mapping[str, Any] | str = field(default_factory=dict)
+    namespace: str = ""
+
+
+@dataclass(frozen=True)
+class Garble(Step):
+    """The model calls the tool whose name ends so, with arguments that are not JSON.
+
+    Google's service does not let such a call through: there the answer is empty, and says why."""
+
+    tool: str
+    text: str = '{"broken": '
+
+
+@dataclass(frozen=True)
+class Together(Step):
+    """Several calls in one turn."""
+
+    calls: Sequence[Call | Anyway | Garble]
+
+
+@dataclass(frozen=True)
+class Say(Step):
+    """The model has said what it had to say: the client's run ends. No other words of a script may be the same.
+
+    No words: an empty answer, to one request."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Refuse(Step):
+    """One request is answered with an HTTP error: 429, 500, 529."""
+
+    status: int
+    retry_after: float = 0.0
+    """Seconds after which the provider is said to take it."""
+
+
+@dataclass(frozen=True)
+class Break(Step):
+    """One answer ends in the middle: the line is dead, or an error is told where the answer should go on."""
+
+    text: str = "I was about to say"
+    status: int = 0
+    """The error, as an HTTP status; 0: the line is dead."""
+
+
+class Toolless(enum.StrEnum):
+    """What a request without any tools is."""
+
+    TURN = "turn"
+    """One like any other."""
+    ASIDE = "aside"
+    """About something else: a title, a summary, a check of the key. It gets the last words, and is no step."""
+
+
+class Script:
+    def __init__(self, steps: Sequence[Step], last_words: str, toolless: Toolless = Toolless.ASIDE) -> None:
+        self.steps = tuple(steps)
+        self._last_words = last_words
+        self._toolless = toolless
+        self._mark = secrets.token_hex(3)
+        self._begun: set[int] = set()
+        self._over: set[int] = set()
+        """The steps that leave nothing in the conversation, and were done."""
+        self._lock = threading.Lock()
+        self._tools: dict[str, Offered] = {}
+        """All that were ever offered: a model may call what it has seen before."""
+
+    def next(self, conversation: Conversation) -> Turn | Refusal:
+        with self._lock:
+            self._tools.update({tool.name: tool for tool in (*conversation.tools, *conversation.found)})
+            number = next((n for n in range(len(self.steps)) if not self._done(n, conversation)), None)
+            aside = not conversation.tools and self._toolless is Toolless.ASIDE
+            if number is None or aside:
+                return self._say(len(self.steps), text=self._last_words)
+            step = self.steps[number]
+            if missing := self._to_search(step, conversation):
+                return self._search(number, missing, conversation)
+            if number not in self._begun and step.first is not None:
+                step.first()
+            self._begun.add(number)
+            return self._turn(number, step)
+
+    @property
+    def left(self) -> tuple[Step, ...]:
+        """The steps that it did not come to."""
+        with self._lock:
+            return tuple(step for number, step in enumerate(self.steps) if number not in self._begun)
+
+    def _done(self, number: int, conversation: Conversation) -> bool:
+        step = self.steps[number]
+        if number in self._over:
+            return True
+        if isinstance(step, Say) and step.text:
+            return any(step.text in text for text in conversation.said)
+        if any(self._id(CALL, number) in result.call for result in conversation.outputs):
+            return True
+        # Google's clients may leave the ids away: then the calls were those of the first steps.
+        nameless = sum(not result.call for result in conversation.outputs)
+        return 0 < sum(len(_calls(one)) for one in self.steps[: number + 1]) <= nameless
+
+    def _id(self, kind: str, number: int) -> str:
+        return f"{kind}{self._mark}_{number}_"
+
+    def _turn(self, number: int, step: Step) -> Turn | Refusal:
+        if _leaves_nothing(step):
+            self._over.add(number)
+        if isinstance(step, Refuse):
+            return Refusal(status=step.status, message="refused, as scripted", retry_after=step.retry_after)
+        calls = tuple(
+            self._invocation(f"{self._id(CALL, number)}{place}", call) for place, call in enumerate(_calls(step))
+        )
+        text = step.text if isinstance(step, Say | Break) else step.says
+        cut = Cut(status=step.status) if isinstance(step, Break) else None
+        spoken = {"thinking": step.thinking, "text": text, "ending": step.ending}
+        return self._say(number, **spoken, invocations=calls, hold=step.hold, cut=cut)
+
+    def _say(self, number: int, **what: Any) -> Turn:
+        return Turn(id=f"{self._mark}_{number}", usage=usage(number), **what)
+
+    def _invocation(self, call_id: str, call: Call | Anyway | Garble) -> Invocation:
+        if isinstance(call, Anyway):
+            return Invocation(id=call_id, name=call.name, namespace=call.namespace, arguments=call.arguments)
+        tool = self._named(call.tool)
+        if isinstance(call, Garble):
+            return Invocation(id=call_id, name=tool.name, namespace=tool.namespace, garbled=call.text)
+        return Invocation(id=call_id, name=tool.name, namespace=tool.namespace, arguments=call.arguments)
+
+    def _to_search(self, step: Step, conversation: Conversation) -> list[str]:
+        if conversation.offering is Offering.PLAIN:
+            return []
+        return [call.tool for call in _calls(step) if not isinstance(call, Anyway) and not self._ending(call.tool)]
+
+    def _search(self, number: int, missing: list[str], conversation: Conversation) -> Turn:
+        if any(self._id(SEARCH, number) in result.call for result in conversation.outputs):
+            raise LookupError(f"no search brought {missing}; seen were {sorted(self._tools)}")
+        searches = tuple(
+            Invocation(id=f"{self._id(SEARCH, number)}{place}", name=name) for place, name in enumerate(missing)
+        )
+        return self._say(len(self.steps) + 1 + number, invocations=searches)
+
+    def _ending(self, ending: str) -> list[Offered]:
+        exactly = self._tools.get(ending)
+        return [exactly] if exactly else [tool for tool in self._tools.values() if tool.name.endswith(ending)]
+
+    def _named(self, ending: str) -> Offered:
+        found = self._ending(ending)
+        if len(found) != 1:
+            raise LookupError(f"{len(found)} tools end in {ending!r}; offered were {sorted(self._tools)}")
+        return found[0]
+
+
+def _calls(step: Step) -> Sequence[Call | Anyway | Garble]:
+    if isinstance(step, Together):
+        return step.calls
+    return (step,) if isinstance(step, Call | Anyway | Garble) else ()
+
+
+def _leaves_nothing(step: Step) -> bool:
+    """Whether it may be that the conversation will not tell that the step was done."""
+    if isinstance(step, Say):
+        return not step.text
+    return isinstance(step, Refuse | Break) or any(isinstance(call, Garble) for call in _calls(step))
+
+
+def usage(number: int) -> Usage:
+    """What a turn is said to have cost: no two the same, so that a sum tells which were counted."""
+    return Usage(fresh=100 + 7 * number, cached=1000 * number, output=20 + 3 * number, thought=number)

@@ -1,0 +1,332 @@
+"""A running daemon's tools in a program: its servers are there, under its permissions and in its book.
+
+The far sides are the witness (what ran?), the daemon's book, its list of agents and the bytes of its endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from parts.crowd import Member, Owner
+from parts.daemon import Daemon, Home, StartDaemon
+from parts.waiting import wait_for
+from parts.witness import Notes
+from toolcrib import Crib
+from toolcrib.crib.connection import Connection
+from toolcrib.crib.results import TextBlock
+from toolcrib.errors import (
+    CallTimeout,
+    DaemonNotRunning,
+    Denied,
+    InvalidArguments,
+    NotFound,
+    ServerAway,
+    UnknownTool,
+    UsageError,
+)
+from toolcrib.events import CallFailed, CallFinished, CallIntended, CatalogChanged, Event
+from toolcrib.listing import SOURCE
+from toolcrib.servers.model import ServerState
+
+LIMIT = 20.0
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Notes:
+    return Notes(tmp_path_factory.mktemp("seen") / "notes")
+
+
+@pytest.fixture(scope="module")
+def running(start_shared_daemon: StartDaemon, notes: Notes) -> Daemon:
+    servers = {"w": notes.server("note", "read_file", reads="look"), "v": notes.server("read_file", "only_v")}
+    daemon = start_shared_daemon({"servers": servers})
+    daemon.wait_until_ready("w", "v")
+    return daemon
+
+
+@pytest.fixture
+def owner(running: Daemon) -> Owner:
+    return Owner(running)
+
+
+def connect(home: Home, **more: Any) -> Connection:
+    lent = {} if more.keys() & {"agent", "token"} else {"workdir": home.project}
+    return Crib.connect(environ=home.environ(), **{**lent, **more})
+
+
+async def during(work: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    """In a thread: the connection goes on meanwhile."""
+    async with asyncio.timeout(60):
+        return await asyncio.to_thread(work, *args, **more)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(LIMIT):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def outcomes(owner: Owner, agent: str, count: int) -> list[tuple[str, str]]:
+    """What the book has of the agent's calls, once it has so many."""
+
+    def rows() -> list[tuple[str, str]] | None:
+        found = [(row["tool"], row["outcome"]) for row in owner.book(agent=agent) if row["kind"] == "outcome"]
+        return found if len(found) >= count else None
+
+    found: list[tuple[str, str]] = await during(wait_for, rows, f"{count} calls in the book", LIMIT)
+    return found
+
+
+def of_servers(connection: Connection) -> dict[str, str]:
+    """By name, of the servers that the person configured."""
+    return {offer.name: offer.server for offer in connection.tools() if offer.server in ("w", "v", "late")}
+
+
+@pytest.mark.req("KAI-10", "ENG-10")
+async def test_the_daemons_servers_are_there_and_each_tool_knows_its_own(running, shared_home, notes, owner):
+    async with connect(shared_home) as connection:
+        assert of_servers(connection) == {
+            "note": "w",
+            "look": "w",
+            "w_read_file": "w",
+            "w_release": "w",
+            "v_read_file": "v",
+            "only_v": "v",
+            "v_release": "v",
+        }
+        assert any(offer.server == "crib" for offer in connection.tools())
+        for name in ("note", "w:note", "w_note", "mcp_w_note"):
+            result = await connection.call(name, {"nonce": f"one {name}"})
+            assert result.structured["tool"] == "note"
+            assert isinstance(result.blocks[0], TextBlock)
+        await connection.tools().call("v_read_file", {"nonce": "one v"})
+        assert [nonce for nonce in notes.nonces() if nonce.startswith("one ")] == [
+            "one note",
+            "one w:note",
+            "one w_note",
+            "one mcp_w_note",
+            "one v",
+        ]
+        assert await outcomes(owner, connection.agent, 5) == [("w:note", "ok")] * 4 + [("v:read_file", "ok")]
+        assert connection.status()["w"].state is ServerState.READY
+        assert connection.server_info("v").tools == 3
+
+
+@pytest.mark.req("KAI-10")
+async def test_the_definition_is_the_servers_own(running, shared_home):
+    async with connect(shared_home) as connection:
+        tool = connection.tools()["look"].tool
+    assert json.loads(tool.raw()) == {
+        "name": "look",
+        "inputSchema": {"type": "object", "properties": {"nonce": {"type": "string"}}},
+        "annotations": {"readOnlyHint": True},
+    }
+
+
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+def test_where_a_tool_is_from_and_what_went_wrong_is_told_to_programs_alone(running, era):
+    def told(*labels: tuple[str, str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        with Member(running, "owner", running.token, era) as client:
+            client.door.labels = labels
+            listed = client.ask("tools/list").result["tools"]
+            return listed, json.loads(client.call("w_note", nonce=7).message)
+
+    tools, answer = told()
+    assert tools
+    assert not any("_meta" in tool for tool in tools)
+    assert answer["result"]["isError"]
+    for value, is_program in (("1", True), ("0", False)):
+        tools, answer = told(("X-Toolcrib-Sources", value))
+        assert {tool["name"]: tool.get("_meta") for tool in tools}["w_note"] == (
+            {SOURCE: ["w", "note"]} if is_program else None
+        )
+        assert ("error" in answer) is is_program
+    assert told(("X-Toolcrib-Sources", "1"))[1]["error"]["data"]["kind"] == "InvalidArguments"
+
+
+@pytest.mark.req("KAI-10")
+async def test_a_lent_agent_ends_with_its_connection(running, shared_home, owner):
+    def agents() -> list[str]:
+        return [agent["name"] for agent in owner.say("agent:list")["agents"]]
+
+    async with connect(shared_home) as connection:
+        assert connection.agent in await during(agents)
+        assert connection._token not in repr(connection)
+    assert connection.agent not in await during(agents)
+
+
+@pytest.mark.req("KAI-10")
+async def test_what_the_agent_may_not_use_is_neither_seen_nor_called(running, shared_home, notes, owner):
+    await during(owner.say, "server:trust", name="w")
+    async with connect(shared_home, profile="read-only") as connection:
+        assert of_servers(connection) == {"look": "w"}
+        assert not (await connection.call("look", {"nonce": "two look"})).is_error
+        for name in ("note", "w:note", "w_note"):
+            with pytest.raises(Denied, match=rf"{connection.agent} may not use w:note"):
+                await connection.call(name, {"nonce": "two note"})
+        assert await outcomes(owner, connection.agent, 4) == [("w:look", "ok"), *[("w:note", "denied")] * 3]
+    assert "two note" not in notes.nonces()
+
+
+@pytest.mark.req("KAI-10")
+@pytest.mark.parametrize("by", ["agent", "token"])
+async def test_an_agent_that_exists_is_used_by_its_name_or_its_token(running, shared_home, notes, owner, by):
+    token = await during(owner.add, f"mine-{by}", "w:note")
+    given = {"agent": f"mine-{by}"} if by == "agent" else {"token": token}
+    async with connect(shared_home, **given) as connection:
+        assert of_servers(connection) == {"note": "w"}
+        await connection.call("note", {"nonce": f"three {by}"})
+        with pytest.raises(Denied):
+            await connection.call("v:only_v", {"nonce": "three no"})
+        # A rule that changes is seen here, too.
+        await during(owner.allow, f"mine-{by}", "v:only_v")
+        await until(lambda: "only_v" in connection.tools())
+        await connection.call("only_v", {"nonce": f"three v {by}"})
+    assert f"three v {by}" in notes.nonces()
+    assert "three no" not in notes.nonces()
+    assert await outcomes(owner, f"mine-{by}", 3) == [("w:note", "ok"), ("v:only_v", "denied"), ("v:only_v", "ok")]
+
+
+async def test_errors_come_as_what_they_are(running, shared_home, owner):
+    async with connect(shared_home) as connection:
+        with pytest.raises(UnknownTool, match="nothing_like_it"):
+            await connection.call("nothing_like_it")
+        with pytest.raises(InvalidArguments, match="nonce") as told:
+            await connection.call("note", {"nonce": 7})
+        assert told.value.data["schema"]["properties"] == {"nonce": {"type": "string"}}
+        assert (await connection.call("note", {"nonce": "four", "fail": "broken"})).is_error
+        with pytest.raises(CallTimeout):
+            await connection.call("note", {"nonce": "four", "hold": True}, timeout=0.3)
+        assert await outcomes(owner, connection.agent, 4) == [
+            ("nothing_like_it", "unknown"),
+            ("w:note", "invalid"),
+            ("w:note", "tool_error"),
+            ("w:note", "cancelled"),
+        ]
+
+
+async def test_calls_are_told_to_who_listens(running, shared_home):
+    seen: list[Event] = []
+    async with connect(shared_home) as connection:
+        connection.subscribe(seen.append, CallIntended, CallFinished, CallFailed)
+        await connection.call("note", {"nonce": "five"})
+        with pytest.raises(InvalidArguments):
+            await connection.call("w:note", {"nonce": 5})
+    assert [(type(event), event.tool) for event in seen] == [
+        (CallIntended, "w:note"),
+        (CallFinished, "w:note"),
+        (CallIntended, "w:note"),
+        (CallFailed, "w:note"),
+    ]
+    assert (seen[1].outcome, seen[3].outcome) == ("ok", "invalid")
+
+
+@pytest.mark.req("KAI-10", "ENG-10")
+async def test_a_server_that_is_added_or_removed_there_is_seen_here(running, shared_home, notes, owner):
+    seen: list[Event] = []
+    async with connect(shared_home) as connection:
+        connection.subscribe(seen.append, CatalogChanged)
+        entry = notes.server("new_one")
+        await during(running.command, "server:add", name="late", command=entry["command"], args=entry["args"])
+        await until(lambda: "new_one" in connection.tools())
+        await connection.call("new_one", {"nonce": "six"})
+        await during(owner.say, "server:remove", name="late")
+        await until(lambda: "new_one" not in connection.tools())
+        with pytest.raises(UnknownTool):
+            await connection.call("new_one", {"nonce": "six again"})
+    assert len(seen) >= 2
+    assert "six" in notes.nonces()
+
+
+async def test_an_agent_that_is_taken_away_is_said_to_be_gone(running, shared_home, owner, notes):
+    async with connect(shared_home) as connection:
+        await during(owner.remove, connection.agent)
+        await until(lambda: connection._over)
+        with pytest.raises(ServerAway, match="removed"):
+            await connection.call("note", {"nonce": "seven"})
+    assert "seven" not in notes.nonces()
+
+
+async def test_two_programs_do_not_see_each_others_names(running, shared_home):
+    async with connect(shared_home) as one, connect(shared_home, profile="nothing") as other:
+        assert one.agent != other.agent
+        assert of_servers(one)
+        assert of_servers(other) == {}
+
+
+async def test_a_parent_bounds_what_is_lent(running, shared_home, owner):
+    await during(owner.add, "above", "w:note", profile="nothing", workdir=str(shared_home.project))
+    async with connect(shared_home, parent="above") as connection:
+        assert of_servers(connection) == {"note": "w"}
+        agents = (await during(owner.say, "agent:list"))["agents"]
+        assert {agent["name"]: agent["parent"] for agent in agents}[connection.agent] == "above"
+
+
+async def test_without_a_daemon_it_is_said_what_to_do(toolcrib_home):
+    for given in ({}, {"token": "tcb_nobodys-token-at-all"}):
+        with pytest.raises(DaemonNotRunning, match="No daemon") as told:
+            await connect(toolcrib_home, **given).__aenter__()
+        assert "toolcrib up" in told.value.remedy
+
+
+async def test_what_cannot_be_is_said_at_once(running, shared_home):
+    with pytest.raises(UsageError):
+        Crib.connect(token="x", workdir=".")
+    with pytest.raises(NotFound, match="nobody"):
+        await connect(shared_home, agent="nobody").__aenter__()
+    with pytest.raises(NotFound, match="no-such-profile"):
+        await connect(shared_home, profile="no-such-profile").__aenter__()
+    with pytest.raises(ServerAway, match="token|401"):
+        await connect(shared_home, token="tcb_nobodys-token-at-all").__aenter__()
+    with pytest.raises(RuntimeError, match="async with"):
+        Crib.connect().tools()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 10, 30])
+async def test_cancelled_while_it_connects_it_leaves_no_agent_and_no_task(running, shared_home, owner, steps):
+    before = asyncio.all_tasks()
+    connection = connect(shared_home)
+    entering = asyncio.create_task(connection.__aenter__())
+    for _ in range(steps):
+        await asyncio.sleep(0.001)
+    entering.cancel()
+    await asyncio.wait({entering}, timeout=LIMIT)
+    if not entering.cancelled():
+        await connection.__aexit__(None, None, None)
+    assert asyncio.all_tasks() == before
+    names = lambda: [agent["name"] for agent in owner.say("agent:list")["agents"]]  # noqa: E731
+    await during(
+        wait_for, lambda: not [name for name in names() if name.startswith("program-")], "lent agents to end", LIMIT
+    )
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.mark.req("KAI-10")
+async def test_a_daemon_that_was_away_is_used_again_when_it_is_back(daemon, toolcrib_home, tmp_path):
+    notes = Notes(tmp_path / "seen")
+    config = {"servers": {"w": notes.server("note")}}
+    port = free_port()
+    first = daemon(config, "--port", port)
+    async with connect(toolcrib_home) as connection:
+        await connection.call("note", {"nonce": "before"})
+        await during(first.stop)
+        with pytest.raises(ServerAway, match="daemon"):
+            await connection.call("note", {"nonce": "lost"})
+        assert "note" in connection.tools(), "what is merely away stays listed"
+        second = await during(daemon, config, "--port", port)
+        await during(wait_for, lambda: second.status()["runs"] == 1, "the lease to be back", LIMIT)
+        await during(second.wait_until_ready, "w")
+        async with asyncio.timeout(LIMIT):
+            assert not (await connection.call("note", {"nonce": "after"})).is_error
+    assert notes.nonces() == ["before", "after"]

@@ -1,0 +1,211 @@
+"""Parts for runs of `run_agent`: a model and servers in memory, and what is left after a run.
+
+In: turns of a model, functions as tools. Out: a world to run in, which remembers what the model was given and who was
+opened and closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from pydantic_ai.messages import ModelMessage, ModelResponse, ToolReturnPart
+from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
+
+from toolcrib.agent import course, models, plan
+from toolcrib.agent.events import RunEvent
+from toolcrib.agent.options import AgentOptions
+from toolcrib.agent.run import run_agent
+from toolcrib.catalog.snapshot import Catalog
+from toolcrib.crib.counter import Counter
+from toolcrib.crib.results import Result, read_result
+from toolcrib.errors import UnknownTool
+from toolcrib.events import Bus
+from toolcrib.servers.model import ServerState, ServerStatus
+
+Does = Callable[[dict[str, Any]], Any]
+"""A tool: gives a text, a whole MCP result, or raises; may be async."""
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """The model calls a tool; the arguments are sent as they stand."""
+
+    tool: str
+    arguments: str = "{}"
+    id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thinks:
+    text: str
+
+
+Piece = str | Calls | Thinks | Exception | Callable[[], Any]
+"""A function is done, or awaited, where it stands."""
+
+
+def result(text: str = "", **fields: Any) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}] if text else [], **fields}
+
+
+class Bench(Counter):
+    """A counter in memory; its tools are functions. Opening and closing take some turns of the event loop."""
+
+    def __init__(
+        self,
+        tools: Mapping[str, Mapping[str, Does]] | None = None,
+        *,
+        missing: Mapping[str, str] | None = None,
+        definitions: Mapping[str, Mapping[str, Any]] | None = None,
+        believed: frozenset[str] = frozenset(),
+    ) -> None:
+        self.bus = Bus()
+        self._does = {server: dict(does) for server, does in (tools or {}).items()}
+        self.missing = dict(missing or {})
+        self.opened = self.closed = 0
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        listings = {
+            server: tuple(
+                msgspec.json.encode(
+                    {"name": name, "inputSchema": {"type": "object"}, **(definitions or {}).get(name, {})}
+                )
+                for name in does
+            )
+            for server, does in self._does.items()
+        }
+        self._catalog = Catalog.build(listings, version=1, believed=believed)
+
+    @property
+    def connected(self) -> tuple[str, ...]:
+        return tuple(self._does)
+
+    async def __aenter__(self) -> Bench:
+        try:
+            await turns(3)
+            self.opened += 1
+            await turns(2)
+        except BaseException:
+            if self.opened:
+                self.closed += 1
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await turns(4)
+        self.closed += 1
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._catalog
+
+    def status(self) -> dict[str, ServerStatus]:
+        here = dict.fromkeys(self._does, (ServerState.READY, ""))
+        gone = {name: (ServerState.FAILED, why) for name, why in self.missing.items()}
+        return {
+            name: ServerStatus(name=name, state=state, transport="stdio", last_error=why)
+            for name, (state, why) in {**here, **gone}.items()
+        }
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> Result:
+        server, _, tool = name.partition(":")
+        if tool not in self._does.get(server, {}):
+            raise UnknownTool(f'There is no tool "{name}".')
+        given = dict(arguments or {})
+        self.calls.append((tool, given))
+        await turns(1)
+        answer = self._does[server][tool](given)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if isinstance(answer, str):
+            answer = result(answer)
+        return read_result(json.dumps(answer).encode())
+
+
+async def turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+@dataclass
+class World:
+    """Where a run takes place: its model follows the turns, its servers are a bench."""
+
+    asked: list[list[ModelMessage]] = field(default_factory=list)
+    """What the model was given, each time."""
+    offered: list[list[str]] = field(default_factory=list)
+    opened: int = 0
+    closed: int = 0
+    turns: Sequence[Sequence[Piece]] = ()
+
+    @asynccontextmanager
+    async def open_model(self, *_: Any) -> AsyncIterator[FunctionModel]:
+        self.opened += 1
+        try:
+            await turns(1)
+            yield FunctionModel(stream_function=self._answer)
+        finally:
+            try:
+                await turns(2)
+            finally:
+                self.closed += 1
+
+    async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        self.asked.append(list(messages))
+        self.offered.append([tool.name for tool in info.function_tools])
+        number = sum(isinstance(message, ModelResponse) for message in messages)
+        for place, piece in enumerate(self.turns[min(number, len(self.turns) - 1)]):
+            await asyncio.sleep(0)
+            match piece:
+                case str():
+                    yield piece
+                case Thinks(text=text):
+                    yield {place: DeltaThinkingPart(content=text)}
+                case Calls(tool=tool, arguments=arguments, id=id):
+                    yield {
+                        place: DeltaToolCall(name=tool, json_args=arguments, tool_call_id=id or f"c{number}_{place}")
+                    }
+                case Exception():
+                    raise piece
+                case _:
+                    if inspect.isawaitable(done := piece()):
+                        await done
+
+    @property
+    def results(self) -> list[ToolReturnPart]:
+        """What the model was told of its calls, in the last question."""
+        return [part for message in self.asked[-1] for part in message.parts if isinstance(part, ToolReturnPart)]
+
+
+def in_memory(patch: pytest.MonkeyPatch, *says: Sequence[Piece], kit: Bench | None = None) -> World:
+    """The last turn is repeated for ever."""
+    world = World(turns=says)
+    patch.setattr(models, "open_model", world.open_model)
+    patch.setattr(plan, "Kit", lambda *_, **__: kit)
+    assert course.models is models
+    return world
+
+
+def options(**given: Any) -> AgentOptions:
+    """Of a run in memory. `mcp_servers` of it stand for the bench."""
+    return AgentOptions(**{"model": "anthropic:scripted", "base_url": NOWHERE, **given})
+
+
+async def run(prompt: str = "Go.", **given: Any) -> list[RunEvent]:
+    async with asyncio.timeout(20):
+        return [event async for event in run_agent(prompt, options(**given))]
+
+
+def other_tasks() -> set[asyncio.Task[Any]]:
+    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]

@@ -1,0 +1,521 @@
+"""Read, Write, Edit, Glob and Grep on real files: what a model gets to see, and what is on the disk afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from toolcrib.agent.coding import Builtins, coding_tools
+from toolcrib.agent.options import Allowed, CodingTools
+from toolcrib.book.tokens import count
+from toolcrib.catalog.filters import destructive, read_only
+from toolcrib.errors import ConfigError, ToolcribError, UnknownTool, UsageError
+from toolcrib.workspace.ci import _VARIABLES as CI
+
+pytestmark = pytest.mark.req("KAI-5")
+
+CLAUDE_CODE: dict[str, set[str]] = {
+    "Bash": {"command", "timeout", "description", "run_in_background", "dangerouslyDisableSandbox"},
+    "Edit": {"file_path", "old_string", "new_string", "replace_all"},
+    "Glob": {"pattern", "path"},
+    "Grep": {
+        *("pattern", "path", "glob", "type", "output_mode", "head_limit", "offset", "multiline"),
+        *("-A", "-B", "-C", "context", "-n", "-i", "-o"),
+    },
+    "Read": {"file_path", "offset", "limit", "pages", "allow_large"},
+    "Write": {"file_path", "content"},
+}
+"""What Claude Code 2.1.325 itself sends to its model."""
+NOT_OFFERED: dict[str, set[str]] = {
+    "Bash": {"run_in_background", "dangerouslyDisableSandbox"},
+    "Grep": {"offset", "multiline", "context", "-o"},
+    "Read": {"pages", "allow_large"},
+}
+NEEDED = {
+    "Bash": ["command"],
+    "Edit": ["file_path", "old_string", "new_string"],
+    "Glob": ["pattern"],
+    "Grep": ["pattern"],
+    "Read": ["file_path"],
+    "Write": ["file_path", "content"],
+}
+OTHERS_NAMES = ("list_dir", "read_file", "write_file", "edit_file", "find_files", "search_text", "run_shell_safe")
+"""The same tools have these names at the workspace's other door."""
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of a user who has configured nothing, and who has no bubblewrap: no test here runs a command."""
+    made = tmp_path / "p"
+    made.mkdir()
+    for name in ("TOOLCRIB_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", *CI):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    return made
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[Open]:
+    async with AsyncExitStack() as stack:
+
+        async def open_them(root: Path, allowed: Allowed = Allowed.ALL) -> Builtins:
+            return await stack.enter_async_context(coding_tools(CodingTools(allowed=allowed, root=root)))
+
+        yield open_them
+
+
+@pytest.fixture
+async def tools(root: Path, opened: Open) -> Builtins:
+    made: Builtins = await opened(root)
+    return made
+
+
+async def does(tools: Builtins, name: str, **arguments: Any) -> str:
+    result = await tools.call(name, arguments)
+    assert not result.is_error, result.text
+    assert result.structured is None, "a model that is shown both would read everything twice"
+    return result.text
+
+
+async def refuses(tools: Builtins, name: str, **arguments: Any) -> str:
+    result = await tools.call(name, arguments)
+    assert result.is_error, result.text
+    assert not any(other in result.text for other in OTHERS_NAMES), result.text
+    return result.text
+
+
+# ---- what is offered
+
+
+async def test_names_and_parameters_are_those_that_models_know(tools: Builtins) -> None:
+    offered = {offer.name: set(offer.schema["properties"]) for offer in tools.offers}
+    assert offered == {name: known - NOT_OFFERED.get(name, set()) for name, known in CLAUDE_CODE.items()}
+    assert {offer.name: offer.schema["required"] for offer in tools.offers} == NEEDED
+    assert all(offer.schema["additionalProperties"] is False for offer in tools.offers)
+
+
+async def test_they_are_of_no_server_and_say_what_they_may_change(tools: Builtins) -> None:
+    assert {offer.server for offer in tools.offers} == {""}
+    assert {offer.name for offer in tools.offers if read_only(offer)} == {"Read", "Glob", "Grep"}
+    assert {offer.name for offer in tools.offers if destructive(offer)} == {"Write", "Edit", "Bash"}
+
+
+async def test_the_read_only_set_neither_offers_nor_does_anything_else(root: Path, opened: Open) -> None:
+    (root / "a.txt").write_text("a\n")
+    tools = await opened(root, Allowed.READ_ONLY)
+    assert {offer.name for offer in tools.offers} == {"Read", "Glob", "Grep"}
+    await does(tools, "Read", file_path="a.txt")
+    await refuses(tools, "Write", file_path="a.txt", content="b\n")
+    await refuses(tools, "Edit", file_path="a.txt", old_string="a", new_string="b")
+    await refuses(tools, "Bash", command="echo b >a.txt")
+    assert (root / "a.txt").read_text() == "a\n"
+
+
+async def test_none_offers_nothing_and_looks_at_no_folder(opened: Open) -> None:
+    tools = await opened(Path("/nowhere"), Allowed.NONE)
+    assert tools.offers == ()
+    with pytest.raises(UnknownTool):
+        await tools.call("Read", {"file_path": "/etc/passwd"})
+
+
+async def test_the_definitions_cost_a_fraction_of_claude_codes_own(tools: Builtins) -> None:
+    """Claude Code's own six are 5,253 tokens, counted in the same way."""
+    seen = [{"name": one.name, "description": one.description, "input_schema": one.schema} for one in tools.offers]
+    tokens = count(_json(seen))
+    assert tokens is not None
+    assert tokens < 800
+
+
+def _json(value: Any) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(value)
+
+
+async def test_a_folders_settings_narrow_what_is_offered(root: Path, opened: Open) -> None:
+    (root / ".toolcrib").mkdir()
+    (root / ".toolcrib" / "workspace.yml").write_text("tools: {search_text: false}\nread_only: true\n")
+    tools = await opened(root)
+    assert {offer.name for offer in tools.offers} == {"Read", "Glob"}
+    assert "switched off" in await refuses(tools, "Grep", pattern="x")
+
+
+async def test_a_projects_own_settings_cannot_widen_anything(root: Path, opened: Open) -> None:
+    (root / ".toolcrib").mkdir()
+    (root / ".toolcrib" / "workspace.yml").write_text("network: true\nlimits: {seconds: {run_shell_safe: 9999}}\n")
+    (bash,) = (offer for offer in (await opened(root)).offers if offer.name == "Bash")
+    assert "no network" in bash.description
+    assert "120000 ms" in bash.description
+
+
+async def test_no_shell_is_offered_in_ci(root: Path, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    assert "Bash" not in {offer.name for offer in (await opened(root)).offers}
+
+
+async def test_settings_that_cannot_be_read_are_an_error_at_the_start(root: Path, opened: Open) -> None:
+    (root / ".toolcrib").mkdir()
+    (root / ".toolcrib" / "workspace.yml").write_text("read_only: [\n")
+    with pytest.raises(ConfigError):
+        await opened(root)
+
+
+@pytest.mark.parametrize("which", ["missing", "a file", "top", "home", "toolcrib's"])
+async def test_a_folder_that_cannot_be_worked_in_is_refused_with_a_remedy(
+    root: Path, opened: Open, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    (root / "file").write_text("")
+    home = root / "home"
+    own = home / "own"
+    own.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TOOLCRIB_HOME", str(own))
+    places = {"missing": root / "no", "a file": root / "file", "top": Path("/"), "home": home, "toolcrib's": own}
+    with pytest.raises(UsageError, match="coding_tools: .* cannot be a workspace") as refused:
+        await opened(places[which])
+    assert refused.value.remedy
+
+
+async def test_a_relative_root_is_the_folder_that_it_was_at_the_start(
+    root: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "a.txt").write_text("here\n")
+    monkeypatch.chdir(root)
+    tools = await opened(Path())
+    monkeypatch.chdir("/")
+    assert await does(tools, "Read", file_path=str(root / "a.txt")) == "1\there"
+    assert any(str(root) in offer.description for offer in tools.offers)
+
+
+async def test_closing_leaves_no_descriptor_and_no_answer(root: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(3):
+        async with coding_tools(CodingTools.read_only(root)) as tools:
+            await does(tools, "Glob", pattern="*")
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("Read", {}, "needs the argument 'file_path'"),
+        ("Read", {"path": "a"}, "Did you mean 'file_path'?"),
+        ("Read", {"file_path": 3}, "'file_path' is wrong"),
+        ("Read", {"file_path": "a", "limit": 0}, "'limit' is wrong"),
+        ("Edit", {"file_path": "a", "old_str": "b", "new_string": "c"}, "Did you mean 'old_string'?"),
+        ("Bash", {"command": "true", "run_in_background": True}, "no argument 'run_in_background'"),
+        ("Bash", {"command": "true", "timeout": 0}, "'timeout' is wrong"),
+        ("Grep", {"pattern": "x", "multiline": True}, "no argument 'multiline'"),
+        ("Grep", {"pattern": "x", "-A": -1}, "'-A' is wrong"),
+        ("Grep", {"pattern": "x", "output_mode": "lines"}, "'output_mode' is wrong"),
+        ("Grep", {"pattern": "x", "type": "cobol"}, "Known are c, cpp"),
+        ("Glob", {"pattern": ""}, "'pattern' is wrong"),
+        ("LS", {"path": "."}, "There is no tool 'LS'"),
+    ],
+)
+async def test_wrong_arguments_are_told_with_what_would_be_right(
+    tools: Builtins, name: str, arguments: dict[str, Any], said: str
+) -> None:
+    assert said in await refuses(tools, name, **arguments)
+
+
+async def test_what_is_null_counts_as_left_out(root: Path, tools: Builtins) -> None:
+    (root / "a.txt").write_text("a\n")
+    assert await does(tools, "Read", file_path="a.txt", offset=None, limit=None) == "1\ta"
+    assert await does(tools, "Grep", pattern="a", path=None, **{"-A": None}) == "Found 1 file\na.txt"
+
+
+@given(
+    name=st.sampled_from(sorted(CLAUDE_CODE)),
+    arguments=st.dictionaries(
+        st.sampled_from(sorted({key for known in CLAUDE_CODE.values() for key in known})),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text(), max_size=2),
+        max_size=6,
+    ),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+async def test_no_arguments_whatever_raise_anything(root: Path, name: str, arguments: dict[str, Any]) -> None:
+    async with coding_tools(CodingTools.read_only(root)) as tools:
+        result = await tools.call(name, arguments)
+    assert "failed inside" not in result.text
+    assert [block.raw["type"] for block in result.blocks] == ["text"]
+
+
+# ---- Read
+
+
+async def test_read_numbers_the_lines(root: Path, tools: Builtins) -> None:
+    (root / "a.py").write_text("import os\n\nprint(os)\n")
+    for path in ("a.py", "./a.py", str(root / "a.py"), f"{root}/sub/../a.py"):
+        assert await does(tools, "Read", file_path=path) == "1\timport os\n2\t\n3\tprint(os)"
+
+
+@pytest.mark.parametrize("content", ["one\r\ntwo\r\n", "one\rtwo\r", "one\ntwo", "\ufeffone\ntwo\n"])
+async def test_read_shows_plain_lines_whatever_ends_them(root: Path, tools: Builtins, content: str) -> None:
+    (root / "a.txt").write_bytes(content.encode())
+    assert await does(tools, "Read", file_path="a.txt") == "1\tone\n2\ttwo"
+
+
+async def test_read_gives_a_range_and_says_nothing_more(root: Path, tools: Builtins) -> None:
+    (root / "a.txt").write_text("".join(f"line {n}\n" for n in range(1, 101)))
+    assert await does(tools, "Read", file_path="a.txt", offset=98, limit=2) == "98\tline 98\n99\tline 99"
+    assert await does(tools, "Read", file_path="a.txt", offset=0, limit=1) == "1\tline 1"
+    assert "the file has 100" in await refuses(tools, "Read", file_path="a.txt", offset=101)
+
+
+async def test_read_says_how_to_go_on_where_a_file_is_long(root: Path, tools: Builtins) -> None:
+    (root / "many").write_text("x\n" * 2500)
+    first = await does(tools, "Read", file_path="many")
+    assert first.endswith("\n2000\tx\n\n(These are lines 1-2000 of 2500. Go on with offset: 2001.)")
+    assert (await does(tools, "Read", file_path="many", offset=2001)).endswith("\n2500\tx")
+    (root / "wide").write_text("y" * 100_000 + "\nlast\n")
+    wide = await does(tools, "Read", file_path="wide")
+    assert wide.endswith("(Line 1 is too long to be shown whole. Go on with offset: 2.)")
+    assert len(wide) < 40_000
+    assert await does(tools, "Read", file_path="wide", offset=2) == "2\tlast"
+
+
+async def test_read_tells_what_is_no_text(root: Path, tools: Builtins) -> None:
+    (root / "empty").write_text("")
+    assert await does(tools, "Read", file_path="empty") == "The file exists, and is empty."
+    (root / "odd").write_bytes(b"a\xffb\n")
+    assert "Edit keeps them" in await does(tools, "Read", file_path="odd")
+    (root / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    assert "no text (108 B)" in await refuses(tools, "Read", file_path="image.png")
+    (root / "folder").mkdir()
+    assert "is a folder" in await refuses(tools, "Read", file_path="folder")
+
+
+async def test_read_names_what_was_probably_meant(root: Path, tools: Builtins) -> None:
+    (root / "src").mkdir()
+    (root / "src" / "main.py").write_text("")
+    assert "Did you mean src/main.py?" in await refuses(tools, "Read", file_path="main.py")
+
+
+# ---- Write
+
+
+async def test_write_makes_a_file_and_its_folders(root: Path, tools: Builtins) -> None:
+    assert await does(tools, "Write", file_path=f"{root}/new/deep/a.txt", content="größe\n") == (
+        "Created new/deep/a.txt: 8 bytes written."
+    )
+    assert (root / "new/deep/a.txt").read_bytes() == "größe\n".encode()
+    await does(tools, "Write", file_path="new/deep/a.txt", content="again\n")
+    assert (root / "new/deep/a.txt").read_text() == "again\n", "what it wrote itself it knows"
+
+
+async def test_write_replaces_no_file_that_was_not_read(root: Path, tools: Builtins) -> None:
+    (root / "a.txt").write_text("mine\n")
+    assert "has not been read" in await refuses(tools, "Write", file_path="a.txt", content="yours\n")
+    assert (root / "a.txt").read_text() == "mine\n"
+    await does(tools, "Edit", file_path="a.txt", old_string="mine", new_string="ours")
+    assert "has not been read" in await refuses(tools, "Write", file_path="a.txt", content="yours\n")
+    (root / "link").symlink_to("a.txt")
+    await does(tools, "Read", file_path="link")
+    await does(tools, "Write", file_path="a.txt", content="yours\n")
+    assert (root / "a.txt").read_text() == "yours\n"
+
+
+async def test_write_loses_no_change_that_somebody_made_since(root: Path, tools: Builtins) -> None:
+    path = root / "a.txt"
+    path.write_text("one\n")
+    await does(tools, "Read", file_path="a.txt")
+    path.write_text("two\n")
+    assert "was changed since" in await refuses(tools, "Write", file_path="a.txt", content="three\n")
+    await does(tools, "Edit", file_path="a.txt", old_string="two", new_string="2")
+    assert "was changed since" in await refuses(tools, "Write", file_path="a.txt", content="three\n")
+    await does(tools, "Read", file_path="a.txt")
+    await does(tools, "Edit", file_path="a.txt", old_string="2", new_string="two")
+    await does(tools, "Write", file_path="a.txt", content="three\n")
+    assert path.read_text() == "three\n"
+
+
+async def test_one_run_does_not_know_what_another_has_read(root: Path, opened: Open) -> None:
+    (root / "a.txt").write_text("one\n")
+    first, second = await opened(root), await opened(root)
+    await does(first, "Read", file_path="a.txt")
+    assert "has not been read" in await refuses(second, "Write", file_path="a.txt", content="two\n")
+
+
+# ---- Edit
+
+
+async def test_edit_replaces_the_one_place_or_all(root: Path, tools: Builtins) -> None:
+    (root / "a.py").write_text("x = 1\ny = x\n")
+    assert await does(tools, "Edit", file_path=f"{root}/a.py", old_string="y = x", new_string="y = 2") == (
+        "Edited a.py in 1 place."
+    )
+    await does(tools, "Edit", file_path="a.py", old_string=" = ", new_string="=", replace_all=True)
+    assert (root / "a.py").read_text() == "x=1\ny=2\n"
+
+
+async def test_edit_says_why_it_cannot_and_changes_nothing(root: Path, tools: Builtins) -> None:
+    content = "def one():\n    return 1\n\ndef two():\n    return 1\n"
+    (root / "a.py").write_text(content)
+    twice = await refuses(tools, "Edit", file_path="a.py", old_string="return 1", new_string="return 2")
+    assert "found 2 times (lines 2, 5)" in twice
+    assert "replace_all: true" in twice
+    near = await refuses(tools, "Edit", file_path="a.py", old_string="def  two():", new_string="def three():")
+    assert "4: def two():" in near
+    assert "are the same" in await refuses(tools, "Edit", file_path="a.py", old_string="one", new_string="one")
+    assert (root / "a.py").read_text() == content
+    (root / "b").write_bytes(bytes(100))
+    assert "Only text" in await refuses(tools, "Edit", file_path="b", old_string="x", new_string="y")
+
+
+async def test_edit_keeps_the_ends_of_lines(root: Path, tools: Builtins) -> None:
+    (root / "a.txt").write_bytes(b"one\r\ntwo\r\nthree\r\n")
+    await does(tools, "Edit", file_path="a.txt", old_string="one\ntwo", new_string="1\n2")
+    assert (root / "a.txt").read_bytes() == b"1\r\n2\r\nthree\r\n"
+
+
+async def test_edit_of_nothing_makes_a_new_file_and_only_a_new_one(root: Path, tools: Builtins) -> None:
+    await does(tools, "Edit", file_path="a.txt", old_string="", new_string="new\n")
+    said = await refuses(tools, "Edit", file_path="a.txt", old_string="", new_string="newer\n")
+    assert said == "a.txt exists already. To change it, give the text to replace as old_string."
+    assert (root / "a.txt").read_text() == "new\n"
+
+
+# ---- Glob
+
+
+@pytest.fixture
+def tree(root: Path) -> Path:
+    for age, path in enumerate(["src/new.py", "src/deep/mid.py", "old.py", "notes.md", "build/out.py"]):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(f"value = '{path}'\n")
+        os.utime(root / path, (10**9 - age, 10**9 - age))
+    (root / ".gitignore").write_text("build/\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"pattern": "**/*.py"}, ["src/new.py", "src/deep/mid.py", "old.py"]),
+        ({"pattern": "*.py"}, ["src/new.py", "src/deep/mid.py", "old.py"]),
+        ({"pattern": "src/*.py"}, ["src/new.py"]),
+        ({"pattern": "*.py", "path": "src/deep"}, ["src/deep/mid.py"]),
+        ({"pattern": "*.{md,txt}"}, ["notes.md"]),
+        ({"pattern": "{root}/src/**/*.py"}, ["src/new.py", "src/deep/mid.py"]),
+        ({"pattern": "{root}/old.py"}, ["old.py"]),
+        ({"pattern": "../*.md", "path": "src"}, ["notes.md"]),
+        ({"pattern": "*.py", "path": "{root}/src/deep"}, ["src/deep/mid.py"]),
+        ({"pattern": "*.py", "path": "build"}, ["build/out.py"]),
+    ],
+)
+async def test_glob_gives_paths_the_newest_first(
+    tree: Path, tools: Builtins, arguments: dict[str, str], found: list[str]
+) -> None:
+    given = {name: text.replace("{root}", str(tree)) for name, text in arguments.items()}
+    assert (await does(tools, "Glob", **given)).split("\n") == found
+
+
+async def test_glob_says_when_nothing_or_not_everything_is_shown(tree: Path, tools: Builtins) -> None:
+    nothing = await does(tools, "Glob", pattern="*.zig")
+    assert nothing.startswith("No files found\n(1 entry of .gitignore left out")
+    for n in range(250):
+        (tree / f"{n}.txt").write_text("")
+    many = await does(tools, "Glob", pattern="*.txt")
+    assert many.count("\n") == 201
+    assert "(200 of 250 shown." in many
+
+
+@pytest.mark.parametrize("pattern", ["/etc/*", "../*", "{root}/../*", "src/../../*", "*/../../*", "/**"])
+async def test_glob_does_not_leave_the_folder(tree: Path, tools: Builtins, pattern: str) -> None:
+    await refuses(tools, "Glob", pattern=pattern.replace("{root}", str(tree)))
+
+
+# ---- Grep
+
+
+@pytest.fixture
+def texts(root: Path) -> Path:
+    (root / "a.py").write_text("one\ntwo\nthree\nfour\nTwo\nsix\n")
+    (root / "b.txt").write_text("two\nnone\n")
+    (root / "c.bin").write_bytes(b"two\0two\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "Found 2 files\na.py\nb.txt"),
+        ({"output_mode": "content"}, "a.py:2:two\nb.txt:1:two"),
+        ({"output_mode": "content", "-n": False}, "a.py:two\nb.txt:two"),
+        ({"output_mode": "content", "-i": True}, "a.py:2:two\na.py:5:Two\nb.txt:1:two"),
+        ({"output_mode": "content", "path": "a.py"}, "2:two"),
+        ({"output_mode": "content", "path": "a.py", "-n": False}, "two"),
+        ({"output_mode": "content", "glob": "*.py", "-B": 1}, "a.py-1-one\na.py:2:two"),
+        ({"output_mode": "content", "glob": "*.py", "-A": 2}, "a.py:2:two\na.py-3-three\na.py-4-four"),
+        ({"output_mode": "content", "glob": "*.py", "-C": 1, "-A": 0}, "a.py-1-one\na.py:2:two"),
+        ({"output_mode": "content", "-C": 1}, "a.py-1-one\na.py:2:two\na.py-3-three\n--\nb.txt:1:two\nb.txt-2-none"),
+        (
+            {"output_mode": "content", "path": "a.py", "-i": True, "-C": 1},
+            "1-one\n2:two\n3-three\n4-four\n5:Two\n6-six",
+        ),
+        ({"output_mode": "count", "-i": True}, "a.py:2\nb.txt:1\n\nFound 3 matching lines in 2 files."),
+        ({"type": "py"}, "Found 1 file\na.py"),
+        ({"type": "python", "glob": "b*"}, "No files found"),
+        ({"glob": "*.md,*.txt"}, "Found 1 file\nb.txt"),
+        ({"glob": "*.{py,md}"}, "Found 1 file\na.py"),
+        ({"head_limit": 1}, "Found 1 file\na.py\n\n(There is more: narrow the search, or raise head_limit.)"),
+        (
+            {"output_mode": "content", "head_limit": 2, "-C": 1},
+            "a.py-1-one\na.py:2:two\n\n(There is more: narrow the search, or raise head_limit.)",
+        ),
+        ({"head_limit": 0}, "Found 2 files\na.py\nb.txt"),
+        ({"-A": 3}, "Found 2 files\na.py\nb.txt"),
+    ],
+)
+async def test_grep_shows_files_lines_or_counts(
+    texts: Path, tools: Builtins, arguments: dict[str, Any], said: str
+) -> None:
+    assert await does(tools, "Grep", pattern="two", **arguments) == said
+
+
+@pytest.mark.parametrize("mode", ["content", "count", "files_with_matches"])
+async def test_grep_that_finds_nothing_says_what_it_passed_over(texts: Path, tools: Builtins, mode: str) -> None:
+    (texts / ".gitignore").write_text("a.py\n")
+    said = await does(tools, "Grep", pattern="nowhere", output_mode=mode)
+    assert said.startswith("No files found" if mode == "files_with_matches" else "No matches found")
+    assert "1 entry of .gitignore not searched" in said
+    assert "1 binary file skipped" in said
+
+
+async def test_grep_counts_all_of_a_file_whatever_is_shown(root: Path, tools: Builtins) -> None:
+    (root / "many").write_text("two\n" * 5000)
+    assert (await does(tools, "Grep", pattern="two", output_mode="count")).startswith("many:5000\n")
+    content = await does(tools, "Grep", pattern="two", output_mode="content", head_limit=0)
+    assert "There is more" in content
+    assert len(content) < 20_000
+
+
+async def test_grep_says_where_a_pattern_is_wrong(texts: Path, tools: Builtins) -> None:
+    said = await refuses(tools, "Grep", pattern="(two")
+    assert "missing )" in said
+    assert "literal" not in said
+    assert "look-around" in await refuses(tools, "Grep", pattern="(?=two)")
+    assert "is not there" in await refuses(tools, "Grep", pattern="two", path="nowhere")
+
+
+async def test_an_error_of_the_opening_leaves_nothing_open(root: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with pytest.raises(ToolcribError):
+        async with coding_tools(CodingTools.all(root / "missing")):
+            pass
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

@@ -1,0 +1,270 @@
+"""Some given servers, for as long as a program needs them: who is there, who is not, and that nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from parts import leftovers
+from parts.sizes import some
+from parts.witness import Notes
+from toolcrib.config.given import HttpServer, StdioServer
+from toolcrib.crib.client import Client
+from toolcrib.crib.kit import Kit, to_its_end
+from toolcrib.errors import InvalidArguments, ServerAway, UnknownServer, UnknownTool, UsageError
+from toolcrib.events import CallFailed, CallFinished, CallIntended, CatalogChanged, Event, ServerStateChanged
+from toolcrib.servers.model import ServerState, ToolCall
+
+ODD = Path(__file__).parents[1] / "servers_own" / "odd_stdio.py"
+LIMIT = 20.0
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> str:
+    """In the command line of every process that a test starts."""
+    return str(tmp_path / "mark")
+
+
+@pytest.fixture
+def odd(mark: str) -> Callable[..., StdioServer]:
+    def make(name: str = "odd", odd: str = "", **more: Any) -> StdioServer:
+        return StdioServer(name, command=sys.executable, args=["-I", "-S", str(ODD), mark], env={"ODD": odd}, **more)
+
+    return make
+
+
+def processes(mark: str) -> list[int]:
+    return [process.pid for process in leftovers.living() if mark in process.words]
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(LIMIT):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_all_servers_are_there_with_their_tools_under_their_own_names(odd, tmp_path):
+    notes = Notes(tmp_path / "seen")
+    entry = notes.server("note")
+    witness = StdioServer("w", command=entry["command"], args=entry["args"])
+    async with Kit([odd(), witness]) as kit:
+        assert kit.connected == ("odd", "w")
+        assert kit.missing == {}
+        assert set(kit.tools().names) == {"echo", "fail", "note", "release"}
+        assert {offer.name: offer.server for offer in kit.tools()}["note"] == "w"
+        for name in ("note", "w:note", "w_note", "mcp_w_note"):
+            assert not (await kit.call(name, {"nonce": name})).is_error
+        await kit.tools().call("note", {"nonce": "by the offer"})
+    assert notes.nonces() == ["note", "w:note", "w_note", "mcp_w_note", "by the offer"]
+
+
+async def test_two_tools_of_one_name_are_told_apart(odd):
+    async with Kit([odd("a"), odd("b")]) as kit:
+        assert sorted(kit.tools().names) == ["a_echo", "a_fail", "b_echo", "b_fail"]
+        with pytest.raises(UnknownTool, match="several|no tool"):
+            await kit.call("echo")
+        assert (await kit.call("b:echo")).text
+
+
+def test_two_servers_of_one_name_are_refused(odd):
+    for other in ("odd", "ODD"):
+        with pytest.raises(UsageError, match="odd"):
+            Kit([odd(), odd(other)])
+
+
+async def test_a_dead_server_is_missing_with_its_reason_and_the_others_are_there(odd, mark, tmp_path):
+    gone = StdioServer("gone", command=str(tmp_path / "no-such-program"))
+    async with Kit([odd("dies", "exits"), gone, odd(), HttpServer("nobody", url="http://127.0.0.1:9/mcp")]) as kit:
+        assert kit.connected == ("odd",)
+        assert set(kit.missing) == {"dies", "gone", "nobody"}
+        assert "no-such-program" in kit.missing["gone"]
+        assert all(kit.missing.values())
+        status = kit.status()
+        assert status["odd"].state is ServerState.READY
+        assert status["odd"].server_info["name"] == "odd"
+        assert status["dies"].state is ServerState.FAILED
+        assert status["dies"].last_error == kit.missing["dies"]
+        with pytest.raises(ServerAway, match="could not be reached"):
+            await kit.call("gone:anything")
+        with pytest.raises(UnknownServer, match="never"):
+            kit.server_info("never")
+        assert (await kit.call("echo")).text
+        assert len(processes(mark)) == 1
+    assert processes(mark) == []
+
+
+async def test_a_server_that_is_still_connecting_when_time_is_up_is_ended(odd, mark):
+    began = time.monotonic()
+    async with Kit([odd("mute", "mute"), odd()], connect_limit=1.0) as kit:
+        assert time.monotonic() - began < 4.0
+        assert kit.connected == ("odd",)
+        assert "1 s" in kit.missing["mute"]
+        # It never comes later: its process goes while the kit is used.
+        await until(lambda: len(processes(mark)) == 1)
+    assert processes(mark) == []
+
+
+async def test_servers_connect_at_the_same_time(odd):
+    began = time.monotonic()
+    async with Kit([odd(f"m{number}", "mute") for number in range(4)], connect_limit=1.0) as kit:
+        assert len(kit.missing) == 4
+    # One after the other they would take four seconds before the ending.
+    assert time.monotonic() - began < 4.0
+
+
+async def test_a_server_that_is_switched_off_is_not_started(odd, mark):
+    config = odd().config()
+    async with Kit([type(config)(**{**vars(config), "enabled": False})]) as kit:
+        assert kit.missing == {"odd": "It is switched off."}
+        assert processes(mark) == []
+
+
+@pytest.mark.parametrize("how", ["left", "raised", "cancelled"])
+async def test_however_a_kit_is_left_no_process_stays(odd, mark, how):
+    inside = asyncio.Event()
+
+    async def use() -> None:
+        async with Kit([odd(), odd("stubborn", "stubborn")]):
+            assert len(processes(mark)) == 2
+            inside.set()
+            if how == "raised":
+                raise LookupError
+            if how == "cancelled":
+                await asyncio.sleep(LIMIT)
+
+    task = asyncio.create_task(use())
+    async with asyncio.timeout(LIMIT):
+        await inside.wait()
+        if how == "cancelled":
+            task.cancel()
+        with contextlib.suppress(LookupError, asyncio.CancelledError):
+            await task
+    assert task.cancelled() is (how == "cancelled")
+    assert processes(mark) == []
+
+
+async def test_cancelled_while_connecting_it_ends_what_it_started_before_it_goes(odd, mark):
+    entering = asyncio.create_task(Kit([odd("mute", "mute"), odd()]).__aenter__())
+    await until(lambda: len(processes(mark)) == 2)
+    entering.cancel()
+    await asyncio.wait({entering}, timeout=LIMIT)
+    assert entering.cancelled()
+    assert processes(mark) == []
+
+
+async def test_a_second_cancellation_does_not_keep_it_from_ending_what_it_started(odd, mark):
+    entering = asyncio.create_task(Kit([odd("stubborn", "stubborn"), odd("mute", "mute")]).__aenter__())
+    await until(lambda: len(processes(mark)) == 2)
+    for _ in range(3):
+        entering.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait({entering}, timeout=LIMIT)
+    assert entering.cancelled()
+    assert processes(mark) == []
+
+
+@pytest.mark.parametrize("steps", some((0, 1, 2, 5, 20), range(3, 60)))
+async def test_cancelled_at_any_step_nothing_is_left(odd, mark, steps):
+    tasks = asyncio.all_tasks()
+    entering = asyncio.create_task(Kit([odd()]).__aenter__())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    entering.cancel()
+    await asyncio.wait({entering}, timeout=LIMIT)
+    assert entering.cancelled()
+    assert processes(mark) == []
+    assert asyncio.all_tasks() == tasks
+
+
+async def test_work_is_done_to_its_end_and_the_cancellation_is_not_forgotten():
+    done: list[str] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.01)
+        done.append("whole")
+
+    task = asyncio.create_task(to_its_end(work()))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task}, timeout=LIMIT)
+    assert task.cancelled()
+    assert done == ["whole"]
+
+
+async def test_what_the_work_raises_is_raised():
+    async def work() -> None:
+        raise LookupError("of the work")
+
+    with pytest.raises(LookupError):
+        await to_its_end(work())
+
+
+async def test_tools_that_change_are_seen_by_the_next_look(odd):
+    seen: list[Event] = []
+    async with Kit([odd()]) as kit:
+        unsubscribe = kit.subscribe(seen.append, CatalogChanged)
+        before = kit.tools()
+        await _storm(kit)
+        await until(lambda: "extra1" in kit.tools())
+        assert "extra1" not in before
+        assert len(seen) == 1
+        unsubscribe()
+        await _storm(kit)
+        await until(lambda: "extra2" in kit.tools())
+        assert len(seen) == 1
+
+
+async def _storm(kit: Kit) -> None:
+    """A tool of the odd server that it does not list: it grows a tool and says so."""
+    await kit._servers["odd"].call(ToolCall(name="storm", params={"arguments": Raw(b'{"times":3}')}))
+
+
+async def test_calls_and_states_are_told(odd):
+    seen: list[Event] = []
+    kit = Kit([odd()])
+    kit.subscribe(seen.append)
+    async with kit:
+        await kit.call("echo", {"a": 1})
+        with pytest.raises(UnknownTool):
+            await kit.call("nothing")
+    kinds = [type(event) for event in seen]
+    assert [kind for kind in kinds if kind is not ServerStateChanged] == [CallIntended, CallFinished, CallFailed]
+    assert [event.state for event in seen if isinstance(event, ServerStateChanged)] == ["connecting", "ready", "stopped"]
+    intended = next(event for event in seen if isinstance(event, CallIntended))
+    assert (intended.tool, intended.server, intended.arguments) == ("odd:echo", "odd", b'{"a":1}')
+
+
+async def test_arguments_that_are_no_json_are_an_error_of_their_own(odd):
+    async with Kit([odd()]) as kit:
+        with pytest.raises(InvalidArguments, match="echo"):
+            await kit.call("echo", {"a": object()})
+
+
+async def test_without_servers_there_is_nothing_and_no_process(mark):
+    async with Kit([]) as kit:
+        assert (kit.connected, kit.missing, list(kit.tools())) == ((), {}, [])
+        with pytest.raises(UnknownTool):
+            await kit.call("read_file")
+
+
+async def test_a_kit_is_entered_once(odd):
+    kit = Kit([])
+    async with kit:
+        with pytest.raises(RuntimeError):
+            await kit.__aenter__()
+
+
+async def test_a_client_takes_a_server_as_a_program_writes_it(odd, mark):
+    async with Client(odd()) as client:
+        assert [tool.name for tool in client.list_tools()] == ["echo", "fail"]
+        await client.connect()
+        assert len(processes(mark)) == 1
+    assert processes(mark) == []

@@ -1,0 +1,181 @@
+"""The tools that a program offers, as one thing."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcrib.catalog import Catalog
+from toolcrib.catalog.offer import Offer
+from toolcrib.catalog.tool import Tool
+from toolcrib.catalog.toolbox import Tools
+from toolcrib.catalog.transforms import Describe, Fix, Options, Prefix, Rename, RenameArgument, Transform
+from toolcrib.errors import InvalidArguments, UnknownTool, UsageError
+
+REPO = {"type": "object", "properties": {"repo_path": {"type": "string"}}, "required": ["repo_path"]}
+
+
+class Server:
+    """Stands in for all servers: notes what reaches it."""
+
+    def __init__(self) -> None:
+        self.saw: list[tuple[str, dict[str, Any]]] = []
+
+    async def call(self, tool: Tool, arguments: dict[str, Any]) -> str:
+        self.saw.append((tool.display, arguments))
+        return f"{tool.name} ran"
+
+
+def catalog(**servers: Sequence[str]) -> Catalog:
+    listings = {
+        server: tuple(
+            msgspec.json.encode({"name": name, "description": f"Does {name}.", "inputSchema": REPO}) for name in names
+        )
+        for server, names in servers.items()
+    }
+    return Catalog.build(listings, version=1)
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def tools(server: Server) -> Tools:
+    made = catalog(git=["git_status", "git_push", "log"], svn=["log"])
+    return Tools(map(Offer.of, made.tools), call=server.call)
+
+
+@pytest.mark.req("ENG-10")
+def test_it_is_a_sequence_of_offers_that_know_their_servers(tools: Tools) -> None:
+    assert tools.names == ("git_status", "git_push", "git_log", "svn_log")
+    assert [offer.server for offer in tools] == ["git", "git", "git", "svn"]
+    assert len(tools) == 4
+    assert tools[0] is tools["git_status"] is tools["git:git_status"]
+    assert tools[1:3].names == ("git_push", "git_log")
+    assert tools.of("svn").names == ("svn_log",)
+    assert tools.of("cvs").names == ()
+    assert "git_push" in tools
+    assert "push" not in tools
+    assert tools[1] in tools
+
+
+@pytest.mark.req("ENG-3")
+async def test_a_tool_is_a_definition_and_a_call_both_by_one_name(tools: Tools, server: Server) -> None:
+    definition = tools.of("git")[:1].to_openai()[0]["function"]
+    assert definition["name"] == "git_status"
+    assert definition["parameters"]["required"] == ["repo_path"]
+    assert await tools.call(definition["name"], {"repo_path": "."}) == "git_status ran"
+    assert server.saw == [("git:git_status", {"repo_path": "."})]
+
+
+@pytest.mark.req("ENG-6")
+async def test_a_call_undoes_the_rename_and_reaches_the_tool_itself(tools: Tools, server: Server) -> None:
+    shaped = tools.shaped(
+        keep="git:*",
+        drop="*_push",
+        transform=[
+            Rename({"git_status": "state", "git:log": "history"}),
+            Prefix("mcp"),
+            RenameArgument({"repo_path": "folder"}),
+            Describe("[{server}] {description} ({name})"),
+        ],
+    )
+    assert shaped.names == ("mcp_state", "mcp_history")
+    assert shaped["mcp_state"].description == "[git] Does git_status. (mcp_state)"
+    assert shaped.to_anthropic()[1]["name"] == "mcp_history"
+    await shaped.call("mcp_history", {"folder": "here"})
+    assert server.saw == [("git:log", {"repo_path": "here"})]
+    assert tools.names[0] == "git_status", "the tools that these were made of stay as they were"
+
+
+@pytest.mark.req("ENG-7")
+def test_options_reach_the_definition(tools: Tools) -> None:
+    cached = tools.shaped(transform=Options(anthropic={"cache_control": {"type": "ephemeral"}})).to_anthropic()
+    assert all(one["cache_control"] == {"type": "ephemeral"} for one in cached)
+
+
+async def test_a_name_that_is_not_there_is_answered_with_the_nearest(tools: Tools, server: Server) -> None:
+    with pytest.raises(UnknownTool, match='no tool "git_statu"') as raised:
+        await tools.call("git_statu")
+    assert raised.value.remedy.startswith("Did you mean git_status")
+    with pytest.raises(UnknownTool) as raised:
+        tools.of("svn")["xyz"]
+    assert raised.value.remedy == "There are: svn_log."
+    assert server.saw == []
+
+
+async def test_a_tool_that_was_dropped_cannot_be_called(tools: Tools, server: Server) -> None:
+    for name in ("git_push", "git:git_push"):
+        with pytest.raises(UnknownTool):
+            await tools.shaped(drop="git_push").call(name, {"repo_path": "."})
+    assert server.saw == []
+
+
+async def test_wrong_arguments_are_told_in_the_words_that_the_model_was_shown(tools: Tools, server: Server) -> None:
+    shaped = tools.shaped(transform=RenameArgument({"repo_path": "folder"}))
+    with pytest.raises(InvalidArguments, match='needs the property "folder"') as raised:
+        await shaped.call("git_status", {"repo_path": "."})
+    assert raised.value.data["schema"]["required"] == ["folder"]
+    assert server.saw == []
+
+
+async def test_what_the_program_fixed_the_model_cannot_change(tools: Tools, server: Server) -> None:
+    await tools.shaped(transform=Fix({"repo_path": "/srv"})).call("git_status", {"repo_path": "/etc"})
+    assert server.saw == [("git:git_status", {"repo_path": "/srv"})]
+
+
+@pytest.mark.req("ENG-6")
+@pytest.mark.parametrize(
+    "transform",
+    [
+        Rename({"git_status": "x", "git_push": "x"}),
+        Rename({"git_status": "GIT_push"}),
+        Rename(lambda offer: "same"),
+        Rename({"log": "history"}),
+    ],
+)
+def test_two_tools_of_one_name_are_refused_and_both_are_named(tools: Tools, transform: Transform) -> None:
+    with pytest.raises(UsageError, match=r"Two tools would be offered as '\w+': \w+:\w+ and \w+:\w+") as raised:
+        tools.shaped(transform=transform)
+    assert raised.value.remedy == "Rename or drop one of them."
+
+
+@pytest.mark.parametrize("name", ["", "with blank", "dotted.name", "größe", "a/b"])
+def test_a_name_that_providers_do_not_take_is_refused(tools: Tools, name: str) -> None:
+    with pytest.raises(UsageError, match="git:git_status cannot be offered as"):
+        tools.shaped(transform=Rename({"git_status": name}))
+
+
+@pytest.mark.req("ENG-6")
+async def test_a_name_that_gets_too_long_ends_in_a_hash_and_still_calls_its_tool(tools: Tools, server: Server) -> None:
+    long = tools.shaped(transform=[Prefix("p" * 60)])
+    assert all(re.fullmatch(r"p{55}_[0-9a-f]{8}", name) for name in long.names)
+    assert len(set(long.names)) == 4
+    await long.call(long.names[1], {"repo_path": "."})
+    assert server.saw == [("git:git_push", {"repo_path": "."})]
+
+
+names = st.text(st.sampled_from("abz_-9. Ä"), max_size=80) | st.sampled_from(["git_push", "log", "x" * 64, "x" * 70])
+renames = st.builds(Rename, st.dictionaries(st.sampled_from(["git_status", "git:log", "*", "log", "svn:*"]), names))
+prefixes = st.builds(Prefix, st.text(st.sampled_from("ab_"), max_size=70))
+
+
+@pytest.mark.req("ENG-6")
+@given(st.lists(renames | prefixes, max_size=4))
+def test_names_are_unique_and_legal_or_nothing_is_offered(chain: list[Transform]) -> None:
+    made = catalog(git=["git_status", "git_push", "log"], svn=["log"])
+    try:
+        shaped = Tools(map(Offer.of, made.tools), call=Server().call).shaped(transform=chain)
+    except UsageError as error:
+        assert error.remedy
+        return
+    assert [offer.tool for offer in shaped] == list(made.tools)
+    assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) for name in shaped.names)
+    assert len({name.lower() for name in shaped.names}) == len(made.tools)
+    assert all(shaped[name].tool is tool for name, tool in zip(shaped.names, made.tools, strict=True))
