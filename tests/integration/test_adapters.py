@@ -16,9 +16,10 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
-from pydantic_ai.messages import ModelRequest
+from pydantic_ai.messages import ModelRequest, ToolReturnPart
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
@@ -36,6 +37,7 @@ from toolcrib.agent.events import (
     ToolFinished,
 )
 from toolcrib.agent.models import open_model, place
+from toolcrib.agent.models.http import CONNECT_LIMIT, SILENCE_LIMIT
 from toolcrib.agent.options import AgentOptions
 from toolcrib.agent.run import run_agent
 from toolcrib.agent_events import ToolStatus
@@ -62,8 +64,8 @@ LIMIT = 60.0
 each_provider = pytest.mark.parametrize("provider", MODELS)
 
 
-def options(provider: str, model: Model, **more: Any) -> AgentOptions:
-    return AgentOptions(**{"model": MODELS[provider], "base_url": model.url, "environ": {}, **more})
+def options(provider: str, there: Model, **more: Any) -> AgentOptions:
+    return AgentOptions(**{"model": MODELS[provider], "base_url": there.url, "environ": {}, **more})
 
 
 def test_every_provider_has_its_story() -> None:
@@ -254,16 +256,15 @@ def offer(name: str, schema: dict[str, Any], **by_provider: dict[str, Any]) -> O
     return Offer(tool=tool, name=own, description=f"Does {own}.", schema=schema, options=by_provider)
 
 
-async def ask(provider: str, model: Model, offers: Mapping[str, Offer], **more: Any) -> str:
+async def ask(provider: str, there: Model, offers: Mapping[str, Offer], **more: Any) -> str:
     """One request, through the adapter alone."""
     given = ModelRequestParameters(
         function_tools=[
-            # As different as can be from what shall be sent.
-            ToolDefinition(name=name, description="other", parameters_json_schema={"type": "object"}, strict=False)
-            for name in offers
+            ToolDefinition(name=name, parameters_json_schema=dict(one.schema), strict=False)
+            for name, one in offers.items()
         ]
     )
-    chosen = options(provider, model, **more)
+    chosen = options(provider, there, **more)
     async with (
         asyncio.timeout(LIMIT),
         open_model(chosen, offers, lambda *_: None) as asked,
@@ -325,6 +326,43 @@ async def test_a_tool_stands_on_the_wire_as_the_format_writes_it_provider_option
         case _:
             assert opted["function"]["strict"] is True
             assert plain["function"].get("strict", False) is False
+
+
+async def test_a_schema_that_pydantic_ai_would_write_out_or_refuse_goes_out_as_it_is() -> None:
+    # For some makers' models it puts each reference's target in its place: here two to the power of forty.
+    levels = {f"d{n}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+    schema = {
+        "type": "object",
+        "properties": {"tree": {"$ref": "#/$defs/d0"}},
+        "$defs": {**levels, "d40": {"type": "string"}},
+    }
+    with scripted("openrouter", [Say("seen")]) as model:
+        grown = {"grow": offer("grow", schema)}
+        assert await ask("openrouter", model, grown, model="openrouter:qwen/qwen3-coder") == "seen"
+    assert sent("openrouter", model.bodies[0])[0]["function"]["parameters"] == schema
+
+
+async def test_a_name_that_google_does_not_take_is_another_on_the_wire_only() -> None:
+    offers = {"3d_draw": offer("3d_draw", SCHEMA)}
+    given = ModelRequestParameters(
+        function_tools=[ToolDefinition(name="3d_draw", parameters_json_schema={"type": "object"})]
+    )
+    begun = ModelRequest.user_text_prompt("go")
+    with scripted("google", [Call("3d_draw", {"who": "ann"}), Say("drawn")]) as model:
+        async with open_model(options("google", model), offers, lambda *_: None) as asked:
+            answer = await asked.request([begun], None, given)
+            (call,) = answer.tool_calls
+            result = ModelRequest(parts=[ToolReturnPart(call.tool_name, "a picture", call.tool_call_id)])
+            async with asked.request_stream([begun, answer, result], None, given) as stream:
+                assert [event async for event in stream]
+                assert stream.get().text == "drawn"
+    assert call.tool_name == "3d_draw"
+    parts = [part for content in model.bodies[1]["contents"] for part in content["parts"]]
+    names = [
+        said["name"] for part in parts for said in (part.get("functionCall"), part.get("functionResponse")) if said
+    ]
+    assert [tool.name for tool in model.offered] == ["_3d_draw"]
+    assert names == ["_3d_draw", "_3d_draw"]
 
 
 @each_provider
@@ -444,7 +482,7 @@ def redirecting(model: Model) -> Iterator[str]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        def log_message(self, format: str, *args: Any) -> None:
             """The test says what it saw."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -453,6 +491,25 @@ def redirecting(model: Model) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_address[1]}{there.path}"
         server.shutdown()
         thread.join()
+
+
+@each_provider
+async def test_who_does_not_take_a_connection_is_not_waited_for_as_long_as_a_model_that_thinks(
+    provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[dict[str, float]] = []
+    handle = httpx2.AsyncHTTPTransport.handle_async_request
+
+    async def noted(transport: httpx2.AsyncHTTPTransport, request: httpx2.Request) -> httpx2.Response:
+        limits.append(request.extensions["timeout"])
+        return await handle(transport, request)
+
+    monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", noted)
+    with scripted(provider, [Say("seen")]) as model:
+        await ask(provider, model, {})
+    (given,) = limits
+    assert (given["connect"], given["pool"]) == (CONNECT_LIMIT, CONNECT_LIMIT)
+    assert given["read"] == SILENCE_LIMIT
 
 
 @each_provider

@@ -68,7 +68,7 @@ async def during(work: Callable[..., Any], *args: Any, **more: Any) -> Any:
 
 async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(LIMIT):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
             await asyncio.sleep(0.02)
 
 
@@ -232,8 +232,7 @@ async def test_a_server_that_is_added_or_removed_there_is_seen_here(running, sha
     seen: list[Event] = []
     async with connect(shared_home) as connection:
         connection.subscribe(seen.append, CatalogChanged)
-        entry = notes.server("new_one")
-        await during(running.command, "server:add", name="late", command=entry["command"], args=entry["args"])
+        await during(running.command, "server:add", name="late", entry=notes.server("new_one"))
         await until(lambda: "new_one" in connection.tools())
         await connection.call("new_one", {"nonce": "six"})
         await during(owner.say, "server:remove", name="late")
@@ -282,7 +281,7 @@ async def test_what_cannot_be_is_said_at_once(running, shared_home):
         await connect(shared_home, agent="nobody").__aenter__()
     with pytest.raises(NotFound, match="no-such-profile"):
         await connect(shared_home, profile="no-such-profile").__aenter__()
-    with pytest.raises(ServerAway, match="token|401"):
+    with pytest.raises(ServerAway, match=r"token|401"):
         await connect(shared_home, token="tcb_nobodys-token-at-all").__aenter__()
     with pytest.raises(RuntimeError, match="async with"):
         Crib.connect().tools()

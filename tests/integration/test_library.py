@@ -1,13 +1,23 @@
 """The client layer in a program of one's own: one server with `Client`, many with `Crib`."""
 
+import asyncio
+import json
+import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import toolcrib
+from parts import leftovers
+from parts.witness import Notes
 from toolcrib import Client, Crib, server_config
 from toolcrib.config import Paths
+from toolcrib.config.given import StdioServer
+from toolcrib.crib.crib import Opening
 from toolcrib.crib.results import (
     AudioBlock,
     ImageBlock,
@@ -17,7 +27,9 @@ from toolcrib.crib.results import (
     TextBlock,
     read_result,
 )
-from toolcrib.errors import ConfigError, InvalidArguments, ServerAway, UnknownTool
+from toolcrib.errors import ConfigError, InvalidArguments, ServerAway, UnknownServer, UnknownTool, UsageError
+from toolcrib.events import CallFinished, CatalogChanged, Event, ServerStateChanged
+from toolcrib.servers.model import ServerState
 
 CLOCK = Path(__file__).parents[2] / "examples" / "clock_server.py"
 
@@ -47,14 +59,37 @@ async def crib(paths, tmp_path):
 def test_the_root_offers_just_these_names():
     assert sorted(toolcrib.__all__) == [
         "AgentEvent",
+        "AgentOptions",
+        "Change",
         "Client",
         "CodeAgent",
+        "CodingTools",
         "Crib",
+        "Default",
+        "Describe",
+        "Drop",
         "ExecutionResult",
+        "Fix",
+        "HttpServer",
+        "Keep",
+        "Kit",
+        "Only",
+        "Options",
+        "Prefix",
+        "Rename",
+        "RenameArgument",
         "Result",
         "ServerConfig",
+        "SseServer",
+        "StdioServer",
         "ToolcribError",
+        "WebSocketServer",
         "__version__",
+        "destructive",
+        "idempotent",
+        "open_world",
+        "read_only",
+        "run_agent",
         "server_config",
     ]
     assert all(getattr(toolcrib, name) for name in toolcrib.__all__)
@@ -125,7 +160,7 @@ async def test_wrong_names_and_arguments_are_errors_and_a_tools_failure_is_a_res
 async def test_discovering_registers_nothing(crib, clock):
     found = await crib.discover(clock)
     assert [tool.display for tool in found] == ["clock:now"]
-    assert crib.tools() == ()
+    assert crib.tools().names == ()
     with pytest.raises(UnknownTool):
         await crib.call("clock:now", {"zone": "UTC"})
 
@@ -149,6 +184,21 @@ async def test_one_tool_can_be_registered_by_hand(crib, parts_server):
         await crib.call("own:echo", {})
 
 
+@pytest.mark.req("ENG-2")
+async def test_tools_can_be_registered_one_after_the_other(crib, parts_server, clock):
+    assert (await crib.register_tool(parts_server, "add")).display == "own:add"
+    assert (await crib.register_tool(parts_server, "echo")).display == "own:echo"
+    assert {offer.tool.name for offer in crib.tools()} == {"add", "echo"}
+    with pytest.raises(UnknownTool, match="ecko") as told:
+        await crib.register_tool(parts_server, "ecko")
+    assert "own:echo" in told.value.remedy
+    with pytest.raises(UnknownTool):
+        await crib.register(parts_server, only="nothing")
+    assert {offer.tool.name for offer in crib.tools()} == {"add", "echo"}, "nothing was changed"
+    await crib.register(parts_server, only="add")
+    assert crib.tools().names == ("add",)
+
+
 @pytest.mark.req("ENG-3", "ENG-10")
 async def test_a_tool_is_a_definition_and_something_that_runs_and_knows_its_server(crib, clock):
     await crib.register(clock)
@@ -157,7 +207,7 @@ async def test_a_tool_is_a_definition_and_something_that_runs_and_knows_its_serv
     assert tool.input_schema["required"] == ["zone"]
     assert (await crib.call(tool.display, {"zone": "UTC"})).text
     await crib.unregister("clock")
-    assert crib.tools() == ()
+    assert crib.tools().names == ()
 
 
 @pytest.mark.req("ENG-2")
@@ -165,7 +215,7 @@ async def test_a_server_that_cannot_be_reached_registers_nothing(crib, tmp_path)
     missing = server_config("gone", {"command": str(tmp_path / "no-such-program")})
     with pytest.raises(ServerAway):
         await crib.register(missing)
-    assert crib.tools() == ()
+    assert crib.tools().names == ()
 
 
 def test_an_entry_that_cannot_be_used_is_refused_with_its_reason():
@@ -208,3 +258,222 @@ def test_every_kind_of_content_becomes_a_block_and_nothing_is_dropped():
     assert result.structured == {"n": None}
     assert result.is_error
     assert result.raw["later"] == [1]
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Notes:
+    return Notes(tmp_path / "seen")
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """Of a person with a home of their own."""
+    return {"TOOLCRIB_HOME": str(tmp_path / "t"), "HOME": str(tmp_path)}
+
+
+def configure(environ: dict[str, str], servers: dict[str, Any], **more: Any) -> None:
+    folder = Path(environ["TOOLCRIB_HOME"])
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"servers": servers, **more}))
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.req("ENG-4")
+async def test_configured_servers_are_there_at_the_first_use(environ, notes, tmp_path):
+    missing = {"command": str(tmp_path / "no-such-program")}
+    configure(environ, {"w": notes.server("note"), "gone": missing})
+    async with Crib.from_config(root=tmp_path, environ=environ) as crib:
+        assert set(crib.tools().names) == {"note", "release"}
+        await crib.call("note", {"nonce": "first"})
+        status = crib.status()
+        assert status["w"].state is ServerState.READY
+        assert status["gone"].state is not ServerState.READY
+        assert "no-such-program" in crib.server_info("gone").last_error
+        with pytest.raises(UnknownServer):
+            crib.server_info("never")
+    assert notes.nonces() == ["first"]
+
+
+@pytest.mark.req("ENG-4", "ENG-10")
+async def test_a_server_whose_tools_are_known_from_last_time_is_not_waited_for(environ, notes, tmp_path):
+    configure(environ, {"w": notes.server("note")})
+    async with Crib.from_config(root=tmp_path, environ=environ):
+        pass
+    async with Crib.from_config(root=tmp_path, environ=environ) as crib:
+        assert crib.server_info("w").state is ServerState.CONNECTING, "nobody waited"
+        assert crib.tools()["note"].server == "w"
+        await crib.call("note", {"nonce": "the call waits"})
+        await crib.disconnect_server("w")
+        assert "note" in crib.tools()
+    configure(environ, {"w": {**notes.server("note"), "enabled": False}})
+    async with Crib.from_config(root=tmp_path, environ=environ) as crib:
+        assert crib.tools().names == (), "what is switched off takes its tools along"
+    assert notes.nonces() == ["the call waits"]
+
+
+async def test_a_crib_for_a_daemon_waits_for_nobody(paths, tmp_path):
+    slow = [sys.executable, "-c", "import time; time.sleep(600)"]
+    (tmp_path / "config.json").write_text(json.dumps({"servers": {"s": {"command": slow[0], "args": slow[1:]}}}))
+    async with asyncio.timeout(5), Crib(paths=paths, root=tmp_path, environ={}) as crib:
+        assert crib.server_info("s").state is ServerState.CONNECTING
+        assert crib._opening is Opening.AT_ONCE
+
+
+@pytest.mark.parametrize("source", ["mapping", "file", "mcpServers"])
+async def test_a_source_of_ones_own_is_all_there_is(environ, notes, tmp_path, source):
+    configure(environ, {"users": notes.server("users_tool")}, tools=[{"drop": "*_tool"}])
+    entry = notes.server("${TOOL}")
+    section = "mcpServers" if source == "mcpServers" else "servers"
+    given: Any = {section: {"mine": entry}, "tools": [{"drop": "release"}]}
+    if source == "file":
+        (tmp_path / "mine.json").write_text(json.dumps(given))
+        given = tmp_path / "mine.json"
+    async with Crib.from_config(given, root=tmp_path, environ={**environ, "TOOL": "my_tool"}) as crib:
+        assert {offer.name: offer.server for offer in crib.tools()} == {"my_tool": "mine"}
+        await crib.call("my_tool", {"nonce": source})
+        await crib.book.kept()
+        rows = await crib.book.query(tool="mine:my_tool")
+        assert [row["kind"] for row in rows] == ["intent", "outcome"], "the user's book has it"
+    async with Crib.from_config(root=tmp_path, environ=environ) as crib:
+        assert {offer.name: offer.server for offer in crib.tools()} == {"release": "users"}
+        assert await crib.book.query(tool="mine:my_tool")
+        assert (await crib.book.verify()).ok
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"servers": {"a": {"comand": "x"}}}, "comand"),
+        ({"servers": {"a": {"command": "${NOT_SET_ANYWHERE}"}}}, "NOT_SET_ANYWHERE"),
+        ({"servers": {"a": {"command": object()}}}, "object"),
+        ("nowhere.json", "nowhere.json"),
+        ("broken.json", "broken.json"),
+    ],
+)
+async def test_a_source_that_cannot_be_used_is_refused(environ, tmp_path, monkeypatch, source, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(ConfigError, match=said):
+        await Crib.from_config(source, root=tmp_path, environ=environ).__aenter__()
+
+
+async def test_in_a_file_one_bad_entry_leaves_the_others(environ, notes, tmp_path):
+    servers = {"good": notes.server("note"), "bad": {"comand": "x"}}
+    (tmp_path / "mine.json").write_text(json.dumps({"servers": servers}))
+    async with Crib.from_config(tmp_path / "mine.json", root=tmp_path, environ=environ) as crib:
+        assert {offer.server for offer in crib.tools()} == {"good"}
+        assert "comand" in str(crib.problems[0])
+
+
+@pytest.mark.req("ENG-10")
+async def test_a_server_is_disconnected_and_connected_by_its_name(environ, notes, tmp_path):
+    states: list[str] = []
+    source = {"servers": {"w": notes.server("note"), "off": {"command": "x", "enabled": False}}}
+    async with Crib.from_config(source, root=tmp_path, environ=environ) as crib:
+        crib.subscribe(lambda event: states.append(event.state), ServerStateChanged)
+        pid = crib.server_info("w").pid
+        await crib.disconnect_server("w")
+        assert leftovers.read(pid) is None
+        assert "note" in crib.tools()
+        with pytest.raises(ServerAway, match="stopped"):
+            await crib.call("note", {"nonce": "while away"})
+        await crib.reload()
+        assert crib.server_info("w").state is ServerState.STOPPED, "it comes when it is wanted"
+        await crib.connect_server("w")
+        await crib.call("note", {"nonce": "again"})
+        await crib.connect_server("w")
+        with pytest.raises(UnknownServer, match="never"):
+            await crib.connect_server("never")
+        with pytest.raises(UsageError, match="switched off"):
+            await crib.connect_server("off")
+    assert states[:3] == ["stopped", "connecting", "ready"]
+    assert notes.nonces() == ["again"]
+
+
+@pytest.mark.req("ENG-10")
+async def test_a_server_that_is_removed_takes_its_tools_along_and_one_that_dies_keeps_them(environ, notes, tmp_path):
+    configure(environ, {"w": notes.server("note"), "v": notes.server("other")})
+    async with Crib.from_config(root=tmp_path, environ=environ) as crib:
+        changes: list[Event] = []
+        crib.subscribe(changes.append, CatalogChanged)
+        configure(environ, {"w": notes.server("note")})
+        await crib.reload()
+        assert {offer.server for offer in crib.tools()} == {"w"}
+        await until(lambda: changes)
+        with pytest.raises(UnknownTool):
+            await crib.call("v:other")
+        first = crib.server_info("w").pid
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: crib.server_info("w").pid != first)
+        assert "note" in crib.tools()
+        await crib.call("note", {"nonce": "by the next one"})
+    assert notes.nonces() == ["by the next one"]
+
+
+@pytest.mark.req("ENG-3")
+async def test_two_cribs_in_one_process_do_not_see_each_other(environ, tmp_path, clock):
+    one_notes, two_notes = Notes(tmp_path / "one"), Notes(tmp_path / "two")
+    one_source = {"servers": {"w": one_notes.server("shared", "first")}}
+    two_source = {"servers": {"w": two_notes.server("shared", "second")}}
+    heard: dict[str, list[Event]] = {"one": [], "two": []}
+    async with (
+        Crib.from_config(one_source, root=tmp_path, environ=environ) as one,
+        Crib.from_config(two_source, root=tmp_path, environ=environ) as two,
+    ):
+        one.subscribe(heard["one"].append)
+        two.subscribe(heard["two"].append)
+        assert set(one.tools().names) == {"shared", "first", "release"}
+        assert set(two.tools().names) == {"shared", "second", "release"}
+        await one.register(clock)
+        assert "now" in one.tools()
+        assert "now" not in two.tools()
+        await asyncio.gather(
+            *(
+                crib.call("shared", {"nonce": f"{name}{number}"})
+                for number in range(3)
+                for name, crib in (("one", one), ("two", two))
+            )
+        )
+        with pytest.raises(UnknownTool):
+            await two.call("first")
+        await two.disconnect_server("w")
+        assert one.server_info("w").state is ServerState.READY
+        assert (await one.book.verify()).ok, "both write into the one book"
+    assert sorted(one_notes.nonces()) == ["one0", "one1", "one2"]
+    assert sorted(two_notes.nonces()) == ["two0", "two1", "two2"]
+    for name in ("one", "two"):
+        finished = [event for event in heard[name] if isinstance(event, CallFinished) and event.outcome == "ok"]
+        assert all(json.loads(event.arguments)["nonce"].startswith(name) for event in finished)
+        assert len(finished) == 3
+    assert any(isinstance(event, CatalogChanged) for event in heard["one"])
+    assert not any(isinstance(event, CatalogChanged) for event in heard["two"])
+
+
+async def test_a_server_as_a_program_writes_it_can_be_discovered_and_registered(crib):
+    given = StdioServer("clock", command=sys.executable, args=[CLOCK])
+    assert [tool.name for tool in await crib.discover(given)] == ["now"]
+    await crib.register(given)
+    assert (await crib.call("now", {"zone": "UTC"})).text
+
+
+async def test_a_crib_that_is_not_open_says_so():
+    with pytest.raises(RuntimeError, match="async with"):
+        Crib.from_config({"servers": {}}).tools()
+
+
+async def test_a_crib_cancelled_while_it_waits_for_its_servers_leaves_no_process(environ, tmp_path):
+    mark = str(tmp_path / "mark")
+    slow = {"command": sys.executable, "args": ["-c", "import time; time.sleep(600)", mark]}
+    crib = Crib.from_config({"servers": {"s": slow}}, root=tmp_path, environ=environ)
+    entering = asyncio.create_task(crib.__aenter__())
+    there = lambda: [process for process in leftovers.living() if mark in process.words]  # noqa: E731
+    await until(there)
+    entering.cancel()
+    await asyncio.wait({entering}, timeout=20)
+    assert entering.cancelled()
+    assert there() == []

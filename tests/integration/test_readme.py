@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from parts.daemon import Home, StartDaemon
+from toolcrib.testing import Call, Say, scripted
 
 pytestmark = pytest.mark.slow
 
@@ -119,21 +121,45 @@ def test_the_server_from_npm_reads_the_projects_files_as_written(
     assert "# Toolcrib\n" in printed
 
 
-@pytest.mark.req("BNS-1", "ENG-2")
-def test_the_program_runs_as_written(toolcrib_home: Home, checkout: Path, bare: Mapping[str, str]) -> None:
-    typed(commands(section("A first call in a minute")), toolcrib_home, checkout, bare)
-    program = first_block("python", section("In a program of your own"))
+def run_program(program: str, home: Home, folder: Path, env: Mapping[str, str]) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
-        env=toolcrib_home.environ(bare),
-        cwd=checkout,
+        env=home.environ(env),
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    names, lisbon, every, utc = done.stdout.splitlines()
-    assert (names, every) == ("['now']", "['time:now']")
+    return done.stdout.splitlines()
+
+
+@pytest.mark.req("BNS-1", "ENG-5", "ENG-6")
+def test_the_program_with_the_tools_alone_runs_as_written(
+    toolcrib_home: Home, checkout: Path, bare: Mapping[str, str]
+) -> None:
+    typed(commands(section("A first call in a minute")), toolcrib_home, checkout, bare)
+    program = first_block("python", section("In a program of your own"))
+    definitions, lisbon, utc = run_program(program, toolcrib_home, checkout, bare)
+    (offered,) = ast.literal_eval(definitions)
+    assert offered["name"] == "mcp_now"
+    assert offered["description"].startswith("[time] ")
     assert is_now(lisbon)
     assert is_now(utc)
+
+
+@pytest.mark.req("KAI-1", "KAI-2")
+def test_the_program_with_an_agent_runs_as_written(
+    toolcrib_home: Home, checkout: Path, bare: Mapping[str, str]
+) -> None:
+    program = first_block("python", section("An agent of your own"))
+    with scripted("anthropic", [Call("now", {"zone": "Europe/Lisbon"}), Say("It is late.")]) as model:
+        # Stands in for the provider alone.
+        told = f'base_url="{model.url}", api_key="none", max_steps='
+        assert program.count("max_steps=") == 1
+        lines = run_program(program.replace("max_steps=", told), toolcrib_home, checkout, bare)
+    assert {tool.name for tool in model.offered} == {"now", "Read", "Glob", "Grep"}
+    assert is_now(model.results[0])
+    assert [line.split()[0] for line in lines[:2]] == ["run_started", "mcp_connected"]
+    assert lines[-1] == "run_finished It is late."

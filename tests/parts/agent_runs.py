@@ -101,8 +101,10 @@ class Bench(Counter):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await turns(4)
-        self.closed += 1
+        try:
+            await turns(4)
+        finally:
+            self.closed += 1
 
     @property
     def catalog(self) -> Catalog:

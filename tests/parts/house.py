@@ -15,7 +15,8 @@ from typing import Any
 
 from toolcrib.calls.door import Target
 from toolcrib.config.paths import Paths
-from toolcrib.crib import Crib, Project
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.project import Project
 from toolcrib.gateway.http import HttpGateway
 from toolcrib.policy import Caller
 from toolcrib.servers.model import Answer, OnProgress, ToolCall

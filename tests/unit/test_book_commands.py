@@ -27,7 +27,8 @@ from toolcrib.cli.audit_lines import Lines
 from toolcrib.commands.all import registry
 from toolcrib.commands.audit import moment
 from toolcrib.commands.registry import Context, Via
-from toolcrib.crib import Crib, Project
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.project import Project
 from toolcrib.errors import Denied, UsageError
 from toolcrib.policy import CLIENT, OWNER, Caller
 from toolcrib.store import Store

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from parts.claude_tools import CLAUDE_CODE
 from toolcrib.agent.coding import Builtins, coding_tools
 from toolcrib.agent.options import Allowed, CodingTools
 from toolcrib.book.tokens import count
@@ -21,18 +24,7 @@ from toolcrib.workspace.ci import _VARIABLES as CI
 
 pytestmark = pytest.mark.req("KAI-5")
 
-CLAUDE_CODE: dict[str, set[str]] = {
-    "Bash": {"command", "timeout", "description", "run_in_background", "dangerouslyDisableSandbox"},
-    "Edit": {"file_path", "old_string", "new_string", "replace_all"},
-    "Glob": {"pattern", "path"},
-    "Grep": {
-        *("pattern", "path", "glob", "type", "output_mode", "head_limit", "offset", "multiline"),
-        *("-A", "-B", "-C", "context", "-n", "-i", "-o"),
-    },
-    "Read": {"file_path", "offset", "limit", "pages", "allow_large"},
-    "Write": {"file_path", "content"},
-}
-"""What Claude Code 2.1.325 itself sends to its model."""
+PAGE = Path(__file__).parents[2] / "docs" / "coding-tools.md"
 NOT_OFFERED: dict[str, set[str]] = {
     "Bash": {"run_in_background", "dangerouslyDisableSandbox"},
     "Grep": {"offset", "multiline", "context", "-o"},
@@ -132,15 +124,15 @@ async def test_none_offers_nothing_and_looks_at_no_folder(opened: Open) -> None:
 async def test_the_definitions_cost_a_fraction_of_claude_codes_own(tools: Builtins) -> None:
     """Claude Code's own six are 5,253 tokens, counted in the same way."""
     seen = [{"name": one.name, "description": one.description, "input_schema": one.schema} for one in tools.offers]
-    tokens = count(_json(seen))
+    tokens = count(msgspec.json.encode(seen))
     assert tokens is not None
     assert tokens < 800
 
 
-def _json(value: Any) -> bytes:
-    import msgspec
-
-    return msgspec.json.encode(value)
+async def test_the_page_about_them_names_just_their_parameters(tools: Builtins) -> None:
+    rows = re.findall(r"^\| (\w+) \| (`.*?) \|", PAGE.read_text(), re.MULTILINE)
+    told = {name: set(re.findall(r"`(.*?)`", parameters)) for name, parameters in rows}
+    assert told == {offer.name: set(offer.schema["properties"]) for offer in tools.offers}
 
 
 async def test_a_folders_settings_narrow_what_is_offered(root: Path, opened: Open) -> None:
@@ -182,7 +174,7 @@ async def test_a_folder_that_cannot_be_worked_in_is_refused_with_a_remedy(
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("TOOLCRIB_HOME", str(own))
     places = {"missing": root / "no", "a file": root / "file", "top": Path("/"), "home": home, "toolcrib's": own}
-    with pytest.raises(UsageError, match="coding_tools: .* cannot be a workspace") as refused:
+    with pytest.raises(UsageError, match=r"coding_tools: .* cannot be a workspace") as refused:
         await opened(places[which])
     assert refused.value.remedy
 

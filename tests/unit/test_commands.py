@@ -22,7 +22,8 @@ from toolcrib.commands.builtin import CommandServer
 from toolcrib.commands.leases import Leases
 from toolcrib.commands.registry import Command, Context, Effect, Parameters, Reach, Registry, Via
 from toolcrib.config.model import NameStyle
-from toolcrib.crib import Crib, Project
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.project import Project
 from toolcrib.errors import Denied, UnknownCommand, UsageError
 from toolcrib.events import Bus
 from toolcrib.listing import Listings

@@ -13,7 +13,7 @@ from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
 from toolcrib.commands.registry import Context, Effect, Host, Reach, Via
 from toolcrib.config import Flags, Paths, load, store_place
-from toolcrib.crib import Crib
+from toolcrib.crib.crib import Crib
 from toolcrib.errors import ConfigError, NotFound, UnknownServer, UnknownTool, UsageError
 from toolcrib.policy import OWNER, Verdict
 from toolcrib.store import Store, tools

@@ -13,8 +13,8 @@ import pytest
 from toolcrib.config import Flags, Paths, load, store_place
 from toolcrib.config.model import Layer, ServerConfig, Source, Transport
 from toolcrib.config.project import project_of
-from toolcrib.crib import Crib
-from toolcrib.crib.client import Client
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.kit import Kit
 from toolcrib.policy import Origin, Verdict, rule_from
 from toolcrib.servers.server import Server
 from toolcrib.store import Store, tools
@@ -98,8 +98,8 @@ async def test_a_child_in_another_project_is_no_wider_than_its_parent_by_a_relat
     ("transport", "cwd", "folder"),
     [(Transport.STDIO, None, "/root"), (Transport.STDIO, "/own", "/own"), (Transport.HTTP, None, None)],
 )
-def test_a_client_of_one_server_knows_it_too(transport: Transport, cwd: str | None, folder: str | None) -> None:
+def test_a_kit_of_given_servers_knows_it_too(transport: Transport, cwd: str | None, folder: str | None) -> None:
     config = ServerConfig(name="s", transport=transport, source=Source(layer=Layer.USER), cwd=cwd)
-    client = Client(config, root=Path("/root"))
-    client._server = cast(Server, SimpleNamespace(tools=(b'{"name": "read"}',)))
-    assert [tool.folder for tool in client.list_tools()] == [folder]
+    kit = Kit([config], root=Path("/root"))
+    kit._servers["s"] = cast(Server, SimpleNamespace(config=config, tools=(b'{"name": "read"}',)))
+    assert [tool.folder for tool in kit.catalog.tools] == [folder]

@@ -46,9 +46,11 @@ def test_the_example_configuration_loads_without_a_word(tmp_path):
         "CONTRIBUTING.md",
         "SECURITY.md",
         "docs/audit.md",
+        "docs/coding-tools.md",
         "docs/configuration.md",
         "docs/errors.md",
         "docs/permissions.md",
+        "docs/testing.md",
         "docs/workspace.md",
     ],
 )

@@ -47,7 +47,7 @@ def processes(mark: str) -> list[int]:
 
 async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(LIMIT):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
             await asyncio.sleep(0.01)
 
 
@@ -69,7 +69,7 @@ async def test_all_servers_are_there_with_their_tools_under_their_own_names(odd,
 async def test_two_tools_of_one_name_are_told_apart(odd):
     async with Kit([odd("a"), odd("b")]) as kit:
         assert sorted(kit.tools().names) == ["a_echo", "a_fail", "b_echo", "b_fail"]
-        with pytest.raises(UnknownTool, match="several|no tool"):
+        with pytest.raises(UnknownTool, match="no tool"):
             await kit.call("echo")
         assert (await kit.call("b:echo")).text
 
@@ -237,7 +237,11 @@ async def test_calls_and_states_are_told(odd):
             await kit.call("nothing")
     kinds = [type(event) for event in seen]
     assert [kind for kind in kinds if kind is not ServerStateChanged] == [CallIntended, CallFinished, CallFailed]
-    assert [event.state for event in seen if isinstance(event, ServerStateChanged)] == ["connecting", "ready", "stopped"]
+    assert [event.state for event in seen if isinstance(event, ServerStateChanged)] == [
+        "connecting",
+        "ready",
+        "stopped",
+    ]
     intended = next(event for event in seen if isinstance(event, CallIntended))
     assert (intended.tool, intended.server, intended.arguments) == ("odd:echo", "odd", b'{"a":1}')
 

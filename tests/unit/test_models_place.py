@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -141,6 +143,14 @@ def test_whatever_is_written_it_is_a_place_or_a_usage_error(model: str, url: str
         else:
             assert f"{there.provider.name}:{there.model}" == written
             assert there.url.startswith(("http://", "https://"))
+
+
+def test_every_provider_and_variable_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    rows = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("| `")}
+    assert rows.keys() == {f"`{name}`" for name in PROVIDERS}
+    for name, provider in PROVIDERS.items():
+        assert re.findall(r"`([A-Z_]+_KEY)`", rows[f"`{name}`"]) == list(provider.variables)
 
 
 def test_no_provider_s_library_is_imported_to_check_a_model() -> None:

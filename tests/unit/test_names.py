@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib.catalog.names import GATEWAY_LIMIT, LIMITS, Names, Pair, fold, name_tools
+from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import NameStyle
 
 # Few letters, so that conflicts are common; some that are illegal, some that differ only by case.
@@ -147,3 +148,44 @@ def test_servers_that_contest_no_name_change_none(pairs: list[Pair], tools: list
     contested = {fold(name.of(style)) for name in name_tools(added).values() for style in NameStyle}
     if not contested & {fold(name.of(style)) for name in before.values() for style in NameStyle}:
         assert {pair: after[pair] for pair in before} == before
+
+
+JOBS = {
+    ("crib", "job_submit"): "submit_job",
+    ("crib", "job_list"): "list_jobs",
+    ("crib", "job_result"): "get_job_result",
+    ("crib", "job_cancel"): "cancel_job",
+}
+
+
+@pytest.mark.req("KAI-9")
+@pytest.mark.parametrize(("pair", "short"), JOBS.items())
+def test_the_tools_of_jobs_have_one_name_in_every_style_and_answer_to_the_usual_ones(
+    pair: tuple[str, str], short: str
+) -> None:
+    names = name_tools([*JOBS, ("files", "read_file")])[pair]
+    usual = f"crib_{pair[1]}"
+    assert names == Names(plain=short, mcp=short, server=short, display=":".join(pair), also=(usual, f"mcp_{usual}"))
+    catalog = Catalog.build({"crib": (f'{{"name":"{pair[1]}"}}'.encode(),)}, version=1)
+    found = {catalog.find(name).name for name in (short, short.upper(), usual, f"mcp_{usual}", names.display)}
+    assert found == {pair[1]}
+
+
+@pytest.mark.req("KAI-9")
+@pytest.mark.parametrize("theirs", [("backbone", "submit_job"), ("submit", "job"), ("a", "Submit_Job")])
+def test_a_server_s_own_name_goes_before_ours(theirs: tuple[str, str]) -> None:
+    made, alone = name_tools([*JOBS, theirs]), name_tools([theirs])
+    assert made[theirs] == alone[theirs], "it is called what it would be called without us"
+    ours = made["crib", "job_submit"]
+    assert (ours.plain, ours.mcp, ours.server) == ("crib_job_submit", "mcp_crib_job_submit", "crib_job_submit")
+    assert made["crib", "job_list"].server == "list_jobs"
+
+
+@given(pairs_of_tools)
+def test_whatever_else_there_is_each_name_of_a_job_s_tool_means_that_tool(pairs: list[tuple[str, str]]) -> None:
+    names = name_tools([*pairs, *JOBS])
+    meant: dict[str, set[tuple[str, str]]] = {}
+    for pair, one in names.items():
+        for name in (one.plain, one.mcp, one.server, *one.also):
+            meant.setdefault(fold(name), set()).add(pair)
+    assert all(len(whose) == 1 for whose in meant.values())

@@ -1,12 +1,13 @@
 """A model's call of a tool, from its words to an outcome that the model can act on.
 
 In: a name and the arguments as the model wrote them, be they JSON or not. Out: an `Outcome`; whatever goes wrong is
-one, and nothing but cancellation is raised. `toolset` hands it to the model, `tally` makes events of it.
+one, and nothing but cancellation is raised. `loop` hands it to the model, `tally` makes events of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 import logging
 import time
@@ -30,6 +31,10 @@ STATUS: tuple[tuple[type[ToolcribError], ToolStatus], ...] = (
     (ServerFailure, ToolStatus.AWAY),
 )
 """The first that fits counts; any other error is the tool's."""
+
+NEAREST = 5
+MOST_NAMED = 50
+"""Tools that a model is reminded of which called one that does not exist, and none is near."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +65,7 @@ class Calling:
     async def call(self, name: str, given: str | Mapping[str, Any], call: str) -> Outcome:
         began = time.perf_counter()
         try:
-            outcome = await self._called(self.tools[name], given, call)
+            outcome = await self._called(self._named(name), given, call)
         except asyncio.CancelledError:
             # A tool may be cancelled from within; only who cancels this task means the run.
             if (task := asyncio.current_task()) is not None and task.cancelling():
@@ -72,6 +77,13 @@ class Calling:
             log.warning("%s failed", name, exc_info=True)
             outcome = Outcome(status=ToolStatus.ERROR, words=f"{name} failed: {type(error).__name__}: {error}")
         return replace(outcome, duration_ms=(time.perf_counter() - began) * 1000)
+
+    def _named(self, name: str) -> Supplied:
+        if name in self.tools:
+            return self.tools[name]
+        near = difflib.get_close_matches(name, self.tools, n=NEAREST) or list(self.tools)[:MOST_NAMED]
+        remedy = f"Use one of those that you were given: {', '.join(near)}." if near else "You were given no tools."
+        raise UnknownTool(f'There is no tool "{name}".', remedy=remedy)
 
     async def _called(self, tool: Supplied, given: str | Mapping[str, Any], call: str) -> Outcome:
         arguments = read_arguments(given)

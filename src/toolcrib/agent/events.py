@@ -7,6 +7,7 @@ the events of coding agents can read these; `type` names the fact, and `to_json`
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
@@ -54,11 +55,21 @@ class RunEvent(AgentEvent):
     def to_json(self) -> dict[str, Any]:
         return {"type": self.type, **{name: _plain(value) for name, value in super().to_json().items()}}
 
+    def __str__(self) -> str:
+        """The fact in one line, for a person; without what is the same in every event of a run."""
+        told = {name: value for name, value in self.to_json().items() if name not in _SAME}
+        return f"{self.type} {' '.join(f'{name}={json.dumps(value)}' for name, value in told.items())}".rstrip()
+
+
+_SAME = frozenset({"type", "kind", "role", "provider", "time", "run_id", "call", "messages", "blocks", "structured"})
+
 
 def _plain(value: Any) -> Any:
     """What lies deeper came as JSON."""
     if isinstance(value, Usage):
         return asdict(value)
+    if isinstance(value, enum.StrEnum):
+        return value.value
     if isinstance(value, tuple):
         return list(value)
     return value

@@ -1,25 +1,28 @@
 """The loop: the model is asked, its calls are carried out, until it has nothing more to do.
 
-In: a model, the tools, the conversation so far. Out: events by the `Teller`, and why it ended. The graph of pydantic-ai
-does the work; here stand its steps, what is told of them, and when they are enough. `course` opens what is needed
-before, and closes it after.
+In: a model of pydantic-ai, the tools, the conversation so far. Out: events by the `Teller`, and why it ended. `course`
+opens what is needed before, and closes it after.
+
+The steps are ours, and not those of pydantic-ai's agent: cancelled in mid-step, its graph leaves tasks of its own
+behind, and it ends a run whose model errs too often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 
-from pydantic_ai import Agent, AgentRetries
-from pydantic_ai.exceptions import AgentRunError, ContentFilterError
+from pydantic_ai.exceptions import ContentFilterError
 from pydantic_ai.messages import (
-    AgentStreamEvent,
-    FunctionToolCallEvent,
-    FunctionToolResultEvent,
+    InstructionPart,
     ModelMessage,
     ModelRequest,
+    ModelRequestPart,
+    ModelRequestState,
     ModelResponse,
+    ModelResponseStreamEvent,
     PartDeltaEvent,
     PartStartEvent,
     TextPart,
@@ -27,28 +30,23 @@ from pydantic_ai.messages import (
     ThinkingPart,
     ThinkingPartDelta,
     ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
 )
-from pydantic_ai.models import Model
-from pydantic_ai.run import AgentRun
+from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
-from pydantic_ai.usage import RequestUsage, RunUsage, UsageLimits
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.usage import RequestUsage
 
 from toolcrib.agent import history
 from toolcrib.agent.calling import Calling
+from toolcrib.agent.content import content, how, text
 from toolcrib.agent.events import Ended, ReasoningDelta, StepFinished, TextDelta, Usage
 from toolcrib.agent.feed import Feed
 from toolcrib.agent.models.place import Format
 from toolcrib.agent.options import AgentOptions
 from toolcrib.agent.tally import Tally
 from toolcrib.agent.teller import Standing, Teller
-from toolcrib.agent.toolset import NO_LIMIT, Toolset
-
-EMPTY_ANSWERS = 3
-"""How often the model is asked again that answered with nothing that can be used."""
-
-Run: TypeAlias = AgentRun[None, str | None]
-ANSWER: Any = str | None
-"""Some models say nothing after their last call."""
 
 
 class Loop:
@@ -57,122 +55,137 @@ class Loop:
     ) -> None:
         self._prompt = prompt
         self._options = options
-        self._past = past
+        self._messages = list(past)
         self._teller = teller
         self._feed = feed
-        self._run: Run | None = None
-        self._unsent: ModelRequest | None = None
+        self._usage = Usage()
         self._steps = 0
+        self._said = ""
 
     async def run(self, model: Model, calling: Calling, form: Format) -> Ended:
         tally = Tally(calling.tools, self._teller)
-        agent: Agent[None, str | None] = Agent(
-            model,
-            name="toolcrib",
-            output_type=ANSWER,
-            instructions=self._options.instructions or None,
-            model_settings=ModelSettings(**self._options.settings),  # type: ignore[typeddict-item]
-            toolsets=[Toolset(calling, tally, form)] if calling.tools else [],
-            retries=AgentRetries(tools=NO_LIMIT, output=EMPTY_ANSWERS),
-            deps_type=type(None),
-        )
+        asked_with = self._parameters(calling)
+        self._add_request([UserPromptPart(self._prompt)])
         try:
-            async with agent.iter(
-                self._prompt,
-                message_history=list(self._past) or None,
-                usage_limits=UsageLimits(request_limit=None),
-                run_id=self._teller.run_id,
-                infer_name=False,
-            ) as run:
-                self._run = run
-                return await self._all_steps(run, tally)
-        except ContentFilterError:
-            return Ended.REFUSED
-        except AgentRunError:
-            # Cut off before there was anything, or in the middle of a call.
-            if self._last is not None and self._last.finish_reason == "length":
-                return Ended.LENGTH
-            raise
-        finally:
-            tally.cut_short()
-
-    async def _all_steps(self, run: Run, tally: Tally) -> Ended:
-        async for node in run:
-            if Agent.is_model_request_node(node):
-                if self._steps == self._options.max_steps:
-                    self._unsent = node.request
-                    return Ended.MAX_STEPS
+            while self._steps < self._options.max_steps:
                 await self._feed.all_read()
                 self._steps += 1
-                async with node.stream(run.ctx) as answer:
-                    async for event in answer:
-                        self._tell_piece(event)
-            elif Agent.is_call_tools_node(node):
-                _tell_calls_apart(node.model_response)
-                async with node.stream(run.ctx) as calls:
-                    async for happened in calls:
-                        _tell_call(happened, tally)
-                self._teller.tell(StepFinished, step=self._steps, usage=_usage(node.model_response.usage))
-        return _ended(self._last)
+                answer = await self._asked(model, asked_with)
+                if calls := _told_apart(answer):
+                    await self._carry_out(calls, calling, tally, form)
+                self._teller.tell(StepFinished, step=self._steps, usage=_usage(answer.usage))
+                if not calls:
+                    return _ended(answer)
+        except ContentFilterError:
+            return Ended.REFUSED
+        finally:
+            tally.cut_short()
+        return Ended.MAX_STEPS
 
-    def _tell_piece(self, event: AgentStreamEvent) -> None:
+    def _parameters(self, calling: Calling) -> ModelRequestParameters:
+        words = self._options.instructions
+        return ModelRequestParameters(
+            function_tools=[
+                ToolDefinition(
+                    name=name,
+                    description=tool.offer.description,
+                    parameters_json_schema=dict(tool.offer.schema),
+                    strict=False,
+                )
+                for name, tool in calling.tools.items()
+            ],
+            # None would mean: those of the history.
+            instruction_parts=[InstructionPart(content=words)] if words else [],
+        )
+
+    async def _asked(self, model: Model, asked_with: ModelRequestParameters) -> ModelResponse:
+        settings = ModelSettings(**self._options.settings)  # type: ignore[typeddict-item]
+        async with model.request_stream(list(self._messages), settings, asked_with) as stream:
+            try:
+                async for event in stream:
+                    self._tell_piece(event)
+            except BaseException:
+                self._add_answer(replace(stream.get(), state="interrupted"))
+                raise
+        return self._add_answer(stream.get())
+
+    def _tell_piece(self, event: ModelResponseStreamEvent) -> None:
         match event:
-            case PartStartEvent(part=TextPart(content=text)) | PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
+            case (
+                PartStartEvent(part=TextPart(content=words)) | PartDeltaEvent(delta=TextPartDelta(content_delta=words))
+            ):
                 kind: type[TextDelta | ReasoningDelta] = TextDelta
-            case PartStartEvent(part=ThinkingPart(content=text)):
+            case PartStartEvent(part=ThinkingPart(content=words)):
                 kind = ReasoningDelta
-            case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str(text))):
+            case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str(words))):
                 kind = ReasoningDelta
             case _:
                 return
-        if text:
-            self._teller.tell(kind, text=text)
+        if words:
+            self._teller.tell(kind, text=words)
 
-    @property
-    def _last(self) -> ModelResponse | None:
-        """The last answer of this run."""
-        return next((message for message in reversed(self._new()) if isinstance(message, ModelResponse)), None)
+    async def _carry_out(self, calls: Sequence[ToolCallPart], calling: Calling, tally: Tally, form: Format) -> None:
+        """All at the same time; their results go to the model in the order of the calls."""
+        for call in calls:
+            tally.began(call.tool_call_id, call.tool_name, call.args)
 
-    def _new(self) -> list[ModelMessage]:
-        return self._run.new_messages() if self._run else []
+        async def carried_out(call: ToolCallPart) -> ToolReturnPart:
+            outcome = await calling.call(call.tool_name, call.args or "", call.tool_call_id)
+            told = content(outcome, form)
+            tally.ended(call.tool_call_id, outcome, text(told))
+            return ToolReturnPart(call.tool_name, told, call.tool_call_id, outcome=how(outcome))
 
-    def standing(self) -> Standing:
-        if self._run is None:
-            return Standing(messages=history.write(self._past))
-        said = (message.text for message in reversed(self._new()) if isinstance(message, ModelResponse))
-        unsent = [self._unsent] if self._unsent else []
-        return Standing(
-            text=next((text for text in said if text), ""),
-            usage=_usage(self._run.usage),
-            steps=self._steps,
-            messages=history.write([*self._run.all_messages(), *unsent]),
+        tasks: list[asyncio.Task[ToolReturnPart]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks += [group.create_task(carried_out(call), name=call.tool_name) for call in calls]
+        except BaseException:
+            # What was done is done, and stays in the conversation.
+            done = (task for task in tasks if task.done() and not task.cancelled() and task.exception() is None)
+            self._add_request([task.result() for task in done], state="interrupted")
+            raise
+        self._add_request([task.result() for task in tasks])
+
+    def _add_request(self, parts: Iterable[ModelRequestPart], *, state: ModelRequestState = "complete") -> None:
+        self._messages.append(
+            ModelRequest(
+                parts=list(parts),
+                instructions=self._options.instructions or None,
+                timestamp=datetime.now(UTC),
+                run_id=self._teller.run_id,
+                state=state,
+            )
         )
 
+    def _add_answer(self, answer: ModelResponse) -> ModelResponse:
+        answer.run_id = self._teller.run_id
+        self._usage = _sum(self._usage, _usage(answer.usage))
+        self._said = answer.text or self._said
+        if answer.parts:
+            self._messages.append(answer)
+        return answer
 
-def _tell_call(event: AgentStreamEvent, tally: Tally) -> None:
-    match event:
-        case FunctionToolCallEvent(part=part):
-            tally.began(part.tool_call_id, part.tool_name, part.args)
-        case FunctionToolResultEvent(part=part):
-            tally.unknown(part.tool_call_id, part.model_response_str(wrap_if_error=False))
+    def standing(self) -> Standing:
+        return Standing(text=self._said, usage=self._usage, steps=self._steps, messages=history.write(self._messages))
 
 
-def _tell_calls_apart(answer: ModelResponse) -> None:
-    """Some servers give all calls of an answer one id, by which nobody could tell their results apart."""
-    seen: set[str] = set()
+def _told_apart(answer: ModelResponse) -> list[ToolCallPart]:
+    """The calls of an answer. Some servers give all of them one id, by which nobody could tell their results apart."""
+    calls: list[ToolCallPart] = []
     parts = list(answer.parts)
     for place, part in enumerate(parts):
         if isinstance(part, ToolCallPart):
             own = part.tool_call_id
-            while own in seen:
+            while any(own == call.tool_call_id for call in calls):
                 own += "_"
-            seen.add(own)
-            parts[place] = replace(part, tool_call_id=own)
+            calls.append(replace(part, tool_call_id=own))
+            parts[place] = calls[-1]
     answer.parts = parts
+    return calls
 
 
-def _ended(last: ModelResponse | None) -> Ended:
-    match last.finish_reason if last else None:
+def _ended(answer: ModelResponse) -> Ended:
+    match answer.finish_reason:
         case "length":
             return Ended.LENGTH
         case "content_filter":
@@ -181,11 +194,15 @@ def _ended(last: ModelResponse | None) -> Ended:
             return Ended.DONE
 
 
-def _usage(usage: RequestUsage | RunUsage) -> Usage:
+def _usage(usage: RequestUsage) -> Usage:
     return Usage(
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,
         cache_read_tokens=usage.cache_read_tokens,
         cache_write_tokens=usage.cache_write_tokens,
-        requests=usage.requests,
+        requests=1,
     )
+
+
+def _sum(one: Usage, other: Usage) -> Usage:
+    return Usage(**{name: value + getattr(other, name) for name, value in asdict(one).items()})

@@ -70,7 +70,7 @@ class AgentOptions:
     model: str
     """`provider:model`: openai, openai-responses, anthropic, google, openrouter."""
     api_key: str = field(default="", repr=False)
-    """Unless given, the provider's usual variable."""
+    """Unless given, the provider's usual variable; to a `base_url` no key is sent but this one."""
     base_url: str = ""
     """Another place that speaks the provider's API."""
     instructions: str = ""

@@ -31,7 +31,7 @@ def run_agent(prompt: str, options: AgentOptions) -> AgentRun:
     Nothing begins before the first event is asked for. Options that cannot work raise a `UsageError` there; from then
     on, whatever happens is an event, and the last one is `RunFinished` or `RunFailed`.
 
-        async for event in run_agent("What time is it?", AgentOptions(model="anthropic:claude-sonnet-4-5")):
+        async for event in run_agent("What time is it?", AgentOptions(model="anthropic:claude-sonnet-5-5")):
             print(event)
 
     Leaving the loop early ends the run. To wait until it is over, use `async with run_agent(…) as events`.

@@ -1,7 +1,7 @@
 """The calls of a run: each begins once and ends once.
 
 In: what the model calls, and how it ended. Out: one `ToolCalled` and one `ToolFinished` for each, also for a tool that
-does not exist, and for a call that the run's end cut short. `loop` and `toolset` report here.
+does not exist, and for a call that the run's end cut short. `loop` reports here.
 """
 
 from __future__ import annotations
@@ -51,11 +51,6 @@ class Tally:
             structured=result.structured if result else None,
             **({"decision": "deny", "rule": outcome.rule} if outcome.status is ToolStatus.DENIED else {}),
         )
-
-    def unknown(self, call: str, text: str) -> None:
-        """The call has its answer, and no tool gave it."""
-        if call in self._open:
-            self._close(call, tool_status=ToolStatus.UNKNOWN, text=text)
 
     def cut_short(self) -> None:
         """The run is over: what is still open will not come to an end of its own."""

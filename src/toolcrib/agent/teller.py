@@ -1,7 +1,7 @@
 """Who tells what happens in a run.
 
 In: facts. Out: events in the run's `Feed`, each with the run's id and its model's provider. What a provider says may
-hold the key it was asked with; that is taken out here. `loop`, `tools` and `course` tell by it.
+hold the key it was asked with; that is taken out here. `course`, `supply`, `loop` and `tally` tell by it.
 """
 
 from __future__ import annotations

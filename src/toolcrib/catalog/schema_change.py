@@ -26,16 +26,14 @@ _DEPENDING = ("dependentSchemas", "dependencies")
 _DEFINITIONS = ("$defs", "definitions")
 _ANNOTATIONS = frozenset({*_DEFINITIONS, "$schema", "$id", "$comment", "title", "description"})
 _NEVER: Node = {"not": {}}
-_DEEPEST = 12
-"""References to one another are followed no further; nobody nests the forms of one object so deep."""
+_MOST = 2000
+"""Places that are looked at: more than any real schema has for one object. References can make any number of them."""
 
 
 def declared(schema: Schema) -> frozenset[str]:
     """The arguments that the schema names."""
-    names: set[str] = set()
-    for node in _nodes(schema, schema, 0):
-        names.update(_table(node, "properties"), _texts(node.get("required")))
-    return frozenset(names)
+    nodes = list(_nodes(schema, schema))
+    return frozenset(name for node in nodes for name in (*_table(node, "properties"), *_texts(node.get("required"))))
 
 
 def takes(schema: Schema, name: str, value: Any) -> bool:
@@ -56,10 +54,13 @@ def with_given(schema: Schema, given: Mapping[str, Any]) -> Node:
             node["properties"] = {name: one for name, one in properties.items() if name not in given}
         for limit in ("minProperties", "maxProperties"):
             if isinstance(node.get(limit), int):
-                node[limit] = max(node[limit] - len(given), 0)
+                left = node[limit] - len(given)
+                if left < 0 and limit == "maxProperties":
+                    return _NEVER
+                node[limit] = max(left, 0)
         return node
 
-    return _changed(schema, change)
+    return _Walk(schema, change, given).changed()
 
 
 def with_defaults(schema: Schema, defaults: Mapping[str, Any]) -> Node:
@@ -67,15 +68,16 @@ def with_defaults(schema: Schema, defaults: Mapping[str, Any]) -> Node:
 
     def change(node: Node) -> Node:
         node = _always_there(node, defaults)
-        properties = _table(node, "properties")
-        if properties.keys() & defaults.keys():
-            node["properties"] = {
-                name: {**one, "default": defaults[name]} if name in defaults and isinstance(one, dict) else one
-                for name, one in properties.items()
-            }
-        return node
+        properties = dict(_table(node, "properties"))
+        for name in [name for name in defaults if name in properties]:
+            if not _fits(schema, properties[name], defaults[name]):
+                # A form that the default does not fit is only there for who gives something else.
+                node["required"] = [*_list(node.get("required")), name]
+            elif isinstance(properties[name], dict):
+                properties[name] = {**properties[name], "default": defaults[name]}
+        return node | ({"properties": properties} if properties else {})
 
-    return _changed(schema, change)
+    return _Walk(schema, change, defaults).changed()
 
 
 def with_names(schema: Schema, names: Mapping[str, str]) -> Node:
@@ -94,7 +96,7 @@ def with_names(schema: Schema, names: Mapping[str, str]) -> Node:
             node["required"] = renamed(node["required"])
         return node
 
-    return _changed(schema, change)
+    return _Walk(schema, change, names).changed()
 
 
 def _always_there(node: Node, names: Mapping[str, Any]) -> Node:
@@ -119,56 +121,85 @@ def _always_there(node: Node, names: Mapping[str, Any]) -> Node:
     return node | ({"required": required} if required else {})
 
 
-def _changed(schema: Schema, change: _Change) -> Node:
-    made = _walked(dict(schema), schema, change, 0)
-    # The root stays a schema that providers take for one of an object.
-    return made if made is not _NEVER else {"type": "object", **made}
+class _Walk:
+    """Changes a schema, and all in it that speaks of the same object."""
 
+    def __init__(self, root: Schema, change: _Change, names: Iterable[str]) -> None:
+        self._root = root
+        self._change = change
+        self._names = frozenset(names)
+        self._left = _MOST
+        self._unfolds: dict[str, bool] = {}
 
-def _walked(node: Node, root: Schema, change: _Change, depth: int) -> Any:
-    """The node, changed, and all in it that speaks of the same object. `node` is ours."""
-    node = change(_unfolded(node, root, change, depth))
-    for key in _ONE:
-        if isinstance(node.get(key), dict):
-            node[key] = _walked(dict(node[key]), root, change, depth + 1)
-    for key in _MANY:
-        if isinstance(node.get(key), list):
-            node[key] = [
-                _walked(dict(one), root, change, depth + 1) if isinstance(one, dict) else one for one in node[key]
-            ]
-    for key in _DEPENDING:
-        if table := _table(node, key):
-            node[key] = {
-                name: _walked(dict(one), root, change, depth + 1) if isinstance(one, dict) else one
-                for name, one in table.items()
-            }
-    return node
+    def changed(self) -> Node:
+        made = self._node(dict(self._root), frozenset())
+        # The root stays a schema that providers take for one of an object.
+        return {"type": "object", **_NEVER} if made is _NEVER else made
 
+    def _any(self, one: Any, within: frozenset[str]) -> Any:
+        return self._node(dict(one), within) if isinstance(one, dict) else one
 
-def _unfolded(node: Node, root: Schema, change: _Change, depth: int) -> Node:
-    """In place of a reference, what it refers to, if the change is about something in there."""
-    target = _target(node, root)
-    if target is None or depth >= _DEEPEST:
+    def _node(self, node: Node, within: frozenset[str]) -> Any:
+        """`node` is ours; `within` are the references that led here."""
+        self._left -= 1
+        if self._left < 0:
+            return node
+        target = _target(node, self._root)
+        if target is not None and node["$ref"] not in within and self._speaks(node["$ref"], target):
+            within |= {node["$ref"]}
+            node = _unfolded(node, target)
+        node = self._change(node)
+        if node is _NEVER:
+            return node
+        for key in _ONE:
+            if key in node:
+                node[key] = self._any(node[key], within)
+        for key in _MANY:
+            if isinstance(node.get(key), list):
+                node[key] = [self._any(one, within) for one in node[key]]
+        for key in _DEPENDING:
+            if table := _table(node, key):
+                node[key] = {name: self._any(one, within) for name, one in table.items()}
         return node
-    if _walked(dict(target), root, change, depth + 1) == target:
-        return node
+
+    def _speaks(self, reference: str, target: Node) -> bool:
+        """Whether what is referred to has a word on what is changed."""
+        if reference not in self._unfolds:
+            said = (_mentioned(node) for node in _nodes(target, self._root))
+            self._unfolds[reference] = any(not self._names.isdisjoint(names) for names in said)
+        return self._unfolds[reference]
+
+
+def _unfolded(node: Node, target: Node) -> Node:
+    """What is referred to, in place of the reference."""
     rest = {key: value for key, value in node.items() if key != "$ref"}
     if rest.keys() <= _ANNOTATIONS:
         return {**target, **rest}
-    return {**rest, "allOf": [*_list(rest.get("allOf")), dict(target)]}
+    return {**rest, "allOf": [*_list(rest.get("allOf")), target]}
 
 
-def _nodes(node: Schema, root: Schema, depth: int) -> Iterator[Schema]:
-    if depth > _DEEPEST:
-        return
-    yield node
-    inner: list[Any] = [node.get(key) for key in _ONE]
-    inner += [one for key in _MANY for one in _list(node.get(key))]
-    inner += [one for key in _DEPENDING for one in _table(node, key).values()]
-    inner.append(_target(node, root))
-    for one in inner:
-        if isinstance(one, dict):
-            yield from _nodes(one, root, depth + 1)
+def _mentioned(node: Schema) -> Iterator[str]:
+    yield from _table(node, "properties")
+    yield from _texts(node.get("required"))
+    for key in ("dependentRequired", *_DEPENDING):
+        for name, one in _table(node, key).items():
+            yield from (name, *_texts(one))
+
+
+def _nodes(start: Schema, root: Schema) -> Iterator[Schema]:
+    """All that speaks of the same object, each place once."""
+    waiting: list[Any] = [start]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST:
+        node = waiting.pop()
+        if not isinstance(node, Mapping) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        waiting += [node.get(key) for key in _ONE]
+        waiting += [one for key in _MANY for one in _list(node.get(key))]
+        waiting += [one for key in _DEPENDING for one in _table(node, key).values()]
+        waiting.append(_target(node, root))
 
 
 def _target(node: Schema, root: Schema) -> Node | None:

@@ -1,6 +1,6 @@
 """`job`: agents that the daemon runs in the background.
 
-In: words of the command line. Out: an exit code: 0, or 10 where the job that was waited for did not end well. All of
+In: words of the command line. Out: an exit code: 0, or 10 where the job did not end well. All of
 them are commands of the registry with a face; none works without a daemon.
 """
 

@@ -37,14 +37,15 @@ is a text on stderr that says what to do; with `--json` there is also
 | 7 | no daemon runs |
 | 8 | a daemon runs already, or the port is taken |
 | 9 | the database |
-| 10 | the tool answered that it failed (`isError`); from `run`: the program failed |
+| 10 | the tool answered that it failed (`isError`); from `run`: the program failed; from `job`: the job did |
 | 11 | from `workspace check`: the folder, or running code in it, is refused |
 | 12 | from `run`: Toolcrib ended it, for it took too long, was revoked or had no tools |
 | 130 | Ctrl-C |
 
 Where a daemon runs, commands go to it over its socket. Where none runs, `servers`, `tools`, `call`, `add`, `remove`,
 `config`, `trust`, `untrust`, `workspace` and `logs` work for themselves; `servers`, `tools` and `call` do so always
-with `--mcp-server`. `run` starts a daemon that ends with the last run; `runs` reads what runs have written down.
+with `--mcp-server`. `run` starts a daemon that ends with the last run; `runs` reads what runs have written down;
+`job` needs a daemon that runs.
 
 The project is `CLAUDE_PROJECT_DIR` where it is set, else the nearest folder upwards with `.toolcrib` or `.git`, else
 the working folder. `TOOLCRIB_HOME` moves all of a user's files into one folder. A daemon that `toolcrib stdio` starts

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from toolcrib.commands.registry import Command, Context, Effect, Host, Reach, Registry, Via
-from toolcrib.crib import Builtin, Crib, Project
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.project import Builtin, Project
 from toolcrib.crib.workspace import WorkspaceServer
 from toolcrib.errors import ToolcribError
 from toolcrib.policy import Caller

@@ -25,7 +25,7 @@ class JobOrder:
     model: str = ""
     """Empty: the one that the configuration names."""
     profile: str = ""
-    """Empty: the submitter's own."""
+    """Empty: whatever the submitter may."""
     workdir: str = ""
     """Empty: the submitter's own; a relative one starts there."""
     timeout: float | None = None

@@ -19,7 +19,7 @@ from toolcrib.commands.job_desk import NoJobs
 from toolcrib.commands.leases import Leases
 from toolcrib.commands.registry import Context, Effect, Via
 from toolcrib.config import Flags, Paths
-from toolcrib.crib import Crib
+from toolcrib.crib.crib import Crib
 from toolcrib.errors import DaemonNotRunning
 from toolcrib.policy import OWNER
 

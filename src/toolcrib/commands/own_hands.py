@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from toolcrib.agents.agent import Agent
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import WORKSPACE
-from toolcrib.crib import Crib, Project
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.project import Project
 from toolcrib.policy import Effect, Permission, Verdict
 from toolcrib.policy.own_tools import OwnTools
 

@@ -16,7 +16,7 @@ from toolcrib.catalog.tool import Tool
 from toolcrib.commands.reasons import Case, floor_of
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
 from toolcrib.config.project import project_of
-from toolcrib.crib import Project
+from toolcrib.crib.project import Project
 from toolcrib.errors import ConfigError, NotFound, ToolcribError, UsageError
 from toolcrib.policy import CLIENT, OWNER, Origin, Permission, Rule, Verdict, rule_from
 from toolcrib.policy import Effect as RuleEffect

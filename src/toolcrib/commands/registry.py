@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from toolcrib.commands.job_desk import JobDesk
 from toolcrib.commands.leases import Leases
-from toolcrib.crib import Crib, Project
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.project import Project
 from toolcrib.errors import Denied, UnknownCommand, UsageError
 from toolcrib.policy import OWNER, Caller
 

@@ -26,7 +26,8 @@ from toolcrib.commands.watch import Watch, described, offered
 from toolcrib.config.expand import expand
 from toolcrib.config.model import Config
 from toolcrib.config.project import project_of
-from toolcrib.crib import Crib, Project
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.project import Project
 from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, UsageError
 from toolcrib.policy import Caller, Origin, Rule
 from toolcrib.policy import Effect as RuleEffect

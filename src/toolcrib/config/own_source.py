@@ -1,7 +1,8 @@
 """Servers from one place that a program names: a file, or a mapping of its own.
 
-In: the place, and the user's configuration. Out: that configuration with the servers of the place and no others. Where
-the store lies and how the book is kept stay the user's: there is one book, whoever takes something. `Crib` uses it.
+In: the place, and the user's configuration. Out: that configuration with the servers of the place, and its rules for
+tools, and no others. Where the store lies and how the book is kept stay the user's: there is one book, whoever takes
+something. `Crib` uses it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def with_servers_of(source: OwnSource, config: Config, *, environ: Mapping[str, 
     return dataclasses.replace(
         config,
         servers=MappingProxyType(found.servers),
+        tools=found.tools,
         problems=tuple(document.report.problems),
         waiting=(),
     )

@@ -1,9 +1,5 @@
 """Everything wired together, without a process.
 
-The daemon hosts a `Crib`; one-shot commands and the library use one directly.
+The daemon hosts a `Crib`; one-shot commands and the library use one directly. `Kit` and `Connection` are its lighter
+siblings, so nothing is imported here: a program that names its servers needs no database.
 """
-
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.project import Builtin, Project
-
-__all__ = ["Builtin", "Crib", "Project"]

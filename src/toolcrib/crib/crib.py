@@ -24,7 +24,7 @@ from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config import Flags, Paths, load, store_place
 from toolcrib.config.given import GivenServer, config_of
-from toolcrib.config.model import Config, ServerConfig
+from toolcrib.config.model import Config, Problem, ServerConfig
 from toolcrib.config.own_source import OwnSource, with_servers_of
 from toolcrib.config.project import project_of
 from toolcrib.crib.attendant import Attendant, attending, note
@@ -306,6 +306,11 @@ class Crib(Counter):
     @property
     def catalog(self) -> Catalog:
         return self.home.catalog
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong with the configuration; a server with an error in its entry is not there."""
+        return self.home.config.problems
 
     def status(self) -> dict[str, ServerStatus]:
         return {name: server.status for name, server in sorted(self.home.servers.items())}

@@ -1,67 +1,43 @@
 """A tool's result as content blocks, for programs.
 
-In: the raw bytes of an MCP result. Out: a `Result` whose blocks are one small class per kind. Nothing is dropped: each
-block keeps the object it came from, a kind that is not known here becomes an `OtherBlock`, and `raw` is the whole.
+In: the raw bytes of an MCP result. Out: a `Result` with its `blocks`, which can be written as the message that each
+provider wants (`messages`). Nothing is dropped: `raw` is the whole.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from toolcrib.crib import messages
+from toolcrib.crib.blocks import (
+    AudioBlock,
+    Block,
+    ImageBlock,
+    OtherBlock,
+    ResourceBlock,
+    ResourceLinkBlock,
+    TextBlock,
+    read_block,
+)
 from toolcrib.errors import ToolError
 from toolcrib.servers.model import Answer
 
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    raw: Mapping[str, Any]
-    """The block as the server sent it: annotations, `_meta` and unknown fields included."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextBlock(Block):
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageBlock(Block):
-    data: bytes
-    media_type: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class AudioBlock(Block):
-    data: bytes
-    media_type: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResourceBlock(Block):
-    """A resource's content, embedded: `text`, or `blob` where it is binary."""
-
-    uri: str
-    media_type: str | None
-    text: str | None
-    blob: bytes | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResourceLinkBlock(Block):
-    uri: str
-    name: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherBlock(Block):
-    """A kind that is not known here, or a known one that its server got wrong."""
-
-    kind: str
+__all__ = [
+    "AudioBlock",
+    "Block",
+    "ImageBlock",
+    "OtherBlock",
+    "ResourceBlock",
+    "ResourceLinkBlock",
+    "Result",
+    "TextBlock",
+    "read_answer",
+    "read_result",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +51,20 @@ class Result:
     def text(self) -> str:
         """The text blocks, joined: what most callers want."""
         return "\n".join(block.text for block in self.blocks if isinstance(block, TextBlock))
+
+    def to_openai(self, call_id: str, *, api: messages.Api = "chat") -> list[dict[str, Any]]:
+        """The messages that answer this call: for Chat Completions, or the items for Responses."""
+        return messages.to_openai(self, call_id, api=api)
+
+    def to_anthropic(self, tool_use_id: str) -> dict[str, Any]:
+        """The `tool_result` block that answers this call; the blocks of a turn go into one user message."""
+        return messages.to_anthropic(self, tool_use_id)
+
+    def to_google(
+        self, name: str, call_id: str | None = None, *, media: messages.Place = "inside"
+    ) -> list[dict[str, Any]]:
+        """The contents that answer this call; those of several calls are put `messages.together`."""
+        return messages.to_google(self, name, call_id, media=media)
 
 
 def read_answer(answer: Answer) -> Result:
@@ -93,51 +83,8 @@ def read_result(result: bytes) -> Result:
     content = raw.get("content")
     blocks = content if isinstance(content, list) else []
     return Result(
-        blocks=tuple(_block(block) for block in blocks),
+        blocks=tuple(read_block(block) for block in blocks),
         structured=raw.get("structuredContent"),
         is_error=raw.get("isError") is True,
         raw=raw,
     )
-
-
-def _block(raw: Any) -> Block:
-    if not isinstance(raw, dict):
-        return OtherBlock(kind="", raw={"value": raw})
-    kind = str(raw.get("type", ""))
-    try:
-        match kind:
-            case "text":
-                return TextBlock(text=_text(raw["text"]), raw=raw)
-            case "image":
-                return ImageBlock(data=_bytes(raw["data"]), media_type=_text(raw["mimeType"]), raw=raw)
-            case "audio":
-                return AudioBlock(data=_bytes(raw["data"]), media_type=_text(raw["mimeType"]), raw=raw)
-            case "resource_link":
-                return ResourceLinkBlock(uri=_text(raw["uri"]), name=_text(raw.get("name", "")), raw=raw)
-            case "resource":
-                return _resource(raw, raw["resource"])
-    except (KeyError, TypeError, binascii.Error):
-        return OtherBlock(kind=kind, raw=raw)
-    return OtherBlock(kind=kind, raw=raw)
-
-
-def _resource(raw: dict[str, Any], resource: Any) -> ResourceBlock:
-    if not isinstance(resource, dict):
-        raise TypeError("a resource is an object")
-    return ResourceBlock(
-        uri=_text(resource["uri"]),
-        media_type=resource.get("mimeType"),
-        text=_text(resource["text"]) if "text" in resource else None,
-        blob=_bytes(resource["blob"]) if "blob" in resource else None,
-        raw=raw,
-    )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("a string is needed here")
-    return value
-
-
-def _bytes(value: Any) -> bytes:
-    return base64.b64decode(_text(value), validate=True)

@@ -32,7 +32,7 @@ from toolcrib.config import Flags, Paths
 from toolcrib.config.last_store import remember_store
 from toolcrib.config.model import WORKSPACE
 from toolcrib.config.private import unusable
-from toolcrib.crib import Crib
+from toolcrib.crib.crib import Crib
 from toolcrib.daemon.jobs.desk import Desk
 from toolcrib.daemon.lock import held, write_info
 from toolcrib.daemon.log import LOGGED, log_to, write_to_log

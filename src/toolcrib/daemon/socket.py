@@ -23,7 +23,8 @@ import msgspec
 
 from toolcrib.commands.all import registry
 from toolcrib.commands.registry import Context, Host, Via
-from toolcrib.crib import Crib, Project
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.project import Project
 from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ConfigError, ToolcribError, UsageError
 from toolcrib.gateway.answers import Rejected, failure
 from toolcrib.gateway.envelope import MAX_BODY

@@ -13,7 +13,8 @@ import msgspec
 
 from toolcrib.agents.session import Session
 from toolcrib.calls import Outcome, Request
-from toolcrib.crib import Crib, Project
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.project import Project
 from toolcrib.errors import (
     INTERNAL_ERROR,
     BookUnwritable,

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from toolcrib.crib import Crib
+from toolcrib.crib.crib import Crib
 from toolcrib.errors import Case, ToolcribError
 from toolcrib.events import Event, PermissionChanged
 from toolcrib.gateway import eras

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 
-from toolcrib.crib import Crib, Project
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.project import Project
 from toolcrib.errors import Case, ToolcribError
 from toolcrib.events import AgentEnded, Event, PermissionChanged
 from toolcrib.gateway import eras

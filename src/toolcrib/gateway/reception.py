@@ -15,7 +15,8 @@ from toolcrib.agents.roster import Roster
 from toolcrib.agents.session import Session
 from toolcrib.config.project import project_of
 from toolcrib.config.redact import mask_tokens
-from toolcrib.crib import Crib, Project
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.project import Project
 from toolcrib.errors import Case, FolderGone, NotFound
 from toolcrib.gateway.answers import Rejected
 from toolcrib.policy import CLIENT, OWNER, Caller, Permission

@@ -16,6 +16,7 @@ from typing import Any
 from toolcrib.commands.job_desk import AGENT
 from toolcrib.errors import ToolcribError
 from toolcrib.jobs.order import End, Order, Tell
+from toolcrib.reach.line import HungUp
 
 
 async def carry_out(order: Order, tell: Tell) -> None:
@@ -31,6 +32,8 @@ async def carry_out(order: Order, tell: Tell) -> None:
         end = End(done=False, error="It was ended.")
     except ToolcribError as error:
         end = End(done=False, error=error.text())
+    except HungUp:
+        end = End(done=False, error="The daemon was gone before it had lent an agent.")
     tell(end.to_json())
 
 

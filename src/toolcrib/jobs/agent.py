@@ -18,7 +18,7 @@ from toolcrib.agent.options import AgentOptions
 from toolcrib.agent.run import run_agent
 from toolcrib.config.paths import Paths
 from toolcrib.config.project import project_of
-from toolcrib.crib import Crib
+from toolcrib.crib.crib import Crib
 from toolcrib.errors import Denied
 from toolcrib.jobs.order import End, Order, Tell
 from toolcrib.reach import notes

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -23,9 +25,22 @@ _KEPT_BYTES = 64 * 1024 * 1024
 _Key = tuple[int, str, "Reader"]
 
 SOURCE = "toolcrib/tool"
-"""The key in a definition's `_meta`: the server's configured name, and its own name of the tool."""
+"""The key in a definition's `_meta` under which a program finds the `ToolSource`."""
 
 _Fields = dict[str, Raw]
+
+
+class ToolSource(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Where a tool is from: `["files", "read_file"]`, and more only where the configuration changes it."""
+
+    server: str
+    """As it is configured."""
+    tool: str
+    """Its server's own name for it."""
+    shown: str = ""
+    """What the configuration has it called instead."""
+    options: Mapping[str, Any] = {}
+    """By provider: what the configuration adds to its definitions."""
 
 
 class Reader(enum.Enum):
@@ -68,5 +83,12 @@ def _rendered_with_source(tool: Tool, name: str) -> bytes:
         meta = msgspec.json.decode(fields.get("_meta", b"{}"), type=_Fields)
     except msgspec.ValidationError:
         meta = {}
-    meta[SOURCE] = Raw(msgspec.json.encode((tool.server, tool.name)))
+    meta[SOURCE] = Raw(_source_of(tool))
     return msgspec.json.encode({**fields, "_meta": meta})
+
+
+def _source_of(tool: Tool) -> bytes:
+    if tool.shape is None:
+        return msgspec.json.encode((tool.server, tool.name))
+    shown = "" if tool.shape.name == tool.name else tool.shape.name
+    return msgspec.json.encode(ToolSource(server=tool.server, tool=tool.name, shown=shown, options=tool.shape.options))

@@ -33,7 +33,9 @@ class OpenAI:
     def read(self, body: dict[str, Any]) -> Conversation:
         items = _input(body)
         _check(items)
-        texts = [(item["role"], text) for item in items if "role" in item for text in _texts(item["content"])]
+        # A message may leave away that it is one.
+        messages = [item for item in items if item.get("type", "message") == "message"]
+        texts = [(message["role"], text) for message in messages for text in _texts(message["content"])]
         return Conversation(
             tools=tuple(_offered(_tools(body))),
             offering=_offering(body),

@@ -15,11 +15,8 @@ from toolcrib.workspace.tool import Runs, Tool
 
 
 def table(choice: CodingTools, settings: Settings) -> tuple[Tool, ...]:
-    root = choice.root.absolute()
-    looking = (_read(root), _GLOB, _GREP)
-    return (
-        looking if choice.allowed is Allowed.READ_ONLY else (_bash(settings), _EDIT, *looking[1:], looking[0], _WRITE)
-    )
+    tools = (_bash(settings), _EDIT, _GLOB, _GREP, _read(choice.root.absolute()), _WRITE)
+    return tools if choice.allowed is Allowed.ALL else tuple(tool for tool in tools if tool.reads_only)
 
 
 def _read(root: Path) -> Tool:

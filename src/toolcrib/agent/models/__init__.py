@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
@@ -18,6 +17,9 @@ import anyio.to_thread
 from toolcrib.agent.models import definitions, place
 
 if TYPE_CHECKING:
+    import httpx2
+    from pydantic_ai.models import Model
+
     from toolcrib.agent.models.retrying import Retrying
     from toolcrib.agent.options import AgentOptions
     from toolcrib.catalog.offer import Offer
@@ -35,14 +37,14 @@ def check_model(options: AgentOptions) -> None:
 async def open_model(options: AgentOptions, offers: Mapping[str, Offer], on_retry: OnRetry) -> AsyncIterator[Retrying]:
     """The model, and its connections for as long as this is open."""
     where = place.place(options)
-    http, retrying, provider = await anyio.to_thread.run_sync(_load, where)
     wire = definitions.definitions(where.provider.format, offers)
-    async with http.client(where) as client:
-        asked = provider.model(where, client, wire)
+    # A second's work the first time, so not done in the event loop.
+    client, asked = await anyio.to_thread.run_sync(_made, where, wire)
+    retrying = importlib.import_module(f"{__name__}.retrying")
+    async with client:
         yield retrying.Retrying(asked, definitions=wire, retries=options.retries, tell=on_retry)
 
 
-def _load(where: place.Place) -> tuple[ModuleType, ...]:
-    """A second's work the first time, so not done in the event loop."""
-    names = ("http", "retrying", where.provider.module)
-    return tuple(importlib.import_module(f"{__name__}.{name}") for name in names)
+def _made(where: place.Place, wire: definitions.Definitions) -> tuple[httpx2.AsyncClient, Model]:
+    client = importlib.import_module(f"{__name__}.http").client(where)
+    return client, importlib.import_module(f"{__name__}.{where.provider.module}").model(where, client, wire)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from toolcrib.agent.models.place import Format
@@ -22,6 +23,18 @@ class Definitions:
     def of(self, name: str) -> Any:
         """One's own copy of the outermost level: pydantic-ai marks there what shall be cached."""
         return dict(self.by_name[name].wire)
+
+    def named(self, name: str) -> str:
+        """A tool's name on the wire: some providers do not take every one. A name that is not offered stays."""
+        return self.by_name[name].name if name in self.by_name else name
+
+    def offered(self, named: str) -> str:
+        """The way back."""
+        return self._offered.get(named, named)
+
+    @cached_property
+    def _offered(self) -> dict[str, str]:
+        return {definition.name: name for name, definition in self.by_name.items()}
 
     @property
     def adaptations(self) -> tuple[Adaptation, ...]:

@@ -5,16 +5,18 @@ In: a `Place`, an HTTP client, the tools' definitions. Out: a model. `models` op
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import httpx2
 from google.genai.client import Client
-from google.genai.types import HttpOptions
+from google.genai.types import GenerateContentResponse, HttpOptions
 from pydantic_ai.models.google import GoogleModel
 from pydantic_ai.providers.google import GoogleProvider
 
 from toolcrib.agent.models.definitions import Definitions
-from toolcrib.agent.models.http import NO_KEY, SILENCE_LIMIT
+from toolcrib.agent.models.http import NO_KEY, SILENCE_LIMIT, trusted
 from toolcrib.agent.models.place import Place
 from toolcrib.agent.models.wire import AsGiven
 
@@ -26,12 +28,32 @@ class _Google(AsGiven, GoogleModel):
         contents: Any
         config: Any
         contents, config = await super()._build_content_and_config(*request)
+        for part in (part for content in contents for part in content["parts"]):
+            for said in (part.get("function_call"), part.get("function_response")):
+                if said:
+                    said["name"] = self.definitions.named(said["name"])
         names = [function["name"] for tool in config.get("tools") or () for function in tool["function_declarations"]]
         if names:
             # Laid over what the SDK has made of them, which knows only some fields.
             tools = [{"functionDeclarations": [self.definitions.of(name) for name in names]}]
             config["http_options"]["extra_body"] = {"tools": tools}
         return contents, config
+
+    async def _generate_content(self, *request: Any) -> Any:
+        answer: Any = await super()._generate_content(*request)
+        return self._understood(answer) if isinstance(answer, GenerateContentResponse) else self._streamed(answer)
+
+    async def _streamed(self, pieces: Any) -> AsyncIterator[GenerateContentResponse]:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield self._understood(piece)
+
+    def _understood(self, answer: GenerateContentResponse) -> GenerateContentResponse:
+        for candidate in answer.candidates or ():
+            for part in (candidate.content and candidate.content.parts) or ():
+                if part.function_call and part.function_call.name:
+                    part.function_call.name = self.definitions.offered(part.function_call.name)
+        return answer
 
 
 def model(where: Place, client: httpx2.AsyncClient, definitions: Definitions) -> GoogleModel:
@@ -41,6 +63,9 @@ def model(where: Place, client: httpx2.AsyncClient, definitions: Definitions) ->
         httpx_async_client=client,
         # In milliseconds. Without it the SDK waits forever, whatever the client says.
         timeout=int(SILENCE_LIMIT * 1000),
+        # For the clients that the SDK makes besides, and nobody uses.
+        client_args={"verify": trusted()},
+        async_client_args={"ssl": trusted()},
     )
     sdk = Client(vertexai=False, api_key=where.key or NO_KEY, http_options=way)
     asked = _Google(where.model, provider=GoogleProvider(client=sdk))

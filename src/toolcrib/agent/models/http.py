@@ -1,14 +1,14 @@
 """The way to a provider: one HTTP client for one run.
 
-In: a `Place`. Out: a client that is closed with the run, so that no connection outlives it or is used in another event
+In: a `Place`. Out: a client. It is closed with the run, so that no connection outlives it or is used in another event
 loop. Redirects are not followed, as they would take the key along. `openai`, `anthropic` and `google` give it to their
 SDKs.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import functools
+import ssl
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -25,15 +25,19 @@ NO_KEY = "no-key-is-sent"
 LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
 
 
-@asynccontextmanager
-async def client(where: Place) -> AsyncIterator[httpx2.AsyncClient]:
-    limits = httpx2.Timeout(SILENCE_LIMIT, connect=CONNECT_LIMIT, pool=CONNECT_LIMIT)
-    async with httpx2.AsyncClient(
-        timeout=limits,
+def client(where: Place) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(
+        verify=trusted(),
+        timeout=httpx2.Timeout(SILENCE_LIMIT, connect=CONNECT_LIMIT, pool=CONNECT_LIMIT),
         mounts=dict.fromkeys(LOOPBACK),
         event_hooks={"request": [_limited, *([] if where.key else [_without_a_key])]},
-    ) as http:
-        yield http
+    )
+
+
+@functools.cache
+def trusted() -> ssl.SSLContext:
+    """Takes longer to read than a connection to make, and holds nothing of a run."""
+    return httpx2.create_ssl_context()
 
 
 async def _limited(request: httpx2.Request) -> None:

@@ -83,7 +83,7 @@ GOOGLE = Dialect(
     ),
     formats=frozenset({"date-time", "date", "time", "duration", "int32", "int64", "float", "double"}),
     unions=frozenset({"anyOf", "oneOf"}),
-    choices=frozenset({"string", "number", "integer"}),
+    choices=_SCALARS,
     optional=Optional.KEPT,
     openness=Openness.KEPT,
     const=False,

@@ -48,6 +48,7 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "enum": lambda value: isinstance(value, list) and bool(value),
     "multipleOf": lambda value: _is_number(value) and value > 0,
     "dependentRequired": lambda value: isinstance(value, dict) and all(map(_is_strings, value.values())),
+    "dependencies": lambda value: isinstance(value, dict),
     "examples": lambda value: isinstance(value, list),
     "$id": lambda value: isinstance(value, str) and "#" not in value[:-1],
     "$anchor": lambda value: isinstance(value, str) and value.replace("_", "a").replace("-", "0").isalnum(),
@@ -118,6 +119,12 @@ class _Repair:
             if "additionalItems" in node:
                 node["items"] = node.pop("additionalItems")
             self._note(path, "items was renamed to prefixItems", _OLD)
+        if isinstance(dependencies := node.get("dependencies"), Mapping):
+            del node["dependencies"]
+            for name, needed in dependencies.items():
+                key = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
+                node[key] = {**node.get(key, {}), name: needed}
+            self._note(path, "dependencies was made dependentRequired and dependentSchemas", _OLD)
         for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             if isinstance(node.get(exclusive), bool):
                 if node.pop(exclusive) and limit in node:

@@ -24,10 +24,10 @@ _SHARED = ("$defs", "definitions", "$schema", "$id")
 _AN_OBJECT = "arguments are always an object"
 
 
-def of_an_object(schema: Schema, ledger: Ledger) -> Schema:
-    """With the type that arguments have."""
+def of_an_object(schema: Schema, ledger: Ledger, *, unless: frozenset[str] = _COMBINING) -> Schema:
+    """With the type that arguments have, unless keywords say it in their way."""
     kinds = schema.get("type")
-    if kinds == "object" or (kinds is None and not _COMBINING.isdisjoint(schema)):
+    if kinds == "object" or (kinds is None and not unless.isdisjoint(schema)):
         return schema
     ledger.note("#", f"type {json.dumps(kinds)} was made object" if kinds else "type object was added", _AN_OBJECT)
     return {**schema, "type": "object"}
@@ -50,7 +50,7 @@ def plain(schema: Schema, ledger: Ledger, *, refused: frozenset[str], title: str
     if "allOf" in schema and "allOf" in refused:
         schema = _without_all_of(schema, document, ledger, why)
     if refused.isdisjoint(schema) and "$ref" not in schema:
-        return of_an_object(schema, ledger), None
+        return of_an_object(schema, ledger, unless=frozenset()), None
     return _wrapped(schema, ledger, why)
 
 
@@ -120,7 +120,10 @@ def written(writer: Writer, root: Schema, ledger: Ledger) -> tuple[Schema, Back 
         ledger.note("#", f"the whole schema was made the property {key}", f"{writer.dialect.title} needs an object")
         wire = {"type": "object", "properties": {key: wire}, "required": [key], "additionalProperties": False}
         back, undone = Wrapped(key, back if undone else None), True
-    if definitions := _reached(wire, writer.definitions):
+    definitions = _reached(wire, writer.definitions)
+    if {name for holder in ("$defs", "definitions") for name in root.get(holder, ())} - set(definitions):
+        ledger.note("#", "definitions that nothing refers to were left out", "they say nothing about the arguments")
+    if definitions:
         wire = {**wire, "$defs": definitions}
     return wire, back if undone else None
 

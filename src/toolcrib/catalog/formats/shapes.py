@@ -11,6 +11,7 @@ from typing import Any
 from toolcrib.catalog.formats.back import NAME, TEXT, VALUE, Back, Entries, Items, Members, from_text
 from toolcrib.catalog.formats.definition import Schema
 from toolcrib.catalog.formats.dialects import Openness, Optional
+from toolcrib.catalog.formats.merging import both
 from toolcrib.catalog.formats.pointers import Document, step
 from toolcrib.catalog.formats.words import takes_null
 from toolcrib.catalog.formats.writer import Writer, Written
@@ -80,18 +81,23 @@ class DialectWriter(Writer):
         for name in [name for name, sub in properties.items() if sub is False]:
             del properties[name]
             self.note(step(path, "properties", name), "the property was left out", "it may not be given at all")
-        flat = {**flat, "properties": properties, "required": [name for name in required if name in properties]}
-        if self.dialect.openness is Openness.KEPT:
-            return self._open_object(flat, path)
-        return self._closed_object(flat, path)
+        if flat.get("propertyNames") in (True, {}, {"type": "string"}):
+            flat = {key: value for key, value in flat.items() if key != "propertyNames"}
+            self.note(path, "propertyNames was left out", "it says nothing: names are always texts")
+        spelled = {**flat, "properties": properties, "required": [name for name in required if name in properties]}
+        if self.dialect.openness is Openness.SPELLED:
+            if "required" not in flat and (not properties or self.dialect.optional is Optional.KEPT):
+                self.note(path, "required [] was added", f"{self.dialect.title} needs it")
+            return self._closed_object(spelled, path)
+        return self._open_object({key: spelled[key] for key in spelled if key in flat or spelled[key]}, path)
 
     def _open_object(self, flat: Schema, path: str) -> Written:
         wire: Schema = {"type": "object"}
         wires, members = self._members(flat, path)
         others = None
-        if wires:
+        if "properties" in flat:
             wire["properties"] = wires
-        if flat["required"]:
+        if "required" in flat:
             wire["required"] = flat["required"]
         further = flat.get("additionalProperties")
         if patterns := flat.get("patternProperties"):
@@ -146,9 +152,9 @@ class DialectWriter(Writer):
 
     def _entries(self, flat: Schema, further: Any, path: str) -> Written:
         names = flat.get("propertyNames", True)
+        name, _ = self.node(both({"type": "string"}, names if isinstance(names, Mapping) else {}) or {}, path)
         if patterns := flat.get("patternProperties"):
-            names = {"allOf": [names, {"description": f"One that matches {' or '.join(patterns)}"}]}
-        name, _ = self.node({"allOf": [{"type": "string"}, names]} if names is not True else {"type": "string"}, path)
+            name = self.put_into_words(name, {"patternProperties": patterns}, path)
         value, back = self.node(further, step(path, "additionalProperties"))
         self.note(
             path, "an object was made a list of names and values", f"{self.dialect.title} needs every property named"
@@ -161,7 +167,7 @@ class DialectWriter(Writer):
         wires: dict[str, Schema] = {}
         backs: dict[str, Back] = {}
         left_out = set()
-        for name, sub in flat["properties"].items():
+        for name, sub in flat.get("properties", {}).items():
             place = step(path, "properties", name)
             wire, back = self.node(sub, place)
             if self.dialect.optional is Optional.NULL and name not in flat["required"]:

@@ -8,7 +8,7 @@ listed. `shapes` writes objects, arrays and scalars; here are references, unions
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from toolcrib.catalog.formats.back import Back, Branches, Choices, Named
@@ -25,6 +25,11 @@ MOST_NODES = 20_000
 _LONGEST_WORDS = 2_000
 _UNIONS = ("anyOf", "oneOf")
 _SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
+_WHOLE: Mapping[str, tuple[str, int, Callable[[Any, Any], Any]]] = {
+    "exclusiveMinimum": ("minimum", 1, max),
+    "exclusiveMaximum": ("maximum", -1, min),
+}
+"""For whole numbers these have an equal."""
 _LOOKAROUND = ("(?=", "(?!", "(?<=", "(?<!")
 
 
@@ -242,12 +247,15 @@ class Writer:
                     self.note(path, f"{key} was left out", f"{self.dialect.title} does not take it; it limits nothing")
             elif self._takes(key, value, kinds):
                 wire[key] = value
-            elif key == "exclusiveMinimum" and kinds == ["integer"] and isinstance(value, int):
-                wire["minimum"] = max(value + 1, flat.get("minimum", value + 1))
-                self.note(path, f"exclusiveMinimum {value} was made minimum {wire['minimum']}", self._refused(key))
-            elif key == "exclusiveMaximum" and kinds == ["integer"] and isinstance(value, int):
-                wire["maximum"] = min(value - 1, flat.get("maximum", value - 1))
-                self.note(path, f"exclusiveMaximum {value} was made maximum {wire['maximum']}", self._refused(key))
+            elif (
+                key in _WHOLE
+                and kinds == ["integer"]
+                and isinstance(value, int)
+                and _WHOLE[key][0] in self.dialect.words
+            ):
+                limit, shift, tighter = _WHOLE[key]
+                wire[limit] = tighter(value + shift, flat.get(limit, value + shift))
+                self.note(path, f"{key} {value} was made {limit} {wire[limit]}", self._refused(key))
             else:
                 left[key] = value
         return self.put_into_words(wire, left, path) if left else wire

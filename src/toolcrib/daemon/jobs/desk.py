@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from toolcrib.book.redact import Redactor
 from toolcrib.commands.job_desk import JobOrder
 from toolcrib.commands.leases import Leases
-from toolcrib.crib import Crib
+from toolcrib.crib.crib import Crib
 from toolcrib.daemon.jobs.job import Job
 from toolcrib.daemon.jobs.order import check_program, row_for, settings_of, submitter_of
 from toolcrib.daemon.jobs.worker import Worker, start_worker

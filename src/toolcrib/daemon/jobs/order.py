@@ -15,7 +15,7 @@ from pathlib import Path
 from toolcrib.agents.agent import Agent
 from toolcrib.commands.job_desk import AGENT, JobOrder
 from toolcrib.config.model import JobSettings
-from toolcrib.crib import Crib
+from toolcrib.crib.crib import Crib
 from toolcrib.errors import ConfigError, Denied, UsageError
 from toolcrib.policy import CLIENT, OWNER, Caller
 from toolcrib.store.jobs import JobRow, JobStatus
@@ -25,6 +25,8 @@ LONGEST_PROMPT = 256 * 1024
 """Bytes."""
 _OWNERS = "developer"
 """The profile of the owner's jobs, unless said."""
+_BOUNDED = "trusted"
+"""The profile of an agent's jobs, unless said: below that agent it comes to what the agent itself may, whole."""
 _CLIENTS = frozenset({CLIENT.profile, "read-only", "nothing"})
 """What a client without a name may have: its own profile, and those that allow less than it in every way."""
 
@@ -78,7 +80,7 @@ def _profile(crib: Crib, caller: Caller, agent: Agent | None, wanted: str) -> st
         if wanted and wanted not in crib.roster.profiles:
             # Which there are is nothing that an agent need know.
             raise UsageError(f"There is no profile {wanted[:80]!r}.", remedy="Leave it out: it has yours.")
-        return _no_owner(wanted or agent.profile)
+        return _no_owner(wanted or _BOUNDED)
     if caller.agent == OWNER.agent:
         return crib.roster.profile(_no_owner(wanted or _OWNERS)).name
     if wanted and wanted not in _CLIENTS:

@@ -1,0 +1,18 @@
+"""An agent that knows how late it is anywhere."""
+
+import sys
+from pathlib import Path
+
+from toolcrib import AgentOptions, StdioServer, run_agent
+
+CLOCK = StdioServer("clock", command=sys.executable, args=[str(Path(__file__).parents[1] / "clock_server.py")])
+
+
+async def answer(question: str, model: str = "anthropic:claude-sonnet-4-5", **where: str) -> str:
+    text = ""
+    async for event in run_agent(question, AgentOptions(model=model, mcp_servers=[CLOCK], max_steps=5, **where)):
+        if event.type == "run_failed":
+            raise RuntimeError(event.error)
+        if event.type == "run_finished":
+            text = event.text
+    return text

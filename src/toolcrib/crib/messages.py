@@ -1,0 +1,244 @@
+"""A tool's result as the message that each provider wants.
+
+In: a `Result` and the id of the call that it answers. Out: JSON-safe messages for OpenAI's two interfaces, Anthropic's
+and Google's. Nothing is dropped: what a tool's message cannot hold is put into a user's message after it, and what the
+provider cannot take at all is said in words. `results` has these as methods.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from toolcrib.crib.blocks import AudioBlock, Block, ImageBlock, ResourceBlock, TextBlock
+
+if TYPE_CHECKING:
+    from toolcrib.crib.results import Result
+
+Api = Literal["chat", "responses"]
+Place = Literal["inside", "after"]
+
+NOTHING = "(The tool ended without any output.)"
+"""Providers refuse an empty text."""
+FAILED = "The tool failed:"
+"""For interfaces that have no field for it."""
+
+_IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+_PDF = frozenset({"application/pdf"})
+OPENAI = ANTHROPIC = _IMAGES | _PDF
+"""Media types that are sent as they are. Any other makes the provider refuse the whole conversation."""
+GOOGLE = (_IMAGES - {"image/gif"}) | _PDF
+"""Within the response to a call."""
+GOOGLE_AFTER = frozenset(
+    {"image/heic", "image/heif", "audio/wav", "audio/mpeg", "audio/aiff", "audio/aac", "audio/ogg", "audio/flac"}
+)
+"""In a message of their own."""
+_KNOWN = frozenset({"content", "structuredContent", "isError", "_meta", "resultType"})
+_SAME = {"image/jpg": "image/jpeg", "audio/mp3": "audio/mpeg", "audio/x-wav": "audio/wav", "audio/wave": "audio/wav"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Media:
+    """Bytes of a kind that the provider takes."""
+
+    data: bytes
+    media_type: str
+    uri: str = ""
+
+    @property
+    def base64(self) -> str:
+        return base64.b64encode(self.data).decode()
+
+    @property
+    def url(self) -> str:
+        return f"data:{self.media_type};base64,{self.base64}"
+
+    @property
+    def file_name(self) -> str:
+        ending = f".{self.media_type.rpartition('/')[2]}"
+        name = self.uri.rstrip("/").rpartition("/")[2] or "file"
+        return name if name.endswith(ending) else name + ending
+
+
+Piece = str | Media
+
+
+def pieces(result: Result, taken: frozenset[str]) -> list[Piece]:
+    """All of the result, in its order: texts that follow each other as one, and media of the types taken."""
+    found = [piece for block in result.blocks for piece in _of(block, taken)]
+    if result.structured is not None and not _says(result.blocks, result.structured):
+        found.append(_json(result.structured))
+    if not found and (unknown := {key: value for key, value in result.raw.items() if key not in _KNOWN}):
+        found.append(_json(unknown))
+    return _joined(found)
+
+
+def to_openai(result: Result, call_id: str, *, api: Api = "chat") -> list[dict[str, Any]]:
+    found = pieces(result, OPENAI)
+    if result.is_error:
+        found = _joined([FAILED, *(found or [NOTHING])])
+    if api == "responses":
+        output = _only_text(found) or [_responses_part(piece) for piece in found]
+        return [{"type": "function_call_output", "call_id": call_id, "output": output}]
+    media = [piece for piece in found if isinstance(piece, Media)]
+    text = "\n".join(piece if isinstance(piece, str) else _pointed(piece) for piece in found) or NOTHING
+    answer: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": call_id, "content": text}]
+    if media:
+        told = {"type": "text", "text": f"What the tool of call {call_id} gave besides its text:"}
+        answer.append({"role": "user", "content": [told, *map(_chat_part, media)]})
+    return answer
+
+
+def to_anthropic(result: Result, tool_use_id: str) -> dict[str, Any]:
+    found = pieces(result, ANTHROPIC)
+    block = {
+        "type": "tool_result",
+        "tool_use_id": tool_use_id,
+        "content": _only_text(found) or [_anthropic_part(piece) for piece in found],
+    }
+    return {**block, "is_error": True} if result.is_error else block
+
+
+def to_google(
+    result: Result, name: str, call_id: str | None = None, *, media: Place = "inside"
+) -> list[dict[str, Any]]:
+    """`name` is the function's name as it was declared. Models before Gemini 3 take media only after the response."""
+    found = pieces(result, GOOGLE | GOOGLE_AFTER)
+    files = [piece for piece in found if isinstance(piece, Media)]
+    within = [file for file in files if file.media_type in GOOGLE and media == "inside"]
+    after = [file for file in files if file not in within]
+    text = "\n".join(piece if isinstance(piece, str) else _pointed(piece) for piece in found) or NOTHING
+    response: dict[str, Any] = {"name": name, "response": _google_response(result, text)}
+    if call_id is not None:
+        response["id"] = call_id
+    if within:
+        response["parts"] = [{"inlineData": _blob(file)} for file in within]
+    contents: list[dict[str, Any]] = [{"role": "user", "parts": [{"functionResponse": response}]}]
+    if after:
+        told = {"text": f"What the tool {name} gave besides its text:"}
+        contents.append({"role": "user", "parts": [told, *({"inlineData": _blob(file)} for file in after)]})
+    return contents
+
+
+def together(answers: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The answers to several calls of one turn, in the order that OpenAI and Google insist on: all that answer a call
+    before anything else, for Google in one content."""
+    messages = [message for answer in answers for message in answer]
+    first = [message for message in messages if not _is_besides(message)]
+    besides = [message for message in messages if _is_besides(message)]
+    if first and "parts" in first[0]:
+        first = [{"role": "user", "parts": [part for content in first for part in content["parts"]]}]
+    return first + besides
+
+
+def _is_besides(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "user" and not any("functionResponse" in part for part in message.get("parts", ()))
+
+
+def _of(block: Block, taken: frozenset[str]) -> Iterator[Piece]:
+    match block:
+        case TextBlock(text=text):
+            yield text
+        case ImageBlock(data=data, media_type=kind) | AudioBlock(data=data, media_type=kind):
+            yield _media(data, kind, "", taken)
+        case ResourceBlock(uri=uri, text=str(text)):
+            yield f"{uri}:\n{text}"
+        case ResourceBlock(uri=uri, blob=bytes(blob), media_type=kind):
+            yield f"{uri}:"
+            yield _media(blob, kind or "", uri, taken)
+        case _:
+            yield _json(block.raw)
+
+
+def _media(data: bytes, kind: str, uri: str, taken: frozenset[str]) -> Piece:
+    kind = kind.partition(";")[0].strip().lower()
+    kind = _SAME.get(kind, kind)
+    if kind in taken:
+        return Media(data=data, media_type=kind, uri=uri)
+    return f"({len(data)} bytes{f' of {uri}' if uri else ''}, {kind or 'of an unknown kind'}, which cannot be shown.)"
+
+
+def _says(blocks: Iterable[Block], structured: Any) -> bool:
+    """Whether a text already is the structured content: most servers send both."""
+    for block in blocks:
+        if isinstance(block, TextBlock):
+            try:
+                if json.loads(block.text) == structured:
+                    return True
+            except (ValueError, RecursionError):
+                continue
+    return False
+
+
+def _joined(found: Iterable[Piece]) -> list[Piece]:
+    joined: list[Piece] = []
+    for piece in found:
+        if isinstance(piece, Media):
+            joined.append(piece)
+        elif piece.strip():
+            if joined and isinstance(last := joined[-1], str):
+                joined[-1] = f"{last}\n{piece}"
+            else:
+                joined.append(piece)
+    return joined
+
+
+def _only_text(found: list[Piece]) -> str:
+    """The text where there is nothing else; "" where there is."""
+    if not found:
+        return NOTHING
+    return found[0] if len(found) == 1 and isinstance(found[0], str) else ""
+
+
+def _pointed(media: Media) -> str:
+    return f"({media.media_type}, given beside this text.)"
+
+
+def _responses_part(piece: Piece) -> dict[str, Any]:
+    if isinstance(piece, str):
+        return {"type": "input_text", "text": piece}
+    if piece.media_type in _IMAGES:
+        return {"type": "input_image", "image_url": piece.url, "detail": "auto"}
+    return {"type": "input_file", "filename": piece.file_name, "file_data": piece.url}
+
+
+def _chat_part(media: Media) -> dict[str, Any]:
+    if media.media_type in _IMAGES:
+        return {"type": "image_url", "image_url": {"url": media.url}}
+    return {"type": "file", "file": {"filename": media.file_name, "file_data": media.url}}
+
+
+def _anthropic_part(piece: Piece) -> dict[str, Any]:
+    if isinstance(piece, str):
+        return {"type": "text", "text": piece}
+    source = {"type": "base64", "media_type": piece.media_type, "data": piece.base64}
+    return {"type": "image" if piece.media_type in _IMAGES else "document", "source": source}
+
+
+def _google_response(result: Result, text: str) -> dict[str, Any]:
+    """Structured content as itself, for this is a place for JSON; but Google takes every `$ref` in it for its own."""
+    if result.is_error:
+        return {"error": text}
+    structured = result.structured
+    if structured is None or '"$ref"' in _json(structured):
+        return {"output": text}
+    only = text == _json(structured) or _is_json_of(text, structured)
+    return {"output": structured} if only else {"output": text, "structured": structured}
+
+
+def _is_json_of(text: str, value: Any) -> bool:
+    try:
+        return bool(json.loads(text) == value)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _blob(media: Media) -> dict[str, str]:
+    return {"mimeType": media.media_type, "data": media.base64}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,90 @@
+"""A small server over stdio for runs of agents: json and sys only, so that it starts fast.
+
+In: MCP on stdin. Out: MCP on stdout. Every call is noted in the file `NOTES`, as one line of JSON.
+"""
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+NUMBERS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+ANY = {"type": "object"}
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+TOOLS = [
+    {"name": "add", "description": "Adds two numbers.", "inputSchema": NUMBERS},
+    {"name": "whole", "description": "Fails.", "inputSchema": ANY},
+    {"name": "picture", "description": "Shows a picture.", "inputSchema": ANY, "annotations": {"readOnlyHint": True}},
+    {"name": "hang", "description": "Never ends.", "inputSchema": ANY},
+    {"name": "die", "description": "Ends the server.", "inputSchema": ANY},
+    {"name": "meet", "description": "Ends when two are there.", "inputSchema": ANY},
+]
+meeting = []
+
+
+def reply(ident, result):
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": ident, "result": result}) + "\n")
+    sys.stdout.flush()
+
+
+def text(words, **more):
+    return {"content": [{"type": "text", "text": words}], **more}
+
+
+def call(ident, name, arguments):
+    if name == "add":
+        reply(ident, text(str(arguments["a"] + arguments["b"])))
+    elif name == "whole":
+        reply(ident, text("I could not.", isError=True))
+    elif name == "picture":
+        reply(ident, {"content": [{"type": "image", "data": PIXEL, "mimeType": "image/png"}]})
+    elif name == "die":
+        os._exit(3)
+    elif name == "meet":
+        meeting.append(ident)
+        if len(meeting) == 2:
+            for one in meeting:
+                reply(one, text("met"))
+            meeting.clear()
+
+
+def note(what):
+    if place := os.environ.get("NOTES"):
+        with Path(place).open("a") as notes:
+            notes.write(json.dumps(what) + "\n")
+
+
+def main():
+    if os.environ.get("MUTE"):
+        threading.Event().wait(600)
+    note({"pid": os.getpid()})
+    for line in sys.stdin:
+        message = json.loads(line)
+        method, ident, params = message.get("method"), message.get("id"), message.get("params") or {}
+        if method == "initialize":
+            reply(
+                ident,
+                {
+                    "protocolVersion": params["protocolVersion"],
+                    "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "desk", "version": "1"},
+                },
+            )
+        elif method == "tools/list":
+            reply(ident, {"tools": TOOLS})
+        elif method == "tools/call":
+            note({"call": params["name"], "arguments": params.get("arguments")})
+            call(ident, params["name"], params.get("arguments") or {})
+        elif ident is not None:
+            error = {"code": -32601, "message": "unknown method"}
+            sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": ident, "error": error}) + "\n")
+            sys.stdout.flush()
+
+
+main()

@@ -1,0 +1,432 @@
+"""The desk of jobs at a real crib, with workers that do what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolcrib.commands.job_desk import JobOrder
+from toolcrib.commands.leases import Lasts, Leases
+from toolcrib.commands.own_hands import own_tools_of
+from toolcrib.config import Paths
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.workspace import WorkspaceServer
+from toolcrib.daemon.jobs.desk import Desk
+from toolcrib.daemon.jobs.job import LONGEST_RESULT
+from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, ToolcribError, UsageError
+from toolcrib.policy import CLIENT, OWNER, Caller, Effect, Origin, OwnTools, Rule
+from toolcrib.store.jobs import JobRow, JobStatus
+
+pytestmark = pytest.mark.req("KAI-9")
+
+LIMIT = 10.0
+SECRET = "hunter2-hunter2"
+SETTINGS: dict[str, Any] = {
+    "model": "openai:usual",
+    "models": ["anthropic:small-*"],
+    "max_running": 2,
+    "max_waiting": 2,
+    "max_per_agent": 3,
+    "timeout": 60,
+    "max_timeout": 600,
+}
+
+
+@dataclass(eq=False)
+class Worker:
+    """Stands still until the test lets it go on."""
+
+    order: Mapping[str, Any]
+    said: asyncio.Queue[dict[str, Any] | None] = field(default_factory=asyncio.Queue)
+    stopped: bool = False
+
+    def say(self, **line: Any) -> None:
+        self.said.put_nowait(line)
+
+    def done(self, text: str = "42", status: str = "done", error: str = "") -> None:
+        self.say(end={"status": status, "text": text, "error": error, "usage": {"input_tokens": 7}})
+        self.said.put_nowait(None)
+
+    async def lines(self) -> AsyncIterator[dict[str, Any]]:
+        while (line := await self.said.get()) is not None:
+            yield line
+
+    async def stop(self, *, grace: float) -> None:
+        self.stopped = True
+        self.said.put_nowait(None)
+
+    async def close(self) -> str:
+        return "Its process ended with code 3, saying: oh."
+
+
+@dataclass(eq=False)
+class House:
+    """A daemon's rooms without its process; `again` is the next daemon on the same files."""
+
+    home: Path
+    leases: Leases = field(default_factory=Leases)
+    workers: dict[str, Worker] = field(default_factory=dict)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def root(self) -> Path:
+        return self.home / "project"
+
+    async def start(self, order: Mapping[str, Any], **_: Any) -> Worker:
+        worker = self.workers[order["prompt"]] = Worker(json.loads(json.dumps(order)))
+        self.news.set()
+        return worker
+
+    async def begun(self, prompt: str) -> Worker:
+        async with asyncio.timeout(LIMIT):
+            while prompt not in self.workers:
+                self.news.clear()
+                await self.news.wait()
+        return self.workers[prompt]
+
+    @contextlib.asynccontextmanager
+    async def open(self, **settings: Any) -> AsyncIterator[Desk]:
+        environ = {"TOOLCRIB_HOME": str(self.home / "t"), "HOME": str(self.home), "OPENAI_API_KEY": "k" * 20}
+        environ["SMALL_SECRET"] = SECRET
+        environ["ANTHROPIC_API_KEY"] = "a" * 20
+        paths = Paths.of_user(environ)
+        paths.config_dir.mkdir(exist_ok=True)
+        server = {"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": "Bearer ${SMALL_SECRET}"}}
+        config = {"servers": {"away": server}, "jobs": {**SETTINGS, **settings}}
+        (paths.config_dir / "config.json").write_text(json.dumps(config))
+        builtins = {"workspace": WorkspaceServer(unsafe_no_sandbox=True)}
+        desk = Desk(self.leases, start=self.start)
+        async with Crib(paths=paths, root=self.root, environ=environ, builtins=builtins, only=frozenset()) as crib:
+            desk.crib = crib
+            await desk.begin()
+            try:
+                yield desk
+            finally:
+                await desk.close()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    (tmp_path / "project" / "src").mkdir(parents=True)
+    return House(tmp_path)
+
+
+async def agent(desk: Desk, name: str, **wanted: Any) -> Caller:
+    assert desk.crib is not None
+    made = await desk.crib.roster.add(name, **{"profile": "developer", **wanted})
+    return Caller(agent=name, permission=made.agent.permission)
+
+
+def order(prompt: str = "do it", **wanted: Any) -> JobOrder:
+    return JobOrder(prompt=prompt, max_steps=5, **wanted)
+
+
+async def over(desk: Desk, job: str) -> JobRow:
+    row = await desk.result(OWNER, job, wait=LIMIT)
+    assert row.status.over, row
+    return row
+
+
+async def test_a_job_runs_for_its_submitter_and_its_result_is_kept(house: House) -> None:
+    async with house.open() as desk:
+        caller = await agent(desk, "heartbeat", workdir=house.root)
+        row = await desk.submit(caller, Path("/elsewhere"), order(workdir="src"))
+        worker = await house.begun("do it")
+        assert worker.order == {
+            "job": row.id,
+            "runs": "agent",
+            "prompt": "do it",
+            "model": "openai:usual",
+            "base_url": "",
+            "api_key": "",
+            "profile": "trusted",
+            "parent": "heartbeat",
+            "workdir": str(house.root / "src"),
+            "timeout": 60,
+            "max_steps": 5,
+        }
+        worker.say(agent="job-x")
+        worker.say(event="run_started")
+        worker.say(event="step_finished")
+        worker.done("it is 42")
+        found = await desk.result(caller, row.id, wait=LIMIT)
+        assert (found.status, found.text, found.agent) == (JobStatus.DONE, "it is 42", "job-x")
+        assert (found.steps, found.events, json.loads(found.usage)) == (1, 2, {"input_tokens": 7})
+        assert desk.counts == {"running": 0, "waiting": 0}
+        assert desk.crib is not None
+        entries = await desk.crib.book.query(limit=20)
+        assert sorted((one["outcome"], one["agent"]) for one in entries if "job" in one["outcome"]) == [
+            ("job done", "heartbeat"),
+            ("job submitted", "heartbeat"),
+        ]
+
+
+async def test_only_so_many_run_and_wait_and_the_first_come_first(house: House) -> None:
+    async with house.open() as desk:
+        rows = [await desk.submit(OWNER, house.root, order(f"p{n}")) for n in range(4)]
+        await house.begun("p0")
+        await house.begun("p1")
+        assert desk.counts == {"running": 2, "waiting": 2}
+        with pytest.raises(UsageError, match="2 jobs wait already"):
+            await desk.submit(OWNER, house.root, order("p4"))
+        assert set(house.workers) == {"p0", "p1"}
+        house.workers["p1"].done()
+        await house.begun("p2")
+        assert set(house.workers) == {"p0", "p1", "p2"}
+        assert (await over(desk, rows[1].id)).status is JobStatus.DONE
+
+
+async def test_one_agent_cannot_take_all_the_room(house: House) -> None:
+    async with house.open(max_waiting=50) as desk:
+        greedy, other = await agent(desk, "greedy"), await agent(desk, "other")
+        for number in range(3):
+            await desk.submit(greedy, house.root, order(f"g{number}"))
+        with pytest.raises(UsageError, match="greedy has 3 jobs"):
+            await desk.submit(greedy, house.root, order("g3"))
+        await desk.submit(other, house.root, order("o"))
+
+
+async def test_everybody_sees_their_own_and_their_childrens_jobs_and_the_owner_all(house: House) -> None:
+    async with house.open(max_waiting=50) as desk:
+        parent, other = await agent(desk, "lead"), await agent(desk, "other")
+        child = await agent(desk, "helper", parent="lead")
+        jobs = {
+            who.agent: (await desk.submit(who, house.root, order(who.agent))).id
+            for who in (parent, child, other, CLIENT, OWNER)
+        }
+
+        async def seen(caller: Caller) -> set[str]:
+            rows, total = await desk.latest(caller, status=None, most=50)
+            assert total == len(rows)
+            return {row.submitter for row in rows}
+
+        assert await seen(parent) == {"lead", "helper"}
+        assert await seen(child) == {"helper"}
+        assert await seen(other) == {"other"}
+        assert await seen(CLIENT) == {"client"}
+        assert await seen(OWNER) == {"lead", "helper", "other", "client", "owner"}
+        for attempt in (desk.result(child, jobs["lead"], wait=0), desk.cancel(other, jobs["lead"])):
+            with pytest.raises(NotFound, match="There is no job"):
+                await attempt
+        assert (await desk.cancel(parent, jobs["helper"])).status is JobStatus.CANCELLED
+
+
+async def test_a_later_agent_of_the_same_name_does_not_see_what_an_earlier_one_did(house: House) -> None:
+    async with house.open() as desk:
+        before = await agent(desk, "heartbeat")
+        row = await desk.submit(before, house.root, order())
+        (await house.begun("do it")).done("private")
+        await over(desk, row.id)
+        assert desk.crib is not None
+        await desk.crib.roster.remove("heartbeat")
+        after = await agent(desk, "heartbeat")
+        assert (await desk.latest(after, status=None, most=9))[1] == 0
+        with pytest.raises(NotFound):
+            await desk.result(after, row.id, wait=0)
+
+
+async def test_cancelling_ends_what_runs_and_what_waits(house: House) -> None:
+    async with house.open(max_running=1) as desk:
+        first = await desk.submit(OWNER, house.root, order("first"))
+        second = await desk.submit(OWNER, house.root, order("second"))
+        worker = await house.begun("first")
+        assert (await desk.cancel(OWNER, second.id)).status is JobStatus.CANCELLED
+        ended = await desk.cancel(OWNER, first.id)
+        assert worker.stopped
+        assert (ended.status, ended.error) == (JobStatus.CANCELLED, "It was cancelled by owner.")
+        assert "second" not in house.workers
+        assert (await desk.cancel(OWNER, first.id)) == ended, "what is over stays as it was"
+
+
+async def test_the_jobs_of_an_agent_end_with_it(house: House) -> None:
+    async with house.open(max_running=1) as desk:
+        caller = await agent(desk, "heartbeat")
+        running = await desk.submit(caller, house.root, order("running"))
+        waiting = await desk.submit(caller, house.root, order("waiting"))
+        worker = await house.begun("running")
+        assert desk.crib is not None
+        await desk.crib.roster.remove("heartbeat")
+        for job in (running.id, waiting.id):
+            row = await over(desk, job)
+            assert (row.status, row.error) == (JobStatus.CANCELLED, "Its submitter heartbeat is no more.")
+        assert worker.stopped
+        assert set(house.workers) == {"running"}
+
+
+@pytest.mark.parametrize("lasts", list(Lasts))
+async def test_a_daemon_that_ends_interrupts_what_runs_and_the_next_one_begins_only_what_waited(
+    house: House, lasts: Lasts
+) -> None:
+    house.leases = Leases(lasts)
+    async with house.open(max_running=1) as desk:
+        ran = await desk.submit(OWNER, house.root, order("ran"))
+        waited = await desk.submit(OWNER, house.root, order("waited"))
+        await house.begun("ran")
+        assert not house.leases.idle, "a daemon for runs stays for its jobs"
+    assert house.leases.idle
+    assert house.workers.pop("ran").stopped
+    async with house.open(max_running=1) as desk:
+        row = await desk.result(OWNER, ran.id, wait=0)
+        assert (row.status, row.error) == (JobStatus.INTERRUPTED, "The daemon was stopped while it ran.")
+        (await house.begun("waited")).done()
+        assert (await over(desk, waited.id)).status is JobStatus.DONE
+        assert "ran" not in house.workers
+
+
+async def test_a_prompt_with_a_secret_runs_whole_but_is_kept_masked_and_not_begun_later(house: House) -> None:
+    async with house.open(max_running=1) as desk:
+        first = await desk.submit(OWNER, house.root, order(f"log in with {SECRET}"))
+        second = await desk.submit(OWNER, house.root, order(f"again {SECRET}"))
+        worker = await house.begun(f"log in with {SECRET}")
+        worker.done(f"I used {SECRET}")
+        row = await over(desk, first.id)
+        assert row.prompt == "log in with ****"
+        assert row.text == "I used ****"
+        await house.begun(f"again {SECRET}")
+        third = await desk.submit(OWNER, house.root, order(f"third {SECRET}"))
+        assert second.masked
+    async with house.open() as desk:
+        row = await desk.result(OWNER, third.id, wait=0)
+        assert row.status is JobStatus.INTERRUPTED
+        assert "secret" in row.error
+    everything = b"".join(path.read_bytes() for path in (house.home / "t").rglob("*") if path.is_file())
+    assert SECRET.encode() not in everything
+
+
+async def test_a_worker_that_ends_without_a_word_is_a_failure_that_says_how(house: House) -> None:
+    async with house.open() as desk:
+        row = await desk.submit(OWNER, house.root, order())
+        (await house.begun("do it")).said.put_nowait(None)
+        ended = await over(desk, row.id)
+        assert (ended.status, ended.error) == (JobStatus.FAILED, "Its process ended with code 3, saying: oh.")
+
+
+async def test_a_failure_keeps_what_was_said_and_a_long_result_is_cut_and_says_so(house: House) -> None:
+    async with house.open() as desk:
+        row = await desk.submit(OWNER, house.root, order())
+        (await house.begun("do it")).done("x" * (LONGEST_RESULT + 5), status="failed", error="Its time was up.")
+        ended = await over(desk, row.id)
+        assert (ended.status, ended.error) == (JobStatus.FAILED, "Its time was up.")
+        assert ended.text.endswith("x\n[5 more characters were not kept]")
+
+
+WRONG: list[tuple[str, dict[str, Any], type[ToolcribError], str]] = [
+    ("agent", {"model": "openai:dear"}, Denied, "may not use the model"),
+    ("client", {"model": "openai:dear"}, Denied, "may not use the model"),
+    ("owner", {"model": "nowhere:x"}, UsageError, "does not begin with a provider"),
+    ("owner", {"model": "google:x"}, UsageError, "no key for google"),
+    ("owner", {"model": "openai:x", "runs": "claude"}, UsageError, "chooses its model"),
+    ("owner", {"runs": "claude"}, NotFound, "not installed"),
+    ("agent", {"workdir": "../.."}, Denied, "not beneath"),
+    ("agent", {"workdir": "/"}, Denied, "not beneath"),
+    ("client", {"workdir": "/"}, Denied, "not beneath"),
+    ("owner", {"workdir": "nowhere"}, UsageError, "is no folder"),
+    ("client", {"profile": "trusted"}, Denied, "has the profile developer"),
+    ("agent", {"profile": "owner"}, UsageError, "nobody's but yours"),
+    ("agent", {"profile": "ghost"}, UsageError, "There is no profile"),
+    ("owner", {"profile": "owner"}, UsageError, "nobody's but yours"),
+    ("owner", {"timeout": 601}, UsageError, "600 s at most"),
+    ("owner", {"prompt": " \n"}, UsageError, "no prompt"),
+    ("owner", {"prompt": "x" * 300_000}, UsageError, "256 KiB"),
+]
+
+
+@pytest.mark.parametrize(("who", "wanted", "error", "told"), WRONG)
+async def test_an_order_that_cannot_be_is_refused_with_a_remedy_before_anything_is_kept(
+    house: House, who: str, wanted: dict[str, Any], error: type[ToolcribError], told: str
+) -> None:
+    async with house.open() as desk:
+        callers = {"owner": OWNER, "client": CLIENT, "agent": await agent(desk, "a", workdir=house.root)}
+        with pytest.raises(error, match=told) as raised:
+            await desk.submit(callers[who], house.root, JobOrder(**{"prompt": "p", "max_steps": 3, **wanted}))
+        assert raised.value.remedy
+        assert (await desk.latest(OWNER, status=None, most=9))[1] == 0
+
+
+async def test_a_link_out_of_the_folder_is_outside(house: House) -> None:
+    (house.root / "out").symlink_to(house.home)
+    async with house.open() as desk:
+        caller = await agent(desk, "a", workdir=house.root)
+        with pytest.raises(Denied, match="not beneath"):
+            await desk.submit(caller, house.root, order(workdir="out"))
+
+
+async def test_agents_choose_among_the_allowed_models_and_the_owner_among_all(house: House) -> None:
+    async with house.open() as desk:
+        caller = await agent(desk, "a")
+        assert (await desk.submit(caller, house.root, order(model="anthropic:small-1"))).model == "anthropic:small-1"
+        assert (await desk.submit(OWNER, house.root, order(model="openai:dear"))).model == "openai:dear"
+
+
+async def test_without_a_model_or_with_settings_that_cannot_be_read_nothing_is_taken(house: House) -> None:
+    async with house.open(model="") as desk:
+        with pytest.raises(ToolcribError) as raised:
+            await desk.submit(OWNER, house.root, order())
+        assert raised.value.remedy
+    async with house.open(max_running="many") as desk:
+        with pytest.raises(ToolcribError, match="max_running"):
+            await desk.submit(OWNER, house.root, order())
+
+
+async def test_where_a_key_goes_is_the_configuration_s_word(house: House) -> None:
+    places = {"base_urls": {"openai": "http://127.0.0.1:9/v1"}, "api_keys": {"openai": "${SMALL_SECRET}"}}
+    async with house.open(**places) as desk:
+        row = await desk.submit(OWNER, house.root, order())
+        worker = await house.begun("do it")
+        assert (worker.order["base_url"], worker.order["api_key"]) == ("http://127.0.0.1:9/v1", SECRET)
+        worker.done(f"the key is {SECRET}")
+        assert (await over(desk, row.id)).text == "the key is ****"
+
+
+async def test_nothing_is_acknowledged_that_could_not_be_written(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house.open() as desk:
+        assert desk.crib is not None
+        store = desk.crib.store
+
+        async def refuse(*_: Any, **__: Any) -> None:
+            raise StoreError("The disk is full.", remedy="Make room.")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "write", refuse)
+            with pytest.raises(StoreError, match="full"):
+                await desk.submit(OWNER, house.root, order())
+        assert desk.counts == {"running": 0, "waiting": 0}
+        assert house.leases.idle
+        assert not house.workers
+
+
+async def test_a_daemon_that_stops_takes_no_more(house: House) -> None:
+    async with house.open() as desk:
+        house.leases.close()
+        with pytest.raises(DaemonNotRunning):
+            await desk.submit(OWNER, house.root, order())
+
+
+@pytest.mark.parametrize(
+    ("above", "rules", "expected"),
+    [
+        ("trusted", (), OwnTools.EDIT),
+        ("read-only", (), OwnTools.READ),
+        ("nothing", (), OwnTools.NONE),
+        ("developer", ((Effect.DENY, "workspace:write_file"),), OwnTools.READ),
+        ("developer", ((Effect.ASK, "workspace:*"),), OwnTools.NONE),
+        ("developer", ((Effect.DENY, "other:*"),), OwnTools.EDIT),
+    ],
+)
+async def test_what_a_childs_program_may_do_by_its_own_hands_is_no_more_than_its_parent_may(
+    house: House, above: str, rules: tuple[tuple[Effect, str], ...], expected: OwnTools
+) -> None:
+    async with house.open() as desk:
+        assert desk.crib is not None
+        held = [Rule(effect=effect, tools=tools, origin=Origin.AGENT) for effect, tools in rules]
+        await agent(desk, "lead", profile=above, rules=held)
+        await agent(desk, "child", parent="lead", profile="developer")
+        crib = desk.crib
+        assert own_tools_of(crib, crib.home, crib.roster.find("child")) is expected

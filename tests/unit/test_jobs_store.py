@@ -1,0 +1,94 @@
+"""Rows of jobs: forward only, bounded, and the same on every engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from toolcrib.store import Database, jobs
+from toolcrib.store.jobs import JobRow, JobStatus
+
+pytestmark = pytest.mark.req("KAI-9")
+
+
+@pytest.fixture
+def database(store_url: str) -> Iterator[Database]:
+    with Database.open(store_url) as database:
+        yield database
+
+
+def row(id: str, **changed: Any) -> JobRow:
+    usual: dict[str, Any] = {
+        "submitter": "heartbeat",
+        "submitter_since": 5.0,
+        "runs": "agent",
+        "model": "openai:x",
+        "profile": "developer",
+        "workdir": "/w",
+        "prompt": "é\n",
+        "masked": False,
+        "timeout": 60.0,
+        "max_steps": 30,
+        "status": JobStatus.QUEUED,
+        "submitted_at": 1.0,
+    }
+    return JobRow(id=id, **{**usual, **changed})
+
+
+def test_a_job_comes_back_as_it_was_kept_and_only_goes_forward(database: Database) -> None:
+    database.write(jobs.add, row("a"))
+    assert database.read(jobs.find, "a") == row("a")
+    assert database.read(jobs.find, "b") is None
+    assert database.write(jobs.begin, "a", 2.0)
+    assert not database.write(jobs.begin, "a", 3.0), "it is begun once"
+    kept = {"text": "42", "usage": '{"input_tokens":1}', "steps": 2, "events": 9, "agent": "job-a"}
+    assert database.write(jobs.end, "a", JobStatus.DONE, 4.0, kept)
+    assert not database.write(jobs.end, "a", JobStatus.CANCELLED, 5.0, {"text": "other"})
+    assert database.read(jobs.find, "a") == row("a", status=JobStatus.DONE, started_at=2.0, ended_at=4.0, **kept)
+
+
+def test_what_ran_is_interrupted_and_what_waited_is_found_in_order(database: Database) -> None:
+    for name, at in (("late", 3.0), ("early", 1.0), ("ran", 2.0), ("over", 0.5)):
+        database.write(jobs.add, row(name, submitted_at=at))
+    database.write(jobs.begin, "ran", 4.0)
+    database.write(jobs.end, "over", JobStatus.FAILED, 4.0, {"error": "e"})
+    assert database.write(jobs.interrupt_running, 9.0, "gone") == 1
+    found = database.read(jobs.find, "ran")
+    assert found is not None
+    assert (found.status, found.error, found.ended_at) == (JobStatus.INTERRUPTED, "gone", 9.0)
+    assert [one.id for one in database.read(jobs.queued)] == ["early", "late"]
+    assert database.write(jobs.interrupt_running, 9.0, "gone") == 0
+
+
+def test_jobs_are_listed_by_owner_and_status_the_newest_first(database: Database) -> None:
+    for number in range(5):
+        database.write(jobs.add, row(f"j{number}", submitted_at=float(number)))
+    database.write(jobs.add, row("theirs", submitter="other", submitter_since=5.0))
+    database.write(jobs.add, row("before", submitter_since=1.0))
+    mine = {("heartbeat", 5.0)}
+    rows, total = database.read(jobs.latest, owners=mine, status=None, most=2)
+    assert ([one.id for one in rows], total) == (["j4", "j3"], 5)
+    assert database.read(jobs.latest, owners=None, status=None, most=50)[1] == 7
+    assert database.read(jobs.latest, owners=(), status=None, most=50) == ((), 0)
+    database.write(jobs.begin, "j1", 9.0)
+    rows, total = database.read(jobs.latest, owners=mine, status="running", most=50)
+    assert ([one.id for one in rows], total) == (["j1"], 1)
+
+
+def test_old_and_too_many_are_let_go_but_never_what_is_not_over(database: Database) -> None:
+    for number in range(6):
+        database.write(jobs.add, row(f"j{number}"))
+        if number:
+            database.write(jobs.end, f"j{number}", JobStatus.DONE, float(number), {})
+    assert database.write(jobs.forget, before=2.0, most=100) == 1
+    assert database.write(jobs.forget, before=0.0, most=2) == 2
+    rows, _ = database.read(jobs.latest, owners=None, status=None, most=50)
+    assert {one.id for one in rows} == {"j0", "j4", "j5"}
+
+
+def test_every_status_is_over_or_not() -> None:
+    assert {status for status in JobStatus if not status.over} == {JobStatus.QUEUED, JobStatus.RUNNING}
+    assert {one.name for one in dataclasses.fields(JobRow)} >= {"status", "masked"}

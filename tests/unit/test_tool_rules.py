@@ -1,0 +1,435 @@
+"""`tools:` in configuration files: what is read, what is wrong with it, and what the catalog and the door make of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcrib.agents.approvals import Approvals
+from toolcrib.book.entry import Entry
+from toolcrib.calls import Door, Request
+from toolcrib.catalog import Catalog, Tool
+from toolcrib.catalog.offer import Offer
+from toolcrib.config import Config, Paths, Problem, Severity, load, mask
+from toolcrib.config.keys import Field
+from toolcrib.config.model import Does, Layer, NameStyle, ToolRule
+from toolcrib.config.problems import Report
+from toolcrib.config.tool_rules import read_tool_rules
+from toolcrib.config.values import Surroundings, Values
+from toolcrib.crib.secrets import KnownSecrets
+from toolcrib.errors import Denied, InvalidArguments, UnknownTool
+from toolcrib.events import Bus, CallFinished
+from toolcrib.policy import BUILTIN, Caller, Condition, Effect, OneOf, Origin, Rule, permission
+from toolcrib.servers.model import Answer, ToolCall
+
+REPO = {
+    "type": "object",
+    "properties": {"repo_path": {"type": "string"}, "depth": {"type": "integer"}},
+    "required": ["repo_path"],
+    "additionalProperties": False,
+}
+READS = {"readOnlyHint": True}
+LISTED = {
+    "git": {"git_status": READS, "git_push": {}, "log": READS},
+    "svn": {"log": READS},
+    "crib": {"system_stop": {}},
+    "workspace": {"read_file": READS},
+}
+
+
+def rules(*given_rules: Any, **environ: str) -> tuple[ToolRule, ...]:
+    made, problems = read(list(given_rules), environ)
+    assert problems == []
+    return made
+
+
+def read(given_rules: Any, environ: Mapping[str, str] | None = None) -> tuple[tuple[ToolRule, ...], list[Problem]]:
+    report = Report("config.yml")
+    around = Surroundings(layer=Layer.USER, environ=environ or {}, home=Path("/home/u"))
+    made = read_tool_rules(Field(value=given_rules, path=("tools",)), Values(around, report))
+    return made, report.problems
+
+
+def listings() -> dict[str, tuple[bytes, ...]]:
+    return {
+        server: tuple(
+            msgspec.json.encode(
+                {"name": name, "description": f"Does {name}.", "inputSchema": REPO, "annotations": hints, "x": 1.0}
+            )
+            for name, hints in tools.items()
+        )
+        for server, tools in LISTED.items()
+    }
+
+
+def catalog(*given_rules: Any, previous: Catalog | None = None, version: int = 1) -> Catalog:
+    return Catalog.build(listings(), version=version, previous=previous, rules=rules(*given_rules))
+
+
+def names(made: Catalog, style: NameStyle = NameStyle.SERVER) -> dict[str, str]:
+    return {tool.display: tool.public(style) for tool in made.tools if tool.server != "crib"}
+
+
+# Reading.
+
+
+def test_every_rule_is_read() -> None:
+    made = rules(
+        {"keep": ["git:*", {"annotation": "readOnly"}, {"not": "svn:*"}]},
+        {"drop": {"annotation": "destructive"}, "only": "git:*"},
+        {"rename": {"git_status": "status"}},
+        {"prefix": "mcp"},
+        {"describe": "[{server}] {description}"},
+        {"fix": {"tool": "git:*", "arguments": {"repo_path": "${ROOT}", "depth": 3, "more": [None, {"a": True}]}}},
+        {"default": {"arguments": {"depth": 1}}},
+        {"renameArguments": {"repo_path": "folder"}},
+        {"options": {"openai": {"strict": True}}},
+        ROOT="/srv/app",
+    )
+    assert [rule.does for rule in made] == list(Does)
+    assert made[0].value.annotations == ("read_only",)
+    assert made[5].value == {"repo_path": "/srv/app", "depth": 3, "more": [None, {"a": True}]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key", "told"),
+    [
+        ({"drop": "x"}, "tools", "expected a list of rules"),
+        (["x"], "tools[0]", 'found "x", expected a rule'),
+        ([{}], "tools[0]", "a rule that does nothing, expected one of keep, drop"),
+        ([{"kep": "x"}], "tools[0].kep", "Did you mean keep?"),
+        ([{"drop": "x", "where": "git:*"}], "tools[0].where", "a key that is not known, expected one of keep"),
+        ([{"keep": "x", "drop": "y"}], "tools[0]", "found keep and drop, expected one of"),
+        ([{"keep": 3}], "tools[0].keep", "found 3, expected a name or glob"),
+        ([{"keep": []}], "tools[0].keep", "found a list, expected a name or glob"),
+        ([{"keep": ["a", {"annotation": "destuctive"}]}], "tools[0].keep[1].annotation", "Did you mean destructive?"),
+        ([{"keep": {"annotations": "destructive"}}], "tools[0].keep.annotations", "Did you mean annotation?"),
+        ([{"drop": {"not": {"not": 1}}}], "tools[0].drop.not.not", "found 1"),
+        ([{"rename": "x"}], "tools[0].rename", "found text, expected a mapping"),
+        ([{"rename": {"a": "b c"}}], "tools[0].rename.a", 'found "b c", expected 1 to 64 letters'),
+        ([{"prefix": "a" * 65}], "tools[0].prefix", "expected 1 to 64 letters"),
+        ([{"describe": "{sever} {name}"}], "tools[0].describe", "Did you mean {server}?"),
+        ([{"fix": {"repo_path": "."}}], "tools[0].fix.repo_path", "expected one of tool, tools, arguments"),
+        ([{"fix": {"arguments": {}}}], "tools[0].fix", "expected arguments: a mapping of names to values"),
+        ([{"fix": {"arguments": {"a": "${NOT_SET}"}}}], "tools[0].fix.arguments.a", "variable NOT_SET"),
+        ([{"rename_arguments": {"a": "x", "b": "x"}}], "tools[0].rename_arguments", "a name for each"),
+        ([{"options": {"openal": {}}}], "tools[0].options.openal", "Did you mean openai?"),
+        ([{"options": {"openai": True}}], "tools[0].options.openai", "expected a mapping"),
+        ([{"prefix": "ok", "only": 7}], "tools[0].only", "found 7"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place_and_only_its_rule_is_left_out(wrong: Any, key: str, told: str) -> None:
+    made, problems = read([*wrong, {"prefix": "fine"}] if isinstance(wrong, list) else wrong)
+    assert any(problem.key.startswith(key) and told in str(problem) for problem in problems), problems
+    assert all(problem.severity is Severity.ERROR for problem in problems)
+    assert [rule.value for rule in made] == (["fine"] if isinstance(wrong, list) else [])
+
+
+words = st.sampled_from([*Does, "only", "annotation", "not", "tool", "arguments", "openai", "destructive", "${X}", "x"])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | words | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(values)
+def test_nothing_that_stands_there_breaks_the_reading_or_the_catalog(written: Any) -> None:
+    made, problems = read(written)
+    assert all(problem.key.startswith("tools") for problem in problems)
+    built = Catalog.build(listings(), version=1, rules=made)
+    assert len(built.of_server("crib")) == 1
+    config = mask(Config(tools=made))
+    assert len(config["tools"]) == len(made)
+    json.dumps(config)
+
+
+class Person:
+    """A user's file and a project's, as YAML."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.root = folder / "h", folder / "p"
+        self.home.mkdir()
+        (self.root / ".toolcrib").mkdir(parents=True)
+        self.trusts = False
+
+    def write(self, *, user: str = "", project: str = "") -> None:
+        (self.home / "config.yml").write_text(user)
+        (self.root / ".toolcrib" / "config.yml").write_text(project)
+
+    def load(self, **environ: str) -> Config:
+        paths = Paths.of_user({"TOOLCRIB_HOME": str(self.home)})
+        return load(paths=paths, root=self.root, environ={"HOME": "/h", **environ}, is_trusted=lambda *_: self.trusts)
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Person:
+    return Person(tmp_path)
+
+
+def test_a_problem_names_file_and_line(person: Person) -> None:
+    person.write(user="tools:\n  - keep: git:*\n  - drop:\n      anotation: destructive\n")
+    config = person.load()
+    assert [rule.does for rule in config.tools] == [Does.KEEP]
+    assert f"{person.home}/config.yml:4: tools[1].drop.anotation:" in str(config.problems[0])
+
+
+@pytest.mark.req("BNS-10")
+def test_a_projects_rules_do_nothing_until_they_are_trusted_and_come_after_the_persons(person: Person) -> None:
+    person.write(
+        user="tools:\n  - drop: '*_push'\n",
+        project="tools:\n  - prefix: mcp\n  - fix: {arguments: {api_token: abcdef-123456, note: sk-abcdefghijkl}}\n",
+    )
+    before = person.load()
+    assert [rule.does for rule in before.tools] == [Does.DROP]
+    assert before.waiting[0].effects == (
+        'tools: {"prefix": "mcp"}',
+        'tools: {"fix": {"arguments": {"api_token": "****", "note": "****"}}}',
+    )
+    person.trusts = True
+    assert [rule.does for rule in person.load().tools] == [Does.DROP, Does.PREFIX, Does.FIX]
+
+
+def test_what_is_shown_hides_secrets_and_the_book_knows_them(person: Person) -> None:
+    person.write(
+        user="tools:\n  - fix: {arguments: {api_key: plain-secret, user: '${LOGIN}', zone: UTC}}\n  - prefix: mcp\n"
+    )
+    config = person.load(LOGIN="ada-the-first")
+    assert mask(config)["tools"] == [
+        {"fix": {"arguments": {"api_key": "****", "user": "${LOGIN}", "zone": "UTC"}}},
+        {"prefix": "mcp"},
+    ]
+    assert KnownSecrets(lambda: [config])() == {"plain-secret", "ada-the-first"}
+    assert "plain-secret" not in repr(config.tools[0].written) or "plain-secret" not in repr(config)
+
+
+def test_a_rule_in_which_a_key_stands_twice_is_left_out(person: Person) -> None:
+    person.write(user="tools:\n  - prefix: a\n    prefix: b\n  - prefix: c\n")
+    config = person.load()
+    assert [rule.value for rule in config.tools] == ["c"]
+    assert "second time" in str(config.problems[0])
+
+
+# The catalog.
+
+
+@pytest.mark.req("ENG-5", "ENG-6")
+def test_the_catalog_names_describes_and_hides_as_the_rules_say() -> None:
+    made = catalog(
+        {"drop": {"annotation": "destructive"}},
+        {"rename": {"git_status": "status", "svn:log": "history"}},
+        {"prefix": "x", "only": "git:*"},
+        {"describe": "[{server}] {description}"},
+    )
+    assert names(made) == {
+        "git:git_status": "git_x_status",
+        "git:log": "git_x_log",
+        "svn:log": "svn_history",
+        "workspace:read_file": "workspace_read_file",
+    }
+    assert names(made, NameStyle.PLAIN)["svn:log"] == "history"
+    shown = json.loads(made.find("history").render("history"))
+    assert shown == {
+        "name": "history",
+        "description": "[svn] Does log.",
+        "inputSchema": REPO,
+        "annotations": READS,
+        "x": 1.0,
+    }
+    assert made.find("svn:log").description == "Does log.", "the tool itself is as its server has it"
+
+
+@pytest.mark.req("ENG-5")
+def test_what_was_dropped_is_not_there_under_any_name_and_commands_always_are() -> None:
+    made = catalog({"keep": "git:log"})
+    assert names(made) == {"git:log": "git_log"}
+    for name in ("git:git_push", "git_git_push", "git_push", "mcp_git_git_push", "svn:log"):
+        with pytest.raises(UnknownTool):
+            made.find(name)
+    assert made.find("crib_system_stop").shape is None
+
+
+def test_two_tools_of_one_new_name_give_way_as_others_do() -> None:
+    made = catalog({"rename": {"git_status": "same", "git_push": "same"}})
+    given_names = names(made)
+    assert len(set(given_names.values())) == len(given_names)
+    assert given_names["git:git_status"].startswith("git_same_")
+    assert made.find(given_names["git:git_push"]).name == "git_push"
+
+
+def test_options_are_kept_for_offers() -> None:
+    made = catalog({"options": {"anthropic": {"cache_control": {"type": "ephemeral"}}}, "only": "git:log"})
+    offered = {offer.tool.display: offer.options for offer in map(Offer.of, made.tools)}
+    assert offered["git:log"] == {"anthropic": {"cache_control": {"type": "ephemeral"}}}
+    assert offered["svn:log"] == {}
+
+
+def test_unchanged_tools_stay_the_same_objects_while_the_rules_do() -> None:
+    some = ({"prefix": "x"}, {"drop": "git_push"})
+    first = catalog(*some)
+    assert catalog(*some, previous=first, version=2).tools == first.tools
+    assert catalog(*some, previous=first, version=2).find("git:log") is first.find("git:log")
+    other = catalog({"prefix": "x"}, previous=first, version=3)
+    assert "git:git_push" in other
+    assert names(catalog(previous=other, version=4))["git:log"] == "git_log"
+
+
+def test_a_rule_that_does_not_fit_a_tool_leaves_it_out_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="toolcrib"):
+        made = catalog({"fix": {"tool": "git:log", "arguments": {"depth": "deep"}}})
+    assert "git:log" not in made
+    assert "svn:log" in made
+    assert "git:log is not offered" in caplog.text
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                {"rename": {"git_status": "log", "*": "same"}},
+                {"rename": {"log": "x" * 60, "git:*": "crib_system_stop"}},
+                {"prefix": "p" * 40},
+                {"prefix": "crib"},
+                {"rename": {"svn:log": "workspace_read_file"}},
+                {"drop": "git_push"},
+            ]
+        ),
+        max_size=4,
+    )
+)
+def test_public_names_are_legal_and_mean_one_tool_whatever_the_rules_are(chain: list[Any]) -> None:
+    made = catalog(*chain)
+    for style in NameStyle:
+        public = made.by_public(style)
+        assert len(public) == len(made.tools)
+        assert all(len(name) <= 64 and name.replace("-", "_").replace("_", "a").isalnum() for name in public)
+        assert all(made.find(name) is tool for name, tool in public.items())
+    assert made.find("crib_system_stop").server == "crib"
+
+
+# The door.
+
+
+class Gate:
+    """A door in front of a shaped catalog; notes what the server, the book and the person who is asked get to see."""
+
+    def __init__(self, *given_rules: Any, allowed: tuple[Rule, ...] = ()) -> None:
+        self._catalog = catalog(*given_rules)
+        everything = (Rule(effect=Effect.ALLOW, tools="*", origin=Origin.AGENT, holder="a"),)
+        granted = permission(BUILTIN["nothing"], agent="a", rules=allowed or everything)
+        self.caller = Caller(agent="a", permission=granted, conversation="c")
+        self.forwarded: list[tuple[str, Any]] = []
+        self.written: list[Entry] = []
+        self.bus = Bus()
+        self.approvals = Approvals(self.bus, limit=5.0, mask=lambda text: text)
+        self._door = Door(self.bus, book=cast(Any, self), approvals=self.approvals)
+
+    def note(self, entry: Entry) -> None:
+        self.written.append(entry)
+
+    async def kept(self) -> None:
+        return
+
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
+        return self._catalog.find(name, shown=shown, style=style)
+
+    def target(self, server: str, caller: Caller) -> Any:
+        async def call(call: ToolCall, **_: Any) -> Answer:
+            self.forwarded.append((f"{server}:{call.name}", msgspec.json.decode(call.params["arguments"])))
+            return Answer(result=b'{"content":[]}')
+
+        return SimpleNamespace(call=call)
+
+    async def use(self, name: str, arguments: Any) -> None:
+        params = {"arguments": msgspec.Raw(msgspec.json.encode(arguments))}
+        await self._door.call(self, self.caller, Request(tool=name, params=params))
+
+
+SHAPED = (
+    {"rename": {"git_push": "publish"}},
+    {"rename_arguments": {"repo_path": "folder"}, "only": "git:*"},
+    {"fix": {"tool": "git:*", "arguments": {"depth": 3}}},
+)
+
+
+@pytest.mark.req("ENG-6")
+@pytest.mark.parametrize("name", ["git_publish", "publish", "mcp_git_publish", "git:git_push"])
+async def test_a_call_by_any_name_reaches_the_tool_with_its_own_name_and_arguments(name: str) -> None:
+    gate = Gate(*SHAPED)
+    finished: list[CallFinished] = []
+    gate.bus.subscribe(finished.append, CallFinished)
+    await gate.use(name, {"folder": "/srv"})
+    assert gate.forwarded == [("git:git_push", {"repo_path": "/srv", "depth": 3})]
+    intent = gate.written[0]
+    assert (intent.tool, intent.arguments) == ("git:git_push", b'{"repo_path":"/srv","depth":3}')
+    assert finished[0].tool == "git:git_push"
+    assert finished[0].arguments == b'{"folder":"/srv"}', "whoever follows the caller sees what the caller sent"
+
+
+@pytest.mark.req("KSI-3")
+async def test_permissions_are_judged_on_the_tool_itself_and_on_the_arguments_that_it_gets() -> None:
+    when = (Condition(argument="repo_path", test=OneOf(("/srv",))),)
+    allowed = (Rule(effect=Effect.ALLOW, tools="git:git_push", when=when, origin=Origin.AGENT, holder="a"),)
+    gate = Gate(*SHAPED, allowed=allowed)
+    await gate.use("publish", {"folder": "/srv"})
+    with pytest.raises(Denied):
+        await gate.use("publish", {"folder": "/etc"})
+    with pytest.raises(Denied):
+        await gate.use("git_status", {"folder": "/srv"})
+    fixed = Gate({"fix": {"arguments": {"repo_path": "/etc"}}}, allowed=allowed)
+    with pytest.raises(Denied):
+        await fixed.use("git:git_push", {})
+    assert [arguments["repo_path"] for _, arguments in gate.forwarded] == ["/srv"]
+    assert fixed.forwarded == []
+
+
+async def test_who_is_asked_sees_what_the_tool_would_get() -> None:
+    asks = (Rule(effect=Effect.ASK, tools="*", origin=Origin.AGENT, holder="a"),)
+    gate = Gate(*SHAPED, allowed=asks)
+    calling = asyncio.create_task(gate.use("publish", {"folder": "/srv"}))
+    async with asyncio.timeout(5):
+        while not gate.approvals.waiting:  # noqa: ASYNC110 - one turn of the loop
+            await asyncio.sleep(0)
+    asked = gate.approvals.waiting[0]
+    assert asked.tool == "git:git_push"
+    assert "/srv" in str(asked.arguments)
+    assert "repo_path" in str(asked.arguments)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+
+
+@pytest.mark.parametrize(
+    ("given_arguments", "told"),
+    [
+        ({}, 'needs the property "folder"'),
+        ({"folder": 3}, "arguments.folder must be of type string"),
+        ({"repo_path": "/srv", "folder": "/srv"}, 'must not have "repo_path"'),
+        ({"folder": "/srv", "depth": 9}, 'must not have "depth"'),
+        ([], "must be an object"),
+    ],
+)
+async def test_wrong_arguments_are_told_in_the_words_that_were_shown(given_arguments: Any, told: str) -> None:
+    gate = Gate(*SHAPED)
+    with pytest.raises(InvalidArguments) as raised:
+        await gate.use("publish", given_arguments)
+    assert told in raised.value.message
+    assert raised.value.data["schema"]["required"] == ["folder"]
+    assert gate.forwarded == []
+    assert [entry.outcome for entry in gate.written] == ["invalid"]
+
+
+async def test_a_default_that_is_not_given_is_filled_in() -> None:
+    gate = Gate({"default": {"arguments": {"repo_path": ".", "depth": 1}}})
+    await gate.use("git_status", {"depth": 2})
+    assert gate.forwarded == [("git:git_status", {"repo_path": ".", "depth": 2})]
