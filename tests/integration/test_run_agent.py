@@ -25,6 +25,7 @@ from toolcrib.agent.events import (
     RunFailed,
     RunFinished,
     StepFinished,
+    TextDelta,
     ToolCalled,
     ToolFinished,
     Usage,
@@ -33,7 +34,7 @@ from toolcrib.agent.options import AgentOptions, CodingTools
 from toolcrib.agent.run import run_agent
 from toolcrib.agent_events import ToolStatus
 from toolcrib.config.given import HttpServer, StdioServer
-from toolcrib.testing import Anyway, Call, Ending, Garble, Hold, Model, Refuse, Say, Together, scripted
+from toolcrib.testing import Anyway, Break, Call, Ending, Garble, Hold, Model, Refuse, Say, Together, scripted
 
 DESK = Path(__file__).parents[1] / "servers_own" / "desk_stdio.py"
 PROVIDERS = ("anthropic", "google", "openai", "openai-responses", "openrouter")
@@ -169,6 +170,25 @@ async def test_why_an_answer_ended_is_why_the_run_did(provider: str) -> None:
     for ending, ended in ((Ending.LENGTH, Ended.LENGTH), (Ending.FILTER, Ended.REFUSED)):
         with scripted(provider, [Say("I would", ending=ending)]) as model:
             assert finished(await run(model, provider)).ended is ended
+
+
+@every_provider
+async def test_an_empty_answer_is_the_end_and_no_failure(provider: str, desk: StdioServer) -> None:
+    with scripted(provider, [Call("add", {"a": 1, "b": 1}, says="I add."), Say("")]) as model:
+        last = finished(await run(model, provider, mcp_servers=[desk]))
+    assert (last.ended, last.text, last.steps) == (Ended.DONE, "I add.", 2)
+
+
+@every_provider
+async def test_an_answer_that_breaks_off_ends_the_run_with_what_was_said(provider: str) -> None:
+    with scripted(provider, [Break("I was about to say")]) as model:
+        events = await run(model, provider)
+    failed = events[-1]
+    assert isinstance(failed, RunFailed)
+    assert failed.remedy
+    said = "".join(event.text for event in events if isinstance(event, TextDelta))
+    assert said.startswith("I was")
+    assert [part["content"] for part in failed.messages[-1]["parts"]] == [said]
 
 
 @pytest.mark.parametrize("provider", [name for name in PROVIDERS if name != "google"])

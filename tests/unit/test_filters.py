@@ -85,7 +85,7 @@ def test_a_tool_that_was_renamed_is_meant_by_its_new_name_alone_and_by_its_serve
     assert left("publish") == left("git:git_push") == {"git:git_push"}
 
 
-SAID = {
+SAID: dict[str, dict[str, Any]] = {
     "git_status": {"readOnlyHint": True, "openWorldHint": False},
     "git_push": {"destructiveHint": True, "idempotentHint": True},
     "write_file": {"readOnlyHint": False, "destructiveHint": False},

@@ -266,9 +266,20 @@ KEYWORDS = st.sampled_from(
             "$ref",
             "$defs",
         ),
-        *("additionalProperties", "patternProperties", "propertyNames", "prefixItems", "minimum", "exclusiveMinimum"),
-        *("maxLength", "pattern", "format", "description", "default", "examples", "if", "then", "dependentRequired"),
-        *("$id", "$schema", "$anchor", "$comment", "nullable", "x-own", "definitions", "uniqueItems", "contains"),
+        *("additionalProperties", "patternProperties", "propertyNames", "prefixItems", "minimum"),
+        *("exclusiveMinimum", "maxLength", "pattern", "format", "description", "default", "examples", "if", "then"),
+        *(
+            "dependentRequired",
+            "$id",
+            "$schema",
+            "$anchor",
+            "$comment",
+            "nullable",
+            "x-own",
+            "definitions",
+            "uniqueItems",
+            "contains",
+        ),
         *("dependencies", "$dynamicRef", "additionalItems", "title", "multipleOf", "discriminator", "minItems"),
     ]
 )

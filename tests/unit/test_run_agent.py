@@ -33,6 +33,7 @@ from toolcrib.agent.events import (
 from toolcrib.agent.options import AgentOptions, ToolRequest
 from toolcrib.agent.run import run_agent
 from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
+from toolcrib.catalog.names import is_legal
 from toolcrib.catalog.transforms import Rename
 from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ServerAway, UsageError
 
@@ -289,6 +290,20 @@ async def test_calls_that_share_an_id_are_told_apart(monkeypatch: pytest.MonkeyP
     assert [ended.text for _, ended in calls_of(events)] == ["A", "B", "C"]
     assert [part.content for part in world.results] == ["A", "B", "C"]
     assert len({part.tool_call_id for part in world.results}) == 3
+
+
+@pytest.mark.parametrize("name", ["functions.look", "", "ä" * 200, "look\n", "x" * 500])
+async def test_a_name_that_no_provider_takes_does_not_go_back_into_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    world = in_memory(monkeypatch, [Calls(tool=name)], ["Oh."], kit=desk(look=lambda _: "x"))
+    events = await run(**SERVERS)
+    assert only(events, RunFinished).text == "Oh."
+    ((_, ended),) = calls_of(events)
+    assert ended.tool_status is ToolStatus.UNKNOWN
+    (told,) = world.results
+    assert is_legal(told.tool_name)
+    assert {part["tool_name"] for part in only(events, RunFinished).messages[1]["parts"]} == {told.tool_name}
 
 
 async def test_results_of_every_kind_reach_the_model_and_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 from parts.agent_runs import Bench, Calls, World, in_memory, options, other_tasks, result, run, turns
 from toolcrib.agent import coding
 from toolcrib.agent.events import McpConnected, NameConflict, RunEvent, RunFinished, RunStarted, ToolCalled
-from toolcrib.agent.options import CodingTools
+from toolcrib.agent.options import CodingTools, ToolRequest
 from toolcrib.agent.run import AgentRun, run_agent
 from toolcrib.crib.results import Result, read_result
 from toolcrib.errors import UsageError
@@ -72,7 +72,10 @@ class Story:
                 self.calls -= 1
             return result("x")
 
-        async def approve(_: Any) -> bool:
+        self.asked: list[str] = []
+
+        async def approve(request: ToolRequest) -> bool:
+            self.asked.append(request.name)
             await turns(1)
             return True
 
@@ -273,6 +276,7 @@ async def test_a_built_in_tool_keeps_its_name_before_a_servers(monkeypatch: pyte
     assert (conflict.name, conflict.kept, conflict.left_out) == ("Bash", "Bash", "desk:Bash")
     assert story.world.offered[0] == ["Bash", "slow"]
     assert [part.content for part in story.world.results] == ["x", "ran"]
+    assert sorted(story.asked) == ["Bash", "slow"]
 
 
 async def test_many_runs_at_once_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,12 @@ def test_options_reach_the_definition(tools: Tools) -> None:
     assert all(one["cache_control"] == {"type": "ephemeral"} for one in cached)
 
 
+def test_a_provider_that_is_not_known_is_refused(tools: Tools) -> None:
+    assert tools.adaptations("anthropic") == ()
+    with pytest.raises(UsageError, match="no provider 'mistral'"):
+        tools.adaptations("mistral")  # type: ignore[arg-type]
+
+
 async def test_a_name_that_is_not_there_is_answered_with_the_nearest(tools: Tools, server: Server) -> None:
     with pytest.raises(UnknownTool, match='no tool "git_statu"') as raised:
         await tools.call("git_statu")

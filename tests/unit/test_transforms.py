@@ -97,7 +97,7 @@ def test_arguments_are_fixed_only_where_they_are_meant() -> None:
 
 @pytest.mark.parametrize("kind", [Fix, Default])
 def test_a_value_that_the_tool_does_not_take_is_refused_at_once(kind: type[Fix | Default]) -> None:
-    with pytest.raises(UsageError, match="git:git_log does not take 0 as its argument 'depth'"):
+    with pytest.raises(UsageError, match="git:git_log does not take what is given here as its argument 'depth'"):
         through(kind({"depth": 0}))
     with pytest.raises(UsageError, match="'author'"):
         through(kind({"author": {"name": 3}}))

@@ -6,7 +6,7 @@ last event.
 
 from __future__ import annotations
 
-from pydantic_ai.exceptions import AgentRunError, ModelAPIError, ModelHTTPError, ModelQuotaExceededError
+from pydantic_ai.exceptions import AgentRunError, ModelAPIError, ModelHTTPError, ModelQuotaExceededError, UserError
 
 from toolcrib.agent.models.failures import reason
 
@@ -25,7 +25,7 @@ UNREACHED = "Check the network, and `base_url` if you gave one."
 
 def is_known(error: Exception) -> bool:
     """Whether the words say enough; of any other the log has the whole."""
-    return isinstance(error, AgentRunError)
+    return isinstance(error, AgentRunError | UserError)
 
 
 def error(error: Exception) -> str:

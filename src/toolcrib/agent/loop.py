@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from typing import Any, cast
 
 from pydantic_ai.exceptions import ContentFilterError
 from pydantic_ai.messages import (
@@ -47,6 +48,10 @@ from toolcrib.agent.models.place import Format
 from toolcrib.agent.options import AgentOptions
 from toolcrib.agent.tally import Tally
 from toolcrib.agent.teller import Standing, Teller
+from toolcrib.catalog.names import LIMITS, is_legal
+from toolcrib.config.model import NameStyle
+
+LONGEST_NAME = LIMITS[NameStyle.PLAIN]
 
 
 class Loop:
@@ -71,7 +76,7 @@ class Loop:
                 await self._feed.all_read()
                 self._steps += 1
                 answer = await self._asked(model, asked_with)
-                if calls := _told_apart(answer):
+                if calls := _calls_of(answer):
                     await self._carry_out(calls, calling, tally, form)
                 self._teller.tell(StepFinished, step=self._steps, usage=_usage(answer.usage))
                 if not calls:
@@ -169,8 +174,9 @@ class Loop:
         return Standing(text=self._said, usage=self._usage, steps=self._steps, messages=history.write(self._messages))
 
 
-def _told_apart(answer: ModelResponse) -> list[ToolCallPart]:
-    """The calls of an answer. Some servers give all of them one id, by which nobody could tell their results apart."""
+def _calls_of(answer: ModelResponse) -> list[ToolCallPart]:
+    """The calls of an answer, made fit to go back to the provider in the next request: a model may invent names that
+    no provider takes, and some servers give all calls one id, by which nobody could tell their results apart."""
     calls: list[ToolCallPart] = []
     parts = list(answer.parts)
     for place, part in enumerate(parts):
@@ -178,7 +184,9 @@ def _told_apart(answer: ModelResponse) -> list[ToolCallPart]:
             own = part.tool_call_id
             while any(own == call.tool_call_id for call in calls):
                 own += "_"
-            calls.append(replace(part, tool_call_id=own))
+            name = "".join(letter if is_legal(letter) else "_" for letter in part.tool_name[:LONGEST_NAME])
+            # Some kinds of calls have but one name; ours are none of these.
+            calls.append(replace(cast("ToolCallPart[Any]", part), tool_call_id=own, tool_name=name or "_"))
             parts[place] = calls[-1]
     answer.parts = parts
     return calls

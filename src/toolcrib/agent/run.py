@@ -34,7 +34,8 @@ def run_agent(prompt: str, options: AgentOptions) -> AgentRun:
         async for event in run_agent("What time is it?", AgentOptions(model="anthropic:claude-sonnet-5-5")):
             print(event)
 
-    Leaving the loop early ends the run. To wait until it is over, use `async with run_agent(…) as events`.
+    Leaving the loop early ends the run, and so does cancelling who waits for an event. To know that it is over, use
+    `async with run_agent(…) as events`.
     """
     return AgentRun(prompt, options)
 

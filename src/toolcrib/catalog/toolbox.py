@@ -27,6 +27,7 @@ Call = Callable[[Tool, dict[str, Any]], Awaitable[Any]]
 Provider = Literal["openai", "anthropic", "google"]
 
 _NEAREST = 5
+_LISTED = 20
 
 
 class Tools(Sequence[Offer]):
@@ -85,9 +86,11 @@ class Tools(Sequence[Offer]):
         if len(displayed) == 1:
             return displayed[0]
         nearest = difflib.get_close_matches(name, self.names, n=_NEAREST)
+        more = ", …" if len(self) > _LISTED else ""
+        there = f"There are: {', '.join(self.names[:_LISTED]) or 'none'}{more}."
         raise UnknownTool(
             f'There is no tool "{name}".',
-            remedy=f"Did you mean {', '.join(nearest)}?" if nearest else f"There are: {', '.join(self.names)}.",
+            remedy=f"Did you mean {', '.join(nearest)}?" if nearest else there,
             data={"name": name, "nearest": nearest},
         )
 
@@ -111,8 +114,10 @@ class Tools(Sequence[Offer]):
 
     def adaptations(self, provider: Provider) -> tuple[Adaptation, ...]:
         """Where the definitions for this provider differ from what the servers said."""
-        format_ = {"openai": formats.openai, "anthropic": formats.anthropic, "google": formats.google}[provider]
-        return tuple(one for offer in self._offers for one in format_.definition(offer).adaptations)
+        found = {"openai": formats.openai, "anthropic": formats.anthropic, "google": formats.google}.get(provider)
+        if found is None:
+            raise UsageError(f"There is no provider {provider!r}.", remedy="There are openai, anthropic and google.")
+        return tuple(one for offer in self._offers for one in found.definition(offer).adaptations)
 
 
 def _fitted(offer: Offer) -> Offer:

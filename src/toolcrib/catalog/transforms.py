@@ -219,7 +219,7 @@ def _of_this_tool(arguments: Mapping[str, Any], offer: Offer) -> dict[str, Any]:
     for name, value in given.items():
         if not takes(offer.schema, name, value):
             raise UsageError(
-                f"{offer.tool.display} does not take {value!r} as its argument {name!r}.",
+                f"{offer.tool.display} does not take what is given here as its argument {name!r}.",
                 remedy="Its schema says what it takes; name the tools that are meant, if it is not one of them.",
             )
     return given

@@ -155,7 +155,7 @@ class Which:
 @dataclass(frozen=True, kw_only=True)
 class ToolRule:
     does: Does
-    value: Any
+    value: Any = field(repr=False)
     """What it is done with: `Which` to keep or drop, a text, a table of names, arguments, or options by provider."""
     only: tuple[Which, ...] = ()
     """The tools that it is about are all of these."""

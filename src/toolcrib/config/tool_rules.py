@@ -117,7 +117,10 @@ def _which(given: Field, values: Values) -> Which:
                 others=tuple(other for part in parts for other in part.others),
             )
         case Mapping():
+            before = values.report.errors
             fields = _fields(given, FILTER_KEYS, values)
+            if values.report.errors > before:
+                return Which()
             if len(fields) == 1:
                 if claim := fields.get("annotation"):
                     return _claim(claim, values)

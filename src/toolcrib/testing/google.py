@@ -69,7 +69,9 @@ def _results(contents: list[tuple[str | None, list[dict[str, Any]]]]) -> Iterato
     told: list[dict[str, Any]] = []
     for role, parts in [*contents, ("model", [])]:
         if role != "model":
-            told += [part["functionResponse"] for part in parts if "functionResponse" in part]
+            came = [part["functionResponse"] for part in parts if "functionResponse" in part]
+            # Gemini CLI tells a result twice when it takes up an old session.
+            told += [one for n, one in enumerate(came) if one not in came[:n] or not one.get("id")]
             continue
         if len(due) != len(told):
             raise ValueError(

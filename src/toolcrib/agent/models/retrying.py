@@ -8,7 +8,6 @@ pieces of a step add up to what the model said. `failures` says what will pass.
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -69,13 +68,14 @@ class Retrying(WrapperModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        for attempt in itertools.count(1):
+        attempt = 0
+        while True:
+            attempt += 1
             try:
                 return await self.wrapped.request(messages, model_settings, model_request_parameters)
             except Failure as error:
                 delay = self._delay(error, attempt)
             await self._sleep(delay)
-        raise AssertionError
 
     @asynccontextmanager
     async def request_stream(
@@ -85,7 +85,9 @@ class Retrying(WrapperModel):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncIterator[StreamedResponse]:
-        for attempt in itertools.count(1):
+        attempt = 0
+        while True:
+            attempt += 1
             async with AsyncExitStack() as stack:
                 try:
                     stream = await stack.enter_async_context(

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from jsonschema_rs import Validator, validator_for
+from jsonschema_rs import FancyRegexOptions, Validator, validator_for
 
 from toolcrib.catalog.formats.definition import Schema, Undo, unchanged
 
 Back = Callable[[Any], Any]
+
+_PATTERNS = FancyRegexOptions(backtrack_limit=100_000)
 
 NAME, VALUE, TEXT = "name", "value", "json"
 """Of an entry of an object whose property names are not known before, and of a value written as JSON text."""
@@ -116,11 +118,22 @@ class Branches:
     def __call__(self, value: Any) -> Any:
         if not self._validators:
             shared = {"$defs": dict(self.definitions)}
-            self._validators = [validator_for({**shared, **branch}, offline=True) for branch, _ in self.branches]
+            self._validators = [
+                validator_for({**shared, **branch}, offline=True, pattern_options=_PATTERNS)
+                for branch, _ in self.branches
+            ]
         for validator, (_, back) in zip(self._validators, self.branches, strict=True):
-            if validator.is_valid(value):
+            if _fits(validator, value):
                 return back(value) if back else value
         return value
+
+
+def _fits(validator: Validator, value: Any) -> bool:
+    try:
+        return validator.is_valid(value)
+    except ValueError:
+        # A pattern that gives up on this text.
+        return False
 
 
 @dataclass(frozen=True)

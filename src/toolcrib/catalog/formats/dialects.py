@@ -42,7 +42,7 @@ class Dialect:
     type_lists: bool
     tuples: bool
     lookaround: bool
-    """Whether a pattern may look ahead or behind."""
+    """Whether a pattern may look ahead, behind or back."""
 
 
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})

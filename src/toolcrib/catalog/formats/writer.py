@@ -11,6 +11,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jsonschema_rs import FancyRegexOptions, RegexOptions, validator_for
+
 from toolcrib.catalog.formats.back import Back, Branches, Choices, Named
 from toolcrib.catalog.formats.definition import Ledger, Schema
 from toolcrib.catalog.formats.dialects import Dialect
@@ -30,7 +32,6 @@ _WHOLE: Mapping[str, tuple[str, int, Callable[[Any, Any], Any]]] = {
     "exclusiveMaximum": ("maximum", -1, min),
 }
 """For whole numbers these have an equal."""
-_LOOKAROUND = ("(?=", "(?!", "(?<=", "(?<!")
 
 
 class Unwritable(Exception):
@@ -265,9 +266,17 @@ class Writer:
             return False
         if key == "format":
             return value in self.dialect.formats
-        if key == "pattern" and not self.dialect.lookaround and any(token in value for token in _LOOKAROUND):
+        if key == "pattern" and not self._reads(value):
             return False
         return key in self.dialect.words
+
+    def _reads(self, pattern: str) -> bool:
+        engine = FancyRegexOptions() if self.dialect.lookaround else RegexOptions()
+        try:
+            validator_for({"pattern": pattern}, pattern_options=engine)
+        except ValueError:
+            return False
+        return True
 
     def put_into_words(self, wire: Schema, left: Schema, path: str) -> Schema:
         for key in left:

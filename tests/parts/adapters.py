@@ -1,0 +1,85 @@
+"""The adapters of all providers, each asked in the same way.
+
+In: a scripted model. Out: the options that lead to it, and what a run, or the adapter alone, makes of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic_ai.messages import ModelRequest
+from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.tools import ToolDefinition
+
+from toolcrib.agent.events import RunEvent
+from toolcrib.agent.models import open_model
+from toolcrib.agent.options import AgentOptions
+from toolcrib.agent.run import run_agent
+from toolcrib.catalog.names import Names
+from toolcrib.catalog.offer import Offer
+from toolcrib.catalog.tool import Tool, decode_definition
+from toolcrib.testing import Model
+
+MODELS = {
+    "openai": "openai:gpt-5",
+    "openai-responses": "openai-responses:gpt-5",
+    "anthropic": "anthropic:claude-sonnet-5-5",
+    "google": "google:gemini-3-pro",
+    "openrouter": "openrouter:anthropic/claude-sonnet-4.5",
+}
+LIMIT = 60.0
+
+Kind = TypeVar("Kind", bound=RunEvent)
+
+
+def options(provider: str, there: Model, **more: Any) -> AgentOptions:
+    return AgentOptions(**{"model": MODELS[provider], "base_url": there.url, "environ": {}, **more})
+
+
+async def told(chosen: AgentOptions) -> list[RunEvent]:
+    async with asyncio.timeout(LIMIT):
+        return [event async for event in run_agent("Let them meet.", chosen)]
+
+
+def of(kind: type[Kind], events: list[RunEvent]) -> list[Kind]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def offer(name: str, schema: dict[str, Any], **by_provider: dict[str, Any]) -> Offer:
+    definition = json.dumps({"name": name, "description": f"Does {name}.", "inputSchema": schema}).encode()
+    own, fields = decode_definition(definition)
+    names = Names(plain=own, mcp=f"mcp_s_{own}", server=f"s_{own}", display=f"s:{own}")
+    tool = Tool(server="s", name=own, fields=fields, names=names)
+    return Offer(tool=tool, name=own, description=f"Does {own}.", schema=schema, options=by_provider)
+
+
+async def ask(provider: str, there: Model, offers: Mapping[str, Offer], **more: Any) -> str:
+    """One request, through the adapter alone."""
+    given = ModelRequestParameters(
+        function_tools=[
+            ToolDefinition(name=name, parameters_json_schema=dict(one.schema), strict=False)
+            for name, one in offers.items()
+        ]
+    )
+    chosen = options(provider, there, **more)
+    async with (
+        asyncio.timeout(LIMIT),
+        open_model(chosen, offers, lambda *_: None) as asked,
+        asked.request_stream([ModelRequest.user_text_prompt("go")], None, given) as stream,
+    ):
+        async for _ in stream:
+            pass
+        return stream.get().text or ""
+
+
+def connections(there: Model) -> list[str]:
+    """The open connections to it, as the kernel lists them."""
+    port = urlsplit(there.url).port
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    fields = [line.split() for line in lines]
+    return [one[2] for one in fields if one[2].endswith(f":{port:04X}") and one[3] == "01"]
