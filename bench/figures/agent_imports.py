@@ -14,9 +14,10 @@ WAYS = {
     "import toolcrib": "import toolcrib",
     "from toolcrib import run_agent, AgentOptions": "from toolcrib import run_agent, AgentOptions",
     "from toolcrib import Crib": "from toolcrib import Crib",
-    "what a run with anthropic loads": "import toolcrib.agent.run, toolcrib.agent.loop, toolcrib.agent.models.anthropic",
-    "what a run with openai loads": "import toolcrib.agent.run, toolcrib.agent.loop, toolcrib.agent.models.openai",
-    "what a run with google loads": "import toolcrib.agent.run, toolcrib.agent.loop, toolcrib.agent.models.google",
+    **{
+        f"what a run with {name} loads": f"import toolcrib.agent.run, toolcrib.agent.loop, toolcrib.agent.models.{name}"
+        for name in ("anthropic", "openai", "google")
+    },
     "plain: pydantic_ai and its anthropic model": "import pydantic_ai, pydantic_ai.models.anthropic",
 }
 

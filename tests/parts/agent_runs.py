@@ -72,7 +72,7 @@ class Bench(Counter):
         self.bus = Bus()
         self._does = {server: dict(does) for server, does in (tools or {}).items()}
         self.missing = dict(missing or {})
-        self.opened = self.closed = 0
+        self.opened = self.closed = self.disturbed = 0
         self.calls: list[tuple[str, dict[str, Any]]] = []
         listings = {
             server: tuple(
@@ -103,6 +103,9 @@ class Bench(Counter):
     async def __aexit__(self, *_: object) -> None:
         try:
             await turns(4)
+        except asyncio.CancelledError:
+            self.disturbed += 1
+            raise
         finally:
             self.closed += 1
 

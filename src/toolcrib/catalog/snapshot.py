@@ -9,17 +9,18 @@ from __future__ import annotations
 import difflib
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Self
 
 from msgspec import Raw
 
-from toolcrib.catalog.names import Names, Pair, fold, name_tools
+from toolcrib.catalog.names import Names, fold, name_tools
 from toolcrib.catalog.shape import Shape
 from toolcrib.catalog.shaping import shaped, transforms_of
 from toolcrib.catalog.tool import BadDefinition, Tool, decode_definition
+from toolcrib.catalog.transforms import Transform
 from toolcrib.config.model import COMMANDS, RESERVED_SERVER_NAMES, NameStyle, ToolRule
 from toolcrib.errors import UnknownTool
 
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 Listings = Mapping[str, tuple[bytes, ...]]
 """What each server listed, by its configured name, in its own order."""
+
+_Found = tuple[dict[str, Raw], Shape | None]
+"""A definition's fields, and what the rules make of it."""
 
 _NEAREST = 5
 _SHORTLIST = 50
@@ -80,40 +84,32 @@ class Catalog:
     ) -> Self:
         """The catalog of these listings. `limit` lowers the length of every style's names (the gateway's is 48);
         `believed` are the servers, besides our own, whose annotations count, `folders` where servers work, as far
-        as that is known, `rules` what the configuration says of tools. The commands are beyond these: nobody shall
-        lock themselves out.
+        as that is known, `rules` what the configuration says of tools.
 
         What did not change since `previous` is taken over from it, object for object. A definition that cannot
         be read is left out and logged; it takes no other along.
         """
         known = previous._listings if previous and previous._rules == rules else {}
         kept: dict[str, tuple[Tool, ...]] = {}
-        read: dict[str, dict[str, dict[str, Raw]]] = {}
-        shapes: dict[Pair, Shape] = {}
+        read: dict[str, Mapping[str, _Found]] = {}
         transforms = transforms_of(rules)
         for server in sorted(listings):
             if previous and known.get(server) == listings[server]:
                 kept[server] = previous.of_server(server)
-                continue
-            read[server] = _read(server, listings[server])
-            if transforms and server != COMMANDS:
-                made = shaped(server, read[server], transforms)
-                read[server] = {name: read[server][name] for name in made}
-                shapes.update({(server, name): shape for name, shape in made.items() if shape is not None})
-        pairs = [(server, tool.name) for server, tools in kept.items() for tool in tools]
-        pairs += [(server, name) for server, tools in read.items() for name in tools]
-        called = {pair: shape.name for pair, shape in shapes.items()}
-        called |= {(tool.server, tool.name): tool.shape.name for some in kept.values() for tool in some if tool.shape}
-        names = name_tools(pairs, limit=limit, called=called)
-        tools: list[Tool] = []
+            else:
+                read[server] = _shaped(server, _read(server, listings[server]), transforms)
+        shapes = {(server, tool.name): tool.shape for server, tools in kept.items() for tool in tools}
+        shapes |= {(server, name): shape for server, found in read.items() for name, (_, shape) in found.items()}
+        names = name_tools(shapes, limit=limit, called={pair: shape.name for pair, shape in shapes.items() if shape})
+        made: list[Tool] = []
         for server in sorted(listings):
             counts = server in believed or server in RESERVED_SERVER_NAMES
             folder = folders.get(server)
-            tools += (
+            made += (
                 _adapted(tool, names[server, tool.name], believed=counts, folder=folder)
                 for tool in kept.get(server, ())
             )
-            tools += (
+            made += (
                 Tool(
                     server=server,
                     name=name,
@@ -121,11 +117,11 @@ class Catalog:
                     names=names[server, name],
                     believed=counts,
                     folder=folder,
-                    shape=shapes.get((server, name)),
+                    shape=shape,
                 )
-                for name, fields in read.get(server, {}).items()
+                for name, (fields, shape) in read.get(server, {}).items()
             )
-        return cls(version=version, tools=tuple(tools), _listings=dict(listings), _rules=rules)
+        return cls(version=version, tools=tuple(made), _listings=dict(listings), _rules=rules)
 
     def __contains__(self, name: str) -> bool:
         """Whether `find` would find it, without the search for what else may be meant."""
@@ -191,6 +187,13 @@ def _read(server: str, definitions: tuple[bytes, ...]) -> dict[str, dict[str, Ra
         if tools.setdefault(name, fields) is not fields:
             log.warning("server %s lists %r twice; the first counts", server, _cut(name))
     return tools
+
+
+def _shaped(server: str, tools: Mapping[str, dict[str, Raw]], transforms: Sequence[Transform]) -> Mapping[str, _Found]:
+    """What is left of them, and how it is shown. Commands stay: nobody shall lock themselves out."""
+    if not transforms or server == COMMANDS:
+        return {name: (fields, None) for name, fields in tools.items()}
+    return {name: (tools[name], shape) for name, shape in shaped(server, tools, transforms).items()}
 
 
 def _adapted(tool: Tool, names: Names, *, believed: bool, folder: str | None) -> Tool:

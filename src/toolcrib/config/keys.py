@@ -117,10 +117,10 @@ _QUIET = frozenset(
 """Other clients' keys that change nothing about the connection."""
 
 _UNHEEDED = {
-    "disabled_tools": "no tool is hidden by it",
-    "enabled_tools": "no tool is hidden by it",
-    "include_tools": "no tool is hidden by it",
-    "exclude_tools": "no tool is hidden by it",
+    "disabled_tools": "no tool is hidden by it; write tools: with keep or drop, at the top",
+    "enabled_tools": "no tool is hidden by it; write tools: with keep or drop, at the top",
+    "include_tools": "no tool is hidden by it; write tools: with keep or drop, at the top",
+    "exclude_tools": "no tool is hidden by it; write tools: with keep or drop, at the top",
     "oauth": "no browser sign-in is made",
     "auth_provider_type": "no browser sign-in is made",
     "bearer_token_env_var": 'write headers: {Authorization: "Bearer ${NAME}"}',

@@ -123,7 +123,8 @@ class _Repair:
             del node["dependencies"]
             for name, needed in dependencies.items():
                 key = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
-                node[key] = {**node.get(key, {}), name: needed}
+                known = node.get(key)
+                node[key] = {**(known if isinstance(known, Mapping) else {}), name: needed}
             self._note(path, "dependencies was made dependentRequired and dependentSchemas", _OLD)
         for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             if isinstance(node.get(exclusive), bool):

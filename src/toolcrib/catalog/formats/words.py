@@ -36,6 +36,9 @@ OF_KIND: Mapping[str, frozenset[str]] = {
         | {"maxProperties", "unevaluatedProperties", "dependentRequired", "dependentSchemas", "dependencies"}
     ),
 }
+LIMITING = frozenset().union(*OF_KIND.values()) | {
+    *("type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$ref"),
+}
 _TELLING = ("object", "array", "string", "number")
 """Kinds that their keywords give away."""
 

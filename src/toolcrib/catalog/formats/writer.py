@@ -18,7 +18,7 @@ from toolcrib.catalog.formats.definition import Ledger, Schema
 from toolcrib.catalog.formats.dialects import Dialect
 from toolcrib.catalog.formats.merging import both
 from toolcrib.catalog.formats.pointers import Document, children, step
-from toolcrib.catalog.formats.words import ABOUT_ITSELF, ABOUT_VALUE, OF_KIND, implied_kind, is_kind, kind_of
+from toolcrib.catalog.formats.words import ABOUT_ITSELF, ABOUT_VALUE, LIMITING, OF_KIND, implied_kind, is_kind, kind_of
 
 Written = tuple[Schema, Back | None]
 
@@ -49,6 +49,8 @@ class Writer:
         """Whether anything was written in a form that values must be brought back from."""
         self._backs: dict[str, Back | None] = {}
         self._names: dict[str, str] = {}
+        self._merging: list[set[str]] = []
+        """What was merged into the schemas around the one being written: once more would never end."""
         self._nodes = 0
 
     def node(self, schema: Any, path: str) -> Written:
@@ -58,7 +60,15 @@ class Writer:
         if schema is False:
             self.note(path, "false was made any value", f"{self.dialect.title} has no schema that takes nothing")
             schema = {"description": "No value fits here: leave it out."}
-        flat = self._flat({} if schema is True else dict(schema), path)
+        merged: set[str] = set()
+        flat = self._flat({} if schema is True else dict(schema), merged, path)
+        self._merging.append(merged)
+        try:
+            return self._one(flat, path)
+        finally:
+            self._merging.pop()
+
+    def _one(self, flat: Schema, path: str) -> Written:
         if "$ref" in flat:
             return self._reference(flat, path)
         if any(key in flat for key in _UNIONS):
@@ -75,9 +85,8 @@ class Writer:
 
     # Many schemas for one value
 
-    def _flat(self, schema: Schema, path: str) -> Schema:
+    def _flat(self, schema: Schema, seen: set[str], path: str) -> Schema:
         """Without `allOf`, and a reference only where nothing but words stands beside it."""
-        seen: set[str] = set()
         while True:
             for other in ("$dynamicRef", "$recursiveRef"):
                 if other in schema:
@@ -86,9 +95,12 @@ class Writer:
                     self.note(path, f"{other} was made $ref", f"{self.dialect.title} does not take {other}")
             members = list(schema.get("allOf", ()))
             rest = {key: value for key, value in schema.items() if key != "allOf"}
-            limits = set(rest) - ABOUT_VALUE - ABOUT_ITSELF
+            limits = LIMITING.intersection(rest)
             if not members and (limits <= {"$ref"} or "$ref" not in rest):
                 return rest
+            if not members and self._is_merged(self.document.pointer(rest["$ref"])):
+                left = {key: rest.pop(key) for key in limits if key != "$ref"}
+                return self.put_into_words(rest, left, path)
             if len(members) == 1 and not limits and isinstance(members[0], Mapping) and set(members[0]) == {"$ref"}:
                 self.note(path, "allOf with one reference was made that reference", self._refused("allOf"))
                 return {**rest, **members[0]}
@@ -97,13 +109,17 @@ class Writer:
                 self.note(path, "$ref was merged with what stands beside it", self._refused("keywords beside $ref"))
             schema = self._merged(rest, members, seen, path)
 
+    def _is_merged(self, pointer: str | None) -> bool:
+        return any(pointer in merged for merged in self._merging)
+
     def _merged(self, schema: Schema, members: list[Any], seen: set[str], path: str) -> Schema:
         left = []
         for member in members:
             part = {} if member is True else member
             if isinstance(part, Mapping) and "$ref" in part:
                 pointer = self.document.pointer(part["$ref"])
-                target = None if pointer is None or pointer in seen else self.document.at(pointer)
+                known = pointer is None or pointer in seen or self._is_merged(pointer)
+                target = None if known or pointer is None else self.document.at(pointer)
                 seen.add(pointer or "")
                 beside = {key: value for key, value in part.items() if key != "$ref"}
                 part = both(target, beside) if isinstance(target, Mapping) else target
@@ -146,7 +162,7 @@ class Writer:
         key = next(key for key in _UNIONS if key in flat)
         branches = [(branch, step(path, key, index)) for index, branch in enumerate(flat[key])]
         rest = {name: value for name, value in flat.items() if name != key}
-        limits = {name: rest.pop(name) for name in set(rest) - ABOUT_VALUE - ABOUT_ITSELF}
+        limits = {name: rest.pop(name) for name in LIMITING.intersection(rest)}
         if limits:
             self.note(
                 path, f"what stands beside {key} was put into each of its forms", self._refused(f"it beside {key}")
