@@ -18,7 +18,7 @@ from toolcrib.catalog.formats.options import asked_strict, merged, options_of
 from toolcrib.catalog.formats.pointers import step
 from toolcrib.catalog.formats.repair import repaired
 from toolcrib.catalog.formats.shapes import DialectWriter
-from toolcrib.catalog.formats.writer import Unwritable
+from toolcrib.catalog.formats.writer import TOO_DEEP, Unwritable
 from toolcrib.catalog.offer import Offer
 
 PROVIDER = "anthropic"
@@ -36,9 +36,9 @@ def definition(offer: Offer) -> Definition:
     if strict:
         try:
             schema, back = _strict(offer, ledger)
-        except Unwritable as reason:
+        except (Unwritable, RecursionError) as reason:
             ledger = Ledger(offer, PROVIDER)
-            ledger.note("#", "strict was left out", str(reason))
+            ledger.note("#", "strict was left out", str(reason) if isinstance(reason, Unwritable) else TOO_DEEP)
             strict = False
     if not strict:
         schema, back = roots.plain(repaired(offer.schema, ledger), ledger, refused=_REFUSED, title=_TITLE)

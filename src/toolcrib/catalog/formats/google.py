@@ -17,7 +17,7 @@ from toolcrib.catalog.formats.options import merged, options_of
 from toolcrib.catalog.formats.pointers import step
 from toolcrib.catalog.formats.repair import repaired
 from toolcrib.catalog.formats.shapes import DialectWriter
-from toolcrib.catalog.formats.writer import Unwritable
+from toolcrib.catalog.formats.writer import TOO_DEEP, Unwritable
 from toolcrib.catalog.offer import Offer
 
 PROVIDER = "google"
@@ -30,9 +30,11 @@ def definition(offer: Offer) -> Definition:
     try:
         schema, back = roots.written(DialectWriter(root, GOOGLE, ledger), root, ledger)
         _cut_endless(schema, ledger)
-    except Unwritable as reason:
+    except (Unwritable, RecursionError) as reason:
         ledger = Ledger(offer, PROVIDER)
-        ledger.note("#", "the schema was made that of any object", str(reason))
+        ledger.note(
+            "#", "the schema was made that of any object", str(reason) if isinstance(reason, Unwritable) else TOO_DEEP
+        )
         schema, back = {"type": "object"}, None
     wire = {"name": _name(offer, ledger), "description": offer.description, "parametersJsonSchema": schema}
     return Definition(merged(wire, options), ledger.listed(), undoing(back))

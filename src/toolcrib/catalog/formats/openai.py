@@ -18,7 +18,7 @@ from toolcrib.catalog.formats.options import asked_strict, merged, options_of
 from toolcrib.catalog.formats.pointers import BY_NAME, IN_LISTS, step
 from toolcrib.catalog.formats.repair import repaired
 from toolcrib.catalog.formats.shapes import DialectWriter
-from toolcrib.catalog.formats.writer import Unwritable, parts
+from toolcrib.catalog.formats.writer import TOO_DEEP, Unwritable, parts
 from toolcrib.catalog.offer import Offer
 
 PROVIDER = "openai"
@@ -37,9 +37,9 @@ def definition(offer: Offer, api: Api = "chat") -> Definition:
     if strict:
         try:
             parameters, back = _strict(offer, ledger)
-        except Unwritable as reason:
+        except (Unwritable, RecursionError) as reason:
             ledger = Ledger(offer, PROVIDER)
-            ledger.note("#", "strict was made false", str(reason))
+            ledger.note("#", "strict was made false", str(reason) if isinstance(reason, Unwritable) else TOO_DEEP)
             strict = False
     if not strict:
         parameters, back = _loose(offer, ledger)

@@ -38,6 +38,9 @@ class Unwritable(Exception):
     """The dialect has no form for this schema at all."""
 
 
+TOO_DEEP = "it nests too deep"
+
+
 class Writer:
     def __init__(self, root: Schema, dialect: Dialect, ledger: Ledger) -> None:
         self.document = Document(root)
@@ -99,7 +102,7 @@ class Writer:
             if not members and (limits <= {"$ref"} or "$ref" not in rest):
                 return rest
             if not members and self._is_merged(self.document.pointer(rest["$ref"])):
-                left = {key: rest.pop(key) for key in limits if key != "$ref"}
+                left = {key: rest.pop(key) for key in list(rest) if key in limits - {"$ref"}}
                 return self.put_into_words(rest, left, path)
             if len(members) == 1 and not limits and isinstance(members[0], Mapping) and set(members[0]) == {"$ref"}:
                 self.note(path, "allOf with one reference was made that reference", self._refused("allOf"))
@@ -162,7 +165,7 @@ class Writer:
         key = next(key for key in _UNIONS if key in flat)
         branches = [(branch, step(path, key, index)) for index, branch in enumerate(flat[key])]
         rest = {name: value for name, value in flat.items() if name != key}
-        limits = {name: rest.pop(name) for name in LIMITING.intersection(rest)}
+        limits = {name: rest.pop(name) for name in [name for name in rest if name in LIMITING]}
         if limits:
             self.note(
                 path, f"what stands beside {key} was put into each of its forms", self._refused(f"it beside {key}")
