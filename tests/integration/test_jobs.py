@@ -37,7 +37,8 @@ def start(daemon: StartDaemon, model: Model, **more: Any) -> Daemon:
 
 
 def workers(home: Home) -> list[leftovers.Process]:
-    return [one for one in leftovers.living() if "toolcrib.jobs" in one.words]
+    here = str(home.path).encode()
+    return [one for one in leftovers.living() if "toolcrib.jobs" in one.words and here in one.environ]
 
 
 def entries(daemon: Daemon, **wanted: str) -> list[dict[str, Any]]:
@@ -119,7 +120,7 @@ def test_a_job_may_not_do_what_its_submitter_may_not(toolcrib_home: Home, daemon
 
 
 def test_the_tools_of_jobs_go_by_both_names_and_only_to_those_who_may_use_them(daemon: StartDaemon) -> None:
-    running = daemon({})
+    running = daemon({"jobs": {}})
     owner = Owner(running)
     with Member(running, "r", owner.add("r", profile="read-only"), "modern") as member:
         assert TOOLS & member.tools() == {"list_jobs", "get_job_result"}
@@ -130,6 +131,16 @@ def test_the_tools_of_jobs_go_by_both_names_and_only_to_those_who_may_use_them(d
         assert member.tools() > TOOLS
         refused = member.call("crib_job_submit", prompt="p").result["content"][0]["text"]
         assert "none is configured for jobs" in refused
+
+
+def test_agents_are_offered_jobs_only_where_the_person_wants_them(daemon: StartDaemon, cli: Cli) -> None:
+    running = daemon({})
+    with Member(running, "t", Owner(running).add("t", profile="trusted"), "modern") as member:
+        assert not TOOLS & member.tools()
+        refused = member.call("crib_raw_command", command="job:submit", parameters={"prompt": "p"}).result
+        assert "There is no tool" in refused["content"][0]["text"]
+    told = cli("job", "submit", "p")
+    assert "none is configured for jobs" in told.err
 
 
 def test_a_job_that_is_cancelled_leaves_no_process(toolcrib_home: Home, daemon: StartDaemon, cli: Cli) -> None:
@@ -207,7 +218,7 @@ def test_a_job_can_be_a_coding_agent_s_run(
         serving(person.agent.provider, steps) as model,
     ):
         desk.use(model.url)
-        running = daemon({}, env=desk.environ)
+        running = daemon({"jobs": {}}, env=desk.environ)
         token = Owner(running).add("lead", profile="developer", workdir=str(project))
         with Member(running, "lead", token, "modern") as member:
             asked = {"prompt": "What is the profit?", "with": "claude"}

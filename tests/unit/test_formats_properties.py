@@ -25,7 +25,7 @@ MODES: dict[str, tuple[Callable[[Offer], Definition], dict[str, Any]]] = {
     "google": (formats.google.definition, {}),
 }
 EVERY_MODE = pytest.mark.parametrize("mode", MODES)
-PATIENT = settings(max_examples=400 if FULL else 40, deadline=None, suppress_health_check=list(HealthCheck))
+PATIENT = settings(max_examples=400 if FULL else 15, deadline=None, suppress_health_check=list(HealthCheck))
 TOOL = Catalog.build({"s": (b'{"name": "t"}',)}, version=1).tools[0]
 
 

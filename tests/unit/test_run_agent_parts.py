@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from parts.agent_runs import Bench, in_memory, options, run
 from toolcrib.agent import course, history, supply
 from toolcrib.agent.calling import Outcome, read_arguments
-from toolcrib.agent.content import TOO_DEEP, content
+from toolcrib.agent.content import content
 from toolcrib.agent.events import McpConnected, McpWarning, RunFailed
 from toolcrib.agent.feed import Feed
 from toolcrib.agent.models.place import Format
 from toolcrib.agent.run import run_agent
 from toolcrib.agent.teller import Teller
 from toolcrib.agent_events import ToolStatus
+from toolcrib.crib.messages import TOO_DEEP
 from toolcrib.crib.results import OtherBlock, Result
 from toolcrib.errors import InvalidArguments, UsageError
 from toolcrib.events import ServerStateChanged

@@ -433,13 +433,15 @@ def test_results_are_told_in_the_order_of_their_calls() -> None:
 def test_google_matches_results_without_ids_by_name_and_the_script_goes_on_without_any() -> None:
     tools = [{"functionDeclarations": [{"name": "one"}, {"name": "two"}]}]
     contents: list[dict[str, Any]] = [{"role": "user", "parts": [{"text": "Go on."}]}]
-    with scripted("google", [Together([Call("one"), Call("two")]), Say("Both.")]) as model:
+    with scripted("google", [Together([Call("one"), Call("two")]), Refuse(503), Say("Both.")]) as model:
         with post(model, "/v1beta/models/m:generateContent", {"contents": contents, "tools": tools}) as answer:
             [candidate] = json.loads(answer.read())["candidates"]
         for part in candidate["content"]["parts"]:
             del part["functionCall"]["id"]
         told = [{"functionResponse": {"name": name, "response": {"output": f"of {name}"}}} for name in ("two", "one")]
         contents += [candidate["content"], {"role": "user", "parts": told}]
+        with post(model, "/v1beta/models/m:generateContent", {"contents": contents, "tools": tools}) as answer:
+            assert (answer.status, json.loads(answer.read())["error"]["status"]) == (503, "UNAVAILABLE")
         with post(model, "/v1beta/models/m:generateContent", {"contents": contents, "tools": tools}) as answer:
             assert b"Both." in answer.read()
         assert model.results == ("of one", "of two")
@@ -452,6 +454,16 @@ def test_a_script_that_does_not_fit_what_came_fails_the_test() -> None:
         post(model, "/chat/completions", CHAT) as answer,
     ):
         assert answer.status == 400
+
+
+def test_a_test_that_fails_otherwise_is_told_of_it_too() -> None:
+    with (
+        pytest.raises(ZeroDivisionError) as failed,
+        scripted("openai", [Call("no_such")]) as model,
+        post(model, "/chat/completions", CHAT),
+    ):
+        raise ZeroDivisionError
+    assert "0 tools end in 'no_such'" in failed.value.__notes__[0]
 
 
 def test_a_request_without_tools_is_a_turn_or_an_aside() -> None:

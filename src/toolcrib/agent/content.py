@@ -23,7 +23,6 @@ TAKEN: Mapping[Format, frozenset[str]] = {
     Format.GOOGLE: GOOGLE | GOOGLE_AFTER,
 }
 """Media types that go to the model as they are."""
-TOO_DEEP = "(The tool's result nests too deep to be shown.)"
 
 Told = str | list[str | BinaryContent]
 
@@ -31,13 +30,9 @@ Told = str | list[str | BinaryContent]
 def content(outcome: Outcome, form: Format) -> Told:
     if outcome.result is None:
         return outcome.words or NOTHING
-    try:
-        all_of_it = pieces(outcome.result, TAKEN[form])
-    except RecursionError:
-        return TOO_DEEP
     found: list[str | BinaryContent] = [
         piece if isinstance(piece, str) else BinaryContent(data=piece.data, media_type=piece.media_type)
-        for piece in all_of_it
+        for piece in pieces(outcome.result, TAKEN[form])
     ]
     if len(found) == 1 and isinstance(found[0], str):
         return found[0]

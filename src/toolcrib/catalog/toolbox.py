@@ -82,6 +82,9 @@ class Tools(Sequence[Offer]):
     def _named(self, name: str) -> Offer:
         if found := self._by_name.get(fold(name)):
             return found
+        if name.startswith("_") and (found := self._by_name.get(fold(name[1:]))):
+            # Google's names begin with a letter, so its format puts this before others.
+            return found
         displayed = [offer for offer in self._offers if offer.tool.display == name]
         if len(displayed) == 1:
             return displayed[0]

@@ -39,6 +39,7 @@ class CommandServer:
         self._host = host
         self.crib: Crib | None = None
         self.tools = tuple(_definition(command) for command in self._commands.values())
+        self._without_jobs = tuple(_definition(c) for c in self._commands.values() if not c.name.startswith("job:"))
 
     async def refresh(self, crib: Crib) -> None:
         self.crib = crib
@@ -47,7 +48,9 @@ class CommandServer:
         """Nothing was opened."""
 
     def tools_in(self, project: Project) -> tuple[bytes, ...]:
-        return self.tools
+        """Jobs cost money and tokens: they are listed where the person wants them."""
+        wanted = self.crib is not None and self.crib.home.config.settings.jobs.for_agents
+        return self.tools if wanted else self._without_jobs
 
     def outdated(self, project: Project) -> bool:
         return False

@@ -30,7 +30,7 @@ def read_jobs(given: Field, values: Values) -> JobSettings | None:
     }
     if any(problem.severity is Severity.ERROR for problem in values.report.problems[before:]):
         return None
-    settings = JobSettings(**found)
+    settings = JobSettings(for_agents=True, **found)
     if settings.timeout > settings.max_timeout:
         expected = f"at most max_timeout, {settings.max_timeout:g}"
         values.report.error((*given.path, "timeout"), found=describe(settings.timeout), expected=expected)

@@ -194,6 +194,8 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
+    for_agents: bool = False
+    """Whether agents are offered jobs: where the person's file has `jobs:`, be it empty. The owner may always."""
     model: str = ""
     """`provider:model`, for jobs that name none."""
     models: tuple[str, ...] = ()

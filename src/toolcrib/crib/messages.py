@@ -23,6 +23,7 @@ Place = Literal["inside", "after"]
 
 NOTHING = "(The tool ended without any output.)"
 """Providers refuse an empty text."""
+TOO_DEEP = "(The tool's result nests too deep to be shown.)"
 FAILED = "The tool failed:"
 """For interfaces that have no field for it."""
 
@@ -241,4 +242,7 @@ def _blob(media: Media) -> dict[str, str]:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return TOO_DEEP

@@ -33,5 +33,10 @@ def scripted(provider: str, steps: Sequence[Step], *, last_words: str = "Done.")
     if provider not in PROVIDERS:
         raise ValueError(f"There is no scripted model for {provider!r}. There are: {', '.join(PROVIDERS)}.")
     with serving(PROVIDERS[provider](), steps, last_words=last_words, toolless=Toolless.TURN) as model:
-        yield model
+        try:
+            yield model
+        except Exception as error:
+            if model.faults:
+                error.add_note(f"What the scripted model was given did not fit: {model.faults[0]}")
+            raise
         model.check()

@@ -36,7 +36,12 @@ class OpenAIChat:
         messages: list[dict[str, Any]] = body["messages"]
         texts = [(message["role"], text_of(message["content"])) for message in messages if message.get("content")]
         return Conversation(
-            tools=tuple(Offered(name=tool[tool["type"]]["name"], definition=tool) for tool in body.get("tools", [])),
+            # The others are the service's own, such as a search of the web.
+            tools=tuple(
+                Offered(name=tool[tool["type"]]["name"], definition=tool)
+                for tool in body.get("tools") or []
+                if tool["type"] in tool
+            ),
             outputs=tuple(_results(messages)),
             asked=tuple(text for role, text in texts if role == "user"),
             said=tuple(text for role, text in texts if role == "assistant"),

@@ -78,7 +78,7 @@ class Together(Step):
 
 @dataclass(frozen=True)
 class Say(Step):
-    """The model has said what it had to say: the client's run ends. No other words of a script may be the same.
+    """The model has said what it had to say: the client's run ends. No other words of a script may contain these.
 
     No words: an empty answer, to one request."""
 
@@ -156,7 +156,7 @@ class Script:
             return True
         # Google's clients may leave the ids away: then the calls were those of the first steps.
         nameless = sum(not result.call for result in conversation.outputs)
-        return 0 < sum(len(_calls(one)) for one in self.steps[: number + 1]) <= nameless
+        return bool(_calls(step)) and sum(len(_calls(one)) for one in self.steps[: number + 1]) <= nameless
 
     def _id(self, kind: str, number: int) -> str:
         return f"{kind}{self._mark}_{number}_"

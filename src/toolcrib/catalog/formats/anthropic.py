@@ -18,7 +18,7 @@ from toolcrib.catalog.formats.options import asked_strict, merged, options_of
 from toolcrib.catalog.formats.pointers import step
 from toolcrib.catalog.formats.repair import repaired
 from toolcrib.catalog.formats.shapes import DialectWriter
-from toolcrib.catalog.formats.writer import TOO_DEEP, Unwritable
+from toolcrib.catalog.formats.writer import TOO_DEEP, Unwritable, parts
 from toolcrib.catalog.offer import Offer
 
 PROVIDER = "anthropic"
@@ -26,6 +26,7 @@ _TITLE = "Anthropic"
 _REFUSED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
 _ILLEGAL = re.compile(r"[^a-zA-Z0-9_.-]")
 _LONGEST_KEY = 64
+_MOST_OPTIONAL, _MOST_UNIONS = 24, 16
 
 
 def definition(offer: Offer) -> Definition:
@@ -58,7 +59,21 @@ def _strict(offer: Offer, ledger: Ledger) -> tuple[Schema, Back | None]:
     wire, back = roots.written(writer, root, ledger)
     if writer.recursive:
         raise Unwritable(f"{ANTHROPIC_STRICT.title} does not take a schema that refers to itself")
+    if exceeded := _exceeded(wire):
+        raise Unwritable(f"{ANTHROPIC_STRICT.title} takes at most {exceeded}")
     return wire, back
+
+
+def _exceeded(wire: Schema) -> str | None:
+    """The limits hold for all tools of a request together; one tool alone must not break them."""
+    optional = unions = 0
+    for node in parts({key: value for key, value in wire.items() if key != "$defs"}):
+        for name, sub in node.get("properties", {}).items():
+            optional += name not in node["required"]
+            unions += "anyOf" in sub
+    if optional > _MOST_OPTIONAL:
+        return f"{_MOST_OPTIONAL} properties that may be left out"
+    return f"{_MOST_UNIONS} properties of several forms" if unions > _MOST_UNIONS else None
 
 
 def _with_legal_keys(schema: Schema, back: Back | None, ledger: Ledger) -> tuple[Schema, Back | None]:

@@ -34,8 +34,6 @@ class Dialect:
     """Keywords besides the structural ones that it takes."""
     formats: frozenset[str]
     unions: frozenset[str]
-    choices: frozenset[str]
-    """The types of values that may stand in enum."""
     optional: Optional
     openness: Openness
     const: bool
@@ -46,7 +44,6 @@ class Dialect:
 
 
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
-_SCALARS = frozenset({"string", "number", "integer", "boolean"})
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 
 OPENAI_STRICT = Dialect(
@@ -54,7 +51,6 @@ OPENAI_STRICT = Dialect(
     words=_BOUNDS | {"title", "description", "pattern", "minLength", "maxLength", "minItems", "maxItems"},
     formats=_FORMATS,
     unions=frozenset({"anyOf"}),
-    choices=_SCALARS,
     optional=Optional.NULL,
     openness=Openness.SPELLED,
     const=True,
@@ -67,7 +63,6 @@ ANTHROPIC_STRICT = Dialect(
     words=frozenset({"title", "description"}),
     formats=_FORMATS | {"uri"},
     unions=frozenset({"anyOf"}),
-    choices=_SCALARS,
     optional=Optional.KEPT,
     openness=Openness.SPELLED,
     const=True,
@@ -83,7 +78,6 @@ GOOGLE = Dialect(
     ),
     formats=frozenset({"date-time", "date", "time", "duration", "int32", "int64", "float", "double"}),
     unions=frozenset({"anyOf", "oneOf"}),
-    choices=_SCALARS,
     optional=Optional.KEPT,
     openness=Openness.KEPT,
     const=False,

@@ -6,6 +6,7 @@ Google does not document for it becomes words.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from toolcrib.catalog.formats.options import merged, options_of
 from toolcrib.catalog.formats.pointers import step
 from toolcrib.catalog.formats.repair import repaired
 from toolcrib.catalog.formats.shapes import DialectWriter
-from toolcrib.catalog.formats.writer import TOO_DEEP, Unwritable
+from toolcrib.catalog.formats.writer import LONGEST_WORDS, TOO_DEEP, Unwritable
 from toolcrib.catalog.offer import Offer
 
 PROVIDER = "google"
@@ -33,9 +34,13 @@ def definition(offer: Offer) -> Definition:
     except (Unwritable, RecursionError) as reason:
         ledger = Ledger(offer, PROVIDER)
         ledger.note(
-            "#", "the schema was made that of any object", str(reason) if isinstance(reason, Unwritable) else TOO_DEEP
+            "#",
+            "the whole schema was moved into the description",
+            str(reason) if isinstance(reason, Unwritable) else TOO_DEEP,
         )
-        schema, back = {"type": "object"}, None
+        words = json.dumps(offer.schema, ensure_ascii=False)
+        words = words if len(words) <= LONGEST_WORDS else words[: LONGEST_WORDS - 1] + "…"
+        schema, back = {"type": "object", "description": f"As JSON Schema: {words}"}, None
     wire = {"name": _name(offer, ledger), "description": offer.description, "parametersJsonSchema": schema}
     return Definition(merged(wire, options), ledger.listed(), undoing(back))
 

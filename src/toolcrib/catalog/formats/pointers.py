@@ -50,11 +50,21 @@ class Document:
         before, _, fragment = reference.partition("#")
         if before and before != self._id:
             return None
+        pointer: str | None = f"#{unquote(fragment)}"
         if fragment and not fragment.startswith("/"):
-            found = self._anchored(unquote(fragment))
-            return found if found is not None and self.at(found) is not None else None
-        pointer = f"#{unquote(fragment)}"
-        return pointer if self.at(pointer) is not None else None
+            pointer = self._anchored(unquote(fragment))
+        return pointer if pointer is not None and self.at(pointer) is not None else None
+
+    def ends(self, reference: Any) -> bool:
+        """Whether it leads to a schema, and not back to itself."""
+        seen: set[str] = set()
+        while (pointer := self.pointer(reference)) is not None and pointer not in seen:
+            seen.add(pointer)
+            target = self.at(pointer)
+            if not isinstance(target, Mapping) or "$ref" not in target:
+                return True
+            reference = target["$ref"]
+        return False
 
     def at(self, pointer: str) -> Mapping[str, Any] | bool | None:
         node: Any = self.root

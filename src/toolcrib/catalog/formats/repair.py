@@ -102,7 +102,7 @@ class _Repair:
         for key in [key for key, value in node.items() if key in _SHAPES and not _SHAPES[key](value)]:
             self._mend(node, key, path)
         for key in _REFERENCES:
-            if key in node and self._document.pointer(node[key]) is None:
+            if key in node and not self._document.ends(node[key]):
                 reference = node.pop(key)
                 words = f"As {reference} describes it."
                 node["description"] = f"{node.get('description', '')}\n{words}".strip()

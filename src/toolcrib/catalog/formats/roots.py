@@ -70,7 +70,7 @@ def _without_all_of(schema: Schema, document: Document, ledger: Ledger, why: str
 
 def _wrapped(schema: Schema, ledger: Ledger, why: str) -> tuple[Schema, Back]:
     key = _unused(schema)
-    inner = {name: _moved(value, key) for name, value in schema.items() if name not in _SHARED}
+    inner = _moved({name: value for name, value in schema.items() if name not in _SHARED}, key)
     root: Schema = {"type": "object", "properties": {key: inner}, "required": [key]}
     for name in _SHARED:
         if name in schema:

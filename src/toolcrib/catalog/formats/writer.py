@@ -22,9 +22,9 @@ from toolcrib.catalog.formats.words import ABOUT_ITSELF, ABOUT_VALUE, LIMITING, 
 
 Written = tuple[Schema, Back | None]
 
-MOST_NODES = 20_000
+MOST_NODES = 10_000
 """References and unions multiply when they are written out."""
-_LONGEST_WORDS = 2_000
+LONGEST_WORDS = 2_000
 _UNIONS = ("anyOf", "oneOf")
 _SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
 _WHOLE: Mapping[str, tuple[str, int, Callable[[Any, Any], Any]]] = {
@@ -211,20 +211,12 @@ class Writer:
         return [implied]
 
     def _choices(self, flat: Schema, kinds: list[str], path: str) -> Written:
-        values = list(flat.get("enum", [flat.get("const")]))
-        if "const" in flat and "enum" in flat:
-            values = [flat["const"]]
-        values = [value for value in values if not kinds or any(is_kind(value, kind) for kind in kinds)] or values
-        groups: dict[str, list[Any]] = {}
-        for value in values:
-            kind = kind_of(value)
-            wider = (
-                "number"
-                if kind == "integer" and ("number" in kinds or any(isinstance(v, float) for v in values))
-                else kind
-            )
-            groups.setdefault(wider, []).append(value)
+        listed = [flat["const"]] if "const" in flat else flat["enum"]
+        values = [value for value in listed if not kinds or any(is_kind(value, kind) for kind in kinds)] or listed
+        if len(values) < len(listed):
+            self.note(path, "values that are not of the type were left out of enum", "they could never be given")
         rest = {key: value for key, value in flat.items() if key not in ("enum", "const", "type")}
+        groups = _grouped(values, kinds)
         written = [self._choice(kind, group, flat, path) for kind, group in groups.items()]
         if len(written) == 1:
             wire, back = written[0]
@@ -235,18 +227,13 @@ class Writer:
     def _choice(self, kind: str, values: list[Any], flat: Schema, path: str) -> Written:
         if kind == "null":
             return {"type": "null"}, None
-        if kind in ("array", "object"):
+        if kind == "object":
             self.note(path, "the values of enum were made texts", self._refused("lists and objects in enum"))
             self.undone = True
             texts = {json.dumps(value, ensure_ascii=False): value for value in values}
             return {"type": "string", "enum": list(texts)}, Choices(texts)
         if "type" not in flat:
             self.note(path, f"type {kind} was added", f"{self.dialect.title} needs the type")
-        if kind not in self.dialect.choices:
-            wire: Schema = {"type": kind}
-            if kind != "boolean" or len(values) < 2:
-                wire = self.put_into_words(wire, {"enum": values}, path)
-            return wire, None
         if "const" in flat and self.dialect.const:
             return {"type": kind, "const": values[0]}, None
         if "const" in flat:
@@ -304,7 +291,7 @@ class Writer:
         if not told:
             return wire
         text = json.dumps(self._without_references(told, 0), ensure_ascii=False)
-        text = text if len(text) <= _LONGEST_WORDS else text[: _LONGEST_WORDS - 1] + "…"
+        text = text if len(text) <= LONGEST_WORDS else text[: LONGEST_WORDS - 1] + "…"
         known = wire.get("description")
         return {**wire, "description": f"{known}\nAlso, as JSON Schema: {text}" if known else f"As JSON Schema: {text}"}
 
@@ -321,6 +308,20 @@ class Writer:
 
     def _refused(self, what: str) -> str:
         return f"{self.dialect.title} does not take {what}"
+
+
+def _grouped(values: list[Any], kinds: list[str]) -> dict[str, list[Any]]:
+    """By the type that they are given as; lists are in one group with objects."""
+    groups: dict[str, list[Any]] = {}
+    broken = "number" in kinds or any(isinstance(value, float) for value in values)
+    for value in values:
+        kind = kind_of(value)
+        if kind == "array":
+            kind = "object"
+        elif kind == "integer" and broken:
+            kind = "number"
+        groups.setdefault(kind, []).append(value)
+    return groups
 
 
 def parts(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:

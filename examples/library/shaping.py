@@ -1,0 +1,59 @@
+"""Which tools a model is shown, and how: a filter and a transformer of one's own, and what each provider gets.
+
+python examples/library/shaping.py
+"""
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from toolcrib import Default, Describe, Kit, Options, Prefix, StdioServer, destructive
+from toolcrib.catalog.offer import Offer
+from toolcrib.catalog.toolbox import Tools
+
+CLOCK = StdioServer("clock", command=sys.executable, args=[str(Path(__file__).parents[1] / "clock_server.py")])
+
+
+def about_time(offer: Offer) -> bool:
+    """A filter is a function that says yes or no."""
+    return "time" in offer.description
+
+
+def first_sentence(offer: Offer) -> Offer | None:
+    """A transformer is one that gives another offer, or None."""
+    if not offer.description:
+        return None
+    return replace(offer, description=offer.description.split(". ")[0])
+
+
+def shaped(kit: Kit) -> Tools:
+    return kit.tools(
+        keep=["clock:*", about_time],
+        drop=destructive,
+        transform=[
+            first_sentence,
+            Prefix("my"),
+            Describe("[{server}] {description}"),
+            Default({"zone": "UTC"}),
+            Options(openai={"strict": True}, anthropic={"cache_control": {"type": "ephemeral"}}),
+        ],
+    )
+
+
+async def main() -> None:
+    async with Kit([CLOCK]) as kit:
+        tools = shaped(kit)
+        for definitions in (tools.to_openai(), tools.to_anthropic(), tools.to_google()):
+            print(json.dumps(definitions))
+        for provider in ("openai", "anthropic", "google"):
+            for one in tools.adaptations(provider):
+                print(f"{provider}: {one.tool} {one.path}: {one.what}, since {one.why}")
+        print((await tools.call("my_now", {})).text)
+        # What OpenAI's strict mode makes of an argument that is left out is taken back.
+        print((await tools.call("my_now", {"zone": None})).text)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
