@@ -1,7 +1,7 @@
 """What `run_agent` costs: `python bench/agent.py [--only imports|overhead|start] [--rounds N] [--json FILE]`.
 
-In: the command line. Out: tables on stdout, progress on stderr, and JSON if asked for. Models are scripted, in processes
-of their own; everything is on loopback and ended again. Each figure is measured side by side in interleaved rounds.
+In: the command line. Out: tables on stdout, and JSON if asked for. Models are scripted; everything is on loopback and
+ended again. Each figure is measured side by side in interleaved rounds.
 """
 
 from __future__ import annotations

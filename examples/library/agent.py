@@ -8,8 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from toolcrib import AgentOptions, CodingTools, StdioServer, run_agent
-from toolcrib.agent.options import ToolRequest
+from toolcrib import AgentOptions, CodingTools, StdioServer, ToolRequest, run_agent
 from toolcrib.testing import Call, Say, Together, scripted
 
 CLOCK = StdioServer("clock", command=sys.executable, args=[str(Path(__file__).parents[1] / "clock_server.py")])

@@ -12,8 +12,7 @@ from typing import Any
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from toolcrib import Kit, StdioServer, ToolcribError
-from toolcrib.catalog.toolbox import Tools
+from toolcrib import Kit, Result, StdioServer, ToolcribError, Tools
 from toolcrib.crib.messages import together
 from toolcrib.testing import Call, Say, Together, scripted
 
@@ -27,7 +26,7 @@ async def ask_anthropic(client: AsyncAnthropic, tools: Tools, question: str) -> 
         try:
             return (await tools.call(call.name, call.input)).to_anthropic(call.id)
         except ToolcribError as error:
-            return {"type": "tool_result", "tool_use_id": call.id, "content": error.text(), "is_error": True}
+            return Result.failed(error).to_anthropic(call.id)
 
     while True:
         answer = await client.messages.create(
@@ -47,10 +46,9 @@ async def ask_openai(client: AsyncOpenAI, tools: Tools, question: str) -> str:
         try:
             return (await tools.call(call.function.name, json.loads(call.function.arguments))).to_openai(call.id)
         except ToolcribError as error:
-            told = error.text()
+            return Result.failed(error).to_openai(call.id)
         except ValueError as error:
-            told = f"The arguments are no JSON: {error}."
-        return [{"role": "tool", "tool_call_id": call.id, "content": told}]
+            return Result.failed(f"The arguments are no JSON: {error}.").to_openai(call.id)
 
     while True:
         answer = await client.chat.completions.create(model="gpt-5.5", messages=messages, tools=tools.to_openai())

@@ -9,9 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from toolcrib import Default, Describe, Kit, Options, Prefix, StdioServer, destructive
-from toolcrib.catalog.offer import Offer
-from toolcrib.catalog.toolbox import Tools
+from toolcrib import Default, Describe, Kit, Offer, Options, Prefix, StdioServer, Tools, destructive
 
 CLOCK = StdioServer("clock", command=sys.executable, args=[str(Path(__file__).parents[1] / "clock_server.py")])
 

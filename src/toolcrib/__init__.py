@@ -7,10 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolcrib.agent.options import AgentOptions, CodingTools
+    from toolcrib.agent.options import AgentOptions, CodingTools, ToolRequest
     from toolcrib.agent.run import run_agent
     from toolcrib.agent_events import AgentEvent
     from toolcrib.catalog.filters import destructive, idempotent, open_world, read_only
+    from toolcrib.catalog.offer import Offer
+    from toolcrib.catalog.toolbox import Tools
     from toolcrib.catalog.transforms import (
         Change,
         Default,
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from toolcrib.config.model import ServerConfig
     from toolcrib.config.one import server_config
     from toolcrib.crib.client import Client
+    from toolcrib.crib.connection import Connection
+    from toolcrib.crib.counter import Counter
     from toolcrib.crib.crib import Crib
     from toolcrib.crib.kit import Kit
     from toolcrib.crib.results import Result
@@ -44,6 +48,8 @@ __all__ = [
     "Client",
     "CodeAgent",
     "CodingTools",
+    "Connection",
+    "Counter",
     "Crib",
     "Default",
     "Describe",
@@ -53,6 +59,7 @@ __all__ = [
     "HttpServer",
     "Keep",
     "Kit",
+    "Offer",
     "Only",
     "Options",
     "Prefix",
@@ -62,7 +69,9 @@ __all__ = [
     "ServerConfig",
     "SseServer",
     "StdioServer",
+    "ToolRequest",
     "ToolcribError",
+    "Tools",
     "WebSocketServer",
     "__version__",
     "destructive",
@@ -80,6 +89,8 @@ _HOMES = {
     "Client": "toolcrib.crib.client",
     "CodeAgent": "toolcrib.runs.agent",
     "CodingTools": "toolcrib.agent.options",
+    "Connection": "toolcrib.crib.connection",
+    "Counter": "toolcrib.crib.counter",
     "Crib": "toolcrib.crib.crib",
     "Default": "toolcrib.catalog.transforms",
     "Describe": "toolcrib.catalog.transforms",
@@ -89,6 +100,7 @@ _HOMES = {
     "HttpServer": "toolcrib.config.given",
     "Keep": "toolcrib.catalog.transforms",
     "Kit": "toolcrib.crib.kit",
+    "Offer": "toolcrib.catalog.offer",
     "Only": "toolcrib.catalog.transforms",
     "Options": "toolcrib.catalog.transforms",
     "Prefix": "toolcrib.catalog.transforms",
@@ -98,7 +110,9 @@ _HOMES = {
     "ServerConfig": "toolcrib.config.model",
     "SseServer": "toolcrib.config.given",
     "StdioServer": "toolcrib.config.given",
+    "ToolRequest": "toolcrib.agent.options",
     "ToolcribError": "toolcrib.errors",
+    "Tools": "toolcrib.catalog.toolbox",
     "WebSocketServer": "toolcrib.config.given",
     "destructive": "toolcrib.catalog.filters",
     "idempotent": "toolcrib.catalog.filters",

@@ -605,7 +605,7 @@ async def test_a_provider_that_fails_ends_the_run_with_words_and_a_remedy_and_wi
     assert isinstance(failed, RunFailed)
     assert "401: bad key …" in failed.error
     assert "key" in failed.remedy
-    assert failed.steps == 1
+    assert failed.steps == 0
     assert world.closed == 1
     assert key not in repr(events) + repr(run_) + json.dumps([event.to_json() for event in events]) + caplog.text
 

@@ -191,7 +191,8 @@ class RunFinished(RunEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class RunFailed(RunEvent):
-    """The end, where the run could not go on: the provider refused, or was not to be reached."""
+    """The end, where the run could not go on: the provider refused, or was not to be reached. `text` is what the model
+    said last, if anything."""
 
     type: ClassVar[str] = "run_failed"
     error: str

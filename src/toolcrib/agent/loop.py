@@ -74,8 +74,8 @@ class Loop:
         try:
             while self._steps < self._options.max_steps:
                 await self._feed.all_read()
-                self._steps += 1
                 answer = await self._asked(model, asked_with)
+                self._steps += 1
                 if calls := _calls_of(answer):
                     await self._carry_out(calls, calling, tally, form)
                 self._teller.tell(StepFinished, step=self._steps, usage=_usage(answer.usage))

@@ -51,6 +51,8 @@ async def planned(prompt: str, options: AgentOptions) -> Plan:
 def _check_numbers(options: AgentOptions) -> None:
     if not _is_number(options.max_steps, int) or options.max_steps < 1:
         raise UsageError(f"max_steps is {options.max_steps!r}.", remedy="Give the run one step at least.")
+    if not _is_number(options.retries, int) or options.retries < 0:
+        raise UsageError(f"retries is {options.retries!r}.", remedy="Give a whole number, 0 or more.")
     if options.timeout is not None and not (_is_number(options.timeout, int, float) and options.timeout > 0):
         raise UsageError(f"timeout is {options.timeout!r}.", remedy="Give seconds, more than 0, or None.")
 

@@ -53,6 +53,7 @@ class Teller:
             RunFailed,
             error=self._words(error),
             remedy=self._words(remedy),
+            text=far.text,
             usage=far.usage,
             steps=far.steps,
             messages=far.messages,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from toolcrib.catalog import formats
 from toolcrib.catalog.filters import Filter
@@ -21,8 +21,11 @@ from toolcrib.catalog.tool import Tool
 from toolcrib.catalog.transforms import Drop, Keep, Transform, transformed
 from toolcrib.errors import UnknownTool, UsageError
 
-Call = Callable[[Tool, dict[str, Any]], Awaitable[Any]]
-"""Calls a tool with arguments as its server takes them. What it gives back is the business of who made the tools."""
+if TYPE_CHECKING:
+    from toolcrib.crib.results import Result
+
+Call: TypeAlias = "Callable[[Tool, dict[str, Any]], Awaitable[Result]]"
+"""Calls a tool with arguments as its server takes them."""
 
 Provider = Literal["openai", "anthropic", "google"]
 
@@ -97,7 +100,7 @@ class Tools(Sequence[Offer]):
             data={"name": name, "nearest": nearest},
         )
 
-    async def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    async def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> Result:
         """Calls the tool with what the model gave, and gives back its `Result`."""
         offer = self._named(name)
         given = formats.undo(offer, dict(arguments or {}))

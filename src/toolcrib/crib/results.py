@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -23,7 +23,7 @@ from toolcrib.crib.blocks import (
     TextBlock,
     read_block,
 )
-from toolcrib.errors import ToolError
+from toolcrib.errors import ToolcribError, ToolError
 from toolcrib.servers.model import Answer
 
 __all__ = [
@@ -46,6 +46,13 @@ class Result:
     structured: Any
     is_error: bool
     raw: Mapping[str, Any]
+
+    @classmethod
+    def failed(cls, why: ToolcribError | str) -> Self:
+        """What a model is told of a call that could not be made; `why` is mostly what `call` raised."""
+        block = {"type": "text", "text": why.text() if isinstance(why, ToolcribError) else why}
+        raw = {"content": [block], "isError": True}
+        return cls(blocks=(read_block(block),), structured=None, is_error=True, raw=raw)
 
     @property
     def text(self) -> str:

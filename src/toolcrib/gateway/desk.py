@@ -133,9 +133,7 @@ class Desk:
         except Rejected as rejected:
             return rejected.reply(Era.LEGACY, request_id)
 
-    async def welcome(
-        self, guest: Guest, project: Project, conversation: str, reader: Reader = Reader.MODEL
-    ) -> Client:
+    async def welcome(self, guest: Guest, project: Project, conversation: str, reader: Reader = Reader.MODEL) -> Client:
         """The guest as a client in this conversation: its session is found, or begun and durable from here on."""
         sessions = self._crib.sessions
         session = sessions.find(guest.name, conversation)

@@ -83,8 +83,8 @@ def _private(root: Path, bound: Sequence[Path]) -> list[str]:
     open_ways = {place for path in (root, *bound) for place in (path, *path.parents)}
     around = ["/etc/shadow", "/run", "/var", "/sys", "/boot", "/root", "/home"]
     for place in {root.parent, roots.own_home() or root.parent}:
-        with contextlib.suppress(OSError):
-            around += [entry.path for _, entry in zip(range(50), os.scandir(place), strict=False)]
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            around += [entry.path for _, entry in zip(range(50), entries, strict=False)]
     return [
         path
         for path in around
