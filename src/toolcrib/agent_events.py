@@ -43,6 +43,8 @@ class ToolStatus(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AgentEvent:
+    """Something that happened in an agent's run: a message, a tool's call, a line of its log."""
+
     kind: Kind
     provider: str
     role: str = ""

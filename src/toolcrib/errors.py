@@ -70,6 +70,10 @@ class ToolcribError(Exception):
         self.remedy = remedy
         self.data = data or {}
 
+    def __str__(self) -> str:
+        # An error that nobody caught shall say what to do, too.
+        return self.text()
+
     def text(self) -> str:
         """The message and, after it, what to do next."""
         return f"{self.message} {self.remedy}".rstrip()

@@ -116,9 +116,9 @@ class Bus:
     """Hands each event to every subscriber, in the order they came."""
 
     def __init__(self) -> None:
-        self._subscribers: dict[type[Event], list[Callable[[Event], None]]] = {}
+        self._subscribers: dict[type[Event], list[Callable[[Event], object]]] = {}
 
-    def subscribe(self, subscriber: Callable[[Event], None], *kinds: type[Event]) -> Callable[[], None]:
+    def subscribe(self, subscriber: Callable[[Event], object], *kinds: type[Event]) -> Callable[[], None]:
         """Returns the call that ends the subscription."""
         for kind in kinds:
             self._subscribers.setdefault(kind, []).append(subscriber)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +32,7 @@ from toolcrib.errors import (
     UnknownTool,
     UsageError,
 )
-from toolcrib.events import CallFailed, CallFinished, CallIntended, CatalogChanged, Event
+from toolcrib.events import CallFailed, CallFinished, CallIntended, CatalogChanged, Event, ServerStateChanged
 from toolcrib.listing import SOURCE
 from toolcrib.servers.model import ServerState
 
@@ -275,15 +277,18 @@ async def test_without_a_daemon_it_is_said_what_to_do(toolcrib_home):
 
 
 async def test_what_cannot_be_is_said_at_once(running, shared_home):
-    with pytest.raises(UsageError):
-        Crib.connect(token="x", workdir=".")
+    for mine in ({"workdir": "."}, {"profile": "reader"}, {"parent": "p"}):
+        for whose in ({"token": "x"}, {"agent": "x"}):
+            with pytest.raises(UsageError, match="already"):
+                Crib.connect(**whose, **mine)
     with pytest.raises(NotFound, match="nobody"):
         await connect(shared_home, agent="nobody").__aenter__()
     with pytest.raises(NotFound, match="no-such-profile"):
         await connect(shared_home, profile="no-such-profile").__aenter__()
-    with pytest.raises(ServerAway, match=r"token|401"):
+    with pytest.raises(Denied, match="does not know this token") as told:
         await connect(shared_home, token="tcb_nobodys-token-at-all").__aenter__()
-    with pytest.raises(RuntimeError, match="async with"):
+    assert "toolcrib agent rotate" in told.value.remedy
+    with pytest.raises(UsageError, match="A Connection is used inside its `async with`"):
         Crib.connect().tools()
 
 
@@ -329,3 +334,21 @@ async def test_a_daemon_that_was_away_is_used_again_when_it_is_back(daemon, tool
         async with asyncio.timeout(LIMIT):
             assert not (await connection.call("note", {"nonce": "after"})).is_error
     assert notes.nonces() == ["before", "after"]
+
+
+async def test_a_server_that_is_away_at_the_daemon_is_away_here(daemon: StartDaemon, toolcrib_home: Home, tmp_path):
+    """A server that never came, too; but none that the agent may not use."""
+    notes = Notes(tmp_path / "seen")
+    running = daemon({"servers": {"w": notes.server("note"), "broken": {"command": str(tmp_path / "no-such-program")}}})
+    (w,) = (one for one in running.wait_until_ready("w")["servers"] if one["name"] == "w")
+    async with connect(toolcrib_home) as connection, connect(toolcrib_home, profile="nothing") as confined:
+        states = lambda: {name: one.state for name, one in connection.status().items()}  # noqa: E731
+        await until(lambda: states().get("broken") in (ServerState.AWAY, ServerState.FAILED))
+        assert states()["w"] is ServerState.READY
+        heard: list[tuple[str, str]] = []
+        connection.subscribe(lambda event: heard.append((event.server, event.state)), ServerStateChanged)
+        os.kill(w["pid"], signal.SIGKILL)
+        await until(lambda: ("w", "ready") in heard)
+        assert heard[0][0] == "w"
+        assert heard[0][1] != "ready"
+        assert not {"w", "broken"} & confined.status().keys()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -197,6 +200,34 @@ def test_a_daemon_that_is_stopped_ends_its_jobs_in_time(toolcrib_home: Home, dae
         assert again.command("agent:list")["agents"] == []
 
 
+def test_a_daemon_that_is_stopped_ends_in_time_also_where_its_store_is_locked(
+    toolcrib_home: Home, daemon: StartDaemon, cli: Cli
+) -> None:
+    hold = Hold()
+    with scripted("openai", [Say("Never heard.", hold=hold)]) as model:
+        running = start(daemon, model)
+        job = running.command("job:submit", prompt="think")["job"]
+        wait_for(lambda: model.requests, "the model to be asked", LIMIT)
+        store = toolcrib_home.toolcrib / "state" / "mcp_sessions.db"
+        with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as other:
+            other.execute("begin immediate")
+            began = time.monotonic()
+            cli("down").ok()
+            assert time.monotonic() - began < 5
+        assert not workers(toolcrib_home)
+        hold.release()
+        again = start(daemon, model)
+        assert again.command("job:result", job=job)["status"] == "interrupted"
+        assert entries(again, outcome="job interrupted")
+
+
+def test_a_time_limit_that_is_no_number_is_refused_in_words(daemon: StartDaemon, cli: Cli) -> None:
+    daemon({})
+    told = cli("job", "submit", "p", "--timeout", "nan")
+    assert (told.exit_code, told.out) == (2, "")
+    assert "nan is no number of seconds" in told.err
+
+
 def test_without_a_daemon_jobs_say_how_to_start_one(cli: Cli) -> None:
     for words in (("list",), ("result", "job-1"), ("cancel", "job-1"), ("submit", "do it")):
         told = cli("job", *words)
@@ -218,7 +249,7 @@ def test_a_job_can_be_a_coding_agent_s_run(
         serving(person.agent.provider, steps) as model,
     ):
         desk.use(model.url)
-        running = daemon({"jobs": {}}, env=desk.environ)
+        running = daemon({"jobs": {"programs": ["claude"]}}, env=desk.environ)
         token = Owner(running).add("lead", profile="developer", workdir=str(project))
         with Member(running, "lead", token, "modern") as member:
             asked = {"prompt": "What is the profit?", "with": "claude"}

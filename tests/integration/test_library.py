@@ -117,7 +117,7 @@ async def test_a_client_connects_lists_calls_and_disconnects(clock):
     finally:
         await client.disconnect()
     assert not client.is_connected
-    with pytest.raises(ServerAway):
+    with pytest.raises(UsageError):
         await client.call_tool("now", {"zone": "UTC"})
 
 
@@ -385,8 +385,9 @@ async def test_a_server_is_disconnected_and_connected_by_its_name(environ, notes
         await crib.disconnect_server("w")
         assert leftovers.read(pid) is None
         assert "note" in crib.tools()
-        with pytest.raises(ServerAway, match="stopped"):
+        with pytest.raises(ServerAway, match="stopped") as told:
             await crib.call("note", {"nonce": "while away"})
+        assert "await crib.connect_server('w')" in told.value.remedy
         await crib.reload()
         assert crib.server_info("w").state is ServerState.STOPPED, "it comes when it is wanted"
         await crib.connect_server("w")
@@ -467,8 +468,10 @@ async def test_a_server_as_a_program_writes_it_can_be_discovered_and_registered(
 
 
 async def test_a_crib_that_is_not_open_says_so():
-    with pytest.raises(RuntimeError, match="async with"):
+    with pytest.raises(UsageError, match="A Crib is used inside its `async with`"):
         Crib.from_config({"servers": {}}).tools()
+    with pytest.raises(UsageError, match="cannot be a dict"):
+        await Crib.from_config({"servers": {}}).discover({})
 
 
 async def test_a_crib_cancelled_while_it_waits_for_its_servers_leaves_no_process(environ, tmp_path):

@@ -212,7 +212,7 @@ def test_code_that_runs_without_a_sandbox_is_written_down_before_it_runs(
     daemon: StartDaemon, cli: Cli, folders: tuple[Path, Path]
 ) -> None:
     running: Daemon = daemon(None, "--unsafe-no-sandbox")
-    assert "WITHOUT A SANDBOX" in running.output.read_text()
+    wait_for(lambda: "WITHOUT A SANDBOX" in running.output.read_text(), "the warning at the start")
     assert "WITHOUT A SANDBOX" in cli("status").ok().err
     owner = Owner(running)
     token = owner.add("left", profile="developer", workdir=str(folders[0]))

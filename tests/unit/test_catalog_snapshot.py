@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib.catalog import GATEWAY_LIMIT, Catalog, Tool
-from toolcrib.config.model import NameStyle
+from toolcrib.config.model import Does, NameStyle, ToolRule
 from toolcrib.errors import UnknownTool
 
 
@@ -321,3 +321,15 @@ def test_only_a_plain_true_says_that_a_tool_only_reads(hint: bytes) -> None:
     raw = b'{"name":"a","annotations":{"readOnlyHint":' + hint + b"}}"
     (tool,) = Catalog.build({"files": (raw,)}, version=1, believed=frozenset({"files"})).tools
     assert not tool.reads_only
+
+
+def test_a_renamed_tool_is_found_with_its_server_and_the_name_that_is_shown() -> None:
+    listing = {"git": (definition("git_status"), definition("log"), definition("push"))}
+    names = {"git_status": "state", "push": "log"}
+    rules = (ToolRule(does=Does.RENAME, value=names, only=(), written={}),)
+    catalog = Catalog.build(listing, version=1, rules=rules)
+    assert "git:state" in catalog
+    assert catalog.find("git:state").name == "git_status"
+    assert catalog.find("git:git_status").name == "git_status"
+    # A server's own names come first.
+    assert catalog.find("git:log").name == "log"

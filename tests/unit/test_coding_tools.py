@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from toolcrib.book.tokens import count
 from toolcrib.catalog.filters import destructive, read_only
 from toolcrib.errors import ConfigError, ToolcribError, UnknownTool, UsageError
 from toolcrib.workspace.ci import _VARIABLES as CI
+from toolcrib.workspace.looking import search
+from toolcrib.workspace.looking.grep import Line
 
 pytestmark = pytest.mark.req("KAI-5")
 
@@ -141,6 +143,9 @@ async def test_a_folders_settings_narrow_what_is_offered(root: Path, opened: Ope
     tools = await opened(root)
     assert {offer.name for offer in tools.offers} == {"Read", "Glob"}
     assert "switched off" in await refuses(tools, "Grep", pattern="x")
+    said = await refuses(tools, "Write", file_path="a.txt", content="x")
+    assert "read-only" in said
+    assert "linters" not in said
 
 
 async def test_a_projects_own_settings_cannot_widen_anything(root: Path, opened: Open) -> None:
@@ -153,7 +158,11 @@ async def test_a_projects_own_settings_cannot_widen_anything(root: Path, opened:
 
 async def test_no_shell_is_offered_in_ci(root: Path, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
-    assert "Bash" not in {offer.name for offer in (await opened(root)).offers}
+    tools = await opened(root)
+    assert "Bash" not in {offer.name for offer in tools.offers}
+    said = await refuses(tools, "Bash", command="true")
+    assert "not available in CI" in said
+    assert "linters" not in said
 
 
 async def test_settings_that_cannot_be_read_are_an_error_at_the_start(root: Path, opened: Open) -> None:
@@ -336,6 +345,67 @@ async def test_write_loses_no_change_that_somebody_made_since(root: Path, tools:
     assert path.read_text() == "three\n"
 
 
+async def test_write_replaces_nothing_after_a_read_that_failed(root: Path, tools: Builtins) -> None:
+    (root / "a.txt").write_text("keep me\n")
+    await refuses(tools, "Read", file_path="a.txt", offset=99)
+    assert "has not been read" in await refuses(tools, "Write", file_path="a.txt", content="gone\n")
+    assert (root / "a.txt").read_text() == "keep me\n"
+
+
+async def test_write_replaces_no_file_of_which_only_a_part_was_shown(root: Path, tools: Builtins) -> None:
+    path = root / "long.txt"
+    content = "".join(f"line {n}\n" for n in range(1, 5001))
+    path.write_text(content)
+    written = {"file_path": "long.txt", "content": "short\n"}
+    for offset, limit, missing in [(1, 1, 2), (4001, 2000, 2), (1990, 2000, 2), (1, 500, 501), (400, 1500, 1900)]:
+        await does(tools, "Read", file_path="long.txt", offset=offset, limit=limit)
+        said = await refuses(tools, "Write", **written)
+        assert said.startswith(f"long.txt has not been read whole: its line {missing} was not shown. Read it from line")
+        assert path.read_text() == content
+    await does(tools, "Read", file_path="long.txt", offset=1900, limit=90)
+    await does(tools, "Read", file_path="long.txt", offset=3990, limit=11)
+    await does(tools, "Write", **written)
+    assert path.read_text() == "short\n"
+
+
+async def test_write_wants_all_lines_of_the_file_as_it_is_now(root: Path, tools: Builtins) -> None:
+    path = root / "a.txt"
+    path.write_text("one\ntwo\n")
+    await does(tools, "Read", file_path="a.txt", limit=1)
+    path.write_text("uno\ndue\n")
+    await does(tools, "Read", file_path="a.txt", offset=2)
+    assert "its line 1 was not shown" in await refuses(tools, "Write", file_path="a.txt", content="x")
+    await does(tools, "Read", file_path="a.txt", limit=1)
+    await does(tools, "Edit", file_path="a.txt", old_string="due", new_string="2")
+    await does(tools, "Write", file_path="a.txt", content="x")
+    await does(tools, "Write", file_path="a.txt", content="y")
+    assert path.read_text() == "y"
+
+
+async def test_write_replaces_no_line_that_was_too_long_to_be_shown(root: Path, tools: Builtins) -> None:
+    (root / "wide").write_text("y" * 100_000 + "\nlast\n")
+    await does(tools, "Read", file_path="wide")
+    await does(tools, "Read", file_path="wide", offset=2)
+    assert "its line 1 was not shown" in await refuses(tools, "Write", file_path="wide", content="x")
+    await does(tools, "Edit", file_path="wide", old_string="last", new_string="end")
+    (root / "empty").write_text("")
+    await does(tools, "Read", file_path="empty")
+    await does(tools, "Write", file_path="empty", content="x")
+
+
+async def test_write_sees_a_change_that_kept_size_and_time(root: Path, tools: Builtins) -> None:
+    path = root / "a.txt"
+    path.write_text("AAAA")
+    await does(tools, "Read", file_path="a.txt")
+    before = path.stat()
+    while path.stat().st_ctime_ns == before.st_ctime_ns:
+        path.write_text("BBBB")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert "was changed since" in await refuses(tools, "Write", file_path="a.txt", content="agent")
+    assert path.read_text() == "BBBB"
+
+
 async def test_one_run_does_not_know_what_another_has_read(root: Path, opened: Open) -> None:
     (root / "a.txt").write_text("one\n")
     first, second = await opened(root), await opened(root)
@@ -497,12 +567,57 @@ async def test_grep_counts_all_of_a_file_whatever_is_shown(root: Path, tools: Bu
     assert len(content) < 20_000
 
 
+async def test_grep_looks_for_no_more_than_an_answer_holds(
+    root: Path, tools: Builtins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "wide").write_text(("w" * 290 + "x\n") * 3000)
+    looked: list[int] = []
+    real = search.lines_of
+
+    def counted(*given: Any, **named: Any) -> Iterator[Line]:
+        for line in real(*given, **named):
+            looked.append(line.number)
+            yield line
+
+    monkeypatch.setattr(search, "lines_of", counted)
+    said = await does(tools, "Grep", pattern="x$", output_mode="content", head_limit=0, **{"-C": 20})
+    assert "There is more" in said
+    shown = said.count("\n") - 1
+    assert shown > 20
+    assert len(looked) <= shown + 5
+    assert "'-C' is wrong" in await refuses(tools, "Grep", pattern="x", output_mode="content", **{"-C": 21})
+
+
 async def test_grep_says_where_a_pattern_is_wrong(texts: Path, tools: Builtins) -> None:
     said = await refuses(tools, "Grep", pattern="(two")
     assert "missing )" in said
     assert "literal" not in said
     assert "look-around" in await refuses(tools, "Grep", pattern="(?=two)")
     assert "is not there" in await refuses(tools, "Grep", pattern="two", path="nowhere")
+
+
+# ---- the folder
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_all_refuse_in_a_folder_that_is_no_longer_there(root: Path, tools: Builtins, is_replaced: bool) -> None:
+    (root / "a.txt").write_text("one\n")
+    await does(tools, "Read", file_path="a.txt")
+    moved = root.rename(root.with_name("moved"))
+    if is_replaced:
+        root.mkdir()
+    for name, arguments in [
+        ("Read", {"file_path": "a.txt"}),
+        ("Write", {"file_path": "new.txt", "content": "x"}),
+        ("Write", {"file_path": "a.txt", "content": "x"}),
+        ("Edit", {"file_path": "a.txt", "old_string": "one", "new_string": "x"}),
+        ("Glob", {"pattern": "*"}),
+        ("Grep", {"pattern": "one"}),
+        ("Bash", {"command": "true"}),
+    ]:
+        assert "no longer the folder that was opened" in await refuses(tools, name, **arguments), name
+    assert [(path.name, path.read_text()) for path in moved.iterdir()] == [("a.txt", "one\n")]
+    assert not is_replaced or list(root.iterdir()) == []
 
 
 async def test_an_error_of_the_opening_leaves_nothing_open(root: Path) -> None:

@@ -293,14 +293,14 @@ def test_google_does_not_get_a_schema_that_must_hold_itself() -> None:
 def test_google_names_begin_with_a_letter() -> None:
     definition = google.definition(offer(SEARCH, name="3d_view"))
     assert definition.name == definition.wire["name"] == "_3d_view"
-    assert ("name", "_ was put before 3d_view") in whats(definition.adaptations)
+    assert ("name", "it is called _3d_view") in whats(definition.adaptations)
     assert openai.definition(offer(SEARCH, name="3d_view")).name == "3d_view"
 
 
 async def test_a_tool_is_called_by_the_name_that_google_knows() -> None:
     called: list[Any] = []
 
-    async def call(tool: Any, arguments: dict[str, Any]) -> None:
+    async def call(tool: Any, arguments: dict[str, Any], *, timeout: float | None) -> None:
         called.append((tool, arguments))
 
     await Tools([offer(SEARCH, name="3d_view")], call=call).call("_3d_view", {"query": "x"})

@@ -111,3 +111,35 @@ def test_a_config_is_taken_as_it_is():
     config = server_config("a", {"command": "x"})
     assert config_of(config) is config
     assert config_of(StdioServer("a", command="x")).identity == config.identity
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({"command": "npx -y foo"}, "command='npx', args=['-y', 'foo']"),
+        ({"command": "npx -y 'a b'", "args": ["c"]}, "command='npx', args=['-y', 'a b', 'c']"),
+        ({"command": "npx 'a"}, """command='npx', args=["'a"]"""),
+    ],
+)
+def test_a_command_line_is_no_command(given: dict, remedy: str):
+    with pytest.raises(ConfigError, match=r"s\.command: found a command line") as told:
+        StdioServer("s", **given)
+    assert remedy in told.value.remedy
+
+
+def test_a_secret_in_a_command_line_is_not_told():
+    with pytest.raises(ConfigError) as told:
+        StdioServer("s", command="npx foo --token sup3r-secret-value")
+    assert "sup3r" not in str(told.value)
+
+
+def test_a_program_whose_name_has_a_space_is_a_command(tmp_path: Path):
+    program = tmp_path / "my server"
+    program.touch(mode=0o755)
+    assert StdioServer("s", command=program).config().command == str(program)
+    assert StdioServer("s", command="./my server", cwd=tmp_path).config().command == "./my server"
+
+
+def test_a_secret_among_the_arguments_is_in_no_repr():
+    server = StdioServer("s", command="npx", args=["foo", "--token", "sup3r-secret-value"])
+    assert "sup3r" not in repr(server) + repr(server.config())

@@ -2,136 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from parts.job_house import LIMIT, SECRET, House, agent, order, over
 from toolcrib.commands.job_desk import JobOrder
 from toolcrib.commands.leases import Lasts, Leases
 from toolcrib.commands.own_hands import own_tools_of
-from toolcrib.config import Paths
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.workspace import WorkspaceServer
-from toolcrib.daemon.jobs.desk import Desk
 from toolcrib.daemon.jobs.job import LONGEST_RESULT
 from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, ToolcribError, UsageError
 from toolcrib.policy import CLIENT, OWNER, Caller, Effect, Origin, OwnTools, Rule
-from toolcrib.store.jobs import JobRow, JobStatus
+from toolcrib.store.jobs import JobStatus
 
 pytestmark = pytest.mark.req("KAI-9")
-
-LIMIT = 10.0
-SECRET = "hunter2-hunter2"
-SETTINGS: dict[str, Any] = {
-    "model": "openai:usual",
-    "models": ["anthropic:small-*"],
-    "max_running": 2,
-    "max_waiting": 2,
-    "max_per_agent": 3,
-    "timeout": 60,
-    "max_timeout": 600,
-}
-
-
-@dataclass(eq=False)
-class Worker:
-    """Stands still until the test lets it go on."""
-
-    order: Mapping[str, Any]
-    said: asyncio.Queue[dict[str, Any] | None] = field(default_factory=asyncio.Queue)
-    stopped: bool = False
-
-    def say(self, **line: Any) -> None:
-        self.said.put_nowait(line)
-
-    def done(self, text: str = "42", status: str = "done", error: str = "") -> None:
-        self.say(end={"status": status, "text": text, "error": error, "usage": {"input_tokens": 7}})
-        self.said.put_nowait(None)
-
-    async def lines(self) -> AsyncIterator[dict[str, Any]]:
-        while (line := await self.said.get()) is not None:
-            yield line
-
-    async def stop(self, *, grace: float) -> None:
-        self.stopped = True
-        self.said.put_nowait(None)
-
-    async def close(self) -> str:
-        return "Its process ended with code 3, saying: oh."
-
-
-@dataclass(eq=False)
-class House:
-    """A daemon's rooms without its process; `again` is the next daemon on the same files."""
-
-    home: Path
-    leases: Leases = field(default_factory=Leases)
-    workers: dict[str, Worker] = field(default_factory=dict)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def root(self) -> Path:
-        return self.home / "project"
-
-    async def start(self, order: Mapping[str, Any], **_: Any) -> Worker:
-        worker = self.workers[order["prompt"]] = Worker(json.loads(json.dumps(order)))
-        self.news.set()
-        return worker
-
-    async def begun(self, prompt: str) -> Worker:
-        async with asyncio.timeout(LIMIT):
-            while prompt not in self.workers:
-                self.news.clear()
-                await self.news.wait()
-        return self.workers[prompt]
-
-    @contextlib.asynccontextmanager
-    async def open(self, **settings: Any) -> AsyncIterator[Desk]:
-        environ = {"TOOLCRIB_HOME": str(self.home / "t"), "HOME": str(self.home), "OPENAI_API_KEY": "k" * 20}
-        environ["SMALL_SECRET"] = SECRET
-        environ["ANTHROPIC_API_KEY"] = "a" * 20
-        paths = Paths.of_user(environ)
-        paths.config_dir.mkdir(exist_ok=True)
-        server = {"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": "Bearer ${SMALL_SECRET}"}}
-        config = {"servers": {"away": server}, "jobs": {**SETTINGS, **settings}}
-        (paths.config_dir / "config.json").write_text(json.dumps(config))
-        builtins = {"workspace": WorkspaceServer(unsafe_no_sandbox=True)}
-        desk = Desk(self.leases, start=self.start)
-        async with Crib(paths=paths, root=self.root, environ=environ, builtins=builtins, only=frozenset()) as crib:
-            desk.crib = crib
-            await desk.begin()
-            try:
-                yield desk
-            finally:
-                await desk.close()
 
 
 @pytest.fixture
 def house(tmp_path: Path) -> House:
     (tmp_path / "project" / "src").mkdir(parents=True)
     return House(tmp_path)
-
-
-async def agent(desk: Desk, name: str, **wanted: Any) -> Caller:
-    assert desk.crib is not None
-    made = await desk.crib.roster.add(name, **{"profile": "developer", **wanted})
-    return Caller(agent=name, permission=made.agent.permission)
-
-
-def order(prompt: str = "do it", **wanted: Any) -> JobOrder:
-    return JobOrder(prompt=prompt, max_steps=5, **wanted)
-
-
-async def over(desk: Desk, job: str) -> JobRow:
-    row = await desk.result(OWNER, job, wait=LIMIT)
-    assert row.status.over, row
-    return row
 
 
 async def test_a_job_runs_for_its_submitter_and_its_result_is_kept(house: House) -> None:

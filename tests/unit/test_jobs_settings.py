@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from toolcrib.commands.job import Submit
 from toolcrib.config import Config, Paths, load
@@ -26,6 +27,7 @@ def test_what_is_written_is_what_counts_and_keys_are_never_shown(tmp_path: Path)
     given = {
         "model": "openai:a",
         "models": ["anthropic:*"],
+        "programs": ["claude"],
         "base_urls": {"openai": "http://127.0.0.1:1/v1"},
         "api_keys": {"openai": "${KEY}"},
         "max_running": 1,
@@ -38,7 +40,9 @@ def test_what_is_written_is_what_counts_and_keys_are_never_shown(tmp_path: Path)
     config = loaded(tmp_path, given, KEY="hunter2-hunter2")
     assert not config.problems
     jobs = config.settings.jobs
-    assert jobs == JobSettings(**{**given, "models": ("anthropic:*",), "api_keys": {"openai": "hunter2-hunter2"}})
+    read = {"models": ("anthropic:*",), "programs": ("claude",), "api_keys": {"openai": "hunter2-hunter2"}}
+    assert jobs == JobSettings(for_agents=True, **{**given, **read})
+    assert jobs.spelled == {"openai": "${KEY}"}
     assert [jobs.allows(model) for model in ("openai:a", "anthropic:x", "openai:b")] == [True, True, False]
     shown = mask(config)
     assert "hunter2" not in json.dumps(shown) + repr(config)
@@ -52,6 +56,8 @@ def test_what_is_written_is_what_counts_and_keys_are_never_shown(tmp_path: Path)
         ({"model": "gpt"}, "jobs.model"),
         ({"model": 3.5}, "jobs.model"),
         ({"models": "openai:*"}, "jobs.models"),
+        ({"programs": ["gemini"]}, "jobs.programs[0]"),
+        ({"programs": "claude"}, "jobs.programs"),
         ({"base_urls": {"openai": "ftp://x"}}, "jobs.base_urls.openai"),
         ({"api_keys": {"openai": "${NO_SUCH_KEY}"}}, "jobs.api_keys.openai"),
         ({"max_running": 0}, "jobs.max_running"),
@@ -82,3 +88,9 @@ def test_an_order_s_kind_is_called_with() -> None:
     assert Submit.model_validate({"prompt": "p", "with": "claude"}).runs == "claude"
     assert "with" in Submit.model_json_schema()["properties"]
     assert Submit.model_json_schema()["required"] == ["prompt"]
+
+
+@pytest.mark.parametrize("timeout", ["nan", "inf", 0, -1])
+def test_a_time_limit_is_a_number_of_seconds(timeout: Any) -> None:
+    with pytest.raises(ValidationError, match="timeout"):
+        Submit.model_validate({"prompt": "p", "timeout": timeout})

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sqlite3
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from toolcrib.store import Database, jobs
+from toolcrib.errors import StoreError
+from toolcrib.store import Database, Store, jobs
 from toolcrib.store.jobs import JobRow, JobStatus
 
 pytestmark = pytest.mark.req("KAI-9")
@@ -22,12 +27,14 @@ def database(store_url: str) -> Iterator[Database]:
 
 def row(id: str, **changed: Any) -> JobRow:
     usual: dict[str, Any] = {
+        "daemon": "mine",
         "submitter": "heartbeat",
         "submitter_since": 5.0,
         "runs": "agent",
         "model": "openai:x",
         "profile": "developer",
         "workdir": "/w",
+        "root": "/",
         "prompt": "é\n",
         "masked": False,
         "timeout": 60.0,
@@ -55,12 +62,15 @@ def test_what_ran_is_interrupted_and_what_waited_is_found_in_order(database: Dat
         database.write(jobs.add, row(name, submitted_at=at))
     database.write(jobs.begin, "ran", 4.0)
     database.write(jobs.end, "over", JobStatus.FAILED, 4.0, {"error": "e"})
-    assert database.write(jobs.interrupt_running, 9.0, "gone") == 1
+    database.write(jobs.add, row("runs elsewhere", daemon="other", status=JobStatus.RUNNING))
+    database.write(jobs.add, row("waits elsewhere", daemon="other"))
+    assert [one.id for one in database.write(jobs.interrupt_running, "mine", 9.0, "gone")] == ["ran"]
     found = database.read(jobs.find, "ran")
     assert found is not None
     assert (found.status, found.error, found.ended_at) == (JobStatus.INTERRUPTED, "gone", 9.0)
-    assert [one.id for one in database.read(jobs.queued)] == ["early", "late"]
-    assert database.write(jobs.interrupt_running, 9.0, "gone") == 0
+    assert [one.id for one in database.read(jobs.queued, "mine")] == ["early", "late"]
+    assert database.write(jobs.interrupt_running, "mine", 9.0, "gone") == ()
+    assert [one.id for one in database.write(jobs.interrupt_running, "other", 9.0, "gone")] == ["runs elsewhere"]
 
 
 def test_jobs_are_listed_by_owner_and_status_the_newest_first(database: Database) -> None:
@@ -92,3 +102,19 @@ def test_old_and_too_many_are_let_go_but_never_what_is_not_over(database: Databa
 def test_every_status_is_over_or_not() -> None:
     assert {status for status in JobStatus if not status.over} == {JobStatus.QUEUED, JobStatus.RUNNING}
     assert {one.name for one in dataclasses.fields(JobRow)} >= {"status", "masked"}
+
+
+async def test_a_store_in_a_hurry_waits_in_vain_only_once(tmp_path: Path) -> None:
+    file = tmp_path / "s.db"
+    store = await Store.open(file, busy_timeout=0.6)
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+        store.hurry()
+        await store.write(jobs.add, row("written"))
+        other.execute("begin immediate")
+        for _ in range(2):
+            began = time.monotonic()
+            with pytest.raises(StoreError, match="locked"):
+                await store.write(jobs.add, row("lost"))
+        assert time.monotonic() - began < 0.5
+    assert await store.read(jobs.find, "written") == row("written")
+    await store.close()

@@ -19,7 +19,7 @@ from parts.witness import Notes
 from toolcrib.config.given import HttpServer, StdioServer
 from toolcrib.crib.client import Client
 from toolcrib.crib.kit import Kit, to_its_end
-from toolcrib.errors import InvalidArguments, ServerAway, UnknownServer, UnknownTool, UsageError
+from toolcrib.errors import CallTimeout, InvalidArguments, ServerAway, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import CallFailed, CallFinished, CallIntended, CatalogChanged, Event, ServerStateChanged
 from toolcrib.servers.model import ServerState, ToolCall
 
@@ -262,8 +262,88 @@ async def test_without_servers_there_is_nothing_and_no_process(mark):
 async def test_a_kit_is_entered_once(odd):
     kit = Kit([])
     async with kit:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(UsageError, match="once"):
             await kit.__aenter__()
+
+
+async def _refused_outside(kit: Kit) -> None:
+    for use in (kit.tools, kit.status, lambda: kit.catalog, lambda: kit.server_info("odd")):
+        with pytest.raises(UsageError, match="A Kit is used inside its `async with`"):
+            use()
+    for wait in (kit.call("echo"), kit.refresh("odd")):
+        with pytest.raises(UsageError, match="A Kit is used inside its `async with`"):
+            await wait
+
+
+async def test_a_kit_outside_its_with_says_so_instead_of_being_empty(odd):
+    kit = Kit([odd()])
+    await _refused_outside(kit)
+    async with kit:
+        assert len(kit.tools()) == 2
+        with pytest.raises(UnknownServer, match="nobody"):
+            await kit.refresh("nobody")
+    await _refused_outside(kit)
+    client = Client(odd())
+    with pytest.raises(UsageError, match="A Client is used inside"):
+        client.list_tools()
+    with pytest.raises(UsageError, match="A Client is used inside"):
+        await client.call_tool("echo")
+
+
+async def test_a_call_of_the_wrong_kind_is_told_in_a_programs_words(odd):
+    async with Kit([odd()]) as kit:
+        for ask in (kit.call, kit.tools().call):
+            with pytest.raises(InvalidArguments, match=r"arguments for echo must be a mapping, not list"):
+                await ask("echo", ["UTC"])
+            for timeout in ("4", 0, -1.0, float("nan"), float("inf")):
+                with pytest.raises(UsageError, match="timeout: found"):
+                    await ask("echo", {}, timeout=timeout)
+        with pytest.raises(UsageError, match="name is a text"):
+            await kit.call(4)
+
+
+async def test_who_gave_the_time_limit_hears_of_it_and_not_of_the_servers(tmp_path):
+    entry = Notes(tmp_path / "seen").server("note")
+    async with Kit([StdioServer("w", command=entry["command"], args=entry["args"])]) as kit:
+        with pytest.raises(CallTimeout) as told:
+            await kit.call("note", {"nonce": "x", "hold": True}, timeout=0.05)
+        assert "timeout=" in told.value.remedy
+        assert "call_timeout" not in told.value.remedy
+
+
+async def test_a_server_that_is_missing_says_what_to_do():
+    async with Kit([StdioServer("gone", command="no-such-program")]) as kit:
+        with pytest.raises(ServerAway) as told:
+            await kit.call("gone:x")
+        assert told.value.remedy
+    with pytest.raises(ServerAway) as told:
+        await Client(StdioServer("gone", command="no-such-program")).connect()
+    assert "connect again" in told.value.remedy
+
+
+@pytest.mark.parametrize(
+    "servers", [[{}], [{"command": "x"}], ["x"], {"a": {}}, "x", None, StdioServer("a", command="x")]
+)
+def test_what_is_no_server_is_refused_with_the_words_for_one(servers):
+    with pytest.raises(UsageError, match=r"cannot be a .*StdioServer.*server_config"):
+        Kit(servers)
+
+
+async def test_what_cannot_hear_or_happen_is_refused():
+    kit = Kit([])
+    with pytest.raises(UsageError, match="function of one event"):
+        kit.subscribe("x")
+    for kind in ("call_finished", Event, int):
+        with pytest.raises(UsageError, match="CallFinished"):
+            kit.subscribe(print, kind)
+
+
+async def test_two_who_connect_a_client_at_once_start_one_process(odd, mark):
+    client = Client(odd())
+    await asyncio.gather(client.connect(), client.connect())
+    assert len(processes(mark)) == 1
+    await asyncio.gather(client.disconnect(), client.disconnect())
+    assert processes(mark) == []
 
 
 async def test_a_client_takes_a_server_as_a_program_writes_it(odd, mark):

@@ -14,10 +14,13 @@ from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import TypeAdapter
 
 from toolcrib.crib import messages
-from toolcrib.crib.results import Result, read_result
+from toolcrib.crib.results import Result, read_answer, read_result
+from toolcrib.errors import ToolError, UsageError
+from toolcrib.servers.model import Answer
 
 PNG = base64.b64encode(b"\x89PNG").decode()
-WAV = base64.b64encode(b"RIFF").decode()
+WAV = base64.b64encode(b"RIFF\0\0\0\0WAVE").decode()
+JPEG = base64.b64encode(b"\xff\xd8\xff\xe0").decode()
 PDF = base64.b64encode(b"%PDF").decode()
 TEXT = {"type": "text", "text": "Hello."}
 IMAGE = {"type": "image", "data": PNG, "mimeType": "image/png"}
@@ -28,7 +31,7 @@ LINK = {"type": "resource_link", "uri": "file:///b.txt", "name": "b", "descripti
 NEW = {"type": "hologram", "depth": 3}
 EVERYTHING = [TEXT, IMAGE, AUDIO, FILE, BLOB, LINK, NEW]
 WORDS_AFTER = f"{json.dumps(LINK)}\n{json.dumps(NEW)}"
-NOT_SHOWN = "(4 bytes, audio/wav, which cannot be shown.)"
+NOT_SHOWN = "(12 bytes, audio/wav, which cannot be shown.)"
 
 # Kept: what they validate of lists is read later.
 TOOL_RESULT = TypeAdapter(ToolResultBlockParam)
@@ -72,13 +75,21 @@ def google(given: Result, **how: Any) -> list[dict[str, Any]]:
     return json_safe(contents)
 
 
+def answered(given: Result) -> dict[str, Any]:
+    response: dict[str, Any] = google(given)[0]["parts"][0]["functionResponse"]["response"]
+    return response
+
+
 def _listed(content: Any) -> Any:
     return content if isinstance(content, str) else list(content)
 
 
 def _url_safe(content: Any) -> Any:
     """The SDK writes base64 in its other alphabet."""
-    return json.loads(json.dumps(content).replace(PNG, base64.urlsafe_b64encode(b"\x89PNG").decode()))
+    text = json.dumps(content)
+    for data in (PNG, JPEG):
+        text = text.replace(data, base64.urlsafe_b64encode(base64.b64decode(data)).decode())
+    return json.loads(text)
 
 
 def json_safe(made: Any) -> Any:
@@ -142,8 +153,10 @@ def test_google_gets_media_inside_the_response_and_sound_after_it() -> None:
     answer, after = google(result(*EVERYTHING))
     response = answer["parts"][0]["functionResponse"]
     assert (answer["role"], response["name"], response["id"]) == ("user", "find", "g1")
-    assert response["response"]["output"].startswith("Hello.\n(image/png, given beside this text.)\n(audio/wav, given")
-    assert response["response"]["output"].endswith(WORDS_AFTER)
+    assert response["response"]["return_value"].startswith(
+        "Hello.\n(image/png, given beside this text.)\n(audio/wav, given"
+    )
+    assert response["response"]["return_value"].endswith(WORDS_AFTER)
     assert response["parts"] == [
         {"inlineData": {"mimeType": "image/png", "data": PNG}},
         {"inlineData": {"mimeType": "application/pdf", "data": PDF}},
@@ -162,7 +175,7 @@ def test_text_alone_is_a_plain_text() -> None:
     assert chat(given) == [{"role": "tool", "tool_call_id": "c1", "content": "Hello.\nAnd more."}]
     assert responses(given) == "Hello.\nAnd more."
     assert anthropic(given)["content"] == "Hello.\nAnd more."
-    assert google(given)[0]["parts"][0]["functionResponse"]["response"] == {"output": "Hello.\nAnd more."}
+    assert google(given)[0]["parts"][0]["functionResponse"]["response"] == {"return_value": "Hello.\nAnd more."}
 
 
 @pytest.mark.req("ENG-9")
@@ -170,26 +183,62 @@ def test_structured_content_without_a_text_is_its_json() -> None:
     given = result(structuredContent={"n": [1, None]})
     for text in (chat(given)[0]["content"], responses(given), anthropic(given)["content"]):
         assert json.loads(text) == {"n": [1, None]}
-    assert google(given)[0]["parts"][0]["functionResponse"]["response"] == {"output": {"n": [1, None]}}
+    assert answered(given) == {"return_value": '{"n": [1, null]}'}
 
 
 def test_structured_content_that_a_text_says_already_is_not_said_twice() -> None:
     given = result({"type": "text", "text": '{ "n": 1 }'}, structuredContent={"n": 1})
     assert chat(given)[0]["content"] == anthropic(given)["content"] == responses(given) == '{ "n": 1 }'
-    assert google(given)[0]["parts"][0]["functionResponse"]["response"] == {"output": {"n": 1}}
+    assert answered(given) == {"return_value": '{ "n": 1 }'}
+
+
+@pytest.mark.parametrize(
+    ("texts", "structured"),
+    [
+        (["hello"], {"content": "hello"}),
+        (["hello\n"], {"result": {"content": "hello"}}),
+        (["a", "b"], {"content": "a\nb"}),
+        (["a", "b"], {"result": ["a", "b"]}),
+        (['{"x": 1, "y": 2}', "3"], {"result": [{"y": 2, "x": 1}, 3]}),
+        (["5"], {"result": 5}),
+        (["hello"], {"content": [{"type": "text", "text": "hello"}]}),
+    ],
+)
+def test_a_text_that_is_the_structured_contents_only_value_is_said_once(texts: list[str], structured: Any) -> None:
+    given = result(*({"type": "text", "text": text} for text in texts), structuredContent=structured)
+    once = "\n".join(texts)
+    assert chat(given)[0]["content"] == anthropic(given)["content"] == responses(given) == once
+    assert answered(given) == {"return_value": once}
+
+
+def test_a_picture_that_stands_in_the_structured_content_as_well_is_no_text() -> None:
+    assert anthropic(result(IMAGE, structuredContent={"content": [IMAGE]})) == anthropic(result(IMAGE))
+
+
+@pytest.mark.parametrize(
+    ("text", "structured"), [("hello", {"content": "hello", "lines": 1}), ("1", {"ok": True}), ("", {"found": []})]
+)
+def test_structured_content_that_says_more_or_something_else_stays(text: str, structured: Any) -> None:
+    given = result({"type": "text", "text": text}, structuredContent=structured)
+    assert chat(given)[0]["content"].endswith(json.dumps(structured))
+
+
+def test_an_interface_or_a_place_that_there_is_not_is_refused() -> None:
+    with pytest.raises(UsageError, match="chats"):
+        result(TEXT).to_openai("c1", api="chats")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="within"):
+        result(TEXT).to_google("find", media="within")  # type: ignore[arg-type]
 
 
 def test_structured_content_that_says_more_than_the_text_stands_beside_it() -> None:
     given = result(TEXT, structuredContent={"n": 1})
     assert chat(given)[0]["content"] == 'Hello.\n{"n": 1}'
-    response = google(given)[0]["parts"][0]["functionResponse"]["response"]
-    assert response == {"output": 'Hello.\n{"n": 1}', "structured": {"n": 1}}
+    assert answered(given) == {"return_value": 'Hello.\n{"n": 1}'}
 
 
 def test_google_never_gets_a_reference_that_it_would_take_for_its_own() -> None:
     given = result(structuredContent={"schema": {"$ref": "#/$defs/a"}})
-    response = google(given)[0]["parts"][0]["functionResponse"]["response"]
-    assert response == {"output": '{"schema": {"$ref": "#/$defs/a"}}'}
+    assert answered(given) == {"return_value": '{"schema": {"$ref": "#/$defs/a"}}'}
 
 
 def test_a_failure_is_said_where_each_provider_looks_for_it() -> None:
@@ -211,9 +260,7 @@ def test_no_message_is_empty(content: list[Any], *, failed: bool) -> None:
     assert messages.NOTHING in chat(given)[0]["content"]
     assert messages.NOTHING in responses(given)
     assert anthropic(given)["content"] == messages.NOTHING
-    assert google(given)[0]["parts"][0]["functionResponse"]["response"] == {
-        "error" if failed else "output": messages.NOTHING
-    }
+    assert answered(given) == {"error" if failed else "return_value": messages.NOTHING}
 
 
 @pytest.mark.parametrize(
@@ -241,7 +288,7 @@ def test_a_result_of_a_form_that_is_not_known_is_said_as_it_came() -> None:
 
 
 def test_other_names_of_a_media_type_are_known() -> None:
-    (answer,) = google(result({**IMAGE, "mimeType": "image/JPG; q=1"}))
+    (answer,) = google(result({**IMAGE, "data": JPEG, "mimeType": "image/JPG; q=1"}))
     assert answer["parts"][0]["functionResponse"]["parts"][0]["inlineData"]["mimeType"] == "image/jpeg"
 
 
@@ -258,3 +305,45 @@ def test_answers_to_several_calls_stand_together_before_anything_else() -> None:
     assert len(contents) == 2 and "inlineData" in contents[1]["parts"][1]
     items = messages.together([one.to_openai("c1", api="responses"), other.to_openai("c2", api="responses")])
     assert [item["call_id"] for item in items] == ["c1", "c2"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("image/png", b"\x89PNG\r\n\x1a\n"),
+        ("image/jpeg", b"\xff\xd8\xff\xe0"),
+        ("image/gif", b"GIF89a"),
+        ("image/webp", b"RIFF\n\n\n\nWEBPVP8 "),
+        ("image/heic", b"\0\0\0\x18ftypheic"),
+        ("application/pdf", b"\n\n%PDF-1.7"),
+        ("audio/wav", b"RIFF\0\0\0\0WAVEfmt "),
+        ("audio/mpeg", b"\xff\xfb\x90"),
+        ("audio/mpeg", b"ID3\4"),
+        ("audio/aiff", b"FORM\0\0\0\0AIFF"),
+        ("audio/aac", b"\xff\xf1P"),
+        ("audio/ogg", b"OggS\0"),
+        ("audio/flac", b"fLaC\0"),
+    ],
+)
+def test_media_are_what_their_bytes_say(kind: str, data: bytes) -> None:
+    block = {"type": "image", "mimeType": kind}
+    real = result({**block, "data": base64.b64encode(data).decode()})
+    assert messages.pieces(real, frozenset({kind})) == [messages.Media(data=data, media_type=kind)]
+    for false in (b"", b"<html>", data[1:]):
+        page = result({**block, "data": base64.b64encode(false).decode()})
+        (words,) = messages.pieces(page, frozenset({kind}))
+        if kind != "application/pdf" or b"%PDF" not in false:
+            assert words == f"({len(false)} bytes, said to be {kind}, but something else, which cannot be shown.)"
+
+
+def test_a_result_whose_content_is_a_text_is_that_text() -> None:
+    given = read_result(b'{"content": "the real answer"}')
+    assert given.text == chat(given)[0]["content"] == "the real answer"
+    assert given.raw == {"content": "the real answer"}
+
+
+@pytest.mark.parametrize("number", [b"1" + b"0" * 400 + b".5", b"9" * 6000, b"1e999"])
+def test_a_result_that_no_program_can_hold_is_a_tools_error(number: bytes) -> None:
+    answer = Answer(result=b'{"content": [], "structuredContent": {"n": ' + number + b"}}")
+    with pytest.raises(ToolError, match="cannot be read"):
+        read_answer(answer)

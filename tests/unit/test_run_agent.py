@@ -38,7 +38,10 @@ from toolcrib.catalog.transforms import Rename
 from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ServerAway, UsageError
 
 SERVERS: dict[str, Any] = {"mcp_servers": ["stands for the bench"]}
-DATA = base64.b64encode(b"pixels").decode()
+PIXELS = b"\x89PNG\r\n"
+DATA = base64.b64encode(PIXELS).decode()
+JPEG = base64.b64encode(b"\xff\xd8\xff").decode()
+PDF = base64.b64encode(b"%PDF").decode()
 
 
 def desk(**tools: Any) -> Bench:
@@ -247,7 +250,7 @@ async def test_a_tool_that_says_it_failed_is_told_with_all_it_brought(monkeypatc
     )
     assert ended.tool_status is ToolStatus.ERROR
     assert told.outcome == "failed"
-    assert told.content == ["See:", BinaryContent(data=b"pixels", media_type="image/png")]
+    assert told.content == ["See:", BinaryContent(data=PIXELS, media_type="image/png")]
     assert ended.blocks == ({"type": "text", "text": "See:"}, picture)
 
 
@@ -309,11 +312,11 @@ async def test_a_name_that_no_provider_takes_does_not_go_back_into_the_conversat
 async def test_results_of_every_kind_reach_the_model_and_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [
         {"type": "text", "text": "One."},
-        {"type": "image", "data": DATA, "mimeType": "image/jpg"},
+        {"type": "image", "data": JPEG, "mimeType": "image/jpg"},
         {"type": "audio", "data": DATA, "mimeType": "audio/wav"},
         {"type": "image", "data": DATA, "mimeType": "image/x-odd"},
         {"type": "resource", "resource": {"uri": "file:///a.txt", "text": "inside"}},
-        {"type": "resource", "resource": {"uri": "file:///a.pdf", "blob": DATA, "mimeType": "application/pdf"}},
+        {"type": "resource", "resource": {"uri": "file:///a.pdf", "blob": PDF, "mimeType": "application/pdf"}},
         {"type": "resource_link", "uri": "file:///far", "name": "far"},
         {"type": "surprise", "what": 1},
     ]
@@ -365,7 +368,7 @@ async def test_a_run_goes_on_from_the_history_of_another_as_json(monkeypatch: py
     assert "Look!" in given
     assert "I saw it." in given
     ((picture_again,),) = [part.content for part in world.results]
-    assert (picture_again.data, picture_again.media_type) == (b"pixels", "image/png")
+    assert (picture_again.data, picture_again.media_type) == (PIXELS, "image/png")
     assert only(events, RunFinished).messages[: len(kept)] == kept
 
 

@@ -339,6 +339,25 @@ def test_public_names_are_legal_and_mean_one_tool_whatever_the_rules_are(chain: 
     assert made.find("crib_system_stop").server == "crib"
 
 
+def test_what_rules_name_and_no_tool_has_is_told() -> None:
+    made = catalog(
+        {"rename": {"git_statsu": "x"}},
+        {"fix": {"tool": "git:lgo", "arguments": {"depth": 1}}},
+        {"fix": {"arguments": {"dept": 1}}},
+        {"rename_arguments": {"repo": "folder"}, "only": "svn:*"},
+        {"fix": {"tool": "git:log", "arguments": {"depth": 1}}},
+        {"drop": "nothing"},
+        {"drop": "git:*"},
+    )
+    assert [error.data for error in made.idle_rules()] == [
+        {"tool": "git_statsu"},
+        {"tool": "git:lgo"},
+        {"argument": "dept"},
+        {"argument": "repo"},
+    ]
+    assert catalog().idle_rules() == []
+
+
 # The door.
 
 
@@ -455,3 +474,38 @@ async def test_a_default_that_is_not_given_is_filled_in() -> None:
     gate = Gate({"default": {"arguments": {"repo_path": ".", "depth": 1}}})
     await gate.use("git_status", {"depth": 2})
     assert gate.forwarded == [("git:git_status", {"repo_path": ".", "depth": 2})]
+
+
+@pytest.mark.parametrize(
+    ("rule", "given", "told"),
+    [
+        ({"fix": {"tool": "git:git_push", "arguments": {"depth": 77_777}}}, {"repo_path": "x"}, "do not fit together"),
+        ({"default": {"tool": "git:git_push", "arguments": {"depth": 77_777}}}, {"repo_path": "x"}, "do not fit"),
+        (
+            {"default": {"tool": "git:git_push", "arguments": {"depth": 77_777}}},
+            {"repo_path": "x", "depth": 1},
+            "depth",
+        ),
+    ],
+)
+async def test_what_the_rules_give_is_not_told_to_a_caller_whose_call_fails(
+    rule: Any, given: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = {"depth": {"minimum": 90_000}}
+    monkeypatch.setitem(REPO, "allOf", [{"patternProperties": {f"^{name}": one for name, one in never.items()}}])
+    gate = Gate(rule)
+    with pytest.raises(InvalidArguments, match=told) as raised:
+        await gate.use("git:git_push", given)
+    assert "77777" not in repr((raised.value.text(), raised.value.data["errors"]))
+    assert gate.forwarded == []
+
+
+@pytest.mark.req("ENG-6")
+async def test_a_rule_that_names_a_tool_holds_though_its_schema_does_not_say_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for key in ("properties", "required", "additionalProperties"):
+        monkeypatch.delitem(REPO, key)
+    gate = Gate({"fix": {"tool": "git:git_push", "arguments": {"dry_run": True}}}, {"fix": {"arguments": {"depth": 1}}})
+    await gate.use("git:git_push", {"dry_run": False, "depth": 9})
+    assert gate.forwarded == [("git:git_push", {"dry_run": True})]

@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolcrib.agent.models.definitions import definitions
+from toolcrib.agent.models.place import Format
 from toolcrib.catalog import Catalog
+from toolcrib.catalog.formats import undoing
 from toolcrib.catalog.offer import Offer
 from toolcrib.catalog.tool import Tool
 from toolcrib.catalog.toolbox import Tools
@@ -25,7 +28,7 @@ class Server:
     def __init__(self) -> None:
         self.saw: list[tuple[str, dict[str, Any]]] = []
 
-    async def call(self, tool: Tool, arguments: dict[str, Any]) -> str:
+    async def call(self, tool: Tool, arguments: dict[str, Any], *, timeout: float | None = None) -> str:
         self.saw.append((tool.display, arguments))
         return f"{tool.name} ran"
 
@@ -169,7 +172,7 @@ async def test_a_name_that_gets_too_long_ends_in_a_hash_and_still_calls_its_tool
 
 names = st.text(st.sampled_from("abz_-9. Ä"), max_size=80) | st.sampled_from(["git_push", "log", "x" * 64, "x" * 70])
 renames = st.builds(Rename, st.dictionaries(st.sampled_from(["git_status", "git:log", "*", "log", "svn:*"]), names))
-prefixes = st.builds(Prefix, st.text(st.sampled_from("ab_"), max_size=70))
+prefixes = st.builds(Prefix, st.text(st.sampled_from("ab_"), min_size=1, max_size=70))
 
 
 @pytest.mark.req("ENG-6")
@@ -185,3 +188,97 @@ def test_names_are_unique_and_legal_or_nothing_is_offered(chain: list[Transform]
     assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) for name in shaped.names)
     assert len({name.lower() for name in shaped.names}) == len(made.tools)
     assert all(shaped[name].tool is tool for name, tool in zip(shaped.names, made.tools, strict=True))
+
+
+STRICT = Options(openai={"strict": True})
+
+
+def of_schema(server: Server, schema: dict[str, Any], *names: str) -> Tools:
+    listed = tuple(msgspec.json.encode({"name": name, "inputSchema": schema}) for name in names or ("t",))
+    return Tools(map(Offer.of, Catalog.build({"s": listed}, version=1).tools), call=server.call)
+
+
+@pytest.mark.req("ENG-8")
+async def test_whose_model_it_was_decides_what_a_value_means(server: Server) -> None:
+    tools = of_schema(server, {"type": "object", "properties": {"d": {}}}).shaped(transform=STRICT)
+    for provider in ("openai", "anthropic", "google"):
+        await tools.call("t", {"d": None}, provider=provider)  # type: ignore[arg-type]
+    assert [arguments for _, arguments in server.saw] == [{}, {"d": None}, {"d": None}]
+    with pytest.raises(UsageError, match="no provider 'mistral'"):
+        await tools.call("t", {}, provider="mistral")  # type: ignore[arg-type]
+
+
+async def test_where_nobody_says_whose_model_it_was_only_a_whole_form_is_taken_back(server: Server) -> None:
+    schema = {"type": "object", "properties": {"d": {}, "e": {"type": "string"}}}
+    tools = of_schema(server, schema).shaped(transform=STRICT)
+    await tools.call("t", {"d": None})
+    await tools.call("t", {"d": None, "e": None})
+    assert [arguments for _, arguments in server.saw] == [{"d": None}, {}]
+
+
+async def test_a_definition_is_made_once_for_all_calls(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    for provider in ("openai", "anthropic", "google"):
+        real = undoing._FORMATS[provider]
+        monkeypatch.setitem(
+            undoing._FORMATS, provider, lambda offer, p=provider, real=real: made.append(p) or real(offer)
+        )
+    tools = of_schema(server, REPO)
+    for _ in range(3):
+        await tools.call("t", {"repo_path": "."}, provider="google")
+    assert made == ["google"]
+    for _ in range(3):
+        await tools.call("t", {"repo_path": "."})
+    assert sorted(made) == ["anthropic", "google", "openai"]
+
+
+async def test_who_wants_to_see_before_sees_the_arguments_of_the_call(tools: Tools, server: Server) -> None:
+    shaped = tools.shaped(
+        transform=[RenameArgument({"repo_path": "folder"}), Fix({"folder": "/srv"}, tools="git_push")]
+    )
+    given = {"folder": "/tmp"}
+    real = shaped.real_arguments("git_status", given, provider="anthropic")
+    assert (real, given) == ({"repo_path": "/tmp"}, {"folder": "/tmp"})
+    assert shaped.real_arguments("git_push", {}) == {"repo_path": "/srv"}
+    await shaped.call_real("git_status", real)
+    assert server.saw == [("git:git_status", {"repo_path": "/tmp"})]
+
+
+async def test_arguments_that_lie_too_deep_in_each_other_are_refused(server: Server) -> None:
+    node = {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}, "e": {"enum": [{"a": 1}]}}}
+    schema = {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "$defs": {"n": node}}
+    deep: dict[str, Any] = {}
+    for _ in range(900):
+        deep = {"n": deep}
+    with pytest.raises(InvalidArguments, match="nested too deep"):
+        await of_schema(server, schema).shaped(transform=STRICT).call("t", deep)
+    assert server.saw == []
+
+
+@pytest.mark.req("ENG-8")
+async def test_each_tool_has_a_name_of_its_own_at_google_and_is_called_by_it(server: Server) -> None:
+    tools = of_schema(server, REPO, "1x", "_1X", "__1x", "2x", "-3")
+    wired = [one["name"] for one in tools.to_google()]
+    assert wired == ["___1x", "_1X", "__1x", "_2x", "_-3"]
+    offers = {offer.name: offer for offer in tools}
+    assert [one.name for one in definitions(Format.GOOGLE, offers).by_name.values()] == wired
+    for name in wired:
+        await tools.call(name, {"repo_path": "."}, provider="google")
+    assert [display for display, _ in server.saw] == ["s:1x", "s:_1X", "s:__1x", "s:2x", "s:-3"]
+
+
+def test_tools_that_a_transformer_does_not_fit_can_be_left_out_and_told(tools: Tools) -> None:
+    told: list[tuple[str, str]] = []
+
+    def odd(offer: Offer) -> Offer:
+        if offer.server == "svn":
+            raise UsageError("not this one")
+        return offer
+
+    left = tools.shaped(
+        transform=[odd, Rename({"git_push": "git_status", "log": "with blank"})],
+        skipping=lambda offer, error: told.append((offer.tool.display, error.message)),
+    )
+    assert left.names == ("git_status",)
+    assert left["git_status"].tool.name == "git_status"
+    assert [display for display, _ in told] == ["svn:log", "git:git_push", "git:log"]

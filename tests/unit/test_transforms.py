@@ -90,9 +90,10 @@ def test_a_fixed_argument_is_out_of_the_schema_and_in_every_call() -> None:
 
 
 def test_arguments_are_fixed_only_where_they_are_meant() -> None:
-    untouched = through([Fix({"repo_path": "."}, tools=["svn:*", "x"]), Fix({"nowhere": 1})])
+    untouched = through(Fix({"repo_path": "."}, tools=["svn:*", "x"]))
     assert untouched.undo == ()
     assert "repo_path" in untouched.schema["properties"]
+    assert through(Fix({"nowhere": 1})).arguments({"depth": 1}) == {"depth": 1}
 
 
 @pytest.mark.parametrize("kind", [Fix, Default])

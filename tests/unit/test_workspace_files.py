@@ -30,19 +30,17 @@ from toolcrib.workspace.confined.folder import Spot
 from toolcrib.workspace.files.files import (
     EditFile,
     FileEdited,
-    FileStatus,
     FileText,
     FileWritten,
     Mode,
     ReadFile,
-    StatFile,
     WriteFile,
     edit_file,
     read_file,
-    stat_file,
     write_file,
 )
 from toolcrib.workspace.files.replacing import Edit, replace
+from toolcrib.workspace.files.status import FileStatus, StatFile, stat_file
 from toolcrib.workspace.tool import Scene
 
 pytestmark = pytest.mark.req("FRG-1")

@@ -30,13 +30,12 @@ from toolcrib.workspace.files.files import (
     EditFile,
     Mode,
     ReadFile,
-    StatFile,
     WriteFile,
     edit_file,
     read_file,
-    stat_file,
     write_file,
 )
+from toolcrib.workspace.files.status import StatFile, stat_file
 from toolcrib.workspace.tool import Done, Scene
 
 pytestmark = pytest.mark.req("FRG-9")

@@ -17,16 +17,14 @@ from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.confined import beneath
 from toolcrib.workspace.files.files import (
     EditFile,
-    FileStatus,
     FileText,
     ReadFile,
-    StatFile,
     WriteFile,
     edit_file,
     read_file,
-    stat_file,
     write_file,
 )
+from toolcrib.workspace.files.status import FileStatus, StatFile, stat_file
 from toolcrib.workspace.tool import Scene
 
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.slow]

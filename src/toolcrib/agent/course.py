@@ -59,8 +59,9 @@ class Course:
             return None
         builtins = await stack.enter_async_context(coding.coding_tools(self._plan.coding))
 
-        async def call(tool: Tool, arguments: dict[str, Any]) -> Any:
-            return await builtins.call(tool.name, arguments)
+        async def call(tool: Tool, arguments: dict[str, Any], *, timeout: float | None) -> Any:
+            async with asyncio.timeout(timeout):
+                return await builtins.call(tool.name, arguments)
 
         return Tools(builtins.offers, call=call)
 

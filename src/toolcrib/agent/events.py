@@ -1,7 +1,8 @@
 """What happens in a run of `run_agent`: one small class per fact.
 
-In: nothing. Out: the classes. Each is an `AgentEvent` too (kind, role, text, provider, tool_name …), so whoever reads
-the events of coding agents can read these; `type` names the fact, and `to_json` gives all of it as plain JSON.
+In: nothing. Out: the classes, and `AnyRunEvent`, one of them. Each is an `AgentEvent` too (kind, role, text, provider,
+tool_name …), so whoever reads the events of coding agents can read these; `type` names the fact, and `to_json` gives
+all of it as plain JSON.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import enum
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from toolcrib.agent_events import AgentEvent, Kind
 
@@ -45,7 +46,7 @@ class Ended(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RunEvent(AgentEvent):
-    """The base of all."""
+    """The base of all. `type` names the fact, `run_id` the run; `to_json()` is all of it, `print(event)` a line."""
 
     type: ClassVar[str]
     kind: Kind = Kind.LOG
@@ -77,7 +78,9 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(RunEvent):
-    type: ClassVar[str] = "run_started"
+    """The first event: the options can work, and now the servers are connected."""
+
+    type: ClassVar[Literal["run_started"]] = "run_started"
     model: str
     max_steps: int
 
@@ -86,7 +89,7 @@ class RunStarted(RunEvent):
 class McpConnected(RunEvent):
     """All servers were tried; the model has not been asked yet. Without servers there is no such event."""
 
-    type: ClassVar[str] = "mcp_connected"
+    type: ClassVar[Literal["mcp_connected"]] = "mcp_connected"
     servers: tuple[str, ...]
     """Those that are there."""
     tools: Mapping[str, int] = field(default_factory=dict)
@@ -97,7 +100,7 @@ class McpConnected(RunEvent):
 class McpWarning(RunEvent):
     """A server is not there, or not as it should be; the run goes on without it."""
 
-    type: ClassVar[str] = "mcp_warning"
+    type: ClassVar[Literal["mcp_warning"]] = "mcp_warning"
     server: str
     reason: str
 
@@ -106,7 +109,7 @@ class McpWarning(RunEvent):
 class NameConflict(RunEvent):
     """Two tools have one name: the one is offered, the other is not."""
 
-    type: ClassVar[str] = "name_conflict"
+    type: ClassVar[Literal["name_conflict"]] = "name_conflict"
     name: str
     kept: str
     """`server:tool`, or the name of a built-in tool."""
@@ -117,7 +120,7 @@ class NameConflict(RunEvent):
 class TextDelta(RunEvent):
     """`text` is a piece of what the model says; the pieces of a step add up to it."""
 
-    type: ClassVar[str] = "text_delta"
+    type: ClassVar[Literal["text_delta"]] = "text_delta"
     kind: Kind = Kind.MESSAGE
     role: str = "assistant"
 
@@ -126,7 +129,7 @@ class TextDelta(RunEvent):
 class ReasoningDelta(RunEvent):
     """`text` is a piece of what the model thinks, as far as its provider shows it."""
 
-    type: ClassVar[str] = "reasoning_delta"
+    type: ClassVar[Literal["reasoning_delta"]] = "reasoning_delta"
     kind: Kind = Kind.REASONING
     role: str = "assistant"
 
@@ -135,7 +138,7 @@ class ReasoningDelta(RunEvent):
 class ToolCalled(RunEvent):
     """The model calls a tool: `tool_name` (as the model has it), `server`, `tool_args`, `call`."""
 
-    type: ClassVar[str] = "tool_call"
+    type: ClassVar[Literal["tool_call"]] = "tool_call"
     kind: Kind = Kind.TOOL
     role: str = "assistant"
 
@@ -146,7 +149,7 @@ class ToolFinished(RunEvent):
 
     `text` is what the model is told, as far as it is text."""
 
-    type: ClassVar[str] = "tool_result"
+    type: ClassVar[Literal["tool_result"]] = "tool_result"
     kind: Kind = Kind.TOOL
     role: str = "tool"
     blocks: Sequence[Mapping[str, Any]] = ()
@@ -158,7 +161,7 @@ class ToolFinished(RunEvent):
 class Retrying(RunEvent):
     """The provider failed, or wants us to go slower: the same request is made again after `delay` seconds."""
 
-    type: ClassVar[str] = "retrying"
+    type: ClassVar[Literal["retrying"]] = "retrying"
     reason: str
     delay: float
     attempt: int
@@ -169,7 +172,7 @@ class Retrying(RunEvent):
 class StepFinished(RunEvent):
     """The model has answered once, and its calls are done."""
 
-    type: ClassVar[str] = "step_finished"
+    type: ClassVar[Literal["step_finished"]] = "step_finished"
     step: int
     """Counted from one."""
     usage: Usage
@@ -179,7 +182,7 @@ class StepFinished(RunEvent):
 class RunFinished(RunEvent):
     """The end. `text` is what the model said last."""
 
-    type: ClassVar[str] = "run_finished"
+    type: ClassVar[Literal["run_finished"]] = "run_finished"
     kind: Kind = Kind.MESSAGE
     role: str = "assistant"
     ended: Ended
@@ -194,10 +197,27 @@ class RunFailed(RunEvent):
     """The end, where the run could not go on: the provider refused, or was not to be reached. `text` is what the model
     said last, if anything."""
 
-    type: ClassVar[str] = "run_failed"
+    type: ClassVar[Literal["run_failed"]] = "run_failed"
     error: str
     remedy: str = ""
     usage: Usage
     steps: int
     messages: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
     """As in `RunFinished`, as far as it came."""
+
+
+AnyRunEvent: TypeAlias = (
+    RunStarted
+    | McpConnected
+    | McpWarning
+    | NameConflict
+    | TextDelta
+    | ReasoningDelta
+    | ToolCalled
+    | ToolFinished
+    | Retrying
+    | StepFinished
+    | RunFinished
+    | RunFailed
+)
+"""What a run tells. A type checker knows which it is after `event.type == "run_finished"`, too."""

@@ -7,8 +7,9 @@ which are not, whose tool gave way. `course` asks once, before the model is aske
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter as Count
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from toolcrib.agent.calling import Supplied
 from toolcrib.agent.events import McpConnected, McpWarning, NameConflict
 from toolcrib.agent.options import CONNECT_LIMIT, AgentOptions
 from toolcrib.agent.teller import Teller
+from toolcrib.catalog.idle import Idle, common
 from toolcrib.catalog.offer import Offer
 from toolcrib.catalog.toolbox import Tools
 from toolcrib.events import Event, ServerStateChanged
@@ -24,6 +26,8 @@ from toolcrib.servers.model import ServerState
 if TYPE_CHECKING:
     from toolcrib.crib.counter import Counter
     from toolcrib.crib.kit import Kit
+
+log = logging.getLogger(__name__)
 
 ABSENT = {
     ServerState.CONNECTING: "It is not connected yet.",
@@ -36,19 +40,21 @@ ABSENT = {
 async def supplied(options: AgentOptions, own: Tools | None, kit: Kit | None, teller: Teller) -> dict[str, Supplied]:
     """Built-in tools come first, then those of the run's own servers: who comes first keeps a name."""
     shelves = [] if own is None else [own]
+    shaped: dict[Counter, Tools] = {}
     there: list[str] = []
     missing: dict[str, str] = {}
     if kit is not None:
         there += kit.connected
         missing |= kit.missing
-        shelves.append(_shaped(kit, options))
+        shaped[kit] = _shaped(kit, options)
     if options.crib is not None:
         await settled(options.crib, CONNECT_LIMIT)
         status = options.crib.status()
         there += [name for name, one in status.items() if one.state is ServerState.READY]
         missing |= {name: one.last_error or ABSENT[one.state] for name, one in status.items() if one.state in ABSENT}
-        shelves.append(_shaped(options.crib, options))
-    tools, conflicts = _merged(shelves)
+        shaped[options.crib] = _shaped(options.crib, options)
+    _refuse_idle(shaped)
+    tools, conflicts = _merged([*shelves, *shaped.values()])
     for server, reason in missing.items():
         teller.tell(McpWarning, server=server, reason=reason)
     if kit is not None or options.crib is not None:
@@ -80,7 +86,15 @@ async def settled(counter: Counter, limit: float) -> None:
 
 
 def _shaped(counter: Counter, options: AgentOptions) -> Tools:
-    return counter.tools(keep=options.keep, drop=options.drop, transform=options.transform)
+    return counter.tools().shaped(keep=options.keep, drop=options.drop, transform=options.transform, idle=Idle.TAKEN)
+
+
+def _refuse_idle(shaped: Mapping[Counter, Tools]) -> None:
+    """A transformer may be meant for one of them alone, or for a server that is missing."""
+    for error in common(tools.idle for tools in shaped.values()):
+        if all(counter.all_known for counter in shaped):
+            raise error
+        log.warning("%s", error.text())
 
 
 def _merged(shelves: Sequence[Tools]) -> tuple[dict[str, Supplied], list[tuple[Offer, Offer]]]:

@@ -16,6 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -25,7 +26,7 @@ from toolcrib.book.entry import Entry, Kind
 from toolcrib.calls.clients_own import without_clients_own
 from toolcrib.calls.line import Line
 from toolcrib.calls.under_way import ENDED, UnderWay
-from toolcrib.catalog.schema_check import Checker
+from toolcrib.catalog.schema_check import Checker, Seen
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
 from toolcrib.errors import (
@@ -202,10 +203,11 @@ class Door:
         them."""
         # Who may not use a tool at all does not learn its schema from what is said of the arguments.
         self._refuse_denied(line)
+        seen: Seen | None = None
         try:
             if line.tool.shape is not None and line.tool.shape.undo:
-                params = self._undone(line, params)
-            line.checked = self._checker.check(line.tool, params.get("arguments"))
+                params, seen = self._undone(line, params)
+            line.checked = self._checker.check(line.tool, params.get("arguments"), seen=seen)
         except ToolcribError:
             line.finish("invalid")
             raise
@@ -213,11 +215,13 @@ class Door:
         self._refuse_denied(line)
         return params
 
-    def _undone(self, line: Line, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
+    def _undone(self, line: Line, params: Mapping[str, Raw]) -> tuple[Mapping[str, Raw], Seen]:
         """What is wrong is told in the words that the caller was shown."""
-        given = self._checker.check(line.tool.shown, params.get("arguments"))
-        line.taken = msgspec.json.encode(line.tool.taken(given))
-        return {**params, "arguments": Raw(line.taken)}
+        tool = line.tool
+        given = self._checker.check(tool.shown, params.get("arguments"))
+        line.taken = msgspec.json.encode(tool.taken(given))
+        seen = Seen(schema=tool.shown.input_schema, own=partial(tool.callers_own, given))
+        return {**params, "arguments": Raw(line.taken)}, seen
 
     @staticmethod
     def _refuse_denied(line: Line) -> None:

@@ -29,18 +29,25 @@ def matches(wanted: Filter, offer: Offer) -> bool:
     return any(matches(one, offer) for one in wanted)
 
 
-def matcher(wanted: Filter) -> Predicate:
-    """The same as a function, also where the filter can be gone through only once."""
-    kept = wanted if isinstance(wanted, str) or callable(wanted) else tuple(wanted)
-    return lambda offer: matches(kept, offer)
+def names_it(wanted: Filter, offer: Offer) -> bool:
+    """Whether it is meant by its very name, and not as one of many."""
+    if isinstance(wanted, str):
+        return wanted in _names(offer, wanted)
+    return not callable(wanted) and any(names_it(one, offer) for one in wanted)
+
+
+def kept(wanted: Filter) -> Filter:
+    """The same, also where it can be gone through only once."""
+    return wanted if isinstance(wanted, str) or callable(wanted) else tuple(map(kept, wanted))
 
 
 def not_(unwanted: Filter) -> Predicate:
-    meant = matcher(unwanted)
-    return lambda offer: not meant(offer)
+    meant = kept(unwanted)
+    return lambda offer: not matches(meant, offer)
 
 
 def read_only(offer: Offer) -> bool:
+    """It changes nothing, as its server says of it: `tools(keep=read_only)`. A server that says nothing means no."""
     return claims_of(offer.annotations)["read_only"]
 
 

@@ -6,6 +6,7 @@ In: a `Tool`. Out: an `Offer`: the name, words and schema that the model sees, a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,6 +21,8 @@ from toolcrib.config.model import NameStyle
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
+    """A tool as a model shall see it: `name`, `description`, `schema`; filters and transformers are given these."""
+
     tool: Tool
     """What is called."""
     name: str
@@ -30,6 +33,8 @@ class Offer:
     """By provider (openai, anthropic, google): what its wire format has for this tool besides."""
     undo: tuple[Undo, ...] = ()
     """In the order of the transformers."""
+    kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What was worked out once, by who worked it out: `formats` keeps its definitions here."""
 
     @classmethod
     def of(cls, tool: Tool, style: NameStyle = NameStyle.PLAIN) -> Self:
@@ -45,6 +50,8 @@ class Offer:
     @cached_property
     def as_tool(self) -> Tool:
         """The tool as its server might have described it, so that this is what it offers."""
+        if self.schema is self.tool.shown.input_schema and self.description == self.tool.shown.description:
+            return self.tool.shown
         changed = {"description": self.description, "inputSchema": self.schema}
         fields = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in changed.items()}
         return replace(self.tool, fields={**self.tool.fields, **fields}, shape=None)
@@ -59,4 +66,5 @@ class Offer:
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What the tool is called with when the model gave these."""
-        return taken_back(self.undo, given)
+        # A program's own way back may change what it gets, and the model's words are still needed.
+        return taken_back(self.undo, copy.deepcopy(dict(given)))

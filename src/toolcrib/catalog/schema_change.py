@@ -11,10 +11,14 @@ when it is called.
 
 from __future__ import annotations
 
+import enum
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from jsonschema_rs import validator_for
+
+from toolcrib.catalog.pointers import Document
 
 Schema = Mapping[str, Any]
 Node = dict[str, Any]
@@ -24,6 +28,9 @@ _ONE = ("not", "if", "then", "else")
 _MANY = ("allOf", "anyOf", "oneOf")
 _DEPENDING = ("dependentSchemas", "dependencies")
 _DEFINITIONS = ("$defs", "definitions")
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_MARKS = ("$anchor", "$dynamicAnchor", "$id", "id")
+_OF_ONE = ("properties", "patternProperties", "additionalProperties")
 _ANNOTATIONS = frozenset({*_DEFINITIONS, "$schema", "$id", "$comment", "title", "description"})
 _NEVER: Node = {"not": {}}
 _MOST = 2000
@@ -31,15 +38,26 @@ _MOST = 2000
 
 
 def declared(schema: Schema) -> frozenset[str]:
-    """The arguments that the schema names."""
-    nodes = list(_nodes(schema, schema))
-    return frozenset(name for node in nodes for name in (*_table(node, "properties"), *_texts(node.get("required"))))
+    """The arguments that the schema names, at places where they can be changed."""
+    return _named(itertools.islice(_nodes(schema, Document(schema)), _MOST))
+
+
+def mentioned(schema: Schema) -> frozenset[str]:
+    """All arguments that the schema names, also where it refers to them in ways that cannot be followed exactly."""
+    return _named(_nodes(schema, Document(schema), follow=_Follow.ALL))
+
+
+def is_silent(schema: Schema) -> bool:
+    """Whether it does not say which arguments it takes: it names none, or lets others be given by rules."""
+    rules = (schema.get(key, False) for key in ("additionalProperties", "patternProperties"))
+    return any(rule is not False for rule in rules) or ("properties" not in schema and not mentioned(schema))
 
 
 def takes(schema: Schema, name: str, value: Any) -> bool:
-    """Whether the root's own word on this argument allows the value. What cannot be judged is allowed."""
-    properties = _table(schema, "properties")
-    return name not in properties or _fits(schema, properties[name], value)
+    """Whether the root's own words on this argument allow the value. What cannot be judged is allowed."""
+    if schema.get("unevaluatedProperties") is False and name not in mentioned(schema):
+        return False
+    return _fits(schema, {key: schema[key] for key in _OF_ONE if key in schema}, {name: value})
 
 
 def with_given(schema: Schema, given: Mapping[str, Any]) -> Node:
@@ -126,6 +144,7 @@ class _Walk:
 
     def __init__(self, root: Schema, change: _Change, names: Iterable[str]) -> None:
         self._root = root
+        self._document = Document(root)
         self._change = change
         self._names = frozenset(names)
         self._left = _MOST
@@ -144,7 +163,7 @@ class _Walk:
         self._left -= 1
         if self._left < 0:
             return node
-        target = _target(node, self._root)
+        target = _target(node, self._document)
         if target is not None and node["$ref"] not in within and self._speaks(node["$ref"], target):
             within |= {node["$ref"]}
             node = _unfolded(node, target)
@@ -165,7 +184,7 @@ class _Walk:
     def _speaks(self, reference: str, target: Node) -> bool:
         """Whether what is referred to has a word on what is changed."""
         if reference not in self._unfolds:
-            said = (_mentioned(node) for node in _nodes(target, self._root))
+            said = (_words(node) for node in itertools.islice(_nodes(target, self._document), _MOST))
             self._unfolds[reference] = any(not self._names.isdisjoint(names) for names in said)
         return self._unfolds[reference]
 
@@ -178,7 +197,7 @@ def _unfolded(node: Node, target: Node) -> Node:
     return {**rest, "allOf": [*_list(rest.get("allOf")), target]}
 
 
-def _mentioned(node: Schema) -> Iterator[str]:
+def _words(node: Schema) -> Iterator[str]:
     yield from _table(node, "properties")
     yield from _texts(node.get("required"))
     for key in ("dependentRequired", *_DEPENDING):
@@ -186,11 +205,24 @@ def _mentioned(node: Schema) -> Iterator[str]:
             yield from (name, *_texts(one))
 
 
-def _nodes(start: Schema, root: Schema) -> Iterator[Schema]:
+class _Follow(enum.Enum):
+    """Which references are followed."""
+
+    PLAIN = "plain"
+    """Those that can be unfolded."""
+    ALL = "all"
+    """Also those by an anchor or an identifier: to everything that has one."""
+
+
+def _named(nodes: Iterable[Schema]) -> frozenset[str]:
+    return frozenset(name for node in nodes for name in (*_table(node, "properties"), *_texts(node.get("required"))))
+
+
+def _nodes(start: Schema, document: Document, *, follow: _Follow = _Follow.PLAIN) -> Iterator[Schema]:
     """All that speaks of the same object, each place once."""
     waiting: list[Any] = [start]
     seen: set[int] = set()
-    while waiting and len(seen) < _MOST:
+    while waiting:
         node = waiting.pop()
         if not isinstance(node, Mapping) or id(node) in seen:
             continue
@@ -199,18 +231,39 @@ def _nodes(start: Schema, root: Schema) -> Iterator[Schema]:
         waiting += [node.get(key) for key in _ONE]
         waiting += [one for key in _MANY for one in _list(node.get(key))]
         waiting += [one for key in _DEPENDING for one in _table(node, key).values()]
-        waiting.append(_target(node, root))
+        waiting += [_target(node, document)] if follow is _Follow.PLAIN else _targets(node, document)
 
 
-def _target(node: Schema, root: Schema) -> Node | None:
-    """The definition of the schema that a node refers to."""
+def _target(node: Schema, document: Document) -> Node | None:
+    """What a node refers to, if that says the same at another place."""
     reference = node.get("$ref")
-    if isinstance(reference, str):
-        for place in _DEFINITIONS:
-            found = _table(root, place).get(reference.removeprefix(f"#/{place}/"))
-            if isinstance(found, dict) and reference.startswith(f"#/{place}/"):
-                return found
-    return None
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    pointer = document.pointer(reference)
+    found = None if pointer is None else document.at(pointer)
+    return found if isinstance(found, dict) and not any(mark in found for mark in _MARKS) else None
+
+
+def _targets(node: Schema, document: Document) -> Iterator[Any]:
+    """Everything that a node may refer to."""
+    for reference in (node[key] for key in _REFERENCES if key in node):
+        pointer = document.pointer(reference)
+        if pointer is not None:
+            yield document.at(pointer)
+        else:
+            yield from _marked(document.root)
+
+
+def _marked(root: Any) -> Iterator[Schema]:
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Mapping):
+            if any(isinstance(node.get(mark), str) for mark in _MARKS):
+                yield node
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
 
 
 def _fits(root: Schema, schema: Any, value: Any) -> bool:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -43,6 +44,15 @@ _EASILY_LISTED = 20_000
 _LINEAR = RegexOptions(size_limit=1 << 20, dfa_size_limit=1 << 20)
 _BACKTRACKING = FancyRegexOptions(backtrack_limit=100_000, size_limit=1 << 20, dfa_size_limit=1 << 20)
 """Only for patterns with look-around or back references, which the linear engine does not know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A tool as its caller sees it, where what is checked is not what the caller gave."""
+
+    schema: Mapping[str, Any]
+    own: Callable[[], Mapping[str, str]]
+    """The arguments that are the caller's own, and what the caller calls them. Only these may be told."""
 
 
 class _Compiled:
@@ -75,7 +85,9 @@ class Checker:
         self._kept = kept
         self._compiled: OrderedDict[Tool, _Compiled | None] = OrderedDict()
 
-    def check(self, tool: Tool, arguments: bytes | msgspec.Raw | dict[str, Any] | None) -> dict[str, Any]:
+    def check(
+        self, tool: Tool, arguments: bytes | msgspec.Raw | dict[str, Any] | None, *, seen: Seen | None = None
+    ) -> dict[str, Any]:
         """The arguments, decoded. None, as when a call has no `arguments`, counts as {}."""
         decoded = _decode(tool, arguments)
         if tool.server == WORKSPACE:
@@ -92,7 +104,11 @@ class Checker:
         try:
             errors = compiled.errors(decoded)
         except (ValueError, RecursionError) as error:
-            raise _invalid(tool, [((), f"cannot be checked: {_cut(str(error))}")]) from error
+            why = "" if seen else f": {_cut(str(error))}"
+            raise _invalid(tool, [((), f"cannot be checked{why}")], seen) from (None if seen else error)
+        if errors and seen:
+            own = seen.own()
+            raise _invalid(tool, [_discreet(error, own) for error in errors], seen)
         if errors:
             raise _invalid(tool, [(error.instance_path, _expected(error)) for error in errors])
         return decoded
@@ -105,6 +121,15 @@ class Checker:
         if len(self._compiled) > self._kept:
             self._compiled.popitem(last=False)
         return compiled
+
+
+def refuse_no_mapping(name: str, arguments: object) -> None:
+    """For what a program gives, before it is JSON."""
+    if arguments is not None and not isinstance(arguments, Mapping):
+        raise InvalidArguments(
+            f"The arguments for {name} must be a mapping, not {type(arguments).__name__}.",
+            remedy='Give them by their names, as {"zone": "UTC"}.',
+        )
 
 
 def _compile(tool: Tool) -> _Compiled | None:
@@ -136,14 +161,26 @@ def _decode(tool: Tool, arguments: Any) -> dict[str, Any]:
     return arguments
 
 
-def _invalid(tool: Tool, errors: Sequence[tuple[Sequence[str | int], str]]) -> InvalidArguments:
+def _discreet(error: ValidationError, own: Mapping[str, str]) -> tuple[Sequence[str | int], str]:
+    """What is wrong, without what the caller did not give."""
+    place = error.instance_path
+    if place and place[0] in own:
+        return [own[str(place[0])], *place[1:]], _expected(error)
+    if not place and isinstance(error.kind, ValidationErrorKind.Required):
+        return (), _expected(error)
+    return (), "do not fit together with what is set for this tool and cannot be given"
+
+
+def _invalid(
+    tool: Tool, errors: Sequence[tuple[Sequence[str | int], str]], seen: Seen | None = None
+) -> InvalidArguments:
     told = dict.fromkeys((_path(path), message) for path, message in errors)
     places = [{"path": path, "message": message} for path, message in told]
     listed = "; ".join(f"{place['path']} {place['message']}" for place in places)
     return InvalidArguments(
         f"The arguments do not fit {_cut(tool.display)}: {listed}.",
         remedy="Correct these and call again.",
-        data={"errors": places, "schema": tool.input_schema},
+        data={"errors": places, "schema": tool.input_schema if seen is None else seen.schema},
     )
 
 

@@ -6,6 +6,7 @@ definition, and the way back to what the server takes.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,9 +28,42 @@ class Shape:
     undo: tuple[Undo, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Renames:
+    """The way back of arguments that are shown under other names."""
+
+    names: Mapping[str, str]
+    """From the names that are shown."""
+    gone: frozenset[str]
+    """Names that nothing has any more. An argument is not taken under its old one as well: nothing in the schema says
+    what it must be."""
+
+    def __call__(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {self.names.get(name, name): value for name, value in given.items() if name not in self.gone}
+
+
 def taken_back(undo: Iterable[Undo], given: Mapping[str, Any]) -> dict[str, Any]:
     """`undo` is in the order in which things were changed."""
     arguments = dict(given)
     for back in reversed(tuple(undo)):
         arguments = back(arguments)
     return arguments
+
+
+def callers_own(undo: Iterable[Undo], given: Mapping[str, Any]) -> dict[str, str]:
+    """Which of the arguments that `taken_back` gives are just what the caller gave, each with the caller's name of it.
+    The others hold what the caller does not know, and may not be told."""
+    own = {name: name for name in given}
+    before = dict(given)
+    try:
+        for back in reversed(tuple(undo)):
+            # One that changes what it gets would make both the same.
+            after = back(copy.deepcopy(before))
+            if isinstance(back, Renames):
+                own = {back.names.get(name, name): shown for name, shown in own.items() if name not in back.gone}
+            else:
+                own = {name: shown for name, shown in own.items() if name in after and after[name] == before[name]}
+            before = after
+    except RecursionError:
+        return {}
+    return own

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Raw
 
-from toolcrib.catalog.filters import Filter, claiming, not_
-from toolcrib.catalog.names import Names
+from toolcrib.catalog.filters import Filter, claiming, matches, not_
+from toolcrib.catalog.idle import idle_in
+from toolcrib.catalog.names import Names, Pair
 from toolcrib.catalog.offer import Offer
 from toolcrib.catalog.shape import Shape
 from toolcrib.catalog.tool import Tool
@@ -47,8 +48,7 @@ def shaped(
     """By each tool's own name: its shape, None where it is as the server has it. What is not offered is not in it."""
     shapes: dict[str, Shape | None] = {}
     for name, fields in tools.items():
-        alone = Names(plain=name, mcp=name, server=name, display=f"{server}:{name}")
-        offer = Offer.of(Tool(server=server, name=name, fields=fields, names=alone))
+        offer = _alone(server, name, fields)
         try:
             made = transformed([offer], transforms)
         except UsageError as error:
@@ -59,12 +59,33 @@ def shaped(
     return shapes
 
 
+def idle(tools: Mapping[Pair, dict[str, Raw]], rules: Sequence[ToolRule]) -> list[UsageError]:
+    """What the rules name and none of these tools, which are all that there are, has."""
+    offers = tuple(_alone(server, name, fields) for (server, name), fields in tools.items())
+    found: list[UsageError] = []
+    for transform in transforms_of(rules):
+        meant, inner = offers, transform
+        while isinstance(inner, Only):
+            meant = tuple(offer for offer in meant if matches(inner.tools, offer))
+            inner = inner.transform
+        # Fixed arguments know for which tools they are, and one that is misspelt would go without them.
+        found += idle_in(inner, offers if isinstance(inner, Fix) else meant)
+        offers = transformed(offers, transform, skipping=lambda offer, error: None)
+    return found
+
+
+def _alone(server: str, name: str, fields: dict[str, Raw]) -> Offer:
+    """The tool as if it were the only one: rules are made before names are."""
+    names = Names(plain=name, mcp=name, server=name, display=f"{server}:{name}")
+    return Offer.of(Tool(server=server, name=name, fields=fields, names=names))
+
+
 def _shape(offer: Offer) -> Shape:
     fields = dict(offer.tool.fields)
     # What did not change keeps the server's own bytes.
     if offer.description != offer.tool.description:
         fields["description"] = Raw(msgspec.json.encode(offer.description))
-    if offer.undo:
+    if offer.schema is not offer.tool.input_schema:
         fields["inputSchema"] = Raw(msgspec.json.encode(offer.schema))
     return Shape(name=offer.name, fields=fields, options=offer.options, undo=offer.undo)
 

@@ -6,6 +6,7 @@ a tool by any of its names. `crib` builds one whenever a listing changes; `polic
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import heapq
 import logging
@@ -16,13 +17,13 @@ from typing import Self
 
 from msgspec import Raw
 
-from toolcrib.catalog.names import Names, fold, name_tools
+from toolcrib.catalog.names import Names, Pair, fold, name_tools
 from toolcrib.catalog.shape import Shape
-from toolcrib.catalog.shaping import shaped, transforms_of
+from toolcrib.catalog.shaping import idle, shaped, transforms_of
 from toolcrib.catalog.tool import BadDefinition, Tool, decode_definition
 from toolcrib.catalog.transforms import Transform
 from toolcrib.config.model import COMMANDS, RESERVED_SERVER_NAMES, NameStyle, ToolRule
-from toolcrib.errors import UnknownTool
+from toolcrib.errors import UnknownTool, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -49,21 +50,25 @@ class Catalog:
     _by_style: Mapping[NameStyle, Mapping[str, Tool]] = field(init=False, repr=False)
     _by_folded: Mapping[str, Tool] = field(init=False, repr=False)
     _by_display: Mapping[str, tuple[Tool, ...]] = field(init=False, repr=False)
+    """As `server:tool`, by the server's own name of it; and by the one that it is shown under, where that is free."""
 
     def __post_init__(self) -> None:
         by_server: dict[str, list[Tool]] = {}
         by_display: dict[str, list[Tool]] = {}
+        by_shown: dict[str, list[Tool]] = {}
         by_style: dict[NameStyle, dict[str, Tool]] = {style: {} for style in NameStyle}
         for tool in self.tools:
             by_server.setdefault(tool.server, []).append(tool)
             by_display.setdefault(tool.display, []).append(tool)
+            if tool.shape is not None and tool.shape.name != tool.name:
+                by_shown.setdefault(f"{tool.server}:{tool.shape.name}", []).append(tool)
             for style, named in by_style.items():
                 named[tool.names.of(style)] = tool
         folded = {fold(name): tool for named in by_style.values() for name, tool in named.items()}
         folded |= {fold(name): tool for tool in self.tools for name in tool.names.also}
         made = {
             "_by_server": {server: tuple(tools) for server, tools in by_server.items()},
-            "_by_display": {display: tuple(tools) for display, tools in by_display.items()},
+            "_by_display": {display: tuple(tools) for display, tools in (by_shown | by_display).items()},
             "_by_style": {style: MappingProxyType(named) for style, named in by_style.items()},
             "_by_folded": folded,
         }
@@ -122,6 +127,19 @@ class Catalog:
                 for name, (fields, shape) in read.get(server, {}).items()
             )
         return cls(version=version, tools=tuple(made), _listings=dict(listings), _rules=rules)
+
+    def idle_rules(self) -> list[UsageError]:
+        """What the rules name and no tool has; it takes as long as making the catalog did."""
+        if not self._rules:
+            return []
+        tools: dict[Pair, dict[str, Raw]] = {}
+        for server in self._listings.keys() - {COMMANDS}:
+            for definition in self._listings[server]:
+                # What cannot be read was told when the catalog was made.
+                with contextlib.suppress(BadDefinition):
+                    name, fields = decode_definition(definition)
+                    tools.setdefault((server, name), fields)
+        return idle(tools, self._rules)
 
     def __contains__(self, name: str) -> bool:
         """Whether `find` would find it, without the search for what else may be meant."""

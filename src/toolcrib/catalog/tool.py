@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from toolcrib.catalog.names import Names
 from toolcrib.catalog.param_headers import headers_of, marked_properties, without_annotations
-from toolcrib.catalog.shape import Shape, taken_back
+from toolcrib.catalog.shape import Shape, callers_own, taken_back
 from toolcrib.config.model import NameStyle
 from toolcrib.servers.wire import deeper_than
 
@@ -77,6 +77,10 @@ class Tool:
     def taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments that fit what is shown, as the server takes them."""
         return dict(given) if self.shape is None else taken_back(self.shape.undo, given)
+
+    def callers_own(self, given: Mapping[str, Any]) -> dict[str, str]:
+        """Which of the arguments that are `taken` the caller knows, and by which names."""
+        return {name: name for name in given} if self.shape is None else callers_own(self.shape.undo, given)
 
     @property
     def input_schema(self) -> dict[str, Any]:

@@ -7,34 +7,50 @@ calls by the names that stand in these. `crib` makes them; filters and transform
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol, get_args, overload
+
+import msgspec
 
 from toolcrib.catalog import formats
+from toolcrib.catalog.api import Api, refuse_unknown_api
 from toolcrib.catalog.filters import Filter
-from toolcrib.catalog.formats import Adaptation, Api
+from toolcrib.catalog.formats import Adaptation, Definition, Provider
+from toolcrib.catalog.idle import Idle, idle_in
 from toolcrib.catalog.names import fold, is_legal, shortened
 from toolcrib.catalog.offer import Offer
-from toolcrib.catalog.schema_check import Checker
+from toolcrib.catalog.schema_check import Checker, Seen, refuse_no_mapping
+from toolcrib.catalog.shape import callers_own
 from toolcrib.catalog.tool import Tool
-from toolcrib.catalog.transforms import Drop, Keep, Transform, transformed
-from toolcrib.errors import UnknownTool, UsageError
+from toolcrib.catalog.transforms import Drop, Keep, Skipping, Transform, transformed
+from toolcrib.errors import InvalidArguments, UnknownTool, UsageError
 
 if TYPE_CHECKING:
     from toolcrib.crib.results import Result
 
-Call: TypeAlias = "Callable[[Tool, dict[str, Any]], Awaitable[Result]]"
-"""Calls a tool with arguments as its server takes them."""
 
-Provider = Literal["openai", "anthropic", "google"]
+class Call(Protocol):
+    """Calls a tool with arguments as its server takes them; `timeout` counts seconds."""
+
+    def __call__(self, tool: Tool, arguments: dict[str, Any], /, *, timeout: float | None) -> Awaitable[Result]: ...
+
 
 _NEAREST = 5
 _LISTED = 20
 
 
 class Tools(Sequence[Offer]):
-    def __init__(self, offers: Iterable[Offer], *, call: Call) -> None:
+    """Tools as a model shall see them, at one moment: a sequence of `Offer`. Made by `tools()` of a `Crib` or `Kit`.
+
+    Definitions for a provider (`to_openai`, `to_anthropic`, `to_google`) and calls by the names in them (`call`);
+    `tools["read_file"]`, `tools.of("files")`, `tools.names`.
+    """
+
+    def __init__(self, offers: Iterable[Offer], *, call: Call, idle: Sequence[UsageError] = ()) -> None:
+        self.idle = tuple(idle)
+        """What the transformers that made these name, and no tool has."""
         self._offers = tuple(_fitted(offer) for offer in offers)
         self._by_name = _by_name(self._offers)
         self._call = call
@@ -46,18 +62,31 @@ class Tools(Sequence[Offer]):
         keep: Filter | None = None,
         drop: Filter | None = None,
         transform: Sequence[Transform] | Transform = (),
+        idle: Idle = Idle.REFUSED,
+        skipping: Skipping | None = None,
     ) -> Tools:
-        """First what is kept, then what is dropped of it, then the transformers in their order."""
+        """First what is kept, then what is dropped of it, then the transformers in their order.
+
+        Raises `UsageError` for a transformer that names a tool or an argument which is not there, unless it is `idle`,
+        and for a tool that one of them does not fit or gives another's name, unless `skipping` is told and it left out.
+        """
         chain: list[Transform] = [] if keep is None else [Keep(keep)]
         chain += [] if drop is None else [Drop(drop)]
         chain += [transform] if callable(transform) else transform
-        return Tools(transformed(self._offers, chain), call=self._call)
+        offers, found = self._offers, []
+        for one in chain:
+            found += idle_in(one, offers)
+            offers = transformed(offers, one, skipping=skipping)
+        if found and idle is Idle.REFUSED:
+            raise found[0]
+        return Tools(offers if skipping is None else _offered(offers, skipping), call=self._call, idle=found)
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(offer.name for offer in self._offers)
 
     def of(self, server: str) -> Tools:
+        """Those of one server."""
         return Tools((offer for offer in self._offers if offer.server == server), call=self._call)
 
     def __len__(self) -> int:
@@ -85,12 +114,14 @@ class Tools(Sequence[Offer]):
     def _named(self, name: str) -> Offer:
         if found := self._by_name.get(fold(name)):
             return found
-        if name.startswith("_") and (found := self._by_name.get(fold(name[1:]))):
-            # Google's names begin with a letter, so its format puts this before others.
+        if found := self._at_google.get(fold(name)):
             return found
-        displayed = [offer for offer in self._offers if offer.tool.display == name]
-        if len(displayed) == 1:
-            return displayed[0]
+        for displayed in (
+            [offer for offer in self._offers if offer.tool.display == name],
+            [offer for offer in self._offers if f"{offer.server}:{offer.name}" == name],
+        ):
+            if len(displayed) == 1:
+                return displayed[0]
         nearest = difflib.get_close_matches(name, self.names, n=_NEAREST)
         more = ", …" if len(self) > _LISTED else ""
         there = f"There are: {', '.join(self.names[:_LISTED]) or 'none'}{more}."
@@ -100,30 +131,101 @@ class Tools(Sequence[Offer]):
             data={"name": name, "nearest": nearest},
         )
 
-    async def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> Result:
-        """Calls the tool with what the model gave, and gives back its `Result`."""
+    @cached_property
+    def _at_google(self) -> dict[str, Offer]:
+        """Offers that have another name there."""
+        named = {fold(formats.google.named(offer.name, self._by_name)): offer for offer in self._offers}
+        return {name: offer for name, offer in named.items() if name not in self._by_name}
+
+    async def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        provider: Provider | None = None,
+        timeout: float | None = None,
+    ) -> Result:
+        """Calls the tool with what the model gave, and gives back its `Result`; `timeout` counts seconds.
+
+        Say whose model it was (`provider="openai"`) where you know it: each writes some values in a way of its own.
+        """
+        real = self.real_arguments(name, arguments, provider=provider)
+        return await self.call_real(name, real, timeout=timeout)
+
+    def real_arguments(
+        self, name: str, given: Mapping[str, Any] | None = None, *, provider: Provider | None = None
+    ) -> dict[str, Any]:
+        """What the tool is called with when the model gave these, as `call_real` takes it."""
+        if provider is not None:
+            _refuse_unknown(provider)
         offer = self._named(name)
-        given = formats.undo(offer, dict(arguments or {}))
-        if offer.undo:
-            # What is wrong is told in the words that the model knows; the tool's own schema is checked on the way.
-            self._checker.check(offer.as_tool, given)
-        return await self._call(offer.tool, offer.arguments(given))
+        refuse_no_mapping(name, given)
+        try:
+            shown = formats.undo(offer, dict(given or {}), provider)
+            return self._taken_back(offer, shown) if offer.undo else shown
+        except RecursionError:
+            raise InvalidArguments(
+                f"The arguments for {name} are nested too deep.", remedy="Give them in a flatter form."
+            ) from None
+
+    async def call_real(self, name: str, arguments: Mapping[str, Any], *, timeout: float | None = None) -> Result:
+        """Calls the tool with these arguments as they are."""
+        offer = self._named(name)
+        try:
+            return await self._call(offer.tool, dict(arguments), timeout=timeout)
+        except InvalidArguments:
+            if not offer.undo:
+                raise
+            # Its words may quote what the model did not give and shall not know.
+            raise InvalidArguments(
+                f"{offer.name} does not take these arguments, though they fit what was said of it: it has changed.",
+                remedy="Ask for the tools again.",
+                data={"schema": offer.schema},
+            ) from None
+
+    def _taken_back(self, offer: Offer, shown: dict[str, Any]) -> dict[str, Any]:
+        # What is wrong is told in the words that the model knows.
+        self._checker.check(offer.as_tool, shown)
+        real = offer.arguments(shown)
+        try:
+            encoded = msgspec.json.encode(real)
+        except (TypeError, ValueError, msgspec.MsgspecError):
+            # Who calls the tool says that it is no JSON.
+            return real
+        seen = Seen(schema=offer.schema, own=partial(callers_own, offer.undo, shown))
+        self._checker.check(offer.tool.shown, encoded, seen=seen)
+        return real
 
     def to_openai(self, api: Api = "chat") -> list[dict[str, Any]]:
+        """Definitions for `tools` of Chat Completions, or of Responses."""
+        refuse_unknown_api(api)
         return [formats.openai.definition(offer, api).wire for offer in self._offers]
 
     def to_anthropic(self) -> list[dict[str, Any]]:
+        """Definitions for `tools` of Messages."""
         return [formats.anthropic.definition(offer).wire for offer in self._offers]
 
     def to_google(self) -> list[dict[str, Any]]:
-        return [formats.google.definition(offer).wire for offer in self._offers]
+        """Definitions for `tools`: `[{"functionDeclarations": …}]`."""
+        return [formats.google.definition(offer, self._by_name).wire for offer in self._offers]
 
     def adaptations(self, provider: Provider) -> tuple[Adaptation, ...]:
         """Where the definitions for this provider differ from what the servers said."""
-        found = {"openai": formats.openai, "anthropic": formats.anthropic, "google": formats.google}.get(provider)
-        if found is None:
-            raise UsageError(f"There is no provider {provider!r}.", remedy="There are openai, anthropic and google.")
-        return tuple(one for offer in self._offers for one in found.definition(offer).adaptations)
+        _refuse_unknown(provider)
+        made: Iterable[Definition]
+        match provider:
+            case "openai":
+                made = map(formats.openai.definition, self._offers)
+            case "anthropic":
+                made = map(formats.anthropic.definition, self._offers)
+            case "google":
+                made = (formats.google.definition(offer, self._by_name) for offer in self._offers)
+        return tuple(one for definition in made for one in definition.adaptations)
+
+
+def _refuse_unknown(provider: str) -> None:
+    if provider not in get_args(Provider):
+        raise UsageError(f"There is no provider {provider!r}.", remedy="There are openai, anthropic and google.")
 
 
 def _fitted(offer: Offer) -> Offer:
@@ -142,8 +244,27 @@ def _by_name(offers: Iterable[Offer]) -> dict[str, Offer]:
     for offer in offers:
         held = by_name.setdefault(fold(offer.name), offer)
         if held is not offer:
-            raise UsageError(
-                f"Two tools would be offered as {offer.name!r}: {held.tool.display} and {offer.tool.display}.",
-                remedy="Rename or drop one of them.",
-            )
+            raise _doubled(held, offer)
     return by_name
+
+
+def _doubled(held: Offer, offer: Offer) -> UsageError:
+    return UsageError(
+        f"Two tools would be offered as {offer.name!r}: {held.tool.display} and {offer.tool.display}.",
+        remedy="Rename or drop one of them.",
+    )
+
+
+def _offered(offers: Iterable[Offer], skipping: Skipping) -> list[Offer]:
+    """Those that can be offered together: who comes first keeps a name."""
+    by_name: dict[str, Offer] = {}
+    for offer in offers:
+        try:
+            fitted = _fitted(offer)
+        except UsageError as error:
+            skipping(offer, error)
+            continue
+        held = by_name.setdefault(fold(fitted.name), fitted)
+        if held is not fitted:
+            skipping(fitted, _doubled(held, fitted))
+    return list(by_name.values())

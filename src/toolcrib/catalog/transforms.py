@@ -12,28 +12,40 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from toolcrib.catalog.filters import Filter, matcher, matches
+from toolcrib.catalog.filters import Filter, kept, matches, names_it
 from toolcrib.catalog.offer import Offer
-from toolcrib.catalog.schema_change import declared, takes, with_defaults, with_given, with_names
-from toolcrib.catalog.shape import Undo
+from toolcrib.catalog.schema_change import declared, is_silent, mentioned, takes, with_defaults, with_given, with_names
+from toolcrib.catalog.shape import Renames, Undo
 from toolcrib.config.tool_rules import PLACES, filled, unknown_places
 from toolcrib.errors import UsageError
 
 Transform: TypeAlias = Callable[[Offer], Offer | None]
 
 
-def transformed(offers: Iterable[Offer], transforms: Sequence[Transform] | Transform) -> tuple[Offer, ...]:
-    """What the transformers, one after the other, make of these."""
+Skipping: TypeAlias = Callable[[Offer, UsageError], object]
+"""Told of a tool that is left out since a transformer does not fit it."""
+
+
+def transformed(
+    offers: Iterable[Offer], transforms: Sequence[Transform] | Transform, *, skipping: Skipping | None = None
+) -> tuple[Offer, ...]:
+    """What the transformers, one after the other, make of these. Raises what they raise, unless `skipping` is told."""
     chain = (transforms,) if callable(transforms) else tuple(transforms)
-    return tuple(made for offer in offers if (made := _through(chain, offer)) is not None)
+    return tuple(made for offer in offers if (made := _through(chain, offer, skipping)) is not None)
 
 
-def _through(chain: Sequence[Transform], offer: Offer) -> Offer | None:
+def _through(chain: Sequence[Transform], offer: Offer, skipping: Skipping | None) -> Offer | None:
     made: Offer | None = offer
-    for transform in chain:
-        if made is None:
-            break
-        made = transform(made)
+    try:
+        for transform in chain:
+            if made is None:
+                break
+            made = transform(made)
+    except UsageError as error:
+        if skipping is None:
+            raise
+        skipping(offer, error)
+        return None
     return made
 
 
@@ -44,7 +56,7 @@ class Keep:
     tools: Filter
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tools", matcher(self.tools))
+        object.__setattr__(self, "tools", kept(self.tools))
 
     def __call__(self, offer: Offer) -> Offer | None:
         return offer if matches(self.tools, offer) else None
@@ -57,7 +69,7 @@ class Drop:
     tools: Filter
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tools", matcher(self.tools))
+        object.__setattr__(self, "tools", kept(self.tools))
 
     def __call__(self, offer: Offer) -> Offer | None:
         return None if matches(self.tools, offer) else offer
@@ -71,7 +83,10 @@ class Only:
     transform: Transform
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tools", matcher(self.tools))
+        object.__setattr__(self, "tools", kept(self.tools))
+        if isinstance(self.transform, Fix) and self.transform.tools is None:
+            # Also who is meant here is meant by the fixed arguments.
+            object.__setattr__(self, "transform", replace(self.transform, tools=self.tools))
 
     def __call__(self, offer: Offer) -> Offer | None:
         return self.transform(offer) if matches(self.tools, offer) else offer
@@ -95,6 +110,10 @@ class Prefix:
     """`Prefix("mcp")`: `mcp_read_file`."""
 
     prefix: str
+
+    def __post_init__(self) -> None:
+        if not self.prefix:
+            raise UsageError("A prefix cannot be empty.", remedy="Leave the Prefix out.")
 
     def __call__(self, offer: Offer) -> Offer:
         return replace(offer, name=f"{self.prefix}_{offer.name}")
@@ -123,7 +142,8 @@ class Describe:
 class Fix:
     """Arguments that the program gives. The model does not see them and cannot give others.
 
-    Of several, a tool gets those that its schema names.
+    A tool gets those that its schema names. One that `tools` means gets them also where its schema does not say what it
+    takes; one that `tools` has by its name gets them in any case, or is refused if it cannot take them.
     """
 
     arguments: Mapping[str, Any]
@@ -132,15 +152,37 @@ class Fix:
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", copy.deepcopy(dict(self.arguments)))
         if self.tools is not None:
-            object.__setattr__(self, "tools", matcher(self.tools))
+            object.__setattr__(self, "tools", kept(self.tools))
 
     def __call__(self, offer: Offer) -> Offer:
         if self.tools is not None and not matches(self.tools, offer):
             return offer
-        fixed = _of_this_tool(self.arguments, offer)
-        if not fixed:
-            return offer
-        return _with_schema(offer, with_given(offer.schema, fixed), lambda given: {**given, **copy.deepcopy(fixed)})
+        fixed = self._of(offer)
+        undo = _Fixed(fixed, frozenset(self.arguments))
+        return _with_schema(offer, with_given(offer.schema, fixed) if fixed else offer.schema, undo)
+
+    def _of(self, offer: Offer) -> dict[str, Any]:
+        # Who takes anything shall not be given what is meant for others.
+        named = self.tools is not None and names_it(self.tools, offer)
+        meant = named or (self.tools is not None and is_silent(offer.schema))
+        there = mentioned(offer.schema)
+        fixed = {name: value for name, value in self.arguments.items() if meant or name in there}
+        for name in [name for name, value in fixed.items() if not takes(offer.schema, name, value)]:
+            if named or name in there:
+                raise _misfit(offer, name)
+            del fixed[name]
+        return fixed
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    arguments: Mapping[str, Any]
+    names: frozenset[str]
+    """Also those that this tool does not get: none of them is the model's to give, whatever a schema lets through."""
+
+    def __call__(self, given: dict[str, Any]) -> dict[str, Any]:
+        left = {name: value for name, value in given.items() if name not in self.names}
+        return left | copy.deepcopy(dict(self.arguments))
 
 
 @dataclass(frozen=True)
@@ -178,13 +220,8 @@ class RenameArgument:
                 f"{offer.tool.display} would have two arguments {doubled!r}.", remedy="Give them different names."
             )
         back = {new: old for old, new in names.items()}
-        gone = names.keys() - back.keys()
-        # An argument is not taken under its old name as well: nothing in the schema says what it must be.
-        return _with_schema(
-            offer,
-            with_names(offer.schema, names),
-            lambda given: {back.get(name, name): value for name, value in given.items() if name not in gone},
-        )
+        undo = Renames(names=back, gone=frozenset(names.keys() - back.keys()))
+        return _with_schema(offer, with_names(offer.schema, names), undo)
 
 
 @dataclass(frozen=True)
@@ -218,11 +255,15 @@ def _of_this_tool(arguments: Mapping[str, Any], offer: Offer) -> dict[str, Any]:
     given = {name: value for name, value in arguments.items() if name in there}
     for name, value in given.items():
         if not takes(offer.schema, name, value):
-            raise UsageError(
-                f"{offer.tool.display} does not take what is given here as its argument {name!r}.",
-                remedy="Its schema says what it takes; name the tools that are meant, if it is not one of them.",
-            )
+            raise _misfit(offer, name)
     return given
+
+
+def _misfit(offer: Offer, name: str) -> UsageError:
+    return UsageError(
+        f"{offer.tool.display} does not take what is given here as its argument {name!r}.",
+        remedy="Its schema says what it takes; name the tools that are meant, if it is not one of them.",
+    )
 
 
 def _with_schema(offer: Offer, schema: Mapping[str, Any], undo: Undo) -> Offer:

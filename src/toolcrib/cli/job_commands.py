@@ -6,6 +6,7 @@ them are commands of the registry with a face; none works without a daemon.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import TOOL_ERROR, duration, hint, say, say_json, table
 from toolcrib.cli.project import working_folder
 from toolcrib.cli.reach import from_daemon
+from toolcrib.errors import UsageError
 
 COLUMNS = ("job", "status", "with", "submitter", "took", "prompt")
 
@@ -54,6 +56,8 @@ def submit(
     """Submit a job. It runs in the daemon, also after this terminal is closed."""
     from toolcrib.cli.run_prompt import whole_prompt  # noqa: PLC0415 - only here
 
+    if timeout is not None and not math.isfinite(timeout):
+        raise UsageError(f"{timeout} is no number of seconds.", remedy="Say for instance --timeout 600.")
     params: dict[str, Any] = {
         "prompt": whole_prompt(prompt),
         "with": runs,

@@ -53,7 +53,7 @@ class Submit(Parameters):
     model: str | None = Field(default=None, description="provider:model, for `agent` only")
     profile: str | None = Field(default=None, description="to allow it less")
     workdir: str | None = Field(default=None, description="the folder it works in, beneath your own")
-    timeout: float | None = Field(default=None, gt=0, description="seconds")
+    timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="seconds")
     max_steps: int = Field(default=30, ge=1, le=1000)
 
 
@@ -91,7 +91,7 @@ def _short(prompt: str) -> str:
 
 class Result(Parameters):
     job: str = Field(description="its id")
-    wait: float = Field(default=0, ge=0, le=600, description="seconds to wait for its end")
+    wait: float = Field(default=0, ge=0, le=600, allow_inf_nan=False, description="seconds to wait for its end")
 
 
 @registry.command("job:result", parameters=Result, effect=Effect.READS, reach=Reach.EVERYWHERE)

@@ -51,6 +51,10 @@ class JobDesk(Protocol):
         """It has ended when it returns; one that had ended before stays as it was."""
         ...
 
+    def running(self, job: str) -> JobRow:
+        """For the process of a job, which asks for its agent. Raises `Denied` where there is no such job now."""
+        ...
+
 
 class NoJobs:
     """Only a daemon runs in the background."""
@@ -65,6 +69,9 @@ class NoJobs:
         _refuse()
 
     async def cancel(self, caller: Caller, job: str) -> NoReturn:
+        _refuse()
+
+    def running(self, job: str) -> NoReturn:
         _refuse()
 
 

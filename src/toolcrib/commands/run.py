@@ -28,10 +28,11 @@ from toolcrib.config.model import Config
 from toolcrib.config.project import project_of
 from toolcrib.crib.crib import Crib
 from toolcrib.crib.project import Project
-from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, UsageError
-from toolcrib.policy import Caller, Origin, Rule
+from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, ToolcribError, UsageError
+from toolcrib.policy import OWNER, Caller, Origin, Rule
 from toolcrib.policy import Effect as RuleEffect
 from toolcrib.servers.model import ServerState
+from toolcrib.store.jobs import JobRow
 
 log = logging.getLogger(__name__)
 
@@ -75,18 +76,19 @@ async def lease(context: Context, params: Lease) -> dict[str, Any]:
     if context.host.describe()["endpoint"] is None:
         raise DaemonNotRunning("Only a daemon lends agents.", remedy="`toolcrib up` starts one.")
     name = params.resume.agent if params.resume else f"{params.client}-{params.conversation}"
+    job = context.host.jobs.running(params.job) if params.job else None
     if params.resume is None:
         await _end_orphan(context, name)
         _refuse_second(context, name, params)
     with context.host.leases.held(name):
-        agent, token = _resumed(context, params.resume) if params.resume else await _minted(context, name, params)
+        agent, token = _resumed(context, params.resume) if params.resume else await _minted(context, name, params, job)
         with Watch(context.crib.bus, name) as watch:
             try:
                 # Whoever ended it before we looked is told nowhere else.
                 context.crib.roster.find(name)
                 if params.resume is None:
                     await context.project.introduced(_INTRODUCTIONS)
-                await context.emit({"lease": _lease(context, agent, token)})
+                await context.emit({"lease": _lease(context, agent, token, job)})
                 why = await _until_its_end(context, watch, agent)
             finally:
                 # A job is never gone on with, so neither is its agent.
@@ -117,8 +119,10 @@ def _refuse_second(context: Context, name: str, params: Lease) -> None:
         )
 
 
-async def _minted(context: Context, name: str, params: Lease) -> tuple[Agent, str]:
+async def _minted(context: Context, name: str, params: Lease, job: JobRow | None) -> tuple[Agent, str]:
     roster, folder = context.crib.roster, Path(params.workdir)
+    if job is not None:
+        _refuse_another(context, params, job)
     if folder.is_dir() and project_of(folder) != context.project.root:
         raise UsageError(
             f"{folder} is not in the project {context.project.root}.", remedy="Ask for the project that it is in."
@@ -134,8 +138,10 @@ async def _minted(context: Context, name: str, params: Lease) -> tuple[Agent, st
             rules=(_NO_JOBS,) if params.job else (),
         )
         try:
+            if job is not None and made.agent.workdir != Path(job.workdir):
+                raise _moved(job)
             await asyncio.to_thread(roster.folder.put, name, MARK, params.conversation)
-        except StoreError:
+        except ToolcribError:
             await end(context.crib, made.agent)
             raise
         return made.agent, made.token
@@ -151,6 +157,27 @@ async def _minted(context: Context, name: str, params: Lease) -> tuple[Agent, st
         raise
 
 
+def _refuse_another(context: Context, params: Lease, job: JobRow) -> None:
+    """What a job was submitted with is what it gets, whatever stands in its folder's place by now."""
+    parent = job.submitter if job.submitter_since else ""
+    if (params.workdir, params.parent, params.profile) != (job.workdir, parent, job.profile):
+        raise Denied(f"The job {job.id} was submitted with something else.", remedy="Submit it again.")
+    if Path(job.workdir).resolve() != Path(job.workdir):
+        raise _moved(job)
+    if job.submitter != OWNER.agent and context.project.root != Path(job.root):
+        raise Denied(
+            f"{job.workdir} was in the project {job.root} when the job was submitted, and is in another now.",
+            remedy="Submit it again from there.",
+        )
+
+
+def _moved(job: JobRow) -> Denied:
+    return Denied(
+        f"{job.workdir} is a link now, or lies behind one, and no longer the folder that the job was submitted for.",
+        remedy="Put the folder back, and submit the job again.",
+    )
+
+
 def _life(roster: Roster, params: Lease) -> float | None:
     """None: as long as its parent, which ends before the run would have to."""
     ends = roster.find(params.parent).expires_at if params.parent else None
@@ -164,9 +191,10 @@ def _resumed(context: Context, wanted: Resume) -> tuple[Agent, str]:
     return agent, wanted.token
 
 
-def _lease(context: Context, agent: Agent, token: str) -> dict[str, Any]:
+def _lease(context: Context, agent: Agent, token: str, job: JobRow | None) -> dict[str, Any]:
     crib, project, host = context.crib, context.project, context.host.describe()
     caller = Caller(agent=agent.name, permission=agent.permission)
+    job_with = "" if job is None or job.submitter == OWNER.agent else job.runs
     names = offered(crib.listings.tools(project.catalog, caller), project.catalog.by_public(crib.listings.style))
     return {
         "agent": agent.name,
@@ -175,7 +203,7 @@ def _lease(context: Context, agent: Agent, token: str) -> dict[str, Any]:
         "for_runs": host["for_runs"],
         "daemon": host["pid"],
         "folder": str(crib.roster.folder.of(agent.name)),
-        "own_tools": str(own_tools_of(crib, project, agent)),
+        "own_tools": str(own_tools_of(crib, project, agent, job_with=job_with)),
         "withheld": _variables(project.config),
         "warnings": list(_warnings(project)),
         "tools": len(names),
@@ -196,8 +224,9 @@ def _warnings(project: Project) -> Iterator[str]:
 
 
 def _variables(config: Config) -> list[str]:
-    """The names of those that our servers' entries refer to: they are ours, and mostly secret."""
+    """The names of those that our servers' entries and the keys of jobs refer to: they are ours, and mostly secret."""
     written = [text for server in config.servers.values() for text in server.spelled.values()]
+    written += config.settings.jobs.spelled.values()
     return sorted({name for text in written for name in expand(text, {}).variables})
 
 

@@ -7,7 +7,9 @@ entry gets. `Kit` and `run_agent` take them; files go through `layers`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -16,7 +18,7 @@ from toolcrib.config.model import Layer, ServerConfig, Transport
 from toolcrib.config.one import read_one
 from toolcrib.config.redact import mask_args, mask_text
 from toolcrib.config.values import Spelling, Surroundings
-from toolcrib.errors import ConfigError
+from toolcrib.errors import ConfigError, UsageError
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,15 @@ class StdioServer(_Given):
     """Besides the few variables that every server gets."""
     cwd: str | os.PathLike[str] | None = None
 
+    def config(self) -> ServerConfig:
+        config = super().config()
+        if len(words := _command_line(config)) > 1:
+            raise ConfigError(
+                f"{self.name}.command: found a command line, expected a program alone.",
+                remedy=f"Write command={words[0]!r}, args={list(words[1:])!r}.",
+            )
+        return config
+
     def _place(self) -> str:
         words = mask_args([str(_plain(self.command)), *map(str, _plain(self.args))])
         return f"command={words[0]!r}, args={list(words[1:])!r}"
@@ -122,7 +133,36 @@ GivenServer: TypeAlias = StdioServer | HttpServer | SseServer | WebSocketServer
 
 
 def config_of(server: GivenServer | ServerConfig) -> ServerConfig:
-    return server if isinstance(server, ServerConfig) else server.config()
+    """Raises `UsageError` for anything else."""
+    if isinstance(server, ServerConfig):
+        return server
+    if isinstance(server, _Given):
+        return server.config()
+    raise UsageError(
+        f"A server cannot be a {type(server).__name__}.",
+        remedy='Give a StdioServer or HttpServer, or `server_config("NAME", {…})` of an entry as a file has it.',
+    )
+
+
+def configs_of(servers: Iterable[GivenServer | ServerConfig]) -> tuple[ServerConfig, ...]:
+    if isinstance(servers, str | Mapping | ServerConfig | _Given) or not isinstance(servers, Iterable):
+        raise UsageError(
+            f"The servers cannot be a {type(servers).__name__}.",
+            remedy="Give a list of StdioServer, HttpServer, or what `server_config` makes.",
+        )
+    return tuple(map(config_of, servers))
+
+
+def _command_line(config: ServerConfig) -> Sequence[str]:
+    """The words of a command that is no program but holds them all; its secrets are masked."""
+    command = config.command or ""
+    if len(command.split()) < 2 or shutil.which(command) or Path(config.cwd or "", command).exists():
+        return ()
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
+    return mask_args([*words, *config.args])
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,9 @@ from toolcrib.config.model import JobSettings, Severity
 from toolcrib.config.problems import describe, describe_type
 from toolcrib.config.values import Values
 
+PROGRAMS = ("claude", "codex")
+"""Coding agents that agents can be allowed. Gemini CLI reads its context files through links, wherever these lead: by
+it, whoever may make a link would read what the person may."""
 _DAY = 86_400.0
 
 
@@ -30,7 +33,8 @@ def read_jobs(given: Field, values: Values) -> JobSettings | None:
     }
     if any(problem.severity is Severity.ERROR for problem in values.report.problems[before:]):
         return None
-    settings = JobSettings(for_agents=True, **found)
+    spelled = {str(path[1]): text for path, text in values.spelled.items() if path[0] == "api_keys"}
+    settings = JobSettings(for_agents=True, spelled=MappingProxyType(spelled), **found)
     if settings.timeout > settings.max_timeout:
         expected = f"at most max_timeout, {settings.max_timeout:g}"
         values.report.error((*given.path, "timeout"), found=describe(settings.timeout), expected=expected)
@@ -44,6 +48,14 @@ def _model(given: Field, values: Values) -> str | None:
         return text
     values.report.error(given.path, found=describe(text), expected="provider:model")
     return None
+
+
+def _programs(given: Field, values: Values) -> tuple[str, ...] | None:
+    names = values.texts(given, into="programs")
+    for position, name in enumerate(names or ()):
+        if name not in PROGRAMS:
+            values.report.error((*given.path, position), found=describe(name), expected=" or ".join(PROGRAMS))
+    return names
 
 
 def _base_urls(given: Field, values: Values) -> Mapping[str, str] | None:
@@ -72,6 +84,7 @@ def _count(most: int) -> Callable[[Field, Values], int | None]:
 _READERS: Mapping[str, Callable[[Field, Values], Any]] = {
     "model": _model,
     "models": lambda given, values: values.texts(given, into="models"),
+    "programs": _programs,
     "base_urls": _base_urls,
     "api_keys": _api_keys,
     "max_running": _count(64),

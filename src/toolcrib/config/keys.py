@@ -60,6 +60,7 @@ JOB_KEYS = {
     for key in (
         "model",
         "models",
+        "programs",
         "base_urls",
         "api_keys",
         "max_running",

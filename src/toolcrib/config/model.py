@@ -83,11 +83,14 @@ class Retry:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
+    """A server as the configuration has it. `server_config("NAME", {…})` makes one of an entry, `StdioServer` and the
+    other classes are shorter in a program."""
+
     name: str
     transport: Transport
     source: Source
     command: str = ""
-    args: tuple[str, ...] = ()
+    args: tuple[str, ...] = field(default=(), repr=False)
     env: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
     cwd: str | None = None
     """An absolute folder; with it, one instance serves every project."""
@@ -200,10 +203,14 @@ class JobSettings:
     """`provider:model`, for jobs that name none."""
     models: tuple[str, ...] = ()
     """What agents may choose besides: names, or globs as `anthropic:*`."""
+    programs: tuple[str, ...] = ()
+    """Coding agents whose programs agents may have run as jobs. The owner may have any."""
     base_urls: Mapping[str, str] = field(default_factory=lambda: _frozen({}))
     """By provider: another place that speaks its API."""
     api_keys: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
     """By provider: what is sent to it. Without one: the provider's usual variable, to its own address only."""
+    spelled: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False, compare=False)
+    """By provider: its key with `${VAR}` as it was written, where it has one."""
     max_running: int = 4
     max_waiting: int = 100
     max_per_agent: int = 20

@@ -19,6 +19,10 @@ from toolcrib.errors import ConfigError
 
 
 def server_config(name: str, entry: Mapping[str, Any], *, environ: Mapping[str, str] | None = None) -> ServerConfig:
+    """One server from an entry as a configuration file has it: `server_config("git", {"command": "uvx", "args": […]})`.
+
+    `${VAR}` in it is taken from `environ`. Raises `ConfigError`, which names what is wrong.
+    """
     return read_one(name, entry, Surroundings(layer=Layer.FLAGS, environ=environ or {}, home=Path.home()))
 
 

@@ -20,10 +20,18 @@ from toolcrib.config.paths import home_of
 from toolcrib.config.read import Document, parse_document, read_document
 from toolcrib.config.shapes import contribution_of
 from toolcrib.config.values import Surroundings
-from toolcrib.errors import ConfigError
+from toolcrib.errors import ConfigError, UsageError
 
 OwnSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 """A file's path, or `{"servers": {…}}` (also `mcpServers`) as a file would have it, `${VAR}` included."""
+
+
+def refuse_no_source(source: object) -> None:
+    if source is not None and not isinstance(source, str | os.PathLike | Mapping):
+        raise UsageError(
+            f"A configuration cannot be a {type(source).__name__}.",
+            remedy='Give a file\'s path, or a mapping as a file would have it: {"servers": {…}}.',
+        )
 
 
 def with_servers_of(source: OwnSource, config: Config, *, environ: Mapping[str, str]) -> Config:
@@ -55,7 +63,10 @@ def _document(source: OwnSource) -> Document:
             text = json.dumps(source, default=_plain)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"The configuration cannot be used: {error}.") from error
-        return parse_document("the configuration", text.encode())
+        made = parse_document("the configuration", text.encode())
+        # It was never lines of text.
+        made.report.lines = {}
+        return made
     document = read_document(Path(source))
     if document is None:
         raise ConfigError(f"There is no file {os.fspath(source)}.", remedy="Name another, or make it.")

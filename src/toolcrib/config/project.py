@@ -13,9 +13,14 @@ def project_of(folder: Path) -> Path:
     """The nearest folder upwards with settings of ours or a git repository, else the folder itself."""
     here = folder.resolve()
     for one in (here, *here.parents):
-        if _is_repository(one / ".git") or any((one / PROJECT_FOLDER / name).exists() for name in _SETTINGS):
+        if is_project(one):
             return one
     return here
+
+
+def is_project(folder: Path) -> bool:
+    """Whether the folder itself says that it is one."""
+    return _is_repository(folder / ".git") or any((folder / PROJECT_FOLDER / name).exists() for name in _SETTINGS)
 
 
 def _is_repository(mark: Path) -> bool:

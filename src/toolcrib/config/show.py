@@ -39,7 +39,8 @@ def _jobs(jobs: JobSettings) -> dict[str, Any]:
     urls = {printable(provider): mask_args([url])[0] for provider, url in jobs.base_urls.items()}
     models = [printable(model) for model in jobs.models]
     keys = {printable(provider): HIDDEN for provider in jobs.api_keys}
-    return {**vars(jobs), "model": printable(jobs.model), "models": models, "base_urls": urls, "api_keys": keys}
+    told = {name: value for name, value in vars(jobs).items() if name != "spelled"}
+    return {**told, "model": printable(jobs.model), "models": models, "base_urls": urls, "api_keys": keys}
 
 
 def mask_server(server: ServerConfig) -> dict[str, Any]:

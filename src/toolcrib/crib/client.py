@@ -6,6 +6,7 @@ In: a `ServerConfig`. Out: its tools, and results as content blocks. It is a `Ki
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -16,15 +17,22 @@ from toolcrib.config.given import GivenServer, config_of
 from toolcrib.config.model import ServerConfig
 from toolcrib.crib.kit import Kit
 from toolcrib.crib.results import Result
-from toolcrib.errors import ServerAway
+from toolcrib.errors import ServerAway, UsageError
 from toolcrib.servers.model import ServerState, ServerStatus
 
 
 class Client:
+    """One server: `async with Client(StdioServer(…)) as client`, or `connect()` and `disconnect()`, as often as needed.
+
+    `client.list_tools()` are its tools, `await client.call_tool("read_file", {…})` calls one.
+    """
+
     def __init__(self, config: ServerConfig | GivenServer, *, root: Path | None = None) -> None:
         self.config = config_of(config)
         self._root = root
         self._kit: Kit | None = None
+        self._turn = asyncio.Lock()
+        """Held while it connects or leaves: two who connect at once make one process."""
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -37,17 +45,28 @@ class Client:
 
     async def connect(self) -> None:
         """Raises `ServerAway`, with the reason, if the server is not there within its time limit."""
+        async with self._turn:
+            await self._connect()
+
+    async def _connect(self) -> None:
         if self.is_connected:
             return
-        await self.disconnect()
+        await self._leave()
         kit = Kit([self.config], root=self._root, connect_limit=self.config.connect_timeout)
         self._kit = await kit.__aenter__()
         if reason := kit.missing.get(self.config.name):
-            await self.disconnect()
-            raise ServerAway(f"Server '{self.config.name}' could not be reached: {reason}")
+            await self._leave()
+            raise ServerAway(
+                f"Server '{self.config.name}' could not be reached: {reason}",
+                remedy="Put that right, then connect again.",
+            )
 
     async def disconnect(self) -> None:
         """Ends the connection and the server's process, if it is ours."""
+        async with self._turn:
+            await self._leave()
+
+    async def _leave(self) -> None:
         kit, self._kit = self._kit, None
         if kit is not None:
             await kit.__aexit__(None, None, None)
@@ -66,6 +85,7 @@ class Client:
         await self._live().refresh(self.config.name)
 
     def list_tools(self) -> tuple[Tool, ...]:
+        """The server's tools as it describes them, as they are now."""
         return self._live().catalog.tools
 
     async def call_tool(
@@ -76,5 +96,7 @@ class Client:
 
     def _live(self) -> Kit:
         if self._kit is None:
-            raise ServerAway(f"Server '{self.config.name}' is not connected.", remedy="Use connect() first.")
+            raise UsageError(
+                "A Client is used inside its `async with`, or after connect().", remedy="Connect it first."
+            )
         return self._kit

@@ -12,6 +12,7 @@ import itertools
 import os
 import secrets
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,14 +26,24 @@ from toolcrib.config.paths import Paths
 from toolcrib.config.project import project_of
 from toolcrib.crib.call_events import told
 from toolcrib.crib.counter import Counter, request
+from toolcrib.crib.daemon_states import DaemonStates
 from toolcrib.crib.kit import to_its_end
 from toolcrib.crib.relabelled import Relabelled
 from toolcrib.crib.results import Result, read_answer
-from toolcrib.errors import DaemonNotRunning, NotFound, ServerAway, UnknownCommand, UsageError
-from toolcrib.events import Bus, CatalogChanged
+from toolcrib.errors import (
+    DaemonNotRunning,
+    Denied,
+    NotFound,
+    ServerAway,
+    ToolcribError,
+    UnknownCommand,
+    UsageError,
+)
+from toolcrib.events import Bus, CatalogChanged, ServerStateChanged
 from toolcrib.reach.lease import Lease, Wanted
 from toolcrib.reach.line import HungUp, Line, raised
 from toolcrib.reach.notes import Ended, Lost
+from toolcrib.servers.explain import explain_status
 from toolcrib.servers.model import Answer, ServerState, ServerStatus, ToolCall
 from toolcrib.servers.pool import Pool
 from toolcrib.servers.server import Server
@@ -46,29 +57,36 @@ _LIVES = 30 * 86_400.0
 _CALLS_LAST = 86_400.0
 """Seconds: how long a call may take is the daemon's to say, by server."""
 _ANSWERS_WITHIN = 10.0
+_LENT_WITHIN = 30.0
+"""Seconds for the whole way to a lent agent: its daemon waits for servers that nobody has seen yet."""
 
 
 class Connection(Counter):
-    """Made by `Crib.connect`, used inside `async with`."""
+    """A running daemon's tools, as one of its agents: `async with Crib.connect() as crib`.
+
+    `crib.tools()` are those that the agent may use, `await crib.call("read_file", {…})` calls one. What may be done is
+    for the daemon to decide, and stands in its book.
+    """
 
     def __init__(
         self,
         *,
         agent: str | None = None,
         token: str | None = None,
-        profile: str = "developer",
+        profile: str | None = None,
         workdir: str | os.PathLike[str] | None = None,
         paths: Paths | None = None,
         environ: Mapping[str, str] | None = None,
         parent: str | None = None,
     ) -> None:
-        """With `agent` (its token is in this user's files) or `token`: that agent. Otherwise an agent with `profile` is
-        lent that works in `workdir`, the current folder unless said, and ends with the connection; `parent` bounds it.
+        """With `agent` (its token is in this user's files) or `token`: that agent. Otherwise an agent with `profile`,
+        unless said `developer`, is lent that works in `workdir`, the current folder unless said, and ends with the
+        connection; `parent` bounds it.
         """
-        if (agent or token) and (workdir or parent):
+        if (agent or token) and (profile or workdir or parent):
             raise UsageError(
-                "An agent that exists has its folder and its parent already.",
-                remedy="Leave workdir and parent out, or agent and token.",
+                "An agent that exists has its profile, its folder and its parent already.",
+                remedy="Leave profile, workdir and parent out, or agent and token.",
             )
         self.bus = Bus()
         self.agent = agent or ""
@@ -77,7 +95,7 @@ class Connection(Counter):
         self._paths = paths or Paths.of_user(os.environ if environ is None else environ)
         self._wanted = Wanted(
             client=_CLIENT,
-            profile=profile,
+            profile=profile or "developer",
             workdir=Path(workdir or Path.cwd()).resolve(),
             conversation=secrets.token_hex(5),
             lives=_LIVES,
@@ -86,7 +104,9 @@ class Connection(Counter):
         self._calls = itertools.count(1)
         self._pool = Pool(bus=self.bus, on_tools=self._tools_changed)
         self._server: Server | None = None
+        self._entered = False
         self._listed = Relabelled()
+        self._states = DaemonStates(self._state_changed)
         self._lease: Lease | None = None
         self._following: asyncio.Task[None] | None = None
         self._over = ""
@@ -96,14 +116,16 @@ class Connection(Counter):
         return f"Connection(agent={self.agent!r})"
 
     async def __aenter__(self) -> Self:
-        if self._server is not None or self._lease is not None:
-            raise RuntimeError("a Connection is used once; make another")
+        if self._entered:
+            raise UsageError("A Connection is used once.", remedy="Make another, by `Crib.connect()`.")
+        self._entered = True
         try:
             url = await self._known_agent() if self.agent or self._token else await self._lent_agent()
             self._server = self._pool.acquire(self._config(url))
             await self._server.settled()
             if self._server.status.state is not ServerState.READY:
-                raise ServerAway(f"The daemon at {url} could not be reached: {self._server.status.last_error}")
+                raise _refused(url, self._server.status.last_error)
+            await self._states.begin(self._paths.socket, self._token, project_of(self._wanted.workdir))
         except BaseException:
             await to_its_end(self._close())
             raise
@@ -115,6 +137,8 @@ class Connection(Counter):
         await to_its_end(self._close())
 
     async def _close(self) -> None:
+        self._server = None
+        await self._states.close()
         await self._pool.close()
         if self._lease is not None:
             await self._lease.release()
@@ -124,10 +148,13 @@ class Connection(Counter):
     async def _lent_agent(self) -> str:
         root = project_of(self._wanted.workdir)
         try:
-            line = await Line.to(self._paths.socket)
-            self._lease = await Lease.begin(line, self._wanted, path=self._paths.socket, root=root)
+            async with asyncio.timeout(_LENT_WITHIN):
+                line = await Line.to(self._paths.socket)
+                self._lease = await Lease.begin(line, self._wanted, path=self._paths.socket, root=root)
         except (HungUp, UnknownCommand) as error:
             raise _not_running() from error
+        except TimeoutError as error:
+            raise _silent() from error
         self.agent, self._token = self._lease.agent, self._lease.token
         self._following = asyncio.create_task(self._follow(self._lease))
         return self._lease.url
@@ -156,8 +183,10 @@ class Connection(Counter):
                     told = await line.answer("system:status", {}, self._wanted.workdir)
                 finally:
                     await line.close()
-        except (HungUp, TimeoutError) as error:
+        except HungUp as error:
             raise _not_running() from error
+        except TimeoutError as error:
+            raise _silent() from error
         return str(told["endpoint"])
 
     def _config(self, url: str) -> ServerConfig:
@@ -181,6 +210,11 @@ class Connection(Counter):
         """What the agent may see."""
         return self._tools_now().catalog
 
+    @property
+    def all_known(self) -> bool:
+        """What its agent may not see is there all the same."""
+        return False
+
     def _tools_now(self) -> Relabelled:
         definitions = self._live().tools
         if definitions is not None and definitions is not self._listed.definitions:
@@ -188,20 +222,21 @@ class Connection(Counter):
         return self._listed
 
     def status(self) -> dict[str, ServerStatus]:
-        """Of the servers whose tools can be seen: whether the daemon is there. How each does, only the daemon knows."""
+        """Of the servers that the agent may use: how each does at the daemon, as far as that is there itself."""
         tools = self.catalog.tools
         link = self._live().status
+        states = self._states.by_server if link.state is ServerState.READY else {}
         return {
             name: ServerStatus(
                 name=name,
-                state=link.state,
+                state=states.get(name, link.state),
                 transport=DAEMON,
                 tools=sum(tool.server == name for tool in tools),
                 since=link.since,
                 last_seen=link.last_seen,
                 last_error=link.last_error,
             )
-            for name in sorted({tool.server for tool in tools})
+            for name in sorted({tool.server for tool in tools} | self._states.by_server.keys())
         }
 
     async def call(
@@ -228,7 +263,8 @@ class Connection(Counter):
 
     async def _answered(self, call: ToolCall, timeout: float | None) -> Answer:
         try:
-            answer = await self._live().call(call, timeout=timeout)
+            with self._advising(timeout):
+                answer = await self._live().call(call, timeout=timeout)
         except ServerAway as away:
             if self._over:
                 raise ServerAway(f"{self._over} The call did not run.", remedy="Connect again.") from away
@@ -238,6 +274,9 @@ class Connection(Counter):
                 raise raised(error)
         return answer
 
+    def _state_changed(self, server: str, state: ServerState) -> None:
+        self.bus.publish(ServerStateChanged(server=server, state=state.value))
+
     def _tools_changed(self, server: Server) -> None:
         before = self._listed.catalog.version
         if server is self._server and self.catalog.version != before:
@@ -245,8 +284,26 @@ class Connection(Counter):
 
     def _live(self) -> Server:
         if self._server is None:
-            raise RuntimeError("a Connection is used inside its `async with`")
+            raise self._not_open()
         return self._server
+
+
+def _refused(url: str, why: str) -> ToolcribError:
+    if why == explain_status(HTTPStatus.UNAUTHORIZED, url):
+        return Denied(
+            "The daemon does not know this token: it was replaced, revoked or has expired.",
+            remedy="`toolcrib agent list` shows the agents, `toolcrib agent rotate NAME` makes a new token.",
+        )
+    if why == explain_status(HTTPStatus.FORBIDDEN, url):
+        return Denied("The token is another agent's.", remedy="Leave `agent` out, or `token`.")
+    return ServerAway(f"The daemon at {url} could not be reached: {why}", remedy="`toolcrib status` says how it does.")
+
+
+def _silent() -> DaemonNotRunning:
+    return DaemonNotRunning(
+        "The daemon does not answer.",
+        remedy="`toolcrib status` says how it does; `toolcrib down` and `toolcrib up` start it anew.",
+    )
 
 
 def _not_running() -> DaemonNotRunning:

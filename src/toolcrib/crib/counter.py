@@ -7,32 +7,46 @@ takes any of them.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
 from toolcrib.calls import Request
 from toolcrib.catalog.offer import Offer
+from toolcrib.catalog.schema_check import refuse_no_mapping
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
 from toolcrib.crib.results import Result
-from toolcrib.errors import InvalidArguments, UnknownServer
+from toolcrib.errors import CallTimeout, InvalidArguments, ServerAway, UnknownServer, UsageError
 from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, CatalogChanged, Event, ServerStateChanged
-from toolcrib.servers.model import ServerStatus
+from toolcrib.servers.model import ServerState, ServerStatus
 
 if TYPE_CHECKING:
     from toolcrib.catalog.filters import Filter
     from toolcrib.catalog.toolbox import Tools
     from toolcrib.catalog.transforms import Transform
 
+log = logging.getLogger(__name__)
+
+Told = TypeVar("Told", bound=Event)
+
 TOLD: tuple[type[Event], ...] = (ServerStateChanged, CatalogChanged, CallIntended, CallFinished, CallFailed)
 """What a program can listen to. `CallFailed` is a `CallFinished` whose outcome is not ok."""
 
 
 class Counter(ABC):
+    """Where tools are handed out: a `Crib`, a `Kit`, or what `Crib.connect()` gives. Used inside `async with`.
+
+    `tools()` are what a model is offered, `call()` calls one, `status()` tells how the servers do, `subscribe()` of
+    what happens.
+    """
+
     bus: Bus
 
     @property
@@ -61,14 +75,29 @@ class Counter(ABC):
         drop: Filter | None = None,
         transform: Transform | Sequence[Transform] = (),
     ) -> Tools:
-        """What is offered now. Who holds it keeps this moment; ask again after a `CatalogChanged`."""
+        """What is offered now. Who holds it keeps this moment; ask again after a `CatalogChanged`.
+
+        A transformer that names a tool or an argument which is not there raises `UsageError`; where a server is
+        missing, it is a line in the log, for it may be meant for that one.
+        """
         # The daemon is a counter too, and offers nothing to a model: it does without the providers' formats.
+        from toolcrib.catalog.idle import Idle  # noqa: PLC0415
         from toolcrib.catalog.toolbox import Tools  # noqa: PLC0415
 
         whole = Tools(map(Offer.of, self.catalog.tools), call=self._call_tool)
-        return whole.shaped(keep=keep, drop=drop, transform=transform)
+        idle = Idle.REFUSED if self.all_known else Idle.TAKEN
+        shaped = whole.shaped(keep=keep, drop=drop, transform=transform, idle=idle)
+        for error in shaped.idle:
+            log.warning("%s", error.text())
+        return shaped
+
+    @property
+    def all_known(self) -> bool:
+        """Whether every server is there, so that what no tool is called now is no tool's name."""
+        return all(one.state is ServerState.READY for one in self.status().values())
 
     def server_info(self, server: str) -> ServerStatus:
+        """How one server does, and who it says it is."""
         status = self.status()
         if server not in status:
             raise UnknownServer(
@@ -76,23 +105,71 @@ class Counter(ABC):
             )
         return status[server]
 
-    def subscribe(self, handler: Callable[[Event], None], *kinds: type[Event]) -> Callable[[], None]:
+    @overload
+    def subscribe(self, handler: Callable[[Event], object]) -> Callable[[], None]: ...
+
+    @overload
+    def subscribe(self, handler: Callable[[Told], object], *kinds: type[Told]) -> Callable[[], None]: ...
+
+    def subscribe(self, handler: Callable[[Any], object], *kinds: type[Event]) -> Callable[[], None]:
         """The handler gets every event of these kinds (of `TOLD`, unless said), at once, in the order they happen.
 
         It must be quick; what it raises is logged. Returns the call that ends the subscription.
         """
+        if not callable(handler):
+            raise UsageError(f"{handler!r} cannot be told of events.", remedy="Give a function of one event.")
+        for kind in kinds:
+            if kind not in TOLD:
+                names = ", ".join(one.__name__ for one in TOLD)
+                raise UsageError(
+                    f"{getattr(kind, '__name__', repr(kind))} is no kind of event here.",
+                    remedy=f"There are, in toolcrib.events: {names}.",
+                )
         return self.bus.subscribe(handler, *(kinds or TOLD))
 
-    async def _call_tool(self, tool: Tool, arguments: Mapping[str, Any]) -> Result:
+    async def _call_tool(self, tool: Tool, arguments: Mapping[str, Any], *, timeout: float | None = None) -> Result:
         # A name alone may have become another tool's since the tools were asked for.
         unique = tool.display in self.catalog
-        return await self.call(tool.display if unique else tool.names.server, arguments)
+        return await self.call(tool.display if unique else tool.names.server, arguments, timeout=timeout)
+
+    @contextlib.contextmanager
+    def _advising(self, timeout: float | None) -> Iterator[None]:
+        """What a call raises says what this program can do, and not what an owner of a daemon could."""
+        try:
+            yield
+        except CallTimeout as late:
+            if timeout is not None:
+                late.remedy = "Give a longer `timeout=` if it needs longer."
+            raise
+        except ServerAway as away:
+            if advice := self._advice(str(away.data.get("server", ""))):
+                away.remedy = advice
+            raise
+
+    def _advice(self, server: str) -> str:
+        """What a program can do about a server that is not there; empty: nothing but to wait."""
+        return ""
+
+    def _not_open(self) -> UsageError:
+        kind = type(self).__name__
+        return UsageError(f"A {kind} is used inside its `async with`.", remedy=f"Enter the {kind}, or make another.")
 
 
 def request(name: str, arguments: Mapping[str, Any] | None, timeout: float | None) -> Request:
     """A program's call, as the door takes it."""
+    if not isinstance(name, str):
+        raise UsageError(f"A tool's name is a text, not {type(name).__name__}.", remedy="`tools().names` has them.")
+    _refuse_no_seconds(timeout)
+    refuse_no_mapping(name, arguments)
     try:
         encoded = msgspec.json.encode(dict(arguments or {}))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidArguments(f"The arguments for {name} are no JSON: {error}") from error
     return Request(tool=name, style=NameStyle.PLAIN, params={"arguments": msgspec.Raw(encoded)}, timeout=timeout)
+
+
+def _refuse_no_seconds(timeout: Any) -> None:
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
+        raise UsageError(
+            f"timeout: found {timeout!r}, expected seconds, more than 0.", remedy="Give a number, or None."
+        )

@@ -25,7 +25,7 @@ from toolcrib.catalog.tool import Tool
 from toolcrib.config import Flags, Paths, load, store_place
 from toolcrib.config.given import GivenServer, config_of
 from toolcrib.config.model import Config, Problem, ServerConfig
-from toolcrib.config.own_source import OwnSource, with_servers_of
+from toolcrib.config.own_source import OwnSource, refuse_no_source, with_servers_of
 from toolcrib.config.project import project_of
 from toolcrib.crib.attendant import Attendant, attending, note
 from toolcrib.crib.connection import Connection
@@ -41,12 +41,10 @@ from toolcrib.crib.trust import Trust, trusted_files
 from toolcrib.events import Bus, Change
 from toolcrib.listing import Listings
 from toolcrib.policy import OWNER
-from toolcrib.servers.model import ServerStatus
+from toolcrib.servers.model import ServerState, ServerStatus
 from toolcrib.servers.reaper import Reaper
 from toolcrib.store import Store
 from toolcrib.store.trust import believed_servers
-
-_NOT_OPEN = "a Crib is used inside its `async with`"
 
 
 class Opening(enum.Enum):
@@ -58,6 +56,12 @@ class Opening(enum.Enum):
 
 
 class Crib(Counter):
+    """The tools of your configuration, for a program of your own: `async with Crib.from_config() as crib`.
+
+    `crib.tools()` are for a model, `await crib.call("read_file", {…})` calls one, and your book says so. `register`
+    adds a server for as long as the crib is open. `Crib.connect()` takes the tools of a running daemon instead.
+    """
+
     def __init__(
         self,
         *,
@@ -103,6 +107,7 @@ class Crib(Counter):
         Inside `async with` all servers are there, or have failed, or are known from last time and come by themselves.
         What is called is written into the user's book.
         """
+        refuse_no_source(source)
         return cls(
             root=project_of(Path.cwd()) if root is None else Path(root),
             environ=environ,
@@ -115,7 +120,7 @@ class Crib(Counter):
         *,
         agent: str | None = None,
         token: str | None = None,
-        profile: str = "developer",
+        profile: str | None = None,
         workdir: str | os.PathLike[str] | None = None,
         paths: Paths | None = None,
         environ: Mapping[str, str] | None = None,
@@ -185,25 +190,25 @@ class Crib(Counter):
     @property
     def store(self) -> Store:
         if self._store is None:
-            raise RuntimeError(_NOT_OPEN)
+            raise self._not_open()
         return self._store
 
     @property
     def last_known(self) -> LastKnown:
         if self._last_known is None:
-            raise RuntimeError(_NOT_OPEN)
+            raise self._not_open()
         return self._last_known
 
     @property
     def trust(self) -> Trust:
         if self._trust is None:
-            raise RuntimeError(_NOT_OPEN)
+            raise self._not_open()
         return self._trust
 
     @property
     def attendant(self) -> Attendant:
         if self._attendant is None:
-            raise RuntimeError(_NOT_OPEN)
+            raise self._not_open()
         return self._attendant
 
     @property
@@ -235,7 +240,7 @@ class Crib(Counter):
     def home(self) -> Project:
         """The project that callers without a root of their own work in."""
         if self.root not in self._projects.by_root:
-            raise RuntimeError(_NOT_OPEN)
+            raise self._not_open()
         return self._projects.by_root[self.root]
 
     @property
@@ -318,5 +323,18 @@ class Crib(Counter):
     async def call(
         self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> Result:
-        outcome = await self.door.call(self.home, OWNER, request(name, arguments, timeout))
+        with self._advising(timeout):
+            outcome = await self.door.call(self.home, OWNER, request(name, arguments, timeout))
         return read_answer(outcome.answer)
+
+    @property
+    def all_known(self) -> bool:
+        config = self.home.config
+        left_out = config.problems or config.waiting or not all(one.enabled for one in config.servers.values())
+        return not left_out and super().all_known
+
+    def _advice(self, server: str) -> str:
+        there = self.home.servers.get(server)
+        if there is None or there.status.state not in (ServerState.STOPPED, ServerState.FAILED):
+            return ""
+        return f"`await crib.connect_server({server!r})` connects it again."

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +21,12 @@ from typing import Any, Self
 from toolcrib.calls import Door
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.given import GivenServer, config_of
+from toolcrib.config.given import GivenServer, configs_of
 from toolcrib.config.model import NameStyle, ServerConfig
 from toolcrib.config.slug import same_name
 from toolcrib.crib.counter import Counter, request
 from toolcrib.crib.results import Result, read_answer
-from toolcrib.errors import ServerAway, UnknownTool, UsageError
+from toolcrib.errors import ServerAway, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import Bus, CatalogChanged
 from toolcrib.policy import OWNER, Caller
 from toolcrib.servers.model import ServerState, ServerStatus
@@ -34,9 +35,22 @@ from toolcrib.servers.server import Server
 
 CONNECT_LIMIT = 10.0
 """Seconds that a server has to be there."""
+_ANEW = "Put that right, then connect anew."
+
+
+class _Stage(enum.Enum):
+    NEW = enum.auto()
+    OPEN = enum.auto()
+    OVER = enum.auto()
 
 
 class Kit(Counter):
+    """Some given servers, for as long as a program needs them: `async with Kit([StdioServer(…)]) as kit`.
+
+    All connect at the same time, once; `kit.connected` and `kit.missing` say which are there. `kit.tools()` are for a
+    model, `await kit.call("read_file", {…})` calls one. Nothing is read from files, and nothing is kept.
+    """
+
     def __init__(
         self,
         servers: Sequence[GivenServer | ServerConfig],
@@ -46,7 +60,7 @@ class Kit(Counter):
     ) -> None:
         """`root` is where the servers' processes run, unless they say otherwise: the current folder."""
         self.bus = Bus()
-        self._configs = tuple(map(config_of, servers))
+        self._configs = configs_of(servers)
         _refuse_same_names(self._configs)
         self._root = root or Path.cwd()
         self._limit = connect_limit
@@ -58,12 +72,12 @@ class Kit(Counter):
         self._version = 0
         self._leaving: set[asyncio.Task[None]] = set()
         """Servers that were not there in time and are being ended."""
-        self._entered = False
+        self._stage = _Stage.NEW
 
     async def __aenter__(self) -> Self:
-        if self._entered:
-            raise RuntimeError("a Kit is used once; make another")
-        self._entered = True
+        if self._stage is not _Stage.NEW:
+            raise UsageError("A Kit is used once.", remedy="Make another.")
+        self._stage = _Stage.OPEN
         try:
             async with asyncio.TaskGroup() as group:
                 for config in self._configs:
@@ -99,6 +113,7 @@ class Kit(Counter):
         ending.add_done_callback(self._leaving.discard)
 
     async def _close(self) -> None:
+        self._stage = _Stage.OVER
         self._servers, self._catalog = {}, None
         await asyncio.gather(self._pool.close(), *self._leaving)
 
@@ -113,10 +128,12 @@ class Kit(Counter):
         return {name: status.last_error for name, status in self._missing.items()}
 
     def status(self) -> dict[str, ServerStatus]:
+        self._refuse_closed()
         return {**self._missing, **{name: server.status for name, server in self._servers.items()}}
 
     @property
     def catalog(self) -> Catalog:
+        self._refuse_closed()
         if self._catalog is None:
             self._catalog = self._built(None)
         return self._catalog
@@ -124,11 +141,14 @@ class Kit(Counter):
     async def call(
         self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> Result:
-        outcome = await self._door.call(self, OWNER, request(name, arguments, timeout))
+        self._refuse_closed()
+        with self._advising(timeout):
+            outcome = await self._door.call(self, OWNER, request(name, arguments, timeout))
         return read_answer(outcome.answer)
 
     async def refresh(self, server: str) -> None:
         """Asks the server for its tools again. Servers that tell of changes need no asking."""
+        self._refuse_closed()
         await self._live(server).refresh()
 
     # What the door asks.
@@ -147,10 +167,22 @@ class Kit(Counter):
 
     def _live(self, server: str) -> Server:
         if server in self._missing:
-            raise ServerAway(f"Server '{server}' could not be reached: {self._missing[server].last_error}")
+            raise ServerAway(
+                f"Server '{server}' could not be reached: {self._missing[server].last_error}", remedy=_ANEW
+            )
         if server not in self._servers:
-            raise ServerAway(f"Server '{server}' is not connected.", remedy="A Kit is used inside its `async with`.")
+            raise UnknownServer(
+                f'There is no server "{server}".', remedy=f"There are: {', '.join(self._servers) or 'none'}."
+            )
         return self._servers[server]
+
+    def _refuse_closed(self) -> None:
+        if self._stage is not _Stage.OPEN:
+            raise self._not_open()
+
+    def _advice(self, server: str) -> str:
+        there = self._servers.get(server)
+        return _ANEW if there is not None and there.status.state is ServerState.FAILED else ""
 
     def _tools_changed(self, server: Server) -> None:
         if self._servers.get(server.name) is not server:

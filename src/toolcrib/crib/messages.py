@@ -11,14 +11,16 @@ import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from toolcrib.catalog.api import Api, refuse_unknown_api
 from toolcrib.crib.blocks import AudioBlock, Block, ImageBlock, ResourceBlock, TextBlock
+from toolcrib.crib.magic import is_of
+from toolcrib.errors import UsageError
 
 if TYPE_CHECKING:
     from toolcrib.crib.results import Result
 
-Api = Literal["chat", "responses"]
 Place = Literal["inside", "after"]
 
 NOTHING = "(The tool ended without any output.)"
@@ -70,7 +72,7 @@ Piece = str | Media
 def pieces(result: Result, taken: frozenset[str]) -> list[Piece]:
     """All of the result, in its order: texts that follow each other as one, and media of the types taken."""
     found = [piece for block in result.blocks for piece in _of(block, taken)]
-    if result.structured is not None and not _says(result.blocks, result.structured):
+    if result.structured is not None and not _is_said(result):
         found.append(_json(result.structured))
     if not found and (unknown := {key: value for key, value in result.raw.items() if key not in _KNOWN}):
         found.append(_json(unknown))
@@ -78,6 +80,7 @@ def pieces(result: Result, taken: frozenset[str]) -> list[Piece]:
 
 
 def to_openai(result: Result, call_id: str, *, api: Api = "chat") -> list[dict[str, Any]]:
+    refuse_unknown_api(api)
     found = pieces(result, OPENAI)
     if result.is_error:
         found = _joined([FAILED, *(found or [NOTHING])])
@@ -107,12 +110,15 @@ def to_google(
     result: Result, name: str, call_id: str | None = None, *, media: Place = "inside"
 ) -> list[dict[str, Any]]:
     """`name` is the function's name as it was declared. Models before Gemini 3 take media only after the response."""
+    if media not in get_args(Place):
+        raise UsageError(f"There is no place {media!r} for media.", remedy='There are "inside" and "after".')
     found = pieces(result, GOOGLE | GOOGLE_AFTER)
     files = [piece for piece in found if isinstance(piece, Media)]
     within = [file for file in files if file.media_type in GOOGLE and media == "inside"]
     after = [file for file in files if file not in within]
     text = "\n".join(piece if isinstance(piece, str) else _pointed(piece) for piece in found) or NOTHING
-    response: dict[str, Any] = {"name": name, "response": _google_response(result, text)}
+    # The words are those of `run_agent`'s requests. JSON stays a text: Google takes every `$ref` in it for its own.
+    response: dict[str, Any] = {"name": name, "response": {"error" if result.is_error else "return_value": text}}
     if call_id is not None:
         response["id"] = call_id
     if within:
@@ -157,21 +163,38 @@ def _of(block: Block, taken: frozenset[str]) -> Iterator[Piece]:
 def _media(data: bytes, kind: str, uri: str, taken: frozenset[str]) -> Piece:
     kind = kind.partition(";")[0].strip().lower()
     kind = _SAME.get(kind, kind)
-    if kind in taken:
+    if kind in taken and is_of(kind, data):
         return Media(data=data, media_type=kind, uri=uri)
-    return f"({len(data)} bytes{f' of {uri}' if uri else ''}, {kind or 'of an unknown kind'}, which cannot be shown.)"
+    said = f"said to be {kind}, but something else" if kind in taken else kind or "of an unknown kind"
+    return f"({len(data)} bytes{f' of {uri}' if uri else ''}, {said}, which cannot be shown.)"
 
 
-def _says(blocks: Iterable[Block], structured: Any) -> bool:
-    """Whether a text already is the structured content: most servers send both."""
-    for block in blocks:
-        if isinstance(block, TextBlock):
-            try:
-                if json.loads(block.text) == structured:
-                    return True
-            except (ValueError, RecursionError):
-                continue
+def _is_said(result: Result) -> bool:
+    """Whether the blocks already are the structured content, or its only value: most servers send both."""
+    if not result.blocks:
+        return False
+    texts = [block.text for block in result.blocks if isinstance(block, TextBlock)]
+    value = result.structured
+    if any(_is(text, value) for text in texts):
+        return True
+    while isinstance(value, Mapping) and len(value) == 1:
+        (value,) = value.values()
+        if value == result.raw.get("content") or _is("\n".join(texts), value):
+            return True
+        if isinstance(value, list) and len(value) == len(texts) and all(map(_is, texts, value)):
+            return True
     return False
+
+
+def _is(text: str, value: Any) -> bool:
+    """Whether it is this text, or this value's JSON."""
+    if isinstance(value, str) and text.strip() == value.strip():
+        return True
+    try:
+        # Not by ==, for which 1 is true.
+        return json.dumps(json.loads(text), sort_keys=True) == json.dumps(value, sort_keys=True)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _joined(found: Iterable[Piece]) -> list[Piece]:
@@ -217,24 +240,6 @@ def _anthropic_part(piece: Piece) -> dict[str, Any]:
         return {"type": "text", "text": piece}
     source = {"type": "base64", "media_type": piece.media_type, "data": piece.base64}
     return {"type": "image" if piece.media_type in _IMAGES else "document", "source": source}
-
-
-def _google_response(result: Result, text: str) -> dict[str, Any]:
-    """Structured content as itself, for this is a place for JSON; but Google takes every `$ref` in it for its own."""
-    if result.is_error:
-        return {"error": text}
-    structured = result.structured
-    if structured is None or '"$ref"' in _json(structured):
-        return {"output": text}
-    only = text == _json(structured) or _is_json_of(text, structured)
-    return {"output": structured} if only else {"output": text, "structured": structured}
-
-
-def _is_json_of(text: str, value: Any) -> bool:
-    try:
-        return bool(json.loads(text) == value)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _blob(media: Media) -> dict[str, str]:

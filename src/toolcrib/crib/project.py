@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -26,6 +27,8 @@ from toolcrib.servers.server import Server
 
 if TYPE_CHECKING:
     from toolcrib.crib.crib import Crib
+
+log = logging.getLogger(__name__)
 
 LONGEST_NAME = 48
 """So that a client's own prefix still fits into the 64 characters that model providers take."""
@@ -80,6 +83,7 @@ class Project:
         self._catalog: Catalog | None = None
         self._last: Catalog | None = None
         self._told_version = 0
+        self._told_idle: set[str] = set()
         self._subscribers: list[Callable[[], None]] = []
         self._told: asyncio.Handle | None = None
 
@@ -116,6 +120,11 @@ class Project:
         if last is not None and made.tools == last.tools:
             return last
         self._last = made
+        if all(server.tools is not None for server in self.servers.values()):
+            idle = {error.text() for error in made.idle_rules()}
+            for text in sorted(idle - self._told_idle):
+                log.warning("a rule of `tools:` does nothing: %s", text)
+            self._told_idle |= idle
         return made
 
     def _shown(self, server: str, definitions: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -133,7 +142,7 @@ class Project:
             return self.catalog.find(name, shown=shown, style=style)
         except UnknownTool as unknown:
             meant, tool = self._meant(name)
-            if shown is None or shown(_most_harmless(meant, tool)):
+            if shown is None or shown(most_harmless(meant, tool)):
                 self._explain(meant, unknown)
                 server = self.servers.get(meant)
                 if server is not None and server.tools is None:
@@ -222,7 +231,7 @@ class Project:
         await asyncio.gather(*(server.settled() for server in wanted))
 
 
-def _most_harmless(server: str, tool: str) -> Tool:
+def most_harmless(server: str, tool: str) -> Tool:
     """The tool as its server might have it. Who may not use even this hears nothing of the server."""
     hints = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
     definition = msgspec.json.encode({"name": tool, "annotations": hints})

@@ -125,7 +125,9 @@ class Registering:
 
 def _not_reached(server: Server) -> ServerAway:
     reason = server.status.last_error or "it did not answer in time"
-    return ServerAway(f"Server '{server.name}' could not be reached: {reason}")
+    return ServerAway(
+        f"Server '{server.name}' could not be reached: {reason}", remedy="Put that right, then try again."
+    )
 
 
 def _refuse_unknown(server: Server, wanted: frozenset[str]) -> None:

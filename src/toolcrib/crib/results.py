@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
+from toolcrib.catalog.api import Api
 from toolcrib.crib import messages
 from toolcrib.crib.blocks import (
     AudioBlock,
@@ -42,10 +43,15 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
+    """What a tool gave back: `text` for people, `to_openai`, `to_anthropic`, `to_google` for a model."""
+
     blocks: tuple[Block, ...]
     structured: Any
+    """The structured content, None where there is none."""
     is_error: bool
+    """Whether the tool says that it failed."""
     raw: Mapping[str, Any]
+    """All of it, as the server sent it."""
 
     @classmethod
     def failed(cls, why: ToolcribError | str) -> Self:
@@ -59,7 +65,7 @@ class Result:
         """The text blocks, joined: what most callers want."""
         return "\n".join(block.text for block in self.blocks if isinstance(block, TextBlock))
 
-    def to_openai(self, call_id: str, *, api: messages.Api = "chat") -> list[dict[str, Any]]:
+    def to_openai(self, call_id: str, *, api: Api = "chat") -> list[dict[str, Any]]:
         """The messages that answer this call: for Chat Completions, or the items for Responses."""
         return messages.to_openai(self, call_id, api=api)
 
@@ -78,20 +84,30 @@ def read_answer(answer: Answer) -> Result:
     """Raises `ToolError` where the server answered with an error."""
     if answer.result is not None:
         return read_result(answer.result)
-    error = msgspec.json.decode(answer.error or b"{}")
+    error = _decoded(answer.error or b"{}")
     words = error.get("message") if isinstance(error, dict) else None
     raise ToolError(f"The server answered with an error: {words or 'it gave no reason'}", data={"error": error})
 
 
 def read_result(result: bytes) -> Result:
-    raw = msgspec.json.decode(result)
+    """Raises `ToolError` for one that no program can hold."""
+    raw = _decoded(result)
     if not isinstance(raw, dict):
         raw = {"content": [], "value": raw}
     content = raw.get("content")
-    blocks = content if isinstance(content, list) else []
+    # Not MCP, but some servers do, and what they say is meant to be read.
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    blocks = blocks if isinstance(blocks, list) else []
     return Result(
         blocks=tuple(read_block(block) for block in blocks),
         structured=raw.get("structuredContent"),
         is_error=raw.get("isError") is True,
         raw=raw,
     )
+
+
+def _decoded(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise ToolError(f"The server's answer cannot be read: {error}.", remedy="Its author must know.") from error

@@ -1,7 +1,7 @@
 """The secret values that the configuration holds, so that the book and the person's screen can leave them out.
 
-In: the projects. Out: every value that stands for a key, token or password in any of their servers' entries and their
-rules for tools.
+In: the projects. Out: every value that stands for a key, token or password in any of their servers' entries, their
+rules for tools, and among the keys of jobs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class KnownSecrets:
         if len(configs) != len(seen) or any(new is not old for new, old in zip(configs, seen, strict=True)):
             of_servers = (Mask(server).secrets for config in configs for server in config.servers.values())
             of_rules = (rule.secrets for config in configs for rule in config.tools)
-            values = frozenset(
-                secret for some in (*of_servers, *of_rules) for secret in some if len(secret) >= SHORTEST_SECRET
-            )
+            of_jobs = (config.settings.jobs.api_keys.values() for config in configs)
+            found = (secret for some in (*of_servers, *of_rules, *of_jobs) for secret in some)
+            values = frozenset(secret for secret in found if len(secret) >= SHORTEST_SECRET)
             self._known = configs, values
         return values

@@ -182,6 +182,7 @@ class Daemon:
                 log.info("stopping")
                 for file in (self._paths.daemon_info, self._paths.socket):
                     file.unlink(missing_ok=True)
+                crib.store.hurry()
                 gateway.close()
                 crib.approvals.close()
                 # Workers give their agents back over the socket, which closes last.

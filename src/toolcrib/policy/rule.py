@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from toolcrib.catalog.claims import claims_of
+from toolcrib.catalog.names import SHORT_NAMES
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import CLAIMS
 from toolcrib.errors import ConfigError
@@ -168,7 +169,9 @@ def _checked_glob(tools: Any) -> str:
         raise ConfigError("No tools are named.", remedy='Write `server:tool`, for instance "git:*" or "*:read_*".')
     server, colon, tool = tools.partition(":")
     if not colon:
-        raise ConfigError(f"{tools!r} names no server.", remedy=f'Write "{tools}:*" or "*:{tools}".')
+        ours = next((f'"{":".join(pair)}"' for pair, short in SHORT_NAMES.items() if short == tools), None)
+        remedy = f"Write {ours}." if ours else f'Write "{tools}:*" or "*:{tools}".'
+        raise ConfigError(f"{tools!r} names no server.", remedy=remedy)
     if not server or not tool:
         raise ConfigError(f"{tools!r} names no tool.", remedy=f'Write "{server or "*"}:{tool or "*"}".')
     if tools != tools.strip() or server != server.strip() or tool != tool.strip():

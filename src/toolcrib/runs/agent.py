@@ -26,6 +26,11 @@ LONGEST = 7 * 24 * 3600.0
 
 
 class CodeAgent:
+    """A run of Claude Code, Codex or Gemini CLI with the daemon's tools: `CodeAgent("claude").run("Tidy up.")`.
+
+    `run` waits for the `ExecutionResult`; `async for event in agent.stream(prompt)` gives events as they happen.
+    """
+
     def __init__(
         self,
         client: str,

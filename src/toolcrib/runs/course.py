@@ -7,13 +7,16 @@ came to. `printed` reads lines, `matching` joins both words on a tool call; `run
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from toolcrib.agent_events import AgentEvent, Kind
 from toolcrib.coding_agents.headless import Launch, Reader, Usage
-from toolcrib.errors import ToolcribError
+from toolcrib.errors import Denied, ToolcribError
 from toolcrib.reach.notes import CallSeen, Ended, Listed, Lost, Note
 from toolcrib.runs.environment import past_proxies
 from toolcrib.runs.matching import Matching
@@ -48,6 +51,33 @@ Keep = Callable[[AgentEvent], None]
 class Ending:
     status: Status = Status.FINISHED
     error: str = ""
+
+
+@contextlib.contextmanager
+def entered(order: RunOrder) -> Iterator[Path]:
+    """Where the program starts. For a job the folder itself, held open: who submitted it may put a link in its place,
+    and may do so at any moment."""
+    if not order.job:
+        yield order.workdir
+        return
+    try:
+        descriptor = os.open(order.workdir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _gone(order) from error
+    try:
+        held = Path(f"/proc/self/fd/{descriptor}")
+        if held.readlink() != order.workdir:
+            raise _gone(order)
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+def _gone(order: RunOrder) -> Denied:
+    return Denied(
+        f"{order.workdir} is no longer the folder that the job was submitted for.",
+        remedy="Put it back, and submit the job again.",
+    )
 
 
 class Course:
@@ -111,12 +141,13 @@ class Course:
                 yield event
 
     async def _start(self, launch: Launch) -> None:
-        self._running = await Running.start(
-            (str(self._ready.program.path), *launch.words),
-            environ=past_proxies({**self._ready.environ, **launch.environ}, self._ready.order.url),
-            cwd=self._order.workdir,
-            stdin=launch.stdin,
-        )
+        with entered(self._order) as folder:
+            self._running = await Running.start(
+                (str(self._ready.program.path), *launch.words),
+                environ=past_proxies({**self._ready.environ, **launch.environ}, self._ready.order.url),
+                cwd=folder,
+                stdin=launch.stdin,
+            )
         self._tasks.append(asyncio.create_task(self._read_lines(self._running)))
 
     def _trouble(self) -> str:

@@ -108,6 +108,8 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionResult:
+    """How a coding agent's run ended: what it said last, all its events, what it cost."""
+
     text: str
     raw_events: tuple[AgentEvent, ...]
     """All of them, in order."""

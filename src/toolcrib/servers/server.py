@@ -212,7 +212,9 @@ class Server:
         }.get(self._state, "is away")
         reason = f": {self.status.last_error}" if self._last_error else "."
         remedy = f"Restart it with: toolcrib restart {self.name}" if self._state is ServerState.FAILED else ""
-        return ServerAway(f"Server '{self.name}' {words}{reason} The call did not run.", remedy=remedy)
+        return ServerAway(
+            f"Server '{self.name}' {words}{reason} The call did not run.", remedy=remedy, data={"server": self.name}
+        )
 
     # The supervisor's side.
 

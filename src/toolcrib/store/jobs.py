@@ -36,6 +36,8 @@ _OPEN = frozenset({JobStatus.QUEUED, JobStatus.RUNNING})
 @dataclass(frozen=True, kw_only=True)
 class JobRow:
     id: str
+    daemon: str
+    """Whose it is: several daemons may share a store, and none touches what another runs."""
     submitter: str
     submitter_since: float
     """When that agent was made: a later one of the same name is another. 0 for who is no agent of the roster."""
@@ -44,6 +46,8 @@ class JobRow:
     model: str
     profile: str
     workdir: str
+    root: str
+    """The project that the folder is in."""
     prompt: str
     masked: bool
     """The prompt held a secret, which is not kept."""
@@ -81,10 +85,13 @@ def end(connection: sa.Connection, job: str, status: JobStatus, at: float, value
     return _moved(connection, job, {**values, "status": status, "ended_at": at}, *_OPEN)
 
 
-def interrupt_running(connection: sa.Connection, at: float, why: str) -> int:
-    """Ends what an earlier daemon did not see the end of; how many there were."""
+def interrupt_running(connection: sa.Connection, daemon: str, at: float, why: str) -> tuple[JobRow, ...]:
+    """Ends what the daemon did not see the end of when it last ran; what there was."""
+    left = sa.and_(jobs.c.status == JobStatus.RUNNING, jobs.c.daemon == daemon)
+    rows = tuple(_row(found) for found in connection.execute(sa.select(jobs).where(left)))
     ended = {"status": JobStatus.INTERRUPTED, "ended_at": at, "error": why}
-    return connection.execute(jobs.update().where(jobs.c.status == JobStatus.RUNNING).values(ended)).rowcount
+    connection.execute(jobs.update().where(left).values(ended))
+    return rows
 
 
 def find(connection: sa.Connection, job: str) -> JobRow | None:
@@ -92,9 +99,10 @@ def find(connection: sa.Connection, job: str) -> JobRow | None:
     return None if found is None else _row(found)
 
 
-def queued(connection: sa.Connection) -> tuple[JobRow, ...]:
-    """In the order in which they came."""
-    query = sa.select(jobs).where(jobs.c.status == JobStatus.QUEUED).order_by(jobs.c.submitted_at, jobs.c.id)
+def queued(connection: sa.Connection, daemon: str) -> tuple[JobRow, ...]:
+    """The daemon's own, in the order in which they came."""
+    waiting = (jobs.c.status == JobStatus.QUEUED, jobs.c.daemon == daemon)
+    query = sa.select(jobs).where(*waiting).order_by(jobs.c.submitted_at, jobs.c.id)
     return tuple(_row(found) for found in connection.execute(query))
 
 

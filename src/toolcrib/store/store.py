@@ -8,6 +8,7 @@ order it was asked, so a slow disk or a locked file never holds up a call, and a
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,9 @@ from toolcrib.store.database import BUSY_TIMEOUT, Database
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_WAITED = 0.5
+"""Seconds after which a write that failed has waited for another process."""
+
 
 class Store:
     """Made by `open`. A call that is cancelled while it waits may still be carried out."""
@@ -30,6 +34,9 @@ class Store:
         self._writer = writer
         self._reader = reader
         self._closed = False
+        self._hurried = False
+        self._given_up = ""
+        """Why nothing more is written."""
 
     @classmethod
     async def open(cls, where: str | Path, *, busy_timeout: float = BUSY_TIMEOUT) -> Self:
@@ -54,6 +61,10 @@ class Store:
         """The file, or the address without its password."""
         return self._database.place
 
+    def hurry(self) -> None:
+        """Toolcrib is stopping: once a write has waited for another process in vain, no later one waits again."""
+        self._hurried = True
+
     async def close(self) -> None:
         """What was asked for before is still done."""
         if self._closed:
@@ -72,11 +83,23 @@ class Store:
         return await self._run(self._reader, lambda: self._database.read(work, *args, **kwargs))
 
     async def write(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._run(self._writer, lambda: self._database.write(work, *args, **kwargs))
+        return await self._run(self._writer, lambda: self._patient(lambda: self._database.write(work, *args, **kwargs)))
 
     async def run(self, work: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """For work that has more to do where writing is done than one transaction."""
-        return await self._run(self._writer, lambda: work(self._database, *args, **kwargs))
+        return await self._run(self._writer, lambda: self._patient(lambda: work(self._database, *args, **kwargs)))
+
+    def _patient(self, work: Callable[[], T]) -> T:
+        """In the thread that writes."""
+        if self._given_up:
+            raise StoreError(self._given_up, remedy="Toolcrib is stopping; what is missing is found at its next start.")
+        began = time.monotonic()
+        try:
+            return work()
+        except StoreError as error:
+            if self._hurried and time.monotonic() - began >= _WAITED:
+                self._given_up = error.message
+            raise
 
     async def _run(self, thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         if self._closed:

@@ -76,7 +76,7 @@ class Anthropic:
         ended = {"stop_reason": _reason(turn), "stop_sequence": None, "usage": _usage(turn)}
         return {**_head(turn, body), "content": _content(turn), **ended}
 
-    def refusal(self, status: int, message: str, retry_after: float = 0.0) -> dict[str, Any]:
+    def refusal(self, status: int, message: str, retry_after: float | None = None) -> dict[str, Any]:
         return {"type": "error", "error": {"type": ERRORS.get(status, "api_error"), "message": message}}
 
     def interruption(self, status: int, turn: Turn, body: dict[str, Any]) -> Message:

@@ -166,5 +166,5 @@ class Refusal:
 
     status: int
     message: str
-    retry_after: float = 0.0
+    retry_after: float | None = None
     """Seconds after which one may ask again."""

@@ -53,10 +53,12 @@ class Google:
     def whole(self, turn: Turn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         return None if ":streamGenerateContent" in path else _last(turn, _parts(turn, _whole))
 
-    def refusal(self, status: int, message: str, retry_after: float = 0.0) -> dict[str, Any]:
+    def refusal(self, status: int, message: str, retry_after: float | None = None) -> dict[str, Any]:
         told = {"code": status, "message": message, "status": ERRORS.get(status, "UNKNOWN")}
+        if retry_after is None:
+            return {"error": told}
         wait = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{retry_after:g}s"}
-        return {"error": {**told, **({"details": [wait]} if retry_after else {})}}
+        return {"error": {**told, "details": [wait]}}
 
     def interruption(self, status: int, turn: Turn, body: dict[str, Any]) -> Message:
         return self.refusal(status, "interrupted, as scripted")

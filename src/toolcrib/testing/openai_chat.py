@@ -67,7 +67,7 @@ class OpenAIChat:
         choice = self._choice(turn, message=told, over=True)
         return {**self._head(turn, body, "chat.completion"), "choices": [choice], "usage": self._usage(turn)}
 
-    def refusal(self, status: int, message: str, retry_after: float = 0.0) -> dict[str, Any]:
+    def refusal(self, status: int, message: str, retry_after: float | None = None) -> dict[str, Any]:
         return error(status, message)
 
     def interruption(self, status: int, turn: Turn, body: dict[str, Any]) -> Message:

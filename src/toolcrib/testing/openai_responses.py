@@ -61,7 +61,7 @@ class OpenAI:
     def whole(self, turn: Turn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         return None if body.get("stream") else _ended(turn, body)
 
-    def refusal(self, status: int, message: str, retry_after: float = 0.0) -> dict[str, Any]:
+    def refusal(self, status: int, message: str, retry_after: float | None = None) -> dict[str, Any]:
         return error(status, message)
 
     def interruption(self, status: int, turn: Turn, body: dict[str, Any]) -> Message:

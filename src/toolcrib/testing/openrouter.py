@@ -31,7 +31,7 @@ class OpenRouter(OpenAIChat):
             return told
         return {**self._head(turn, body, "chat.completion"), "choices": None, "error": _late(turn.cut.status)}
 
-    def refusal(self, status: int, message: str, retry_after: float = 0.0) -> dict[str, Any]:
+    def refusal(self, status: int, message: str, retry_after: float | None = None) -> dict[str, Any]:
         return {"error": {"message": message, "code": status, "metadata": {"provider_name": PROVIDER}}}
 
     def interruption(self, status: int, turn: Turn, body: dict[str, Any]) -> Message:

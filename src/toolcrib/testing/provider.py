@@ -37,7 +37,7 @@ class Provider(Protocol):
         """The answer in one piece, where the request wants it so."""
         ...
 
-    def refusal(self, status: int, message: str, retry_after: float) -> dict[str, Any]:
+    def refusal(self, status: int, message: str, retry_after: float | None) -> dict[str, Any]:
         """What comes with an HTTP error."""
         ...
 

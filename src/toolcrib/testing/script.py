@@ -90,8 +90,8 @@ class Refuse(Step):
     """One request is answered with an HTTP error: 429, 500, 529."""
 
     status: int
-    retry_after: float = 0.0
-    """Seconds after which the provider is said to take it."""
+    retry_after: float | None = None
+    """Seconds after which the provider is said to take it; None: it does not say."""
 
 
 @dataclass(frozen=True)

@@ -160,12 +160,13 @@ class _Handler(socketserver.BaseRequestHandler):
             return Then.CLOSE
         if asked.method != "POST" or not provider.is_turn(asked.path):
             # Lists of models, counts of tokens and the like: a client gets on without them.
-            line.write(response(404, provider.refusal(404, f"There is nothing at {asked.path}.", 0.0), {}))
+            line.write(response(404, provider.refusal(404, f"There is nothing at {asked.path}.", None), {}))
             return Then.GO_ON
         answer = self._answer(asked)
         if isinstance(answer, Refusal):
             told = provider.refusal(answer.status, answer.message, answer.retry_after)
-            line.write(response(answer.status, told, {"Retry-After": f"{answer.retry_after:g}"}))
+            after = {} if answer.retry_after is None else {"Retry-After": f"{answer.retry_after:g}"}
+            line.write(response(answer.status, told, after))
             return Then.GO_ON
         line.write(answer.first)
         if answer.hold is not None:

@@ -8,10 +8,13 @@ every count is taken under a lock.
 from __future__ import annotations
 
 import enum
+import math
 import os
 import threading
+from dataclasses import dataclass
 
 from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined.atomic import mark
 from toolcrib.workspace.settings.model import MB, Limits
 
 _REMEDY = "A new session begins at nought; `limits.{key}` in .toolcrib/workspace.yml changes the limit."
@@ -22,15 +25,33 @@ class Overwriting(enum.Enum):
 
     ANY = enum.auto()
     KNOWN = enum.auto()
-    """Those that were read or written in this session and that nobody changed since."""
+    """Those that were shown whole or written in this session, and that nobody changed since."""
+
+
+Lines = tuple[int, float]
+"""The first and the last; without end where the file ends with them."""
+_WHOLE: Lines = (1, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    mark: tuple[int, ...]
+    """Of the file when it was read or written."""
+    shown: tuple[Lines, ...]
+    """Which of its lines; in order."""
+
+    @property
+    def first_unseen(self) -> float:
+        first, last = self.shown[0]
+        return 1 if first > 1 else last + 1
 
 
 class Session:
     def __init__(self, limits: Limits, overwriting: Overwriting = Overwriting.ANY) -> None:
         self.limits = limits
         self.overwriting = overwriting
-        self._known: dict[tuple[str, ...], tuple[int, ...]] = {}
-        """By the real place, as it was when it was last read or written."""
+        self._known: dict[tuple[str, ...], _Known] = {}
+        """By the real place."""
         self._lock = threading.Lock()
         self._calls = 0
         self._seconds = 0.0
@@ -69,16 +90,23 @@ class Session:
             self._written += count
 
     def knows(self, place: tuple[str, ...], status: os.stat_result) -> None:
-        """A file was read, or written as a whole, and is as `status` says."""
+        """A file was written as a whole, and is as `status` says."""
         if self.overwriting is Overwriting.KNOWN:
             with self._lock:
-                self._known[place] = _mark(status)
+                self._known[place] = _Known(mark(status), (_WHOLE,))
+
+    def showed(self, place: tuple[str, ...], status: os.stat_result, lines: Lines) -> None:
+        """Lines of a file were read, which was then as `status` says."""
+        with self._lock:
+            known = self._known.get(place)
+            before = known.shown if known is not None and known.mark == mark(status) else ()
+            self._known[place] = _Known(mark(status), _together(before, lines))
 
     def changed(self, place: tuple[str, ...], before: os.stat_result | None, after: os.stat_result) -> None:
-        """A part of a file was written: if it was known, it still is."""
+        """A part of a file was written: if it was known as a whole, it still is."""
         with self._lock:
-            if before is not None and self._known.get(place) == _mark(before):
-                self._known[place] = _mark(after)
+            if before is not None and self._known.get(place) == _Known(mark(before), (_WHOLE,)):
+                self._known[place] = _Known(mark(after), (_WHOLE,))
 
     def check_known(self, place: tuple[str, ...], status: os.stat_result) -> None:
         """Before a file that is there is replaced as a whole."""
@@ -87,8 +115,14 @@ class Session:
         name = "/".join(place)
         if known is None:
             raise WorkspaceError(f"{name} is there and has not been read yet.", remedy="Read it first.")
-        if known != _mark(status):
+        if known.mark != mark(status):
             raise WorkspaceError(f"{name} was changed since it was read.", remedy="Read it again.")
+        if known.shown != (_WHOLE,):
+            line = known.first_unseen
+            raise WorkspaceError(
+                f"{name} has not been read whole: its line {line} was not shown.",
+                remedy=f"Read it from line {line} on to its end, or change only a part of it.",
+            )
 
     def left(self) -> float:
         """The seconds that a command may still take: more than nought."""
@@ -108,8 +142,15 @@ class Session:
             self._seconds += seconds
 
 
-def _mark(status: os.stat_result) -> tuple[int, ...]:
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+def _together(known: tuple[Lines, ...], new: Lines) -> tuple[Lines, ...]:
+    """In order, and as few as can be."""
+    made: list[Lines] = []
+    for first, last in sorted((*known, new)):
+        if made and first <= made[-1][1] + 1:
+            made[-1] = (made[-1][0], max(made[-1][1], last))
+        else:
+            made.append((first, last))
+    return tuple(made)
 
 
 def _mb(count: int) -> str:

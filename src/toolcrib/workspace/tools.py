@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from toolcrib.workspace.files import files
+from toolcrib.workspace.files import files, status
 from toolcrib.workspace.looking import look, search, structure
 from toolcrib.workspace.running import diff, linting, shell, testing
 from toolcrib.workspace.schemas import Of, schema_of
@@ -60,9 +60,9 @@ TOOLS: tuple[Tool, ...] = (
         name="stat_file",
         title="Look at a file",
         description="Kind, size, mode and time of a file or folder, and whether it can be written.",
-        parameters=files.StatFile,
-        result=files.FileStatus,
-        do=files.stat_file,
+        parameters=status.StatFile,
+        result=status.FileStatus,
+        do=status.stat_file,
     ),
     Tool(
         name="find_files",

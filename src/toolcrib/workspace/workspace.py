@@ -122,7 +122,7 @@ class Workspace:
         if self.settings.read_only and ruled_as in WRITING_TOOLS:
             return WorkspaceError(
                 f"{name} is not available: this workspace is read-only.",
-                remedy="Reading, searching, tests and linters work. A person can start it without read-only mode.",
+                remedy="The tools that are offered work. A person can start it without read-only mode.",
             )
         if self.settings.read_only and self.unsafe and self.runs_code(name):
             return WorkspaceError(
@@ -132,7 +132,7 @@ class Workspace:
         if self._ci and ruled_as in SHELL_TOOLS:
             return WorkspaceError(
                 f"{name} is not available in CI ({self._ci} is set).",
-                remedy="Tests and linters work. A person can set `forbid_shell_in_ci: false` in workspace.yml.",
+                remedy="The tools that are offered work. A person can set forbid_shell_in_ci: false in workspace.yml.",
             )
         return None
 
@@ -180,6 +180,7 @@ class Workspace:
         return tool
 
     async def _do(self, tool: Tool, given: Any, session: Session, told: _Progress | None) -> Done:
+        self.folder.check_same()
         seconds = self.settings.limits.seconds[tool.ruled_as]
         scene = Scene(
             folder=self.folder,

@@ -1,7 +1,7 @@
 """Write and Edit: a whole file, or exact text in one.
 
 In: a path and what shall stand there. Out: a line that says what was done. The workspace's `write_file` and `edit_file`
-do it; the session refuses to replace a file as a whole that was not read, or was changed since.
+do it; the session refuses to replace a file as a whole that was not shown whole, or was changed since.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain
 from typing import Annotated
 
 import msgspec
@@ -24,7 +24,7 @@ from toolcrib.workspace.tool import Done, Scene
 from toolcrib.workspace.words import count_words
 
 USUAL_LIMIT = 250
-MOST_AROUND = 100
+MOST_AROUND = 20
 
 _BETWEEN = re.compile(r"[,\s]+(?![^{]*\})")
 """Of globs in one text; a comma in braces is part of one."""
@@ -147,10 +147,10 @@ class _Content(_Written):
 
     def take(self, parts: tuple[str, ...], lines: Iterator[Line]) -> None:
         # Every match is a line at least, and one more tells that there are more.
-        found = list(islice(lines, self._limit + 1))
+        found = written_around(lines, most=self._limit + 1, room=self.tray.room)
         path = "" if parts == self._alone else one_line(shown(parts))
         before: int | None = None
-        for number, text, is_match in chain.from_iterable(written_around(found)):
+        for number, text, is_match in chain.from_iterable(found):
             if self._parted and number - 1 != before and self.tray.lines and not self.tray.takes("--"):
                 return
             before = number

@@ -34,7 +34,7 @@ def _read(root: Path) -> Tool:
 _WRITE = Tool(
     name="Write",
     title="Write a file",
-    description="Write a whole file. One that exists must have been read. To change a part, use Edit.",
+    description="Write a whole file. One that exists must have been read whole. To change a part, use Edit.",
     parameters=editing.Write,
     result=None,
     do=editing.write,

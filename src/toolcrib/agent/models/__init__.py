@@ -17,9 +17,9 @@ import anyio.to_thread
 from toolcrib.agent.models import definitions, place
 
 if TYPE_CHECKING:
-    import httpx2
     from pydantic_ai.models import Model
 
+    from toolcrib.agent.models.http import Line
     from toolcrib.agent.models.retrying import Retrying
     from toolcrib.agent.options import AgentOptions
     from toolcrib.catalog.offer import Offer
@@ -37,14 +37,14 @@ def check_model(options: AgentOptions) -> None:
 async def open_model(options: AgentOptions, offers: Mapping[str, Offer], on_retry: OnRetry) -> AsyncIterator[Retrying]:
     """The model, and its connections for as long as this is open."""
     where = place.place(options)
-    wire = definitions.definitions(where.provider.format, offers)
-    # A second's work the first time, so not done in the event loop.
-    client, asked = await anyio.to_thread.run_sync(_made, where, wire)
+    # A second's work the first time, and with thousands of tools, so not done in the event loop.
+    client, asked, wire = await anyio.to_thread.run_sync(_made, where, offers)
     retrying = importlib.import_module(f"{__name__}.retrying")
     async with client:
-        yield retrying.Retrying(asked, definitions=wire, retries=options.retries, tell=on_retry)
+        yield retrying.Retrying(asked, definitions=wire, retries=options.retries, tell=on_retry, hang_up=client.hang_up)
 
 
-def _made(where: place.Place, wire: definitions.Definitions) -> tuple[httpx2.AsyncClient, Model]:
-    client = importlib.import_module(f"{__name__}.http").client(where)
-    return client, importlib.import_module(f"{__name__}.{where.provider.module}").model(where, client, wire)
+def _made(where: place.Place, offers: Mapping[str, Offer]) -> tuple[Line, Model, definitions.Definitions]:
+    wire = definitions.definitions(where.provider.format, offers)
+    client: Line = importlib.import_module(f"{__name__}.http").Line(where)
+    return client, importlib.import_module(f"{__name__}.{where.provider.module}").model(where, client, wire), wire

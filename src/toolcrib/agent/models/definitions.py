@@ -13,6 +13,7 @@ from typing import Any
 
 from toolcrib.agent.models.place import Format
 from toolcrib.catalog.formats import Adaptation, Definition, anthropic, google, openai
+from toolcrib.catalog.names import fold
 from toolcrib.catalog.offer import Offer
 
 
@@ -43,15 +44,16 @@ class Definitions:
 
 
 def definitions(form: Format, offers: Mapping[str, Offer]) -> Definitions:
-    return Definitions(by_name={name: _definition(form, offer) for name, offer in offers.items()})
+    taken = frozenset(map(fold, offers))
+    return Definitions(by_name={name: _definition(form, offer, taken) for name, offer in offers.items()})
 
 
-def _definition(form: Format, offer: Offer) -> Definition:
+def _definition(form: Format, offer: Offer, taken: frozenset[str]) -> Definition:
     match form:
         case Format.ANTHROPIC:
             return anthropic.definition(offer)
         case Format.GOOGLE:
-            return google.definition(offer)
+            return google.definition(offer, taken)
         case Format.OPENAI_RESPONSES:
             return openai.definition(offer, "responses")
         case Format.OPENAI_CHAT:

@@ -5,6 +5,8 @@ In: what pydantic-ai raises. Out: a verdict, and a line for people. `retrying` a
 
 from __future__ import annotations
 
+import re
+
 from pydantic_ai.exceptions import (
     ContentFilterError,
     ModelAPIError,
@@ -16,11 +18,14 @@ from pydantic_ai.exceptions import (
     UnexpectedModelBehavior,
 )
 
+from toolcrib.errors import ToolcribError
+
 Failure = (ModelAPIError, UnexpectedModelBehavior)
 """All that a request may end in, of which some will pass."""
 
 PASSING = frozenset({408, 409, 429})
 """Besides 500 and more."""
+SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,9})?s")
 LONGEST = 300
 """Characters of a provider's words that are passed on."""
 
@@ -39,9 +44,30 @@ def will_pass(error: Exception) -> bool:
     return isinstance(error, Failure)
 
 
-def told_to_wait(error: Exception) -> float | None:
-    """Seconds, by the provider's `Retry-After`."""
-    return error.retry_after if isinstance(error, ModelAPIError) else None
+def told_to_wait(error: Exception) -> float:
+    """Seconds, by the provider's `Retry-After`, or by what Google has for it in the body; 0: it does not say."""
+    if isinstance(error, ModelAPIError) and error.retry_after:
+        return error.retry_after
+    return _retry_info(error.body) if isinstance(error, ModelHTTPError) else 0.0
+
+
+def _retry_info(body: object) -> float:
+    """Of `google.rpc.RetryInfo`: its `retryDelay` is a number of seconds with an s."""
+    told = body.get("error", body) if isinstance(body, dict) else None
+    details = told.get("details") if isinstance(told, dict) else None
+    for detail in details if isinstance(details, list) else ():
+        delay = detail.get("retryDelay") if isinstance(detail, dict) else None
+        if isinstance(delay, str) and SECONDS.fullmatch(delay):
+            return float(delay.removesuffix("s"))
+    return 0.0
+
+
+def of_ours(error: BaseException) -> ToolcribError | None:
+    """Our own word about an answer, where an SDK took it for a failed connection."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ToolcribError):
+        cause = cause.__cause__
+    return cause
 
 
 def reason(error: Exception) -> str:

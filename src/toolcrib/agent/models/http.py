@@ -1,8 +1,8 @@
 """The way to a provider: one HTTP client for one run.
 
-In: a `Place`. Out: a client. It is closed with the run, so that no connection outlives it or is used in another event
+In: a `Place`. Out: a `Line`. It is closed with the run, so that no connection outlives it or is used in another event
 loop. Redirects are not followed, as they would take the key along. `openai`, `anthropic` and `google` give it to their
-SDKs.
+SDKs; `retrying` hangs up.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import ssl
 from typing import TYPE_CHECKING
 
 import httpx2
+
+from toolcrib.errors import UsageError
 
 if TYPE_CHECKING:
     from toolcrib.agent.models.place import Place
@@ -25,13 +27,28 @@ NO_KEY = "no-key-is-sent"
 LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
 
 
-def client(where: Place) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(
-        verify=trusted(),
-        timeout=httpx2.Timeout(SILENCE_LIMIT, connect=CONNECT_LIMIT, pool=CONNECT_LIMIT),
-        mounts=dict.fromkeys(LOOPBACK),
-        event_hooks={"request": [_limited, *([] if where.key else [_without_a_key])]},
-    )
+class Line(httpx2.AsyncClient):
+    """A client that knows the answer under way: a run asks for one after the other."""
+
+    def __init__(self, where: Place) -> None:
+        self._under_way: httpx2.Response | None = None
+        super().__init__(
+            verify=trusted(),
+            timeout=httpx2.Timeout(SILENCE_LIMIT, connect=CONNECT_LIMIT, pool=CONNECT_LIMIT),
+            mounts=dict.fromkeys(LOOPBACK),
+            event_hooks={
+                "request": [_limited, *([] if where.key else [_without_a_key])],
+                "response": [_refuse_no_answer, self._note],
+            },
+        )
+
+    async def hang_up(self) -> None:
+        """Whoever reads the answer still finds the line dead."""
+        if self._under_way is not None:
+            await self._under_way.aclose()
+
+    async def _note(self, response: httpx2.Response) -> None:
+        self._under_way = response
 
 
 @functools.cache
@@ -50,3 +67,17 @@ async def _without_a_key(request: httpx2.Request) -> None:
     for name, value in request.headers.multi_items():
         if NO_KEY in value:
             del request.headers[name]
+
+
+async def _refuse_no_answer(response: httpx2.Response) -> None:
+    host = response.request.url.host
+    if response.is_redirect or response.status_code in range(300, 400):
+        raise UsageError(
+            f"{host} answers with {response.status_code}: it wants to be asked elsewhere.",
+            remedy="Nobody is followed, since the key would go along. Give the address itself as `base_url`.",
+        )
+    if response.is_success and "html" in response.headers.get("content-type", ""):
+        raise UsageError(
+            f"{host} answers with a web page, and not as a model.",
+            remedy="Check `base_url`: for OpenAI's interface it mostly ends in /v1. A proxy may want you to log in.",
+        )

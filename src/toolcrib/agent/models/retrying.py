@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -30,7 +30,7 @@ from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
 from toolcrib.agent.models.definitions import Definitions
-from toolcrib.agent.models.failures import Failure, reason, told_to_wait, will_pass
+from toolcrib.agent.models.failures import Failure, of_ours, reason, told_to_wait, will_pass
 
 if TYPE_CHECKING:
     from pydantic_ai.tools import RunContext
@@ -52,6 +52,7 @@ class Retrying(WrapperModel):
         definitions: Definitions,
         retries: int,
         tell: Callable[[str, float, int], None],
+        hang_up: Callable[[], Awaitable[None]],
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -59,6 +60,7 @@ class Retrying(WrapperModel):
         self.definitions = definitions
         self._retries = retries
         self._tell = tell
+        self._hang_up = hang_up
         self._sleep = sleep
         self._chance = chance
 
@@ -93,6 +95,7 @@ class Retrying(WrapperModel):
                     stream = await stack.enter_async_context(
                         self.wrapped.request_stream(messages, model_settings, model_request_parameters, run_context)
                     )
+                    stack.push_async_callback(self._leave, stream)
                     await _until_shown(stream)
                 except Failure as error:
                     delay = self._delay(error, attempt)
@@ -101,17 +104,30 @@ class Retrying(WrapperModel):
                     return
             await self._sleep(delay)
 
+    async def _leave(self, stream: StreamedResponse) -> None:
+        """Brings all that reads the answer to its end, here and now, unless it has come there.
+
+        An answer is read in many generators, one in the other, and who closes the outermost leaves the others to the
+        garbage collector: it closes them in tasks of its own, when the connection they stand on is gone. On a dead
+        line each comes to its end by itself.
+        """
+        await self._hang_up()
+        with suppress(Exception):
+            async for _ in stream:
+                pass
+
     def _delay(self, error: Exception, attempt: int) -> float:
         """How long to wait before this repetition, which is told; the error again if there shall be none."""
+        if (ours := of_ours(error)) is not None:
+            raise ours
         if attempt > self._retries or not will_pass(error):
             raise error
-        told = told_to_wait(error)
-        if told is None:
+        if told := told_to_wait(error):
+            delay = min(told, LONGEST_TOLD)
+        else:
             longest = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(attempt - 1, DOUBLINGS))
             # Not all at once, where many were refused at once.
             delay = longest * (1 + self._chance()) / 2
-        else:
-            delay = min(told, LONGEST_TOLD)
         self._tell(reason(error), delay, attempt)
         return delay
 

@@ -10,7 +10,7 @@ Where nobody knows which provider's model wrote the arguments, `undo` here takes
 """
 
 from toolcrib.catalog.formats import anthropic, google, openai
-from toolcrib.catalog.formats.definition import Adaptation, Api, Definition
-from toolcrib.catalog.formats.undoing import undo
+from toolcrib.catalog.formats.definition import Adaptation, Definition
+from toolcrib.catalog.formats.undoing import Provider, undo
 
-__all__ = ["Adaptation", "Api", "Definition", "anthropic", "google", "openai", "undo"]
+__all__ = ["Adaptation", "Definition", "Provider", "anthropic", "google", "openai", "undo"]

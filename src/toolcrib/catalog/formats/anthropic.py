@@ -15,11 +15,11 @@ from toolcrib.catalog.formats.back import Back, Renamed, undoing
 from toolcrib.catalog.formats.definition import Definition, Ledger, Schema
 from toolcrib.catalog.formats.dialects import ANTHROPIC_STRICT
 from toolcrib.catalog.formats.options import asked_strict, merged, options_of
-from toolcrib.catalog.formats.pointers import step
 from toolcrib.catalog.formats.repair import repaired
 from toolcrib.catalog.formats.shapes import DialectWriter
 from toolcrib.catalog.formats.writer import TOO_DEEP, Unwritable, parts
 from toolcrib.catalog.offer import Offer
+from toolcrib.catalog.pointers import step
 
 PROVIDER = "anthropic"
 _TITLE = "Anthropic"

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from toolcrib.catalog.offer import Offer
 
-Api = Literal["chat", "responses"]
 Schema = dict[str, Any]
 Undo = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -40,7 +39,19 @@ class Definition(NamedTuple):
     @property
     def name(self) -> str:
         """As the model will say it; differs from the offer's where the provider could not take that."""
-        return str(self.wire["function"]["name"] if "function" in self.wire else self.wire["name"])
+        return str(self._function["name"])
+
+    @property
+    def schema(self) -> Schema:
+        """Of the arguments, as the model will see it."""
+        keys = ("parameters", "input_schema", "parametersJsonSchema")
+        found: Schema = next(self._function[key] for key in keys if key in self._function)
+        return found
+
+    @property
+    def _function(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.wire.get("function", self.wire)
+        return found
 
 
 class Ledger:

@@ -7,7 +7,7 @@ Google does not document for it becomes words.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from toolcrib.catalog.formats import roots
@@ -15,16 +15,18 @@ from toolcrib.catalog.formats.back import undoing
 from toolcrib.catalog.formats.definition import Definition, Ledger, Schema
 from toolcrib.catalog.formats.dialects import GOOGLE
 from toolcrib.catalog.formats.options import merged, options_of
-from toolcrib.catalog.formats.pointers import step
 from toolcrib.catalog.formats.repair import repaired
 from toolcrib.catalog.formats.shapes import DialectWriter
 from toolcrib.catalog.formats.writer import LONGEST_WORDS, TOO_DEEP, Unwritable
+from toolcrib.catalog.names import fold
 from toolcrib.catalog.offer import Offer
+from toolcrib.catalog.pointers import step
 
 PROVIDER = "google"
 
 
-def definition(offer: Offer) -> Definition:
+def definition(offer: Offer, taken: Container[str] = ()) -> Definition:
+    """`taken` are the folded names of all tools of the request."""
     options = options_of(offer, PROVIDER)
     ledger = Ledger(offer, PROVIDER)
     root = roots.of_an_object(repaired(offer.schema, ledger), ledger)
@@ -41,15 +43,21 @@ def definition(offer: Offer) -> Definition:
         words = json.dumps(offer.schema, ensure_ascii=False)
         words = words if len(words) <= LONGEST_WORDS else words[: LONGEST_WORDS - 1] + "…"
         schema, back = {"type": "object", "description": f"As JSON Schema: {words}"}, None
-    wire = {"name": _name(offer, ledger), "description": offer.description, "parametersJsonSchema": schema}
+    name = named(offer.name, taken)
+    if name != offer.name:
+        ledger.note("name", f"it is called {name}", "Google's names begin with a letter or _")
+    wire = {"name": name, "description": offer.description, "parametersJsonSchema": schema}
     return Definition(merged(wire, options), ledger.listed(), undoing(back))
 
 
-def _name(offer: Offer, ledger: Ledger) -> str:
-    if offer.name[:1].isalpha() or offer.name.startswith("_"):
-        return offer.name
-    ledger.note("name", f"_ was put before {offer.name}", "Google's names begin with a letter or _")
-    return f"_{offer.name}"
+def named(name: str, taken: Container[str]) -> str:
+    """The name with as many _ before it as make it one that Google takes and no other tool has."""
+    if name[:1].isalpha() or name.startswith("_"):
+        return name
+    name = f"_{name}"
+    while fold(name) in taken:
+        name = f"_{name}"
+    return name
 
 
 def _cut_endless(schema: Schema, ledger: Ledger) -> None:

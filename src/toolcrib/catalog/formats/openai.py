@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from toolcrib.catalog.api import Api
 from toolcrib.catalog.formats import roots
 from toolcrib.catalog.formats.back import Back, undoing
-from toolcrib.catalog.formats.definition import Api, Definition, Ledger, Schema
+from toolcrib.catalog.formats.definition import Definition, Ledger, Schema
 from toolcrib.catalog.formats.dialects import OPENAI_STRICT
 from toolcrib.catalog.formats.options import asked_strict, merged, options_of
-from toolcrib.catalog.formats.pointers import BY_NAME, IN_LISTS, step
 from toolcrib.catalog.formats.repair import repaired
 from toolcrib.catalog.formats.shapes import DialectWriter
 from toolcrib.catalog.formats.writer import TOO_DEEP, Unwritable, parts
 from toolcrib.catalog.offer import Offer
+from toolcrib.catalog.pointers import BY_NAME, IN_LISTS, step
 
 PROVIDER = "openai"
 _TITLE = "OpenAI"

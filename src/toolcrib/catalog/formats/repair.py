@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 from toolcrib.catalog.formats.definition import Ledger, Schema
-from toolcrib.catalog.formats.pointers import BY_NAME, IN_LISTS, SINGLE, Document, step
+from toolcrib.catalog.pointers import BY_NAME, IN_LISTS, SINGLE, Document, step
 
 TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 _INVALID = "it is not valid JSON Schema"

@@ -14,9 +14,9 @@ from typing import Any
 from toolcrib.catalog.formats.back import Back, Wrapped
 from toolcrib.catalog.formats.definition import Ledger, Schema
 from toolcrib.catalog.formats.merging import both
-from toolcrib.catalog.formats.pointers import Document
 from toolcrib.catalog.formats.words import ABOUT_VALUE
 from toolcrib.catalog.formats.writer import Writer, parts
+from toolcrib.catalog.pointers import Document
 
 _KEY = "arguments"
 _COMBINING = frozenset({"anyOf", "oneOf", "allOf", "$ref", "enum", "const", "if"})

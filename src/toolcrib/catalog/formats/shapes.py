@@ -12,9 +12,9 @@ from toolcrib.catalog.formats.back import NAME, TEXT, VALUE, Back, Entries, Item
 from toolcrib.catalog.formats.definition import Schema
 from toolcrib.catalog.formats.dialects import Openness, Optional
 from toolcrib.catalog.formats.merging import both
-from toolcrib.catalog.formats.pointers import Document, step
 from toolcrib.catalog.formats.words import takes_null
 from toolcrib.catalog.formats.writer import Writer, Written
+from toolcrib.catalog.pointers import Document, step
 
 FURTHER = "further_properties"
 

@@ -1,20 +1,52 @@
-"""The way back where nobody knows whose model wrote the arguments.
+"""The way back from what a model wrote, with definitions that are made once for each offer.
 
-In: an offer and arguments. Out: the arguments as the offer's schema has them. A format's own `undo` is exact; this one
-takes back what one of them changed, and each leaves alone what it does not know.
+In: an offer, arguments, and whose model wrote them. Out: the arguments as the offer's schema has them. Where nobody
+knows whose model it was, what one of the formats changed is taken back; only who says it can be sure, for what one
+provider's model writes for a value may be a value itself.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
+
+from jsonschema_rs import validator_for
 
 from toolcrib.catalog.formats import anthropic, google, openai
+from toolcrib.catalog.formats.definition import Definition
 from toolcrib.catalog.offer import Offer
 
+Provider = Literal["openai", "anthropic", "google"]
 
-def undo(offer: Offer, arguments: dict[str, Any]) -> dict[str, Any]:
-    for definition in (openai.definition, anthropic.definition, google.definition):
-        before = definition(offer).undo(arguments)
-        if before != arguments:
+_FORMATS = {"openai": openai.definition, "anthropic": anthropic.definition, "google": google.definition}
+
+
+def undo(offer: Offer, arguments: dict[str, Any], provider: Provider | None = None) -> dict[str, Any]:
+    if provider is not None:
+        return _kept(offer, provider).undo(arguments)
+    for name in _FORMATS:
+        definition = _kept(offer, name)
+        before = definition.undo(arguments)
+        if before != arguments and _is_meant(offer, definition, arguments, before):
             return before
     return arguments
+
+
+def _kept(offer: Offer, provider: str) -> Definition:
+    made: Definition | None = offer.kept.get(provider)
+    if made is None:
+        made = offer.kept[provider] = _FORMATS[provider](offer)
+    return made
+
+
+def _is_meant(offer: Offer, definition: Definition, given: dict[str, Any], before: dict[str, Any]) -> bool:
+    """What fits already is only of a format's own form if it has all of it, and would fit without."""
+    if not _fits(offer.schema, given):
+        return True
+    return _fits(definition.schema, given) and _fits(offer.schema, before)
+
+
+def _fits(schema: Any, value: dict[str, Any]) -> bool:
+    try:
+        return validator_for(dict(schema), offline=True, validate_formats=False).is_valid(value)
+    except (ValueError, RecursionError):
+        return True

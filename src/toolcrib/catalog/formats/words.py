@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolcrib.catalog.formats.pointers import Document
+from toolcrib.catalog.pointers import Document
 
 ABOUT_ITSELF = frozenset(
     {"$schema", "$id", "id", "$anchor", "$comment", "$vocabulary", "$dynamicAnchor", "$recursiveAnchor"}

@@ -17,8 +17,8 @@ from toolcrib.catalog.formats.back import Back, Branches, Choices, Named
 from toolcrib.catalog.formats.definition import Ledger, Schema
 from toolcrib.catalog.formats.dialects import Dialect
 from toolcrib.catalog.formats.merging import both
-from toolcrib.catalog.formats.pointers import Document, children, step
 from toolcrib.catalog.formats.words import ABOUT_ITSELF, ABOUT_VALUE, LIMITING, OF_KIND, implied_kind, is_kind, kind_of
+from toolcrib.catalog.pointers import Document, children, step
 
 Written = tuple[Schema, Back | None]
 

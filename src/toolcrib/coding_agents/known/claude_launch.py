@@ -120,7 +120,8 @@ def _restrictedly(order: Order) -> Launch:
         # What the workspace may do is settled there.
         f"--disallowedTools=Edit({PROJECT_FOLDER}/**)",
         # Restricted, it would not read the project's CLAUDE.md either; of an added folder it does, and of nothing else.
-        f"--add-dir={order.workdir}",
+        # Not by its path: a link may stand there by the time that Claude Code looks.
+        "--add-dir=.",
     ]
     if own_words:
         files[_WORDS] = own_words

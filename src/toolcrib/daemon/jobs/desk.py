@@ -2,7 +2,8 @@
 
 In: orders. Out: rows. What was acknowledged is in the store; a job is marked as running there before its process is
 started, so that none is ever begun twice: one that ran when a daemon ended is interrupted, one that still waited begins
-with the next daemon. A job ends with its submitter. `commands.job` asks; `order` checks, `worker` runs.
+with the next daemon of the same home. A job ends with its submitter. `commands.job` asks; `order` checks, `turns` says
+who is next, `worker` runs.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from toolcrib.book.redact import Redactor
 from toolcrib.commands.job_desk import JobOrder
 from toolcrib.commands.leases import Leases
 from toolcrib.crib.crib import Crib
+from toolcrib.daemon.jobs.identity import daemon_id
 from toolcrib.daemon.jobs.job import Job
-from toolcrib.daemon.jobs.order import check_program, row_for, settings_of, submitter_of
+from toolcrib.daemon.jobs.order import check_again, check_program, row_for, settings_of, submitter_of
+from toolcrib.daemon.jobs.turns import Turns
 from toolcrib.daemon.jobs.worker import Worker, start_worker
-from toolcrib.errors import NotFound, StoreError, ToolcribError, UsageError
-from toolcrib.events import AgentEnded, Change, Event
+from toolcrib.errors import ConfigError, Denied, NotFound, StoreError, ToolcribError, UsageError
+from toolcrib.events import AgentEnded, CatalogChanged, Change, Event
 from toolcrib.policy import CLIENT, OWNER, Caller
 from toolcrib.store import jobs
 from toolcrib.store.jobs import JobRow, JobStatus, Owners
@@ -48,6 +50,10 @@ _OVERTIME = 30.0
 _AGENT_GONE = 10.0
 """Seconds that a job has to say its last word after its agent ended."""
 _TRY_AGAIN = 2.0
+_UPKEEP = 3600.0
+"""Seconds between looks at what is old enough to be let go."""
+_SAID = frozenset({"text", "error"})
+"""Of what is kept: what may hold a secret. Numbers are not texts, though they may look like one."""
 _LEFT_BEHIND = "The daemon ended while it ran. It may have done part of its work, and is not begun again."
 _NOT_KEPT = "The daemon ended before it began, and its prompt held a secret, which is not kept."
 
@@ -62,10 +68,13 @@ class Desk:
         self._active: dict[str, Job] = {}
         """Those that wait or run, in the order in which they came."""
         self._work: set[asyncio.Task[Any]] = set()
+        self._turns = Turns()
         self._one_by_one = asyncio.Lock()
+        self._daemon = ""
+        self._upkeep: asyncio.Task[None] | None = None
         self._caught_up = False
         self._closing = False
-        self._unsubscribe: Callable[[], None] = lambda: None
+        self._subscribed = contextlib.ExitStack()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -82,7 +91,10 @@ class Desk:
     async def close(self) -> None:
         """What runs is interrupted, and nothing of it is left; what waits begins with the next daemon."""
         self._closing = True
-        self._unsubscribe()
+        self._subscribed.close()
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.gather(self._upkeep, return_exceptions=True)
         for job in self._with(JobStatus.RUNNING):
             self._stop(job, "The daemon was stopped while it ran.", JobStatus.INTERRUPTED, grace=_GRACE_AT_THE_END)
         await asyncio.gather(*self._work, return_exceptions=True)
@@ -92,7 +104,7 @@ class Desk:
 
     async def submit(self, caller: Caller, root: Path, order: JobOrder) -> JobRow:
         crib = await self._ready()
-        row = row_for(crib, caller, root, order)
+        row = row_for(crib, caller, root, order, daemon=self._daemon)
         await check_program(crib, row)
         # To its end, also if whoever asked has left: half a job would never begin.
         return await asyncio.shield(self._spawn(self._submitted(row, order.prompt)))
@@ -124,11 +136,21 @@ class Desk:
         return await self._found(caller, job)
 
     async def cancel(self, caller: Caller, job: str) -> JobRow:
-        await self._found(caller, job)
+        row = await self._found(caller, job)
         if (active := self._active.get(job)) is not None:
             self._stop(active, f"It was cancelled by {caller.agent}.", JobStatus.CANCELLED)
             await active.over.wait()
+        elif row.daemon != self._daemon and not row.status.over:
+            raise UsageError(
+                f"The job {job[:80]} is another daemon's, which shares this store.", remedy="Cancel it there."
+            )
         return await self._found(caller, job)
+
+    def running(self, job: str) -> JobRow:
+        active = self._active.get(job)
+        if active is None or active.stopped or active.row.status is not JobStatus.RUNNING:
+            raise Denied(f"There is no job {job[:80]!r} that runs.", remedy="A job's own process asks for its agent.")
+        return active.row
 
     def _open(self) -> Crib:
         if self.crib is None:
@@ -145,15 +167,43 @@ class Desk:
         return crib
 
     async def _catch_up(self, crib: Crib) -> None:
-        await crib.store.write(jobs.interrupt_running, time.time(), _LEFT_BEHIND)
-        for row in await crib.store.read(jobs.queued):
+        self._daemon = await asyncio.to_thread(daemon_id, crib.paths.state_dir)
+        for row in await crib.store.write(jobs.interrupt_running, self._daemon, time.time(), _LEFT_BEHIND):
+            await self._note_interrupted(row, _LEFT_BEHIND)
+        await crib.store.write(self._forget)
+        for row in await crib.store.read(jobs.queued, self._daemon):
             if row.masked:
                 await crib.store.write(jobs.end, row.id, JobStatus.INTERRUPTED, time.time(), {"error": _NOT_KEPT})
+                await self._note_interrupted(row, _NOT_KEPT)
             elif row.id not in self._active:
                 held = contextlib.ExitStack()
                 held.enter_context(self._leases.needed())
                 self._active[row.id] = Job(row=row, prompt=row.prompt, held=held)
-        self._unsubscribe = crib.bus.subscribe(self._agent_ended, AgentEnded)
+        self._subscribed.callback(crib.bus.subscribe(self._agent_ended, AgentEnded))
+        # Settings of jobs that can be read again bring the tools for jobs back.
+        self._subscribed.callback(crib.bus.subscribe(lambda _: self._advance(), CatalogChanged))
+        self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
+
+    async def _note_interrupted(self, row: JobRow, why: str) -> None:
+        try:
+            await self._note(row, f"job {JobStatus.INTERRUPTED}", error=why)
+        except StoreError as error:
+            log.warning("the end of job %s is not in the book: %s", row.id, error.text())
+
+    async def _keep_up(self) -> None:
+        """Lets go of old results, also where no job ends for long."""
+        while True:
+            await asyncio.sleep(_UPKEEP)
+            try:
+                await self._open().store.write(self._forget)
+            except StoreError as error:
+                log.warning("old jobs cannot be let go now: %s", error.text())
+
+    def _forget(self, connection: sa.Connection) -> None:
+        """Nothing while nobody can say for how long results are kept."""
+        with contextlib.suppress(ConfigError):
+            before = time.time() - settings_of(self._open()).keep_days * 86_400
+            jobs.forget(connection, before=before, most=MOST_KEPT)
 
     async def _found(self, caller: Caller, job: str) -> JobRow:
         """What is another's is not there."""
@@ -192,20 +242,25 @@ class Desk:
             )
 
     def _advance(self) -> None:
-        """Begins what waits, as far as there is room."""
-        room = self._open().home.config.settings.jobs.max_running - len(self._with(JobStatus.RUNNING))
-        if self._closing or not self._caught_up:
+        """Begins what waits, as far as there is room; nothing while the settings cannot be read."""
+        config = self._open().home.config
+        if self._closing or not self._caught_up or "jobs" in config.unusable:
             return
-        for job in self._with(JobStatus.QUEUED)[: max(0, room)]:
+        room = config.settings.jobs.max_running - len(self._with(JobStatus.RUNNING))
+        while room > 0 and (waiting := self._with(JobStatus.QUEUED)):
+            job = self._turns.next(waiting, self._with(JobStatus.RUNNING))
             job.row = replace(job.row, status=JobStatus.RUNNING, started_at=time.time())
             self._spawn(self._run(job))
+            room -= 1
 
     async def _run(self, job: Job) -> None:
         how = ""
         try:
             self._check_submitter(job)
-            if not job.stopped and not await self._marked(job):
-                return
+            if not job.stopped:
+                check_again(self._open(), job.row)
+                if not await self._marked(job):
+                    return
             if not job.stopped:
                 how = await self._worked(job)
         except ToolcribError as error:
@@ -216,9 +271,9 @@ class Desk:
         await self._ended(job, *job.outcome(how))
 
     async def _marked(self, job: Job) -> bool:
-        """Durably marked as running. False: it cannot be now; it waits again."""
+        """Durably marked as running. False: it cannot be now, and waits again; or it does not wait any more."""
         try:
-            await self._open().store.write(jobs.begin, job.row.id, job.row.started_at or time.time())
+            begins = await self._open().store.write(jobs.begin, job.row.id, job.row.started_at or time.time())
         except StoreError as error:
             log.warning("the job %s cannot begin yet: %s", job.row.id, error.text())
             if not self._closing:
@@ -226,7 +281,10 @@ class Desk:
             job.row = replace(job.row, status=JobStatus.QUEUED, started_at=None)
             asyncio.get_running_loop().call_soon(self._advance)
             return False
-        return True
+        if not begins:
+            log.warning("the job %s was begun or ended by somebody else", job.row.id)
+            self._let_go(job)
+        return begins
 
     async def _worked(self, job: Job) -> str:
         crib = self._open()
@@ -298,25 +356,25 @@ class Desk:
             job.stopped, job.stopped_as = why, status
 
     async def _ended(self, job: Job, status: JobStatus, values: Mapping[str, Any]) -> None:
-        masked = {name: self._masked(value) if isinstance(value, str) else value for name, value in values.items()}
+        masked = {name: self._masked(value) if name in _SAID else value for name, value in values.items()}
         # The database tells nobody when it can be written again.
         while not await self._kept(job, status, masked) and not self._closing:  # noqa: ASYNC110
             await asyncio.sleep(_TRY_AGAIN)
+        self._let_go(job)
+
+    def _let_go(self, job: Job) -> None:
         self._active.pop(job.row.id, None)
         job.held.close()
         job.over.set()
         self._advance()
 
     async def _kept(self, job: Job, status: JobStatus, values: Mapping[str, Any]) -> bool:
-        crib, now = self._open(), time.time()
-        keep_days = crib.home.config.settings.jobs.keep_days
-
         def end(connection: sa.Connection) -> None:
-            jobs.end(connection, job.row.id, status, now, values)
-            jobs.forget(connection, before=now - keep_days * 86_400, most=MOST_KEPT)
+            jobs.end(connection, job.row.id, status, time.time(), values)
+            self._forget(connection)
 
         try:
-            await crib.store.write(end)
+            await self._open().store.write(end)
             await self._note(job.row, f"job {status}", error=values.get("error", ""))
         except StoreError as error:
             log.warning("the end of job %s cannot be written now: %s", job.row.id, error.text())
@@ -324,9 +382,7 @@ class Desk:
         return True
 
     def _masked(self, text: str) -> str:
-        crib = self._open()
-        keys = frozenset(crib.home.config.settings.jobs.api_keys.values())
-        return storable(Redactor(lambda: keys).known(crib.attendant.redact.known(text)))
+        return storable(self._open().attendant.redact.known(text))
 
     async def _note(self, row: JobRow, what: str, **detail: Any) -> None:
         """A line in the book; durable when it returns."""

@@ -1,26 +1,31 @@
-"""What a submitter may ask for: whose permissions the job has, where it works, which model it asks.
+"""What a submitter may ask for: whose permissions the job has, where it works, which model or program it uses.
 
 In: a caller, the project it is in, its order. Out: a row for the store, or an error with a remedy. A job never may more
 than its submitter: an agent's job is a child of that agent, a nameless client's has the client's own profile, and only
-the owner chooses freely. Where a key is sent is nobody's to say but the owner's, in the configuration.
+the owner chooses freely. Where a key is sent is nobody's to say but the owner's, in the configuration. What can change
+while a job waits is looked at again when it begins.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from pathlib import Path
 
 from toolcrib.agents.agent import Agent
 from toolcrib.commands.job_desk import AGENT, JobOrder
+from toolcrib.config.jobs import PROGRAMS
 from toolcrib.config.model import JobSettings
+from toolcrib.config.project import is_project, project_of
 from toolcrib.crib.crib import Crib
 from toolcrib.errors import ConfigError, Denied, UsageError
-from toolcrib.policy import CLIENT, OWNER, Caller
+from toolcrib.policy import CLIENT, OWNER, Caller, Verdict
 from toolcrib.store.jobs import JobRow, JobStatus
 from toolcrib.store.text import storable
 
+SUBMIT = ("crib", "job_submit")
 LONGEST_PROMPT = 256 * 1024
 """Bytes."""
 _OWNERS = "developer"
@@ -29,6 +34,8 @@ _BOUNDED = "trusted"
 """The profile of an agent's jobs, unless said: below that agent it comes to what the agent itself may, whole."""
 _CLIENTS = frozenset({CLIENT.profile, "read-only", "nothing"})
 """What a client without a name may have: its own profile, and those that allow less than it in every way."""
+_MENTION = re.compile(r"(?<!\w)@\S")
+"""Coding agents read a file that is mentioned so, and put it before the model, whatever their tools may."""
 
 
 def settings_of(crib: Crib) -> JobSettings:
@@ -43,18 +50,24 @@ def submitter_of(crib: Crib, caller: Caller) -> Agent | None:
     return None if caller.agent in (OWNER.agent, CLIENT.agent) else crib.roster.find(caller.agent)
 
 
-def row_for(crib: Crib, caller: Caller, root: Path, order: JobOrder) -> JobRow:
+def row_for(crib: Crib, caller: Caller, root: Path, order: JobOrder, *, daemon: str) -> JobRow:
     settings, agent = settings_of(crib), submitter_of(crib, caller)
     prompt = _checked_prompt(order.prompt)
+    if order.runs != AGENT and caller.agent != OWNER.agent:
+        _check_allowed(order.runs, settings)
+        _refuse_mentions(prompt)
     kept = storable(crib.attendant.redact.known(prompt))
+    folder = _folder(caller, agent, root, order.workdir)
     return JobRow(
         id=f"job-{secrets.token_hex(5)}",
+        daemon=daemon,
         submitter=caller.agent,
         submitter_since=0.0 if agent is None else agent.created_at,
         runs=order.runs,
         model=_model(crib, caller, order, settings),
         profile=_profile(crib, caller, agent, order.profile),
-        workdir=str(_folder(caller, agent, root, order.workdir)),
+        workdir=str(folder),
+        root=str(project_of(folder)),
         prompt=kept,
         masked=kept != prompt,
         timeout=_timeout(order.timeout, settings),
@@ -73,6 +86,29 @@ def _checked_prompt(prompt: str) -> str:
             remedy="Put what is long into a file in the job's folder, and name it.",
         )
     return prompt
+
+
+def _check_allowed(program: str, settings: JobSettings) -> None:
+    if program in settings.programs:
+        return
+    if program not in PROGRAMS:
+        raise Denied(
+            f"{program} runs in the owner's jobs only: it reads its context files wherever links lead.",
+            remedy="Leave `with` out: a model with your tools does it.",
+        )
+    raise Denied(
+        f"Agents may not have {program} run.",
+        remedy=f"Leave `with` out, or the owner allows it: `jobs: {{programs: [{program}]}}` in the configuration.",
+    )
+
+
+def _refuse_mentions(prompt: str) -> None:
+    if found := _MENTION.search(prompt):
+        word = prompt[found.start() :].split(maxsplit=1)[0]
+        raise UsageError(
+            f"The prompt mentions {word[:80]!r}: the program would read a file of that name, allowed or not.",
+            remedy="Name it without the @; the program reads it by its tools.",
+        )
 
 
 def _profile(crib: Crib, caller: Caller, agent: Agent | None, wanted: str) -> str:
@@ -107,6 +143,12 @@ def _folder(caller: Caller, agent: Agent | None, root: Path, wanted: str) -> Pat
         )
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder.", remedy="Name one that exists.")
+    project = project_of(folder)
+    if caller.agent != OWNER.agent and project != project_of(own) and is_project(project):
+        raise Denied(
+            f"{folder} is in a project of its own, {project}, with its own servers and settings.",
+            remedy="A job works in its submitter's project.",
+        )
     return folder
 
 
@@ -130,16 +172,24 @@ def _model(crib: Crib, caller: Caller, order: JobOrder, settings: JobSettings) -
     if not model:
         raise UsageError(
             "No model is named, and none is configured for jobs.",
-            remedy="The owner sets one: `jobs: {model: provider:model}` in the configuration.",
+            remedy="Name one with `--model PROVIDER:MODEL`, or set one: `jobs: {model: provider:model}` in the "
+            "configuration."
+            if caller.agent == OWNER.agent
+            else "The owner sets one: `jobs: {model: provider:model}` in the configuration.",
         )
-    if caller.agent != OWNER.agent and not settings.allows(model):
-        allowed = ", ".join(one for one in (settings.model, *settings.models) if one)
-        raise Denied(
-            f"Jobs of {caller.agent} may not use the model {model[:120]!r}.",
-            remedy=f"Allowed: {allowed}." if allowed else "The owner allows models with `jobs: models`.",
-        )
+    if caller.agent != OWNER.agent:
+        _check_choice(caller.agent, model, settings)
     _check_model(crib, model, order.max_steps, settings)
     return model
+
+
+def _check_choice(submitter: str, model: str, settings: JobSettings) -> None:
+    if not settings.allows(model):
+        allowed = ", ".join(one for one in (settings.model, *settings.models) if one)
+        raise Denied(
+            f"Jobs of {submitter} may not use the model {model[:120]!r}.",
+            remedy=f"Allowed: {allowed}." if allowed else "The owner allows models with `jobs: models`.",
+        )
 
 
 def _check_model(crib: Crib, model: str, max_steps: int, settings: JobSettings) -> None:
@@ -166,6 +216,22 @@ def _check_model(crib: Crib, model: str, max_steps: int, settings: JobSettings) 
             remedy=f"The owner sets {' or '.join(variables)} where the daemon is started, or `jobs: api_keys` in the "
             "configuration.",
         ) from None
+
+
+def check_again(crib: Crib, row: JobRow) -> None:
+    """Raises `Denied` where its submitter could not submit the job now. Who the submitter is was looked at before."""
+    if row.submitter == OWNER.agent:
+        return
+    settings = settings_of(crib)
+    permission = crib.roster.find(row.submitter).permission if row.submitter_since else CLIENT.permission
+    tool = next((one for one in crib.home.catalog.of_server(SUBMIT[0]) if one.name == SUBMIT[1]), None)
+    decision = None if tool is None else permission.decide(tool, {})
+    if decision is None or decision.verdict is Verdict.DENY:
+        raise Denied(f"{row.submitter} may not submit jobs any more.", remedy="Ask the owner.")
+    if row.runs == AGENT:
+        _check_choice(row.submitter, row.model, settings)
+    else:
+        _check_allowed(row.runs, settings)
 
 
 async def check_program(crib: Crib, row: JobRow) -> None:

@@ -30,6 +30,8 @@ _LONGEST_LINE = 4 * 1024 * 1024
 _LAST_LINES = 20
 _AFTER_KILL = 3.0
 """Seconds after which what cannot even be killed is not waited for any more."""
+_TAKEN_WITHIN = 60.0
+"""Seconds in which a process has read its order."""
 
 
 class Worker(Protocol):
@@ -64,28 +66,35 @@ async def start_worker(order: Mapping[str, Any], *, environ: Mapping[str, str], 
             f"The job's process cannot be started: {error.strerror or error}.", remedy="See `toolcrib logs`."
         ) from error
     reaper.watch(process.pid)
-    worker = _Process(process, reaper, marker)
-    await worker.hand_over(order)
-    return worker
+    return _Process(process, reaper, marker, order)
 
 
 class _Process:
-    def __init__(self, process: asyncio.subprocess.Process, reaper: Reaper, marker: str) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, reaper: Reaper, marker: str, order: Mapping[str, Any]
+    ) -> None:
         self._process = process
         self._reaper = reaper
         self._marker = marker
         self._said: deque[str] = deque(maxlen=_LAST_LINES)
-        self._listening = asyncio.create_task(self._listen())
+        # A process that does not read must not keep us from ending it.
+        self._tasks = (asyncio.create_task(self._listen()), asyncio.create_task(self._hand_over(order)))
 
-    async def hand_over(self, order: Mapping[str, Any]) -> None:
+    async def _hand_over(self, order: Mapping[str, Any]) -> None:
         stdin = self._process.stdin
         if stdin is None:
             raise RuntimeError("a worker without pipes")
-        # One that ended at once has said why; that is told when it is closed.
-        with contextlib.suppress(ConnectionError):
-            stdin.write(json.dumps(order).encode())
-            await stdin.drain()
-        stdin.close()
+        try:
+            async with asyncio.timeout(_TAKEN_WITHIN):
+                stdin.write(json.dumps(order).encode())
+                await stdin.drain()
+        except ConnectionError:
+            log.debug("a job's process ended before it had its order; why is told when it is closed")
+        except TimeoutError:
+            self._said.append(f"it did not read its order within {_TAKEN_WITHIN:.0f} s")
+            reaper_child.signal_group(self._process.pid, signal.SIGKILL)
+        finally:
+            stdin.close()
 
     async def lines(self) -> AsyncIterator[dict[str, Any]]:
         stdout = self._process.stdout
@@ -115,8 +124,9 @@ class _Process:
                 reaper_child.signal_group(pid, signal.SIGKILL)
             await asyncio.shield(asyncio.to_thread(self._reaper.end, pid, self._marker))
             await self._gone(_AFTER_KILL)
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             # asyncio keeps the pipes open for as long as somebody who was never found holds their other end.
             getattr(self._process, "_transport").close()  # noqa: B009 - it has no other way
         code = self._process.returncode

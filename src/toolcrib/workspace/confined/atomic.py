@@ -97,10 +97,11 @@ def put(there: Target, data: bytes, *, existing: Existing, after: int | None = N
                     _copy(after, made)
                 _write(made, data)
                 os.fsync(made)
+                _rename(there, name, existing)
+                # Its new name counts as a change.
                 status = os.fstat(made)
             finally:
                 os.close(made)
-            _rename(there, name, existing)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=there.dirfd)
@@ -275,10 +276,11 @@ def _is_same(there: Target) -> bool:
         now = os.stat(there.real.name, dir_fd=there.dirfd, follow_symlinks=False)
     except FileNotFoundError:
         return there.before is None
-    return there.before is not None and _mark(now) == _mark(there.before)
+    return there.before is not None and mark(now) == mark(there.before)
 
 
-def _mark(status: os.stat_result) -> tuple[int, ...]:
+def mark(status: os.stat_result) -> tuple[int, ...]:
+    """Another one after any change of the file, also one of equal size whose time was set back."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 

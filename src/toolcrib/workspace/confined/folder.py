@@ -102,6 +102,14 @@ class Folder:
         except OSError:
             return False
 
+    def check_same(self) -> None:
+        """What is done in a folder that was moved or replaced is not done where the caller believes."""
+        if not self.same():
+            raise WorkspaceError(
+                f"{self.root} is no longer the folder that was opened: it was moved, removed or replaced.",
+                remedy="Nothing works here until a person starts this again.",
+            )
+
     def spot(self, path: str) -> Spot:
         """Checks a path as a model gives it; says nothing about what is there."""
         if "\0" in path:

@@ -1,4 +1,4 @@
-"""The tools that read and write one file: read_file, write_file, edit_file, stat_file.
+"""The tools that read and write one file: read_file, write_file, edit_file.
 
 In: a `Scene` and what a model gave, checked against its schema. Out: `Done`, or a `WorkspaceError` that says what would
 work. `folder` finds files, `lines` reads ranges, `replacing` edits, `atomic` writes; `tools` lists them for clients.
@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import datetime
 import enum
 import os
-import stat
 import time
 from typing import Annotated, Literal
 
 import msgspec
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.atomic import Existing, Parents, Target, put, target, why_unfit
-from toolcrib.workspace.confined.beneath import Last
-from toolcrib.workspace.confined.folder import Folder, Spot
-from toolcrib.workspace.confined.refusal import kind_of
+from toolcrib.workspace.confined.atomic import Existing, Parents, Target, put, target
+from toolcrib.workspace.confined.folder import Spot
 from toolcrib.workspace.files.lines import Slice, Source, no_byte, read_from, read_lines
 from toolcrib.workspace.files.replacing import All, Edit, Expected, OldText, diff, replace
 from toolcrib.workspace.files.text import (
@@ -133,58 +129,48 @@ class FileEdited(msgspec.Struct, frozen=True, kw_only=True):
     diff: str
 
 
-class StatFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    path: FilePath
-
-
-class FileStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    kind: str
-    size: int
-    mode: str
-    modified: str
-    writable: bool = True
-    why_not: str = ""
-    """Why it cannot be written."""
-    target: str = ""
-    """Of a link: where it leads."""
-
-
 def read_file(scene: Scene, given: ReadFile) -> Done:
     if given.offset is not None and (given.start_line > 1 or given.lines is not None):
         raise WorkspaceError("A range is given by lines or by offset, not by both.", remedy="Leave one of them out.")
     spot = scene.folder.spot(given.path)
     descriptor = scene.folder.open_file(spot)
     try:
-        size = os.fstat(descriptor).st_size
+        before = os.fstat(descriptor)
+        size = before.st_size
         head = os.pread(descriptor, min(HEAD, size), 0)
         if given.encoding == BINARY:
             return _read_binary(scene, given, spot, descriptor, size)
         form = form_of(head, given.encoding)
         if form is None:
             return _tell_binary(spot, head, size)
-        _note_known(scene, descriptor)
-        return _read_text(scene, given, spot, form, Source(descriptor, form, head=head, end=scene.deadline))
+        source = Source(descriptor, form, head=head, end=scene.deadline)
+        found, newline = _find(scene, given, source)
+        _note_shown(scene, descriptor, before, found)
+        return _tell_text(spot, form, source, found, newline)
     finally:
         os.close(descriptor)
 
 
-def _note_known(scene: Scene, descriptor: int) -> None:
-    if scene.session.overwriting is Overwriting.KNOWN:
-        # Gone from the folder by now: so nobody will replace it here.
-        with contextlib.suppress(OSError):
-            scene.session.knows(scene.folder.lies_at(descriptor).parts, os.fstat(descriptor))
-
-
-def _read_text(scene: Scene, given: ReadFile, spot: Spot, form: Form, source: Source) -> Done:
+def _find(scene: Scene, given: ReadFile, source: Source) -> tuple[Slice, Newline]:
     newline = source.newline()
     room = scene.settings.limits.read
     most = min(room, given.length or room)
-    if given.offset is None:
-        found = read_lines(
-            source, line_end=newline.end, start=given.start_line, count=given.lines, most=most, room=room
-        )
-    else:
-        found = read_from(source, offset=given.offset, most=most, room=room)
+    if given.offset is not None:
+        return read_from(source, offset=given.offset, most=most, room=room), newline
+    lines = read_lines(source, line_end=newline.end, start=given.start_line, count=given.lines, most=most, room=room)
+    return lines, newline
+
+
+def _note_shown(scene: Scene, descriptor: int, before: os.stat_result, found: Slice) -> None:
+    """What was read is of the file as it was `before`: a change during the reading makes it another one."""
+    lines = found.lines
+    if lines is not None and scene.session.overwriting is Overwriting.KNOWN:
+        # Gone from the folder by now: so nobody will replace it here.
+        with contextlib.suppress(OSError):
+            scene.session.showed(scene.folder.lies_at(descriptor).parts, before, lines)
+
+
+def _tell_text(spot: Spot, form: Form, source: Source, found: Slice, newline: Newline) -> Done:
     note = _odd_bytes(undecodable(found.text))
     is_whole = found.total is not None and (found.first or 1, found.last or 0) == (1, found.total)
     data = FileText(
@@ -354,54 +340,3 @@ def edit_file(scene: Scene, given: EditFile) -> Done:
     changed = diff(before, after)
     result = FileEdited(path=str(there.real), matches=matches, diff=changed)
     return Done(result, f"Edited {result.path} in {count_words(matches, 'place')}.\n{changed}")
-
-
-def stat_file(scene: Scene, given: StatFile) -> Done:
-    folder = scene.folder
-    spot = folder.spot(given.path)
-    with folder.reaching(spot, Last.LINK) as (descriptor, real):
-        there = os.fstat(descriptor)
-        leads = _target_of(folder, spot) if stat.S_ISLNK(there.st_mode) else ""
-    why_not = _why_not_writable(scene, real, there)
-    result = FileStatus(
-        kind=kind_of(there.st_mode),
-        size=there.st_size,
-        mode=f"{stat.S_IMODE(there.st_mode):04o}",
-        modified=_iso(there.st_mtime),
-        writable=not why_not,
-        why_not=why_not,
-        target=leads,
-    )
-    to = f" to {leads}" if leads else ""
-    said = "writable" if result.writable else f"not writable: {why_not}"
-    size = count_words(result.size, "byte")
-    return Done(result, f"{spot}: {result.kind}{to}, {size}, mode {result.mode}, {result.modified}, {said}.")
-
-
-def _target_of(folder: Folder, spot: Spot) -> str:
-    """Where a link leads; nothing is told about what lies outside."""
-    try:
-        with folder.reaching(spot) as (_, real):
-            return str(real)
-    except WorkspaceError as error:
-        return f"nowhere: {error.message}"
-
-
-def _why_not_writable(scene: Scene, real: Spot, there: os.stat_result) -> str:
-    if scene.settings.read_only:
-        return "the workspace is read-only"
-    if why := scene.folder.why_not_writable(real):
-        return why
-    if stat.S_ISLNK(there.st_mode):
-        return "it is a link; what it leads to is judged by itself"
-    if stat.S_ISDIR(there.st_mode):
-        return "" if there.st_mode & 0o222 else "it is read-only"
-    return why_unfit(there)
-
-
-def _iso(moment: float) -> str:
-    try:
-        return datetime.datetime.fromtimestamp(moment, datetime.UTC).isoformat(timespec="seconds")
-    except (OverflowError, ValueError, OSError):
-        # A file's time may lie beyond all calendars.
-        return f"{moment:.0f} s after 1970"

@@ -7,6 +7,7 @@ how to go on. Consecutive slices put together are the whole text. `files` asks.
 from __future__ import annotations
 
 import codecs
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -33,6 +34,13 @@ class Slice:
     """Where to go on if that is within a line. Nothing left: neither of the two."""
     cut: bool = False
     """Less than was asked for: it would have been too long."""
+
+    @property
+    def lines(self) -> tuple[int, float] | None:
+        """The first line and the last of those that are here whole; where the file ends with them, there is no last."""
+        if self.next_offset is not None or (self.first is None and self.total is None):
+            return None
+        return self.first or 1, math.inf if self.next_line is None else self.next_line - 1
 
 
 class Source:

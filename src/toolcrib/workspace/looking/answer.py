@@ -65,7 +65,8 @@ class Tray:
 
     def __init__(self, things: int, size: int) -> None:
         self._things = things
-        self._left = size
+        self.room = size
+        """Bytes that are left."""
         self.lines: list[str] = []
         self.is_full = False
 
@@ -73,10 +74,10 @@ class Tray:
         """Adds what one thing takes; nothing after what did not fit."""
         # A line stands in a list: a comma comes with it.
         needed = sum(room_of(line) + 1 for line in lines)
-        self.is_full = self.is_full or self._things == 0 or needed > self._left
+        self.is_full = self.is_full or self._things == 0 or needed > self.room
         if self.is_full:
             return False
         self._things -= 1
-        self._left -= needed
+        self.room -= needed
         self.lines += lines
         return True

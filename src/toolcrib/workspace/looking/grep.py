@@ -7,8 +7,9 @@ in pieces that end where a line ends, so its size does not matter. `search` open
 from __future__ import annotations
 
 import codecs
+import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,21 +73,29 @@ def lines_of(descriptor: int, pattern: Pattern, around: Around, *, is_over: Call
         yield from _lines(piece, pattern, around)
 
 
-def written_around(matches: Sequence[Line]) -> Iterator[list[Written]]:
+def written_around(matches: Iterator[Line], *, most: int, room: int) -> list[list[Written]]:
     """Each match of a file with the lines around it, but none twice: not what is shown with the match before, nor the
-    next match and what is shown with it.
+    next match and what is shown with it. No more are looked for than `most`, nor any after those that fill the room.
     """
+    found: list[list[Written]] = []
     last = 0
-    for place, line in enumerate(matches):
-        following = matches[place + 1].number if place + 1 < len(matches) else None
+    line = next(matches, None)
+    while line is not None and len(found) < most and room >= 0:
+        following = next(matches, None)
         before = enumerate(line.before, line.number - len(line.before))
         after = enumerate(line.after, line.number + 1)
-        yield [
+        end = math.inf if following is None else following.number
+        written = [
             *(Written(number, text, is_match=False) for number, text in before if number > last),
             Written(line.number, line.text, is_match=True),
-            *(Written(number, text, is_match=False) for number, text in after if not following or number < following),
+            *(Written(number, text, is_match=False) for number, text in after if number < end),
         ]
+        found.append(written)
+        # In an answer none takes less than its letters.
+        room -= sum(len(text) for _, text, _ in written)
         last = line.number + len(line.after)
+        line = following
+    return found
 
 
 def _pieces(descriptor: int, context: int, *, keep_returns: bool) -> Iterator[_Piece]:

@@ -15,7 +15,6 @@ import stat
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Annotated, Protocol
 
 import msgspec
@@ -241,10 +240,10 @@ class _Listed:
 
     def take(self, parts: tuple[str, ...], lines: Iterator[Line]) -> None:
         # One more than is shown, to know that there are more.
-        first = list(islice(lines, self._limit - self.matches + 1))
-        path = shown(parts) if first else ""
+        matches = written_around(lines, most=self._limit - self.matches + 1, room=self.tray.room)
+        path = shown(parts) if matches else ""
         found = Matching(path=path, lines=[], escaped=not is_utf8("/".join(parts)))
-        for number, written in enumerate(written_around(first)):
+        for number, written in enumerate(matches):
             new = [f"{line.number}{':' if line.is_match else '-'} {line.text}" for line in written]
             if not self.tray.takes(*map(one_line, new if number else [path, *new])):
                 return

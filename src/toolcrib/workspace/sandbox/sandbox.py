@@ -135,10 +135,7 @@ class Sandbox:
         return await self._run(command, on_output)
 
     async def _run(self, command: Command, on_output: OnOutput | None = None) -> Finished:
-        if not self.folder.same():
-            raise WorkspaceError(
-                f"{self.folder.root} is no longer the folder that was opened.", remedy="Start the workspace again."
-            )
+        self.folder.check_same()
         os.close(self.folder.open_dir(command.cwd))
         limits = self.settings.limits
         kept = None

@@ -1,0 +1,251 @@
+"""A job may no more than who submitted it: which program, by whose hands, in which folder, with whose secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from parts.job_house import LIMIT, SECRET, House, agent, order
+from toolcrib.coding_agents.clients import client_named
+from toolcrib.commands.all import registry
+from toolcrib.commands.own_hands import own_tools_of
+from toolcrib.commands.registry import Context, Host, Via
+from toolcrib.config.project import project_of
+from toolcrib.daemon.jobs.desk import Desk
+from toolcrib.errors import Denied, NotFound, UsageError
+from toolcrib.policy import CLIENT, OWNER, Effect, Origin, OwnTools, Rule
+from toolcrib.runs.course import entered
+from toolcrib.runs.preparing import RunOrder
+from toolcrib.runs.result import OnMcpFailure
+from toolcrib.store.jobs import JobRow
+
+pytestmark = pytest.mark.req("KAI-9")
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    (tmp_path / "project" / "src").mkdir(parents=True)
+    return House(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def lent(house: House, desk: Desk, row: JobRow) -> AsyncIterator[dict[str, Any]]:
+    """What the process of a job is told when it asks for its agent."""
+    assert desk.crib is not None
+    told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    described = {"endpoint": "http://127.0.0.1:1/mcp", "for_runs": False, "pid": 1}
+    host = SimpleNamespace(jobs=desk, leases=house.leases, describe=lambda: described)
+    context = Context(
+        crib=desk.crib,
+        project=await desk.crib.project(project_of(Path(row.workdir))),
+        caller=OWNER,
+        host=cast("Host", host),
+        via=Via.SOCKET,
+        emit=told.put,
+    )
+    wanted = {
+        "client": row.runs,
+        "conversation": "c1",
+        "profile": row.profile,
+        "workdir": row.workdir,
+        "lives": 60,
+        "parent": row.submitter if row.submitter_since else "",
+        "job": row.id,
+    }
+    asking = asyncio.create_task(registry.run("run:lease", wanted, context))
+    first = asyncio.create_task(told.get())
+    try:
+        await asyncio.wait({asking, first}, return_when=asyncio.FIRST_COMPLETED, timeout=LIMIT)
+        yield first.result()["lease"] if first.done() else await asking
+    finally:
+        for task in (asking, first):
+            task.cancel()
+        await asyncio.gather(asking, first, return_exceptions=True)
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as a submission looks."""
+    monkeypatch.setattr("toolcrib.coding_agents.program.find", lambda *_: None)
+
+
+@pytest.mark.parametrize("program", ["claude", "codex", "gemini"])
+async def test_agents_may_have_a_program_run_only_where_the_person_named_it(house: House, program: str) -> None:
+    async with house.open() as desk:
+        for who in (await agent(desk, "a", profile="trusted", workdir=house.root), CLIENT):
+            with pytest.raises(Denied) as raised:
+                await desk.submit(who, house.root, order(runs=program))
+            assert ("`jobs: {programs: " in raised.value.remedy) is (program != "gemini")
+        with pytest.raises(NotFound, match="not installed"):
+            await desk.submit(OWNER, house.root, order(runs=program))
+
+
+async def test_a_program_that_was_named_is_taken(house: House) -> None:
+    async with house.open(programs=["claude"]) as desk:
+        who = await agent(desk, "a")
+        with pytest.raises(NotFound, match="not installed"):
+            await desk.submit(who, house.root, order(runs="claude"))
+        with pytest.raises(Denied, match="codex"):
+            await desk.submit(who, house.root, order(runs="codex"))
+
+
+@pytest.mark.parametrize(
+    ("who", "program", "expected"),
+    [
+        ("trusted", "claude", OwnTools.EDIT),
+        ("developer", "claude", OwnTools.EDIT),
+        ("read-only", "claude", OwnTools.READ),
+        ("trusted", "codex", OwnTools.NONE),
+        ("client", "claude", OwnTools.EDIT),
+        ("client", "codex", OwnTools.NONE),
+        ("owner", "claude", OwnTools.ALL),
+        ("owner", "codex", OwnTools.ALL),
+    ],
+)
+async def test_by_its_own_hands_a_job_s_program_does_only_what_it_keeps_to_its_folder(
+    house: House, monkeypatch: pytest.MonkeyPatch, who: str, program: str, expected: OwnTools
+) -> None:
+    install(monkeypatch)
+    async with house.open(programs=["claude", "codex"]) as desk:
+        callers = {"owner": OWNER, "client": CLIENT}
+        # A profile may submit or not; what it may by hand is another matter.
+        rules = (Rule(effect=Effect.ALLOW, tools="crib:job_*", origin=Origin.AGENT),)
+        caller = callers.get(who) or await agent(desk, "a", profile=who, workdir=house.root, rules=rules)
+        profile = "trusted" if who == "owner" else ""
+        row = await desk.submit(caller, house.root, order(runs=program, profile=profile))
+        await house.begun("do it")
+        async with lent(house, desk, row) as lease:
+            assert lease["own_tools"] == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "workspace", "expected"),
+    [
+        ("", True, OwnTools.EDIT),
+        ("", False, OwnTools.NONE),
+        ("read_only: true\n", True, OwnTools.NONE),
+        ("read_only: [\n", True, OwnTools.NONE),
+        ("tools: {write_file: false}\n", True, OwnTools.READ),
+        ("tools: {read_file: false}\n", True, OwnTools.NONE),
+        ("hidden: [secret.txt]\n", True, OwnTools.NONE),
+    ],
+)
+async def test_what_the_folder_does_not_offer_no_program_does_by_its_own_hands(
+    house: House, settings: str, workspace: bool, expected: OwnTools
+) -> None:
+    """The desk's crib has no sandbox: a workspace that is read-only then runs nothing at all."""
+    house.config = {"workspace": workspace}
+    if settings:
+        (house.root / ".toolcrib").mkdir()
+        (house.root / ".toolcrib" / "workspace.yml").write_text(settings)
+    async with house.open() as desk:
+        assert desk.crib is not None
+        await agent(desk, "lead")
+        await agent(desk, "child", parent="lead", profile="trusted")
+        crib = desk.crib
+        assert own_tools_of(crib, crib.home, crib.roster.find("child"), job_with="claude") is expected
+
+
+@pytest.mark.parametrize("workdir", [True, False])
+async def test_a_folder_that_became_a_link_while_the_job_waited_is_refused(house: House, workdir: bool) -> None:
+    outside = house.home / "private"
+    outside.mkdir()
+    async with house.open() as desk:
+        assert desk.crib is not None
+        caller = await agent(desk, "a", **({"workdir": house.root} if workdir else {}))
+        row = await desk.submit(caller, house.root, order(workdir="src"))
+        await house.begun("do it")
+        (house.root / "src").rmdir()
+        (house.root / "src").symlink_to(outside)
+        with pytest.raises(Denied, match="is a link now"):
+            async with lent(house, desk, row):
+                pass
+        assert [one.name for one in desk.crib.roster.agents] == ["a"]
+
+
+async def test_only_a_job_that_runs_is_lent_an_agent(house: House) -> None:
+    async with house.open(max_running=1) as desk:
+        caller = await agent(desk, "a")
+        first = await desk.submit(caller, house.root, order("first"))
+        waits = await desk.submit(caller, house.root, order("second"))
+        await house.begun("first")
+        with pytest.raises(Denied, match="that runs"):
+            async with lent(house, desk, waits):
+                pass
+        async with lent(house, desk, first) as lease:
+            assert lease["agent"] == "agent-c1"
+
+
+def test_a_job_s_program_starts_in_the_folder_itself_whatever_stands_at_its_path(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "sub", tmp_path / "private"
+    inside.mkdir()
+    outside.mkdir()
+    wanted = RunOrder(
+        client=client_named("claude"),
+        prompt="p",
+        workdir=inside,
+        profile="developer",
+        timeout=1,
+        on_mcp_failure=OnMcpFailure.STOP,
+        environ={},
+        job="job-1",
+    )
+    with entered(wanted) as folder:
+        moved = inside.rename(tmp_path / "moved")
+        inside.symlink_to(outside)
+        told = subprocess.run(["pwd", "-P"], cwd=folder, capture_output=True, text=True, check=True, timeout=LIMIT)
+    assert told.stdout.strip() == str(moved)
+    with pytest.raises(Denied, match="no longer the folder"), entered(wanted):
+        pass
+
+
+@pytest.mark.parametrize("prompt", ["@secret.txt", "what is in @/etc/passwd?", 'see "@x"', "a\n@b", "(@../c)"])
+async def test_a_file_is_not_read_by_being_mentioned(
+    house: House, monkeypatch: pytest.MonkeyPatch, prompt: str
+) -> None:
+    install(monkeypatch)
+    async with house.open(programs=["claude"]) as desk:
+        who = await agent(desk, "a")
+        with pytest.raises(UsageError, match="mentions") as raised:
+            await desk.submit(who, house.root, order(prompt, runs="claude"))
+        assert "without the @" in raised.value.remedy
+        await desk.submit(OWNER, house.root, order(prompt, runs="claude"))
+        await desk.submit(who, house.root, order("write to me@example.com @ noon", runs="claude"))
+
+
+async def test_a_job_stays_in_its_submitter_s_project(house: House) -> None:
+    (house.root / "app" / ".toolcrib").mkdir(parents=True)
+    (house.root / "app" / ".toolcrib" / "config.json").write_text("{}")
+    async with house.open() as desk:
+        for who in (await agent(desk, "a", workdir=house.root), CLIENT):
+            with pytest.raises(Denied, match="a project of its own"):
+                await desk.submit(who, house.root, order(workdir="app"))
+        assert (await desk.submit(OWNER, house.root, order(workdir="app"))).workdir == str(house.root / "app")
+
+
+async def test_a_folder_that_became_a_project_while_the_job_waited_is_refused(house: House) -> None:
+    async with house.open() as desk:
+        row = await desk.submit(CLIENT, house.root, order(workdir="src"))
+        await house.begun("do it")
+        (house.root / ".git").mkdir()
+        (house.root / ".git" / "HEAD").touch()
+        with pytest.raises(Denied, match="is in another now"):
+            async with lent(house, desk, row):
+                pass
+
+
+async def test_the_keys_of_jobs_are_known_as_secrets_and_withheld_from_programs(house: House) -> None:
+    house.config = {"servers": {}}
+    async with house.open(api_keys={"openai": "${SMALL_SECRET}", "google": "literal-key-0123"}) as desk:
+        assert desk.crib is not None
+        assert desk.crib.attendant.redact.known(f"{SECRET}, literal-key-0123") == "****, ****"
+        row = await desk.submit(OWNER, house.root, order())
+        await house.begun("do it")
+        async with lent(house, desk, row) as lease:
+            assert lease["withheld"] == ["SMALL_SECRET"]
