@@ -42,9 +42,13 @@ class Told:
 
     def __init__(self) -> None:
         self.log: list[tuple[str, Any]] = []
+        self.hung_up = 0
 
     def tell(self, why: str, delay: float, attempt: int) -> None:
         self.log.append(("told", (why, delay, attempt)))
+
+    async def hang_up(self) -> None:
+        self.hung_up += 1
 
     async def sleep(self, delay: float) -> None:
         self.log.append(("slept", delay))
@@ -85,6 +89,7 @@ def around(scripted: Scripted, told: Told, *, retries: int = 4, chance: Callable
         definitions=Definitions(by_name={}),
         retries=retries,
         tell=told.tell,
+        hang_up=told.hang_up,
         sleep=told.sleep,
         chance=chance,
     )
@@ -159,7 +164,7 @@ async def test_without_retries_nothing_is_asked_again() -> None:
     assert told.log == []
 
 
-@pytest.mark.parametrize(("after", "waited"), [("0", 0.0), ("7", 7.0), ("3600", LONGEST_TOLD), ("soon", 0.5)])
+@pytest.mark.parametrize(("after", "waited"), [("0", 0.5), ("7", 7.0), ("3600", LONGEST_TOLD), ("soon", 0.5)])
 async def test_the_provider_says_how_long_to_wait_within_a_limit(after: str, waited: float) -> None:
     scripted, told = Scripted([http(429, after=after)], ["there"]), Told()
     await answer(around(scripted, told))
@@ -213,7 +218,14 @@ async def test_what_is_shown_comes_as_soon_as_it_is_there() -> None:
         await more.wait()
         yield " second"
 
-    model = Retrying(FunctionModel(stream_function=stream), definitions=Definitions(by_name={}), retries=0, tell=print)
+    told = Told()
+    model = Retrying(
+        FunctionModel(stream_function=stream),
+        definitions=Definitions(by_name={}),
+        retries=0,
+        tell=told.tell,
+        hang_up=told.hang_up,
+    )
     async with asyncio.timeout(10), model.request_stream(ASKED, None, ModelRequestParameters()) as answered:
         events = aiter(answered)
         assert (await anext(events)).part.content == "first"  # type: ignore[union-attr]

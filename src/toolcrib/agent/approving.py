@@ -7,6 +7,7 @@ asks, one call at a time, so that a person who is asked sees one question.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +26,11 @@ class Approving:
         if self._approve is None or offer.tool.reads_only:
             return ""
         request = ToolRequest(
-            name=offer.name, server=offer.server, arguments=arguments, annotations=offer.annotations, call=call
+            name=offer.name,
+            server=offer.server,
+            arguments=copy.deepcopy(dict(arguments)),
+            annotations=offer.annotations,
+            call=call,
         )
         async with self._one_at_a_time:
             try:

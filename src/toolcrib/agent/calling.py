@@ -42,8 +42,10 @@ class Supplied:
     """A tool that the model is offered, and the way to it."""
 
     offer: Offer
+    real: Callable[[Mapping[str, Any]], dict[str, Any]]
+    """What the tool is called with when the model gave these. Raises `InvalidArguments` where they do not fit."""
     call: Callable[[Mapping[str, Any]], Awaitable[Result]]
-    """Takes the arguments as the offer has them."""
+    """Takes what `real` gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,7 @@ class Calling:
         raise UnknownTool(f'There is no tool "{name}".', remedy=remedy)
 
     async def _called(self, tool: Supplied, given: str | Mapping[str, Any], call: str) -> Outcome:
-        arguments = read_arguments(given)
+        arguments = tool.real(read_arguments(given))
         if refusal := await self._approving.refusal(tool.offer, arguments, call):
             words = f"{tool.offer.name} did not run: {refusal}."
             return Outcome(status=ToolStatus.DENIED, words=words, rule=refusal)
@@ -96,11 +98,11 @@ class Calling:
 
 def read_arguments(given: str | Mapping[str, Any]) -> dict[str, Any]:
     """Raises `InvalidArguments`, in words that help a model."""
-    if isinstance(given, Mapping):
-        return dict(given)
     try:
-        arguments = json.loads(given or "{}", parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        arguments = dict(given) if isinstance(given, Mapping) else json.loads(given or "{}", parse_constant=_refuse)
+        # Numbers beyond all bounds, and halves of characters, are read without a word, but nobody can pass them on.
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArguments(
             f"The arguments are not JSON: {error}.", remedy="Call again with one whole JSON object."
         ) from error

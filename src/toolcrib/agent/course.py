@@ -19,12 +19,13 @@ from toolcrib.agent.approving import Approving
 from toolcrib.agent.calling import Calling
 from toolcrib.agent.events import Ended, RunStarted
 from toolcrib.agent.feed import Feed
+from toolcrib.agent.models.loading import loaded
 from toolcrib.agent.plan import Plan
-from toolcrib.agent.supply import supplied
+from toolcrib.agent.supply import Missing, Shelf, supplied
 from toolcrib.agent.teller import Standing, Teller
 from toolcrib.catalog.tool import Tool
 from toolcrib.catalog.toolbox import Tools
-from toolcrib.errors import ToolcribError, UsageError
+from toolcrib.errors import ToolcribError
 
 if TYPE_CHECKING:
     from toolcrib.agent.loop import Loop
@@ -54,7 +55,7 @@ class Course:
             await self._close(stack)
         self._tell_end(how)
 
-    async def _coding_tools(self, stack: AsyncExitStack) -> Tools | None:
+    async def _coding_tools(self, stack: AsyncExitStack) -> Shelf | None:
         if self._plan.coding is None:
             return None
         builtins = await stack.enter_async_context(coding.coding_tools(self._plan.coding))
@@ -63,9 +64,12 @@ class Course:
             async with asyncio.timeout(timeout):
                 return await builtins.call(tool.name, arguments)
 
-        return Tools(builtins.offers, call=call)
+        return Shelf(
+            tools=Tools(builtins.offers, call=call),
+            check=lambda offer, arguments: builtins.checked(offer.tool.name, arguments),
+        )
 
-    async def _limited(self, stack: AsyncExitStack, own: Tools | None) -> Ended | Exception:
+    async def _limited(self, stack: AsyncExitStack, own: Shelf | None) -> Ended | Exception:
         limit = asyncio.timeout(self._plan.options.timeout)
         try:
             async with limit:
@@ -73,14 +77,16 @@ class Course:
         except Exception as error:
             return Ended.TIMEOUT if limit.expired() else error
 
-    async def _whole(self, stack: AsyncExitStack, own: Tools | None) -> Ended:
+    async def _whole(self, stack: AsyncExitStack, own: Shelf | None) -> Ended:
         plan = self._plan
         # The modules take a second to load the first time, in which the servers can connect.
         loading = asyncio.get_running_loop().run_in_executor(None, _load, plan.place.provider.module)
         try:
+            missing = Missing(self._teller)
             if plan.kit is not None:
-                await stack.enter_async_context(plan.kit)
-            tools = await supplied(plan.options, own, plan.kit, self._teller)
+                with missing.told_at_once(plan.kit):
+                    await stack.enter_async_context(plan.kit)
+            tools = await supplied(plan, own, missing, self._teller)
             module = await loading
         finally:
             loading.cancel()
@@ -114,10 +120,5 @@ class Course:
 
 
 def _load(provider: str) -> ModuleType:
-    try:
-        importlib.import_module(f"toolcrib.agent.models.{provider}")
-        return importlib.import_module("toolcrib.agent.loop")
-    except ImportError as error:
-        raise UsageError(
-            f"The agent's dependencies are not installed: {error}.", remedy="Run pip install 'toolcrib[agent]'."
-        ) from error
+    loaded(f"toolcrib.agent.models.{provider}")
+    return loaded("toolcrib.agent.loop")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic_ai.exceptions import AgentRunError, ModelAPIError, ModelHTTPError, ModelQuotaExceededError, UserError
 
-from toolcrib.agent.models.failures import reason
+from toolcrib.agent.models.failures import Wordless, reason
 
 BY_STATUS = {
     400: "The provider does not take this request: check the model's name, `settings`, and what the tools returned.",
@@ -20,6 +20,7 @@ BY_STATUS = {
     429: "The provider wants fewer requests: wait, or raise `retries`.",
 }
 LATER = "The provider is in trouble: try again later, or raise `retries`."
+SAYS_NOTHING = "Check the model's name and `settings`, or ask in other words."
 UNREACHED = "Check the network, and `base_url` if you gave one."
 
 
@@ -37,4 +38,6 @@ def remedy(error: Exception) -> str:
         return "The account's quota is used up: raise it with the provider."
     if isinstance(error, ModelHTTPError):
         return BY_STATUS.get(error.status_code, LATER if error.status_code >= 500 else "")
+    if isinstance(error, Wordless):
+        return SAYS_NOTHING
     return UNREACHED if isinstance(error, ModelAPIError) else ""

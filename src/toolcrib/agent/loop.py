@@ -10,8 +10,9 @@ behind, and it ends a run whose model errs too often.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from pydantic_ai.messages import (
     ModelRequestPart,
     ModelRequestState,
     ModelResponse,
+    ModelResponsePart,
     ModelResponseStreamEvent,
     PartDeltaEvent,
     PartStartEvent,
@@ -48,10 +50,20 @@ from toolcrib.agent.models.place import Format
 from toolcrib.agent.options import AgentOptions
 from toolcrib.agent.tally import Tally
 from toolcrib.agent.teller import Standing, Teller
+from toolcrib.agent.words import Pieces, whole, whole_arguments
 from toolcrib.catalog.names import LIMITS, is_legal
 from toolcrib.config.model import NameStyle
 
 LONGEST_NAME = LIMITS[NameStyle.PLAIN]
+MOST_AT_ONCE = 32
+"""Calls that are carried out at the same time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    part: ToolCallPart
+    known_as: str
+    """Its id in the events of the run. Some servers count anew in each answer, and want their own ids back."""
 
 
 class Loop:
@@ -66,6 +78,7 @@ class Loop:
         self._usage = Usage()
         self._steps = 0
         self._said = ""
+        self._known: set[str] = set()
 
     async def run(self, model: Model, calling: Calling, form: Format) -> Ended:
         tally = Tally(calling.tools, self._teller)
@@ -76,7 +89,7 @@ class Loop:
                 await self._feed.all_read()
                 answer = await self._asked(model, asked_with)
                 self._steps += 1
-                if calls := _calls_of(answer):
+                if calls := self._calls_of(answer):
                     await self._carry_out(calls, calling, tally, form)
                 self._teller.tell(StepFinished, step=self._steps, usage=_usage(answer.usage))
                 if not calls:
@@ -105,45 +118,44 @@ class Loop:
 
     async def _asked(self, model: Model, asked_with: ModelRequestParameters) -> ModelResponse:
         settings = ModelSettings(**self._options.settings)  # type: ignore[typeddict-item]
+        said, thought = Pieces(), Pieces()
         async with model.request_stream(list(self._messages), settings, asked_with) as stream:
             try:
                 async for event in stream:
-                    self._tell_piece(event)
+                    words, thoughts = _piece(event)
+                    self._tell_pieces(said.add(words), thought.add(thoughts))
+                    await self._feed.room()
             except BaseException:
                 self._add_answer(replace(stream.get(), state="interrupted"))
                 raise
+            finally:
+                self._tell_pieces(said.rest(), thought.rest())
         return self._add_answer(stream.get())
 
-    def _tell_piece(self, event: ModelResponseStreamEvent) -> None:
-        match event:
-            case (
-                PartStartEvent(part=TextPart(content=words)) | PartDeltaEvent(delta=TextPartDelta(content_delta=words))
-            ):
-                kind: type[TextDelta | ReasoningDelta] = TextDelta
-            case PartStartEvent(part=ThinkingPart(content=words)):
-                kind = ReasoningDelta
-            case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str(words))):
-                kind = ReasoningDelta
-            case _:
-                return
+    def _tell_pieces(self, words: str, thoughts: str) -> None:
+        if thoughts:
+            self._teller.tell(ReasoningDelta, text=thoughts)
         if words:
-            self._teller.tell(kind, text=words)
+            self._teller.tell(TextDelta, text=words)
 
-    async def _carry_out(self, calls: Sequence[ToolCallPart], calling: Calling, tally: Tally, form: Format) -> None:
-        """All at the same time; their results go to the model in the order of the calls."""
+    async def _carry_out(self, calls: Sequence[_Call], calling: Calling, tally: Tally, form: Format) -> None:
+        """At the same time; their results go to the model in the order of the calls."""
         for call in calls:
-            tally.began(call.tool_call_id, call.tool_name, call.args)
+            tally.began(call.known_as, call.part.tool_name, call.part.args)
+        at_once = asyncio.Semaphore(MOST_AT_ONCE)
 
-        async def carried_out(call: ToolCallPart) -> ToolReturnPart:
-            outcome = await calling.call(call.tool_name, call.args or "", call.tool_call_id)
+        async def carried_out(call: _Call) -> ToolReturnPart:
+            name = call.part.tool_name
+            async with at_once:
+                outcome = await calling.call(name, call.part.args or "", call.known_as)
             told = content(outcome, form)
-            tally.ended(call.tool_call_id, outcome, text(told))
-            return ToolReturnPart(call.tool_name, told, call.tool_call_id, outcome=how(outcome))
+            tally.ended(call.known_as, outcome, text(told))
+            return ToolReturnPart(name, told, call.part.tool_call_id, outcome=how(outcome))
 
         tasks: list[asyncio.Task[ToolReturnPart]] = []
         try:
             async with asyncio.TaskGroup() as group:
-                tasks += [group.create_task(carried_out(call), name=call.tool_name) for call in calls]
+                tasks += [group.create_task(carried_out(call), name=call.part.tool_name) for call in calls]
         except BaseException:
             # What was done is done, and stays in the conversation.
             done = (task for task in tasks if task.done() and not task.cancelled() and task.exception() is None)
@@ -163,6 +175,7 @@ class Loop:
         )
 
     def _add_answer(self, answer: ModelResponse) -> ModelResponse:
+        answer.parts = [_mended(part) for part in answer.parts]
         answer.run_id = self._teller.run_id
         self._usage = _sum(self._usage, _usage(answer.usage))
         self._said = answer.text or self._said
@@ -170,26 +183,71 @@ class Loop:
             self._messages.append(answer)
         return answer
 
+    def _calls_of(self, answer: ModelResponse) -> list[_Call]:
+        """The calls of an answer, made fit to go back to the provider in the next request: a model may invent names
+        that no provider takes, and some servers give all calls one id, by which nobody could tell their results apart.
+        """
+        # Some kinds of calls have but one name; ours are none of these.
+        given = [cast("ToolCallPart[Any]", part) for part in answer.parts if isinstance(part, ToolCallPart)]
+        ids = [part.tool_call_id for part in given]
+        calls = [
+            _Call(part=replace(part, tool_call_id=own, tool_name=_legal(part.tool_name)), known_as=known_as)
+            for part, own, known_as in zip(given, _apart(ids, set()), _apart(ids, self._known), strict=True)
+        ]
+        fit = iter(calls)
+        answer.parts = [next(fit).part if isinstance(part, ToolCallPart) else part for part in answer.parts]
+        return calls
+
     def standing(self) -> Standing:
         return Standing(text=self._said, usage=self._usage, steps=self._steps, messages=history.write(self._messages))
 
 
-def _calls_of(answer: ModelResponse) -> list[ToolCallPart]:
-    """The calls of an answer, made fit to go back to the provider in the next request: a model may invent names that
-    no provider takes, and some servers give all calls one id, by which nobody could tell their results apart."""
-    calls: list[ToolCallPart] = []
-    parts = list(answer.parts)
-    for place, part in enumerate(parts):
-        if isinstance(part, ToolCallPart):
-            own = part.tool_call_id
-            while any(own == call.tool_call_id for call in calls):
-                own += "_"
-            name = "".join(letter if is_legal(letter) else "_" for letter in part.tool_name[:LONGEST_NAME])
-            # Some kinds of calls have but one name; ours are none of these.
-            calls.append(replace(cast("ToolCallPart[Any]", part), tool_call_id=own, tool_name=name or "_"))
-            parts[place] = calls[-1]
-    answer.parts = parts
-    return calls
+def _legal(name: str) -> str:
+    return "".join(letter if is_legal(letter) else "_" for letter in name[:LONGEST_NAME]) or "_"
+
+
+def _apart(ids: Sequence[str], taken: set[str]) -> list[str]:
+    """The ids, and for each that is taken, or comes again, another like it. Then all of them are taken."""
+    free = set(ids) - taken
+    taken |= free
+    times: Counter[str] = Counter()
+    apart = []
+    for given in ids:
+        own = given
+        if given in free:
+            free.remove(given)
+        else:
+            while own in taken:
+                times[given] += 1
+                own = f"{given}_{times[given] + 1}"
+            taken.add(own)
+        apart.append(own)
+    return apart
+
+
+def _piece(event: ModelResponseStreamEvent) -> tuple[str, str]:
+    """What it says, and what it thinks."""
+    match event:
+        case PartStartEvent(part=TextPart(content=words)) | PartDeltaEvent(delta=TextPartDelta(content_delta=words)):
+            return words, ""
+        case PartStartEvent(part=ThinkingPart(content=thoughts)):
+            return "", thoughts
+        case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str(thoughts))):
+            return "", thoughts
+    return "", ""
+
+
+def _mended(part: ModelResponsePart) -> ModelResponsePart:
+    match part:
+        case TextPart() | ThinkingPart():
+            return replace(part, content=whole(part.content))
+        case ToolCallPart():
+            return replace(
+                cast("ToolCallPart[Any]", part),
+                args=whole_arguments(part.args),
+                tool_call_id=whole(part.tool_call_id),
+            )
+    return part
 
 
 def _ended(answer: ModelResponse) -> Ended:

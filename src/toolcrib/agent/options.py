@@ -1,6 +1,6 @@
 """What can be chosen for a run of `run_agent`.
 
-In: the program's words. Out: `AgentOptions`, checked when it is made. `run` reads it.
+In: the program's words. Out: `AgentOptions`, checked when a run begins (`checks`). `run` reads it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,21 @@ class Allowed(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CodingTools:
+    """The tools for files and commands, in one folder, which they cannot leave: `CodingTools.all("src")`,
+    `CodingTools.read_only(".")`. Without a folder it is the current one."""
+
     allowed: Allowed
     root: Path
     """The folder they work in, and cannot leave."""
 
     @classmethod
     def read_only(cls, root: str | Path = ".") -> CodingTools:
+        """Read, Glob and Grep."""
         return cls(allowed=Allowed.READ_ONLY, root=Path(root))
 
     @classmethod
     def all(cls, root: str | Path = ".") -> CodingTools:
+        """Read, Glob, Grep, Write, Edit and Bash."""
         return cls(allowed=Allowed.ALL, root=Path(root))
 
 
@@ -54,9 +59,11 @@ class ToolRequest:
     """A call that the program is asked to approve."""
 
     name: str
+    """As the model has it."""
     server: str
     """Empty for the built-in tools."""
     arguments: Mapping[str, Any]
+    """What the tool is called with: transformers undone, fixed arguments included. A copy: changes have no effect."""
     annotations: Mapping[str, Any]
     call: str
 
@@ -67,11 +74,26 @@ Approve = Callable[[ToolRequest], bool | str | Awaitable[bool | str]]
 
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions:
+    """What `run_agent` shall do, by which model, and with which tools. Only `model` must be given:
+
+        AgentOptions(model="anthropic:claude-sonnet-5-5", mcp_servers=[StdioServer("git", command="uvx", args=[…])])
+
+    model: `provider:model`, of openai, openai-responses, anthropic, google, openrouter
+    api_key, base_url, environ: the key, another address, and where the usual variable of the key is looked for
+    instructions, settings: the system prompt; what the model is asked with, as {"temperature": 0}
+    mcp_servers, crib: servers for this run alone; an open Crib, Kit or Crib.connect() besides
+    keep, drop, transform: which of their tools are offered, and how
+    coding_tools: "none", "read-only", "all", or CodingTools.all(FOLDER)
+    approve: asked before a tool may change something
+    history: the `messages` of an earlier run's last event
+    max_steps, timeout, retries: answers of the model, seconds in all, repetitions of a request that failed
+    """
+
     model: str
     """`provider:model`: openai, openai-responses, anthropic, google, openrouter."""
-    api_key: str = field(default="", repr=False)
+    api_key: str | None = field(default="", repr=False)
     """Unless given, the provider's usual variable; to a `base_url` no key is sent but this one."""
-    base_url: str = ""
+    base_url: str | None = ""
     """Another place that speaks the provider's API."""
     instructions: str = ""
     """The system prompt."""
@@ -80,7 +102,7 @@ class AgentOptions:
     """A crib whose tools are offered, too: a `Crib`, or `Crib.connect()`. The run does not close it."""
     keep: Filter | None = None
     drop: Filter | None = None
-    transform: Sequence[Transform] = ()
+    transform: Sequence[Transform] | Transform = ()
     """What is offered of the servers' tools, and how; the built-in ones are not touched."""
     coding_tools: CodingTools | Allowed | str = Allowed.NONE
     """A text alone: in the current folder."""

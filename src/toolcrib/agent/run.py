@@ -11,18 +11,22 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Self
 
 from toolcrib.agent.course import Course
-from toolcrib.agent.events import RunEvent
+from toolcrib.agent.events import AnyRunEvent
 from toolcrib.agent.feed import Feed
 from toolcrib.agent.options import AgentOptions
 from toolcrib.agent.plan import planned
+from toolcrib.errors import UsageError
 
 _under_way: set[asyncio.Task[None]] = set()
 """Held until they are over: the event loop itself holds its tasks only weakly."""
+
+_within: ContextVar[frozenset[str]] = ContextVar("_within", default=frozenset())
+"""The runs that the current task is a part of."""
 
 
 def run_agent(prompt: str, options: AgentOptions) -> AgentRun:
@@ -40,21 +44,33 @@ def run_agent(prompt: str, options: AgentOptions) -> AgentRun:
     return AgentRun(prompt, options)
 
 
-class AgentRun(AsyncIterator[RunEvent]):
+class AgentRun(AsyncIterator[AnyRunEvent]):
+    """A run's events, to be read with `async for`, by one reader."""
+
     def __init__(self, prompt: str, options: AgentOptions) -> None:
         self.id = uuid.uuid4().hex
         self._prompt = prompt
         self._options = options
         self._feed = Feed()
-        self._begun: _Begun | None = None
+        self._life: _Life | None = None
         self._over = False
+        self._being_read = False
 
-    async def __anext__(self) -> RunEvent:
+    async def __anext__(self) -> AnyRunEvent:
+        if self._being_read:
+            raise UsageError("Another task reads this run.", remedy="Read it in one place, and hand the events on.")
         if self._over:
             raise StopAsyncIteration
+        self._being_read = True
         try:
-            if self._begun is None:
-                self._begun = await self._begin()
+            return await self._next()
+        finally:
+            self._being_read = False
+
+    async def _next(self) -> AnyRunEvent:
+        if self._life is None:
+            self._life = _Life(self._prompt, self._options, self._feed, self.id)
+        try:
             event = await self._feed.next()
         except BaseException:
             await self.aclose()
@@ -63,23 +79,19 @@ class AgentRun(AsyncIterator[RunEvent]):
             return event
         if not self._over:
             self._over = True
-            self._begun.task.result()
+            self._life.task.result()
         raise StopAsyncIteration
 
-    async def _begin(self) -> _Begun:
-        course = Course(await planned(self._prompt, self._options), self._feed, self.id)
-        task = asyncio.create_task(course.run(), name=f"run_agent {self.id}")
-        _under_way.add(task)
-        task.add_done_callback(_under_way.discard)
-        task.add_done_callback(lambda _, feed=self._feed: feed.end())  # type: ignore[misc]
-        return _Begun(course=course, task=task)
-
     async def aclose(self) -> None:
-        """Ends the run, unless it is over, and returns when nothing is left of it."""
+        """Ends the run, unless it is over, and returns when nothing is left of it. Within the run, as in `approve`, it
+        is the end of who calls it, too: what waits there is a part of it, and is cancelled."""
         self._over = True
-        if self._begun is not None:
-            self._begun.stop()
-            await self._begun.stopped()
+        if self._life is not None:
+            self._life.stop()
+            if self.id in _within.get():
+                await self._life.stopped_from_within()
+            else:
+                await self._life.stopped()
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,20 +102,34 @@ class AgentRun(AsyncIterator[RunEvent]):
         await self.aclose()
 
     def __del__(self) -> None:
-        if self._begun is not None and not self._begun.task.done():
+        if self._life is not None and not self._life.task.done():
             # A closed event loop has no tasks that could be ended.
             with contextlib.suppress(RuntimeError):
-                self._begun.task.get_loop().call_soon_threadsafe(self._begun.stop)
+                self._life.task.get_loop().call_soon_threadsafe(self._life.stop)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Begun:
-    course: Course
-    task: asyncio.Task[None]
+class _Life:
+    """A run in its own task, from its first look at the options. Knows nothing of who reads."""
+
+    def __init__(self, prompt: str, options: AgentOptions, feed: Feed, run_id: str) -> None:
+        self._course: Course | None = None
+        self.task = asyncio.create_task(self._whole(prompt, options, feed, run_id), name=f"run_agent {run_id}")
+        _under_way.add(self.task)
+        self.task.add_done_callback(_under_way.discard)
+        self.task.add_done_callback(lambda _: feed.end())
+
+    async def _whole(self, prompt: str, options: AgentOptions, feed: Feed, run_id: str) -> None:
+        _within.set(_within.get() | {run_id})
+        self._course = Course(await planned(prompt, options), feed, run_id)
+        await self._course.run()
 
     def stop(self) -> None:
-        if not self.course.closing:
+        if not self._closing:
             self.task.cancel()
+
+    @property
+    def _closing(self) -> bool:
+        return self._course is not None and self._course.closing
 
     async def stopped(self) -> None:
         """Waits whole, however often whoever waits is cancelled meanwhile: what was started must not stay."""
@@ -118,3 +144,9 @@ class _Begun:
             self.task.exception()
         if cancelled is not None:
             raise cancelled
+
+    async def stopped_from_within(self) -> None:
+        """Waits to be cancelled, so that nothing more is done. What is at work while the run closes is not cancelled,
+        and the run waits for it."""
+        if not self._closing:
+            await asyncio.wait({self.task})

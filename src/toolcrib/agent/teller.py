@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from toolcrib.agent.events import Ended, Retrying, RunEvent, RunFailed, RunFinished, Usage
+from toolcrib.agent.events import AnyRunEvent, Ended, Retrying, RunFailed, RunFinished, Usage
 from toolcrib.agent.feed import Feed
 
 MASK = "…"
@@ -39,7 +39,7 @@ class Teller:
         self._feed = feed
         self._secrets = {key, quote(key, safe="")} if len(key) >= SHORTEST else set()
 
-    def tell(self, kind: type[RunEvent], **fields: Any) -> None:
+    def tell(self, kind: type[AnyRunEvent], **fields: Any) -> None:
         self._feed.put(kind(provider=self._provider, run_id=self.run_id, **fields))
 
     def retrying(self, reason: str, delay: float, attempt: int) -> None:

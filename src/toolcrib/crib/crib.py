@@ -255,6 +255,7 @@ class Crib(Counter):
         return self._listings
 
     async def read_config(self, root: Path) -> Config:
+        """The configuration as its files have it now; nothing is started or stopped."""
         trusted = await trusted_files(self.store)
         config = load(
             paths=self.paths,

@@ -27,7 +27,7 @@ from toolcrib.config.slug import same_name
 from toolcrib.crib.counter import Counter, request
 from toolcrib.crib.results import Result, read_answer
 from toolcrib.errors import ServerAway, UnknownServer, UnknownTool, UsageError
-from toolcrib.events import Bus, CatalogChanged
+from toolcrib.events import Bus, CatalogChanged, ServerStateChanged
 from toolcrib.policy import OWNER, Caller
 from toolcrib.servers.model import ServerState, ServerStatus
 from toolcrib.servers.pool import Pool
@@ -107,6 +107,7 @@ class Kit(Counter):
             return
         why = status.last_error or f"It was not there within {limit:g} s."
         self._missing[config.name] = replace(status, state=ServerState.FAILED, last_error=why)
+        self.bus.publish(ServerStateChanged(server=config.name, state=ServerState.FAILED, reason=why))
         # Ending a process that hangs takes its time; nobody waits for it before the kit is left.
         ending = asyncio.create_task(self._pool.release(server))
         self._leaving.add(ending)
@@ -154,6 +155,7 @@ class Kit(Counter):
     # What the door asks.
 
     def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
+        """The tool of this name; of a server that is missing, the reason why its tools are not known."""
         try:
             return self.catalog.find(name, shown=shown, style=style)
         except UnknownTool:
@@ -163,6 +165,7 @@ class Kit(Counter):
             raise
 
     def target(self, server: str, _caller: Caller) -> Server:
+        """Who answers the calls of this server's tools."""
         return self._live(server)
 
     def _live(self, server: str) -> Server:

@@ -166,6 +166,10 @@ class Workspace:
                 "its log says more. Another tool may still do what is needed."
             )
 
+    def check(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Raises `WorkspaceError`, as a call would tell it, where the arguments do not fit. Does nothing else."""
+        decode(self._table[name], arguments)
+
     def _tool(self, name: str) -> Tool:
         if self.settings.broken:
             raise WorkspaceError(self.settings.broken)

@@ -13,14 +13,14 @@ import importlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from toolcrib.agent.options import Allowed, CodingTools
 from toolcrib.catalog.names import Names
 from toolcrib.catalog.offer import Offer
 from toolcrib.catalog.tool import Tool, decode_definition
 from toolcrib.crib.results import Result, read_result
-from toolcrib.errors import UnknownTool, UsageError, WorkspaceError
+from toolcrib.errors import InvalidArguments, UnknownTool, UsageError, WorkspaceError
 
 if TYPE_CHECKING:
     from toolcrib.workspace import Workspace
@@ -34,18 +34,32 @@ class Builtins:
     """Of no server."""
     answer: Callable[[str, Mapping[str, Any]], Awaitable[bytes]]
     """An MCP result; what goes wrong is one too."""
+    check: Callable[[str, Mapping[str, Any]], None]
+    """Raises `WorkspaceError` where the arguments do not fit."""
+
+    def checked(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What a call means; `InvalidArguments` where it does not fit."""
+        given = _without_nulls(arguments)
+        try:
+            self.check(name, given)
+        except WorkspaceError as error:
+            raise InvalidArguments(error.message, remedy=error.remedy, data=error.data) from error
+        return given
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
-        """An argument that is null counts as left out: some providers have models fill in all of them."""
-        given = {key: value for key, value in arguments.items() if value is not None}
-        return read_result(await self.answer(name, given))
+        return read_result(await self.answer(name, _without_nulls(arguments)))
+
+
+def _without_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """An argument that is null counts as left out: some providers have models fill in all of them."""
+    return {key: value for key, value in arguments.items() if value is not None}
 
 
 @contextlib.asynccontextmanager
 async def coding_tools(choice: CodingTools) -> AsyncIterator[Builtins]:
     """Raises `UsageError` where the folder cannot be worked in, and `ConfigError` where its settings cannot be used."""
     if choice.allowed is Allowed.NONE:
-        yield Builtins(answer=_nothing)
+        yield Builtins(answer=_nothing, check=_none)
         return
     # Loaded for those who want them; it takes a moment the first time, in which the loop goes on.
     await asyncio.to_thread(importlib.import_module, "toolcrib.agent.coding.table")
@@ -61,7 +75,7 @@ async def coding_tools(choice: CodingTools) -> AsyncIterator[Builtins]:
         return await workspace.call(name, arguments, session=session)
 
     try:
-        yield Builtins(offers=offers, answer=answer)
+        yield Builtins(offers=offers, answer=answer, check=workspace.check)
     finally:
         await workspace.close()
 
@@ -88,5 +102,9 @@ def _offer(definition: bytes) -> Offer:
     return Offer(tool=tool, name=name, description=tool.description, schema=tool.input_schema)
 
 
-async def _nothing(name: str, _: Mapping[str, Any]) -> bytes:
+def _none(name: str, _: Mapping[str, Any]) -> NoReturn:
     raise UnknownTool(f"There is no tool {name!r}: this run has no coding tools.")
+
+
+async def _nothing(name: str, arguments: Mapping[str, Any]) -> bytes:
+    _none(name, arguments)

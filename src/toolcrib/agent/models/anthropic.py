@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import httpx2
 from anthropic import AsyncAnthropic
-from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.anthropic import AnthropicModel, AnthropicModelSettings
 from pydantic_ai.providers.anthropic import AnthropicProvider
 
 from toolcrib.agent.models.definitions import Definitions
 from toolcrib.agent.models.http import NO_KEY
 from toolcrib.agent.models.place import Place
 from toolcrib.agent.models.wire import AsGiven
+
+SETTINGS = {"anthropic": frozenset(AnthropicModelSettings.__annotations__)}
+"""What it can be asked with."""
 
 
 class _Anthropic(AsGiven, AnthropicModel):

@@ -20,6 +20,11 @@ from pydantic_ai.exceptions import (
 
 from toolcrib.errors import ToolcribError
 
+
+class Wordless(UnexpectedModelBehavior):
+    """An answer without a word, a thought or a call."""
+
+
 Failure = (ModelAPIError, UnexpectedModelBehavior)
 """All that a request may end in, of which some will pass."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 from google.genai.client import Client
 from google.genai.types import GenerateContentResponse, HttpOptions
-from pydantic_ai.models.google import GoogleModel
+from pydantic_ai.models.google import GoogleModel, GoogleModelSettings
 from pydantic_ai.providers.google import GoogleProvider
 
 from toolcrib.agent.models.definitions import Definitions
@@ -21,6 +21,8 @@ from toolcrib.agent.models.place import Place
 from toolcrib.agent.models.wire import AsGiven
 
 API_VERSION = "v1beta"
+SETTINGS = {"google": frozenset(GoogleModelSettings.__annotations__)}
+"""What it can be asked with."""
 
 
 class _Google(AsGiven, GoogleModel):

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import httpx2
 from openai import AsyncOpenAI
-from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.models.openai import (
+    OpenAIChatModel,
+    OpenAIChatModelSettings,
+    OpenAIResponsesModel,
+    OpenAIResponsesModelSettings,
+)
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
@@ -18,6 +23,11 @@ from toolcrib.agent.models.place import Format, Place
 from toolcrib.agent.models.wire import AsGiven
 
 COMPATIBLE = "openai-compatible"
+SETTINGS = {
+    "openai": frozenset(OpenAIChatModelSettings.__annotations__),
+    "openai-responses": frozenset(OpenAIResponsesModelSettings.__annotations__),
+}
+"""What they can be asked with."""
 
 
 class _Chat(AsGiven, OpenAIChatModel):

@@ -6,13 +6,20 @@ In: a `Place`, an HTTP client, the tools' definitions. Out: a model. `models` op
 from __future__ import annotations
 
 import httpx2
-from pydantic_ai.models.openrouter import OpenRouterModel
+from pydantic_ai.models.openai import OpenAIChatModelSettings
+from pydantic_ai.models.openrouter import OpenRouterModel, OpenRouterModelSettings
 from pydantic_ai.providers.openrouter import OpenRouterProvider
 
 from toolcrib.agent.models.definitions import Definitions
 from toolcrib.agent.models.openai import client_of
 from toolcrib.agent.models.place import Place
 from toolcrib.agent.models.wire import AsGiven
+
+SETTINGS = {
+    "openrouter": frozenset(OpenRouterModelSettings.__annotations__)
+    | frozenset(OpenAIChatModelSettings.__annotations__)
+}
+"""What it can be asked with."""
 
 
 class _OpenRouter(AsGiven, OpenRouterModel):

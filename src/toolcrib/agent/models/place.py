@@ -124,14 +124,15 @@ def place(options: AgentOptions) -> Place:
     if "max_retries" in options.settings:
         raise UsageError("settings must not hold max_retries.", remedy="Use AgentOptions(retries=…).")
     _check_installed()
+    key = (options.api_key or "").strip()
     if options.base_url:
-        return Place(provider=provider, model=model, url=_checked(options.base_url), key=options.api_key)
+        return Place(provider=provider, model=model, url=_checked(options.base_url), key=key)
     usual = os.environ if options.environ is None else options.environ
     return Place(
         provider=provider,
         model=model,
         url=provider.url,
-        key=options.api_key or _usual_key(provider, usual),
+        key=key or _usual_key(provider, usual),
         organization=usual.get("OPENAI_ORG_ID", ""),
         project=usual.get("OPENAI_PROJECT_ID", ""),
     )
@@ -161,6 +162,8 @@ def _checked(base_url: str) -> str:
         usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False
+    if "@" in base_url.partition("//")[2].partition("/")[0]:
+        raise UsageError("base_url holds a user or a password.", remedy="Leave them out, and give a key as api_key.")
     if not usable:
         raise UsageError(
             f"base_url {base_url!r} is no HTTP address.", remedy="Write http://… or https://…, with a host."
@@ -171,6 +174,8 @@ def _checked(base_url: str) -> str:
 def _usual_key(provider: Provider, usual: Mapping[str, str]) -> str:
     for variable in provider.variables:
         if key := usual.get(variable, "").strip():
+            if not (key.isascii() and key.isprintable()):
+                raise UsageError(f"{variable} holds no key.", remedy="A key is one word of ASCII. Set it anew.")
             return key
     raise UsageError(
         f"There is no key for {provider.name}.",

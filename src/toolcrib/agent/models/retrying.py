@@ -24,13 +24,14 @@ from pydantic_ai.messages import (
     TextPartDelta,
     ThinkingPart,
     ThinkingPartDelta,
+    ToolReturnPart,
 )
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
 from toolcrib.agent.models.definitions import Definitions
-from toolcrib.agent.models.failures import Failure, of_ours, reason, told_to_wait, will_pass
+from toolcrib.agent.models.failures import Failure, Wordless, of_ours, reason, told_to_wait, will_pass
 
 if TYPE_CHECKING:
     from pydantic_ai.tools import RunContext
@@ -97,6 +98,7 @@ class Retrying(WrapperModel):
                     )
                     stack.push_async_callback(self._leave, stream)
                     await _until_shown(stream)
+                    _refuse_nothing(stream, messages)
                 except Failure as error:
                     delay = self._delay(error, attempt)
                 else:
@@ -141,6 +143,14 @@ async def _until_shown(stream: StreamedResponse) -> None:
         if _shows(event):
             break
     stream._get_event_iterator = lambda: _after(held, events)  # type: ignore[method-assign]
+
+
+def _refuse_nothing(stream: StreamedResponse, messages: Sequence[ModelMessage]) -> None:
+    """After its tools a model may have nothing to add. To a question nothing is no answer."""
+    is_nothing = all(isinstance(part, TextPart) and not part.content for part in stream.get().parts)
+    after_tools = any(isinstance(part, ToolReturnPart) for part in messages[-1].parts)
+    if is_nothing and not after_tools and stream.finish_reason in (None, "stop"):
+        raise Wordless("The model answered with nothing.")
 
 
 async def _after(held: Sequence[ModelResponseStreamEvent], events: Any) -> AsyncIterator[ModelResponseStreamEvent]:
