@@ -21,16 +21,17 @@ def approve(request: ToolRequest) -> bool | str:
     return request.arguments.get("file_path") == "notes.txt" or "only notes.txt may be written"
 
 
-async def work(prompt: str, model: str, folder: Path, **where: str) -> str:
+async def work(prompt: str, model: str, folder: Path, *, api_key: str = "", base_url: str = "") -> str:
     options = AgentOptions(
         model=model,
+        api_key=api_key,
+        base_url=base_url,
         instructions="Be brief.",
         mcp_servers=[CLOCK],
         coding_tools=CodingTools.all(folder),
         approve=approve,
         max_steps=10,
         timeout=60,
-        **where,
     )
     text = ""
     async for event in run_agent(prompt, options):
@@ -47,8 +48,8 @@ def main() -> None:
         Say("I wrote it down."),
     ]
     with scripted("anthropic", script) as model, tempfile.TemporaryDirectory() as folder:
-        where = {"api_key": "none", "base_url": model.url}
-        asyncio.run(work("Note how late it is.", "anthropic:claude-sonnet-5-5", Path(folder), **where))
+        there = work("Note how late it is.", "anthropic:any", Path(folder), api_key="none", base_url=model.url)
+        asyncio.run(there)
         print(sorted(file.name for file in Path(folder).iterdir()))
 
 

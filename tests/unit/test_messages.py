@@ -12,6 +12,7 @@ from google.genai.types import Content
 from openai.types.chat import ChatCompletionToolMessageParam, ChatCompletionUserMessageParam
 from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import TypeAdapter
+from pydantic_ai.messages import ToolReturnPart
 
 from toolcrib.crib import messages
 from toolcrib.crib.results import Result, read_answer, read_result
@@ -221,6 +222,11 @@ def test_a_picture_that_stands_in_the_structured_content_as_well_is_no_text() ->
 def test_structured_content_that_says_more_or_something_else_stays(text: str, structured: Any) -> None:
     given = result({"type": "text", "text": text}, structuredContent=structured)
     assert chat(given)[0]["content"].endswith(json.dumps(structured))
+
+
+def test_google_is_told_in_the_words_of_an_agents_run() -> None:
+    given = result(TEXT, structuredContent={"text": "Hello."})
+    assert answered(given) == ToolReturnPart("find", "Hello.", "g1").model_response_object()
 
 
 def test_an_interface_or_a_place_that_there_is_not_is_refused() -> None:

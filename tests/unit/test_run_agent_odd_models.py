@@ -64,8 +64,7 @@ class Closing:
     """A run whose `approve` closes it."""
 
     def __init__(self, patch: pytest.MonkeyPatch, close: Any) -> None:
-        self.ran: list[str] = []
-        self.kit = desk(act=lambda _: self.ran.append("act") or "done")
+        self.kit = desk(act=lambda _: "done")
         self.world = in_memory(patch, [Calls(tool="act")], ["Done."], kit=self.kit)
 
         async def approve(_: ToolRequest) -> bool:
@@ -104,7 +103,7 @@ async def test_a_run_can_be_closed_by_its_own_approval_and_then_the_tool_does_no
     story = Closing(monkeypatch, close)
     assert "run_finished" not in await story.read()
     await story.run.aclose()
-    assert story.ran == []
+    assert story.kit.calls == []
     assert story.kit.opened == story.kit.closed > 0
     assert story.world.opened == story.world.closed
     assert not other_tasks()
