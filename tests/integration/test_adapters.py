@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from parts.adapters import LIMIT, MODELS, connections, of, options, told
+from parts.sizes import some
 from parts.waiting import wait_for
 from toolcrib.agent.events import (
     Ended,
@@ -27,14 +29,22 @@ from toolcrib.agent.events import (
     ToolFinished,
 )
 from toolcrib.agent.models import place
+from toolcrib.agent.options import AgentOptions
+from toolcrib.agent.run import run_agent
 from toolcrib.agent_events import ToolStatus
 from toolcrib.config.given import StdioServer
-from toolcrib.testing import PROVIDERS, Break, Call, Hold, Model, Refuse, Say, Step, Together, scripted
+from toolcrib.testing import PROVIDERS, Break, Call, Hold, Model, Refuse, Say, Step, Together, line, scripted
 
 KEY = "sk-given-by-hand"
 MEETING = Path(__file__).parent.parent / "servers_own" / "meeting.py"
 
 each_provider = pytest.mark.parametrize("provider", MODELS)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider that does not say when to come again is asked again at once."""
+    monkeypatch.setattr("toolcrib.agent.models.retrying.FIRST_DELAY", 0.0)
 
 
 def test_every_provider_has_its_story() -> None:
@@ -179,9 +189,8 @@ async def test_an_answer_that_breaks_off_in_the_middle_ends_the_run_with_what_th
 
 @each_provider
 async def test_an_answer_that_breaks_off_before_anything_was_said_is_asked_for_again(
-    provider: str, monkeypatch: pytest.MonkeyPatch
+    provider: str,
 ) -> None:
-    monkeypatch.setattr("toolcrib.agent.models.retrying.FIRST_DELAY", 0.0)
     with scripted(provider, [Break("", status=529), Break(""), Say("at last")]) as model:
         events = await told(options(provider, model))
     assert events[-1].text == "at last"
@@ -210,3 +219,78 @@ async def test_a_run_that_is_cancelled_in_mid_answer_hangs_up(provider: str) -> 
         with pytest.raises(asyncio.CancelledError):
             await task
         wait_for(lambda: not connections(model), "the connection to be closed", 10)
+
+
+@each_provider
+@pytest.mark.parametrize("end", ["async with", "break alone"])
+async def test_who_leaves_in_mid_answer_leaves_nothing_to_the_garbage_collector(
+    provider: str, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What that closes it closes in tasks of its own, when the connection is gone, and logs how it failed."""
+    loop = asyncio.get_running_loop()
+    troubles: list[Any] = []
+    left: list[str] = []
+    loop.set_exception_handler(lambda _, trouble: troubles.append(trouble))
+    before = sys.get_asyncgen_hooks()
+
+    def finalized(generator: Any) -> None:
+        left.append(generator.__qualname__)
+        before.finalizer(generator)
+
+    sys.set_asyncgen_hooks(before.firstiter, finalized)
+    try:
+        with scripted(provider, [Say("one two three four five six seven eight")]) as model:
+            for turn in TURNS_LATER:
+                await _leave(options(provider, model), end, turn)
+                gc.collect()
+    finally:
+        sys.set_asyncgen_hooks(*before)
+    assert (troubles, caplog.text) == ([], "")
+    # OpenAI's SDK leaves its own at the end of every answer, read or not: they wait for nothing any more.
+    assert not left or provider in {"openai", "openrouter"}
+    assert len(model.requests) == len(TURNS_LATER)
+
+
+TURNS_LATER = some(range(0, 24, 2), range(1, 120))
+"""Of the event loop, after the first word, in which the answer comes further."""
+
+
+async def _leave(chosen: AgentOptions, end: str, turn: int) -> None:
+    async with asyncio.timeout(LIMIT):
+        events = run_agent("Count.", chosen)
+        async for event in events:
+            if event.type == "text_delta":
+                break
+        for _ in range(turn):
+            await asyncio.sleep(0)
+        if end == "async with":
+            await events.aclose()
+        del events
+        while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110 - nobody tells when it is over
+            await asyncio.sleep(0)
+
+
+@each_provider
+async def test_an_answer_without_a_word_is_asked_for_again(provider: str) -> None:
+    with scripted(provider, [Say(""), Say(""), Say("At last.")]) as model:
+        events = await told(options(provider, model))
+    assert events[-1].text == "At last."
+    assert [event.attempt for event in of(Retrying, events)] == [1, 2]
+    with scripted(provider, [Say("")] * 3) as model:
+        events = await told(options(provider, model, retries=2))
+    failed = events[-1]
+    assert isinstance(failed, RunFailed)
+    assert "nothing" in failed.error
+    assert failed.remedy
+    assert len(model.requests) == 3
+
+
+async def test_google_says_in_the_body_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolcrib.testing.server.response", _without_the_header)
+    with scripted("google", [Refuse(429, retry_after=0.01), Say("At last.")]) as model:
+        events = await told(options("google", model))
+    assert [event.delay for event in of(Retrying, events)] == [0.01]
+
+
+def _without_the_header(status: int, content: Mapping[str, Any], more: Mapping[str, str]) -> bytes:
+    return line.response(status, content, {name: value for name, value in more.items() if name != "Retry-After"})

@@ -56,6 +56,12 @@ def desk(notes: Path) -> StdioServer:
 
 
 @pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider that does not say when to come again is asked again at once."""
+    monkeypatch.setattr("toolcrib.agent.models.retrying.FIRST_DELAY", 0.0)
+
+
+@pytest.fixture(autouse=True)
 def no_socket_left() -> Iterator[None]:
     before = sockets()
     yield

@@ -14,14 +14,15 @@ from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
+from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelRequest
 from pydantic_ai.models import ModelRequestParameters
 
 from parts.adapters import MODELS, ask, connections, options
 from parts.waiting import wait_for
 from toolcrib.agent.models import open_model, place
-from toolcrib.agent.models.http import CONNECT_LIMIT, SILENCE_LIMIT
+from toolcrib.agent.models.http import CONNECT_LIMIT, SILENCE_LIMIT, _refuse_no_answer
+from toolcrib.errors import UsageError
 from toolcrib.testing import Model, Say, scripted
 
 KEY = "sk-given-by-hand"
@@ -111,8 +112,10 @@ async def test_any_other_address_is_asked_through_the_proxy(monkeypatch: pytest.
 
 @each_provider
 async def test_a_redirect_is_not_followed_since_it_would_take_the_key_along(provider: str) -> None:
-    with scripted(provider, []) as model, redirecting(model) as url, pytest.raises(ModelAPIError):
-        await ask(provider, model, {}, retries=0, api_key=KEY, base_url=url)
+    with scripted(provider, []) as model, redirecting(model) as url, pytest.raises(UsageError, match="307") as told:
+        # Nor is it asked again: it will say the same.
+        await ask(provider, model, {}, retries=1000, api_key=KEY, base_url=url)
+    assert "base_url" in told.value.remedy
     assert not model.requests
 
 
@@ -166,3 +169,11 @@ async def test_no_connection_stays_when_the_model_is_closed(provider: str) -> No
             await asked.request([ModelRequest.user_text_prompt("go")], None, ModelRequestParameters())
             assert connections(model), "it is kept for the next request"
         wait_for(lambda: not connections(model), "the connection to be closed", 10)
+
+
+@pytest.mark.parametrize(("status", "kind", "refused"), [(200, "text/html", True), (500, "text/html", False)])
+async def test_a_web_page_is_no_answer(status: int, kind: str, refused: bool) -> None:
+    request = httpx2.Request("POST", "http://127.0.0.1/v1")
+    response = httpx2.Response(status, headers={"Content-Type": f"{kind}; charset=utf-8"}, request=request)
+    with pytest.raises(UsageError, match="web page") if refused else contextlib.nullcontext():
+        await _refuse_no_answer(response)

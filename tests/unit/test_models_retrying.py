@@ -171,6 +171,24 @@ async def test_the_provider_says_how_long_to_wait_within_a_limit(after: str, wai
     assert told.waits == [waited]
 
 
+@pytest.mark.parametrize(
+    ("delay", "waited"), [("3s", 3.0), ("0.25s", 0.25), ("0s", 0.5), ("x", 0.5), (None, 0.5), ("9999s", LONGEST_TOLD)]
+)
+async def test_google_says_in_the_body_how_long_to_wait(delay: Any, waited: float) -> None:
+    detail = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": delay}
+    error = ModelHTTPError(429, "m", {"error": {"message": "not now", "details": ["odd", {}, detail]}})
+    scripted, told = Scripted([error], ["there"]), Told()
+    await answer(around(scripted, told))
+    assert told.waits == [waited]
+
+
+@pytest.mark.parametrize("body", [None, "x", [], {"error": "x"}, {"error": {"details": {}}}, {"details": [1]}])
+async def test_a_body_that_says_nothing_of_it_is_no_trouble(body: Any) -> None:
+    scripted, told = Scripted([ModelHTTPError(429, "m", body)], ["there"]), Told()
+    await answer(around(scripted, told))
+    assert told.waits == [0.5]
+
+
 @given(chance=st.floats(0, 1), retries=st.integers(1, 60))
 async def test_no_wait_is_longer_than_the_limit_nor_shorter_than_half_its_turn(chance: float, retries: int) -> None:
     scripted, told = Scripted(*([http(503)] for _ in range(retries)), ["there"]), Told()

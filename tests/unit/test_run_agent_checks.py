@@ -91,7 +91,9 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "remedy"), UNUSABLE, ids=lambda one: str(one)[:60])
+@pytest.mark.parametrize(
+    ("given", "remedy"), UNUSABLE, ids=lambda one: one if isinstance(one, str) else next(iter(one))
+)
 async def test_what_cannot_work_is_refused_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], remedy: str
 ) -> None:

@@ -363,6 +363,12 @@ def test_a_rate_limit_says_when_to_come_again() -> None:
         assert json.loads(answer.read())["error"]["code"] == "rate_limit_exceeded"
 
 
+def test_a_rate_limit_says_nothing_of_it_unless_asked_to() -> None:
+    with scripted("google", [Refuse(429)]) as model, post(model, "/models/m:generateContent", {}) as answer:
+        assert (answer.status, answer.headers["Retry-After"]) == (429, None)
+        assert "details" not in json.loads(answer.read())["error"]
+
+
 def test_google_says_it_in_the_body() -> None:
     [told] = Google().refusal(429, "slower", 2.5)["error"]["details"]
     assert told["retryDelay"] == "2.5s"

@@ -6,7 +6,7 @@ In: a `Place`, an HTTP client, the tools' definitions. Out: a model. `models` op
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import aclosing
 from typing import Any
 
 import httpx2
@@ -46,14 +46,9 @@ class _Google(AsGiven, GoogleModel):
         return self._understood(answer) if isinstance(answer, GenerateContentResponse) else self._streamed(answer)
 
     async def _streamed(self, pieces: Any) -> AsyncIterator[GenerateContentResponse]:
-        try:
+        async with aclosing(pieces):
             async for piece in pieces:
                 yield self._understood(piece)
-        finally:
-            # Whoever leaves has hung up (`retrying`), so there will not be many more.
-            with suppress(Exception):
-                async for _ in pieces:
-                    pass
 
     def _understood(self, answer: GenerateContentResponse) -> GenerateContentResponse:
         for candidate in answer.candidates or ():

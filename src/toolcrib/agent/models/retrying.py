@@ -9,7 +9,7 @@ pieces of a step add up to what the model said. `failures` says what will pass.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -114,9 +114,12 @@ class Retrying(WrapperModel):
         line each comes to its end by itself.
         """
         await self._hang_up()
-        with suppress(Exception):
-            async for _ in stream:
-                pass
+        # Who is cancelled between two pieces ends the outer ones, and leaves those that read for them.
+        under_it: list[AsyncIterable[Any]] = [stream._response] if hasattr(stream, "_response") else []
+        for read in (stream, *under_it):
+            with suppress(Exception):
+                async for _ in read:
+                    pass
 
     def _delay(self, error: Exception, attempt: int) -> float:
         """How long to wait before this repetition, which is told; the error again if there shall be none."""
