@@ -102,4 +102,4 @@ def test_a_kit_of_given_servers_knows_it_too(transport: Transport, cwd: str | No
     config = ServerConfig(name="s", transport=transport, source=Source(layer=Layer.USER), cwd=cwd)
     kit = Kit([config], root=Path("/root"))
     kit._servers["s"] = cast(Server, SimpleNamespace(config=config, tools=(b'{"name": "read"}',)))
-    assert [tool.folder for tool in kit.catalog.tools] == [folder]
+    assert [tool.folder for tool in kit._built(None).tools] == [folder]

@@ -326,5 +326,5 @@ def test_a_profile_that_cannot_be_read_is_refused(data: Any) -> None:
 
 
 def test_a_mistake_in_a_profile_names_the_rule() -> None:
-    with pytest.raises(ConfigError, match=r"^profile mine, rule 2: 'git' names no server\.$"):
+    with pytest.raises(ConfigError, match=r"^profile mine, rule 2: 'git' names no server\."):
         profile_from("mine", {"rules": [{"allow": "a:*"}, {"deny": "git"}]})
