@@ -19,7 +19,7 @@ say() { printf '\n'; printf '%s\n' "$@"; }
 show() {
     printf '\n$ toolcrib'
     for word do
-        case $word in *[!a-z0-9./-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
+        case $word in *[!a-zA-Z0-9_./-]*) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
     done
     printf '\n'
     toolcrib "$@" 2>&1
