@@ -40,6 +40,10 @@ Feature: A coding agent at work with Toolcrib's tools
       | agent  |
       | claude |
       | codex  |
+
+    @soak
+    Examples: the other program
+      | agent  |
       | gemini |
 
   Scenario Outline: An agent that only reads reviews a change, and cannot make one
@@ -153,6 +157,10 @@ Feature: A coding agent at work with Toolcrib's tools
       | agent  |
       | claude |
       | codex  |
+
+    @soak
+    Examples: the other program
+      | agent  |
       | gemini |
 
   Scenario Outline: A run that is to go on without tools goes on when its agent is revoked

@@ -223,6 +223,7 @@ async def test_a_run_that_is_cancelled_in_mid_answer_hangs_up(provider: str) -> 
 
 @each_provider
 @pytest.mark.parametrize("end", ["async with", "break alone"])
+@pytest.mark.usual(provider=("anthropic", "google"))
 async def test_who_leaves_in_mid_answer_leaves_nothing_to_the_garbage_collector(
     provider: str, end: str, caplog: pytest.LogCaptureFixture
 ) -> None:

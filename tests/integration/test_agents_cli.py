@@ -55,6 +55,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 # --- with and without a daemon ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usual(engine="sqlite")
 def test_an_agent_made_without_a_daemon_is_let_in_by_the_next_one(
     toolcrib_home: Home, daemon: StartDaemon, cli: Cli, store_env: dict[str, str]
 ) -> None:

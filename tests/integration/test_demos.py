@@ -146,6 +146,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize("client", sorted(runs.ALL))
+@pytest.mark.usual(client="codex")
 def test_a_scripted_demo_prints_what_is_expected_and_leaves_only_its_logs(at_desk: AtDesk, client: str) -> None:
     desk = at_desk(client)
     check(f"{client}_tools_demo", run(desk, DEMOS / f"{client}_tools_demo.sh", "--scripted"), desk)

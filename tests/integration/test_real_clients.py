@@ -187,6 +187,7 @@ def test_the_next_call_of_an_agent_that_is_removed_does_not_pass(scene: Scene, c
 
 
 @pytest.mark.req("KSI-2", "KSI-3", "KSI-5")
+@pytest.mark.usual(client="claude")
 def test_a_connected_client_works_over_the_bridge_through_a_restart_until_its_entry_is_removed(
     scene: Scene, client: CodingAgent
 ) -> None:

@@ -39,6 +39,7 @@ def config(notes: Notes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", RESTARTS)
+@pytest.mark.usual(engine="sqlite")
 def test_a_legacy_session_goes_on_after_the_daemon_was_away(
     daemon: StartDaemon, config: dict[str, Any], store_env: dict[str, str], how: str
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_legacy_session_goes_on_after_the_daemon_was_away(
         assert AgentEndpoint(second, token).legacy(session, "ping").status == 404
 
 
+@pytest.mark.usual(engine="postgresql")
 def test_what_a_session_counted_is_there_after_a_restart(
     daemon: StartDaemon, config: dict[str, Any], store_env: dict[str, str]
 ) -> None:

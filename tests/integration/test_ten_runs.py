@@ -30,6 +30,7 @@ def projects(home: Home, count: int) -> list[Path]:
 
 @pytest.mark.req("FRG-11", "KAI-10")
 @pytest.mark.parametrize(("name", "count"), [("codex", 1), ("claude", TEN)])
+@pytest.mark.usual(name="claude")
 def test_ten_runs_at_once_without_a_daemon_share_one_and_their_projects_servers(
     toolcrib_home: Home, cli: Cli, parts: Callable[[str], list[str]], name: str, count: int
 ) -> None:

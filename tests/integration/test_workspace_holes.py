@@ -178,6 +178,7 @@ def test_what_runs_sees_nothing_behind_a_link(there: tuple[Side, Ground], form: 
         tried(side, tool, arguments(name))
 
 
+@pytest.mark.usual(opened="daemon")
 def test_what_runs_is_ended_at_a_pipe(there: tuple[Side, Ground]) -> None:
     side, ground = there
     os.mkfifo(ground.root / "pipe.py")
@@ -211,6 +212,7 @@ def test_odd_words_are_no_options_of_what_runs(there: tuple[Side, Ground], form:
         tried(side, tool, arguments(holes.odd_words(ground)[what]))
 
 
+@pytest.mark.usual(opened="stdio")
 def test_a_name_that_looks_like_an_option_is_a_name(there: tuple[Side, Ground]) -> None:
     """Where such a file is really there, it gets as far as the program."""
     side, ground = there
