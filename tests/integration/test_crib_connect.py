@@ -19,7 +19,7 @@ from parts.crowd import Member, Owner
 from parts.daemon import Daemon, Home, StartDaemon
 from parts.waiting import wait_for
 from parts.witness import Notes
-from toolcrib import Crib
+from toolcrib import AgentOptions, Crib, run_agent, server_config
 from toolcrib.crib.connection import Connection
 from toolcrib.crib.results import TextBlock
 from toolcrib.errors import (
@@ -35,6 +35,7 @@ from toolcrib.errors import (
 from toolcrib.events import CallFailed, CallFinished, CallIntended, CatalogChanged, Event, ServerStateChanged
 from toolcrib.listing import SOURCE
 from toolcrib.servers.model import ServerState
+from toolcrib.testing import Anyway, Call, Say, scripted
 
 LIMIT = 20.0
 
@@ -352,3 +353,28 @@ async def test_a_server_that_is_away_at_the_daemon_is_away_here(daemon: StartDae
         assert heard[0][0] == "w"
         assert heard[0][1] != "ready"
         assert not {"w", "broken"} & confined.status().keys()
+
+
+@pytest.mark.req("KAI-10")
+async def test_a_run_is_the_same_against_the_daemon_as_with_servers_of_its_own(running, shared_home, notes, owner):
+    """Another provider for each; what the model gets, and what ran, is the same."""
+    steps = [Call("look", {"nonce": "run"}), Anyway("note", {"nonce": "run"}), Say("Seen.")]
+    told: list[tuple[str, ...]] = []
+
+    async def run(provider: str, **tools: Any) -> None:
+        with scripted(provider, steps) as model:
+            options = AgentOptions(model=f"{provider}:m", api_key="k", base_url=model.url, keep=["look"], **tools)
+            events = [event async for event in run_agent("Look.", options)]
+            assert events[-1].type == "run_finished", events[-1]
+            assert [tool.name for tool in model.offered] == ["look"]
+            assert "There is no tool" in model.results[1]
+            told.append(tuple(event.type for event in events))
+
+    before = len(notes.calls())
+    async with connect(shared_home, profile="developer") as connection:
+        await run("openai", crib=connection)
+        agent = connection.agent
+        assert await outcomes(owner, agent, 1) == [("w:look", "ok")]
+    await run("anthropic", mcp_servers=[server_config("w", notes.server("note", reads="look"))])
+    assert [(one["tool"], one["arguments"]) for one in notes.calls()[before:]] == [("look", {"nonce": "run"})] * 2
+    assert told[0] == told[1]
