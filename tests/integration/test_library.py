@@ -56,6 +56,12 @@ async def crib(paths, tmp_path):
         yield crib
 
 
+async def test_a_crib_is_entered_once_and_who_tries_again_does_not_close_it(crib):
+    with pytest.raises(UsageError, match="used once"):
+        await crib.__aenter__()
+    assert crib.status() == {}
+
+
 def test_the_root_offers_just_these_names():
     assert sorted(toolcrib.__all__) == [
         "AgentEvent",

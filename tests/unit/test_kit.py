@@ -18,7 +18,8 @@ from parts.sizes import some
 from parts.witness import Notes
 from toolcrib.config.given import HttpServer, StdioServer
 from toolcrib.crib.client import Client
-from toolcrib.crib.kit import Kit, to_its_end
+from toolcrib.crib.kit import Kit
+from toolcrib.crib.opened import to_its_end
 from toolcrib.errors import CallTimeout, InvalidArguments, ServerAway, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import CallFailed, CallFinished, CallIntended, CatalogChanged, Event, ServerStateChanged
 from toolcrib.servers.model import ServerState, ToolCall

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from toolcrib.errors import ConfigError, UsageError
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Given(ABC):
     """What all have. Checked when it is made, so that a mistake is told where it stands."""
 
     transport: ClassVar[Transport]
@@ -66,8 +67,9 @@ class _Given:
     def _fields(self) -> Iterator[tuple[str, Any]]:
         return ((name, value) for name, value in vars(self).items() if name != "name" and value is not None)
 
+    @abstractmethod
     def _place(self) -> str:
-        raise NotImplementedError
+        """What `repr` shows of where it is, without what may be secret."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,8 +14,7 @@ import secrets
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -27,7 +26,7 @@ from toolcrib.config.project import project_of
 from toolcrib.crib.call_events import told
 from toolcrib.crib.counter import Counter, request
 from toolcrib.crib.daemon_states import DaemonStates
-from toolcrib.crib.kit import to_its_end
+from toolcrib.crib.opened import Opened
 from toolcrib.crib.relabelled import Relabelled
 from toolcrib.crib.results import Result, read_answer
 from toolcrib.errors import (
@@ -61,7 +60,7 @@ _LENT_WITHIN = 30.0
 """Seconds for the whole way to a lent agent: its daemon waits for servers that nobody has seen yet."""
 
 
-class Connection(Counter):
+class Connection(Opened, Counter):
     """A running daemon's tools, as one of its agents: `async with Crib.connect() as crib`.
 
     `crib.tools()` are those that the agent may use, `await crib.call("read_file", {…})` calls one. What may be done is
@@ -115,26 +114,18 @@ class Connection(Counter):
     def __repr__(self) -> str:
         return f"Connection(agent={self.agent!r})"
 
-    async def __aenter__(self) -> Self:
+    def _refuse_again(self) -> None:
         if self._entered:
             raise UsageError("A Connection is used once.", remedy="Make another, by `Crib.connect()`.")
-        self._entered = True
-        try:
-            url = await self._known_agent() if self.agent or self._token else await self._lent_agent()
-            self._server = self._pool.acquire(self._config(url))
-            await self._server.settled()
-            if self._server.status.state is not ServerState.READY:
-                raise _refused(url, self._server.status.last_error)
-            await self._states.begin(self._paths.socket, self._token, project_of(self._wanted.workdir))
-        except BaseException:
-            await to_its_end(self._close())
-            raise
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await to_its_end(self._close())
+    async def _open(self) -> None:
+        self._entered = True
+        url = await self._known_agent() if self.agent or self._token else await self._lent_agent()
+        self._server = self._pool.acquire(self._config(url))
+        await self._server.settled()
+        if self._server.status.state is not ServerState.READY:
+            raise _refused(url, self._server.status.last_error)
+        await self._states.begin(self._paths.socket, self._token, project_of(self._wanted.workdir))
 
     async def _close(self) -> None:
         self._server = None

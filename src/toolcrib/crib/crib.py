@@ -12,7 +12,6 @@ import enum
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from toolcrib.agents.approvals import Approvals
@@ -30,14 +29,15 @@ from toolcrib.config.project import project_of
 from toolcrib.crib.attendant import Attendant, attending, note
 from toolcrib.crib.connection import Connection
 from toolcrib.crib.counter import Counter, request
-from toolcrib.crib.kit import to_its_end
 from toolcrib.crib.last_known import LastKnown
+from toolcrib.crib.opened import Opened
 from toolcrib.crib.project import Builtin, Project
 from toolcrib.crib.projects import Projects
 from toolcrib.crib.registering import Registering
 from toolcrib.crib.results import Result, read_answer
 from toolcrib.crib.secrets import KnownSecrets
 from toolcrib.crib.trust import Trust, trusted_files
+from toolcrib.errors import UsageError
 from toolcrib.events import Bus, Change
 from toolcrib.listing import Listings
 from toolcrib.policy import OWNER
@@ -55,7 +55,7 @@ class Opening(enum.Enum):
     """When each server whose tools nobody has ever seen is there, or has failed."""
 
 
-class Crib(Counter):
+class Crib(Opened, Counter):
     """The tools of your configuration, for a program of your own: `async with Crib.from_config() as crib`.
 
     `crib.tools()` are for a model, `await crib.call("read_file", {…})` calls one, and your book says so. `register`
@@ -85,7 +85,7 @@ class Crib(Counter):
         self._opening = opening
         self._store: Store | None = None
         self._attendant: Attendant | None = None
-        self._open = contextlib.AsyncExitStack()
+        self._held = contextlib.AsyncExitStack()
         """What ends with us, in the order opposite to its beginning."""
         self._trust: Trust | None = None
         self._last_known: LastKnown | None = None
@@ -137,30 +137,24 @@ class Crib(Counter):
             parent=parent,
         )
 
-    async def __aenter__(self) -> Self:
-        try:
-            await self._open_books()
-            await self._open_builtins()
-            home = await self.project(self.root)
-            if self._opening is Opening.INTRODUCED:
-                await home.introduced(None)
-        except BaseException:
-            await to_its_end(self._close())
-            raise
-        return self
+    def _refuse_again(self) -> None:
+        if self._store is not None:
+            raise UsageError("A Crib is used once.", remedy="Make another.")
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await to_its_end(self._close())
+    async def _open(self) -> None:
+        await self._open_books()
+        await self._open_builtins()
+        home = await self.project(self.root)
+        if self._opening is Opening.INTRODUCED:
+            await home.introduced(None)
 
     async def _open_books(self) -> None:
         self._store = await Store.open(store_place(self.paths, self.environ, self.flags))
-        self._open.push_async_callback(self._store.close)
+        self._held.push_async_callback(self._store.close)
         self._last_known = LastKnown(self._store)
         settings = (await self.read_config(self.root)).settings
         secrets = KnownSecrets(lambda: (project.config for project in self.projects))
-        self._attendant = await self._open.enter_async_context(
+        self._attendant = await self._held.enter_async_context(
             attending(self._store, self.bus, self.paths, settings, secrets)
         )
         self._trust = Trust(
@@ -173,7 +167,7 @@ class Crib(Counter):
     async def _open_builtins(self) -> None:
         for builtin in self._builtins.values():
             await builtin.refresh(self)
-            self._open.push_async_callback(builtin.close)
+            self._held.push_async_callback(builtin.close)
 
     async def note(self, change: Change) -> None:
         """Writes into the book what is no call; durable when it returns."""
@@ -185,7 +179,7 @@ class Crib(Counter):
 
     async def _close(self) -> None:
         await self._projects.close()
-        await self._open.aclose()
+        await self._held.aclose()
 
     @property
     def store(self) -> Store:

@@ -12,11 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from toolcrib.calls import Door
 from toolcrib.catalog.snapshot import Catalog
@@ -25,6 +24,7 @@ from toolcrib.config.given import GivenServer, configs_of
 from toolcrib.config.model import NameStyle, ServerConfig
 from toolcrib.config.slug import same_name
 from toolcrib.crib.counter import Counter, request
+from toolcrib.crib.opened import Opened
 from toolcrib.crib.results import Result, read_answer
 from toolcrib.errors import ServerAway, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import Bus, CatalogChanged, ServerStateChanged
@@ -44,7 +44,7 @@ class _Stage(enum.Enum):
     OVER = enum.auto()
 
 
-class Kit(Counter):
+class Kit(Opened, Counter):
     """Some given servers, for as long as a program needs them: `async with Kit([StdioServer(…)]) as kit`.
 
     All connect at the same time, once; `kit.connected` and `kit.missing` say which are there. `kit.tools()` are for a
@@ -74,23 +74,15 @@ class Kit(Counter):
         """Servers that were not there in time and are being ended."""
         self._stage = _Stage.NEW
 
-    async def __aenter__(self) -> Self:
+    def _refuse_again(self) -> None:
         if self._stage is not _Stage.NEW:
             raise UsageError("A Kit is used once.", remedy="Make another.")
-        self._stage = _Stage.OPEN
-        try:
-            async with asyncio.TaskGroup() as group:
-                for config in self._configs:
-                    group.create_task(self._connect(config))
-        except BaseException:
-            await to_its_end(self._close())
-            raise
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await to_its_end(self._close())
+    async def _open(self) -> None:
+        self._stage = _Stage.OPEN
+        async with asyncio.TaskGroup() as group:
+            for config in self._configs:
+                group.create_task(self._connect(config))
 
     async def _connect(self, config: ServerConfig) -> None:
         if not config.enabled:
@@ -205,20 +197,6 @@ class Kit(Counter):
             previous=previous,
             folders={name: str(folder) for name, folder in folders.items() if folder is not None},
         )
-
-
-async def to_its_end(work: Coroutine[None, None, None]) -> None:
-    """Does the work whole, however often whoever waits for it is cancelled meanwhile."""
-    task = asyncio.create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    task.result()
 
 
 def _absent(config: ServerConfig, why: str) -> ServerStatus:

@@ -8,6 +8,7 @@ listed. `shapes` writes objects, arrays and scalars; here are references, unions
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,7 +42,7 @@ class Unwritable(Exception):
 TOO_DEEP = "it nests too deep"
 
 
-class Writer:
+class Writer(ABC):
     def __init__(self, root: Schema, dialect: Dialect, ledger: Ledger) -> None:
         self.document = Document(root)
         self.dialect = dialect
@@ -83,8 +84,9 @@ class Writer:
             return self._split(flat, kinds, path)
         return self.shape(flat, kinds, path)
 
+    @abstractmethod
     def shape(self, flat: Schema, kinds: list[str], path: str) -> Written:
-        raise NotImplementedError
+        """Writes a schema of these kinds that is no reference, union or choice."""
 
     # Many schemas for one value
 
