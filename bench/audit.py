@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from toolcrib.book.redact import Redactor
 
 from report import Figure, rounded
 from toolcrib.book import Book
 from toolcrib.book.entry import Entry, Kind
-from toolcrib.book.redact import Redactor
 from toolcrib.store import Store
 from toolcrib.store.commits import Commits
 

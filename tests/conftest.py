@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,6 +27,13 @@ from parts.report import not_run, summarize
 from parts.sizes import FULL, left_for_soak
 
 os.environ[leftovers.RUN_NAME] = str(os.getpid())
+
+# In the background, or by nohup, we inherit ignored signals, but tests start programs with the default ones: exec
+# gives a signal that has a handler its default back.
+for _number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 # How long an example takes says more about the machine than about what is tested.
 hypothesis.settings.register_profile("toolcrib", deadline=None)
@@ -78,6 +86,17 @@ def start_server() -> Iterator[StartServer]:
     """Starts a server that prints its port: `start_server([*words]).url("http")`."""
     with own.starting() as start:
         yield start
+
+
+@pytest.fixture
+def ignored_signals() -> Iterator[None]:
+    """As a shell leaves them to a program in the background, and nohup; and one that is blocked."""
+    before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for one, handler in before.items():
+        signal.signal(one, handler)
 
 
 @pytest.fixture(scope="session")

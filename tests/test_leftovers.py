@@ -41,7 +41,7 @@ def test_a_child_that_was_left_is_found_and_ended() -> None:
     before = leftovers.look()
     with subprocess.Popen([sys.executable, "-c", SLEEP]) as child:
         assert child.pid in pids(leftovers.left_behind(before, None))
-        assert child.wait(5) < 0
+        assert child.wait(60) < 0
 
 
 @pytest.mark.usefixtures("impatient")

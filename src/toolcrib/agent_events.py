@@ -12,6 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+FAILURE = "toolcrib/failure"
+"""The key in a result's `_meta` under which a tool says, in a few words, that what it ran failed: an exit code, failing
+tests. The call itself went well, so for MCP it is no error."""
+_LONGEST_FAILURE = 200
+
+
+def failure_in(meta: Any) -> str:
+    """What stands there in a result's `_meta`, whatever that holds."""
+    said = meta.get(FAILURE) if isinstance(meta, dict) else None
+    return " ".join(said[:_LONGEST_FAILURE].split()) if isinstance(said, str) else ""
+
 
 class Kind(enum.StrEnum):
     REASONING = "reasoning"
@@ -28,7 +39,7 @@ class ToolStatus(enum.StrEnum):
     STARTED = "started"
     OK = "ok"
     ERROR = "error"
-    """The tool, or its server, says that it failed."""
+    """The tool, or its server, says that it failed; or that what it ran did: a command, tests."""
     DENIED = "denied"
     """Not permitted: by Toolcrib, which then gives its rule, or by the program itself."""
     INVALID = "invalid"

@@ -2,7 +2,8 @@
 
 In: the ASGI app and listening sockets. Out: a running server. Neither limit is in uvicorn: a half-sent request would
 hold its connection, and the server's end, for as long as its sender likes. Below everybody who serves HTTP: the gateway
-and the workspace. What a request says of itself is theirs to judge.
+and the workspace. What a request says of itself is theirs to judge; whoever they reject before they know who it is
+cannot keep its connection (`connection: close`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from toolcrib.descriptors import open_limit
+
 ARRIVAL_LIMIT = 10.0
 KEEP_ALIVE = 120
 LARGEST_HEAD = 64 * 1024
 """Bytes of a request line and its headers; nobody has shown a token yet while they come in."""
+MOST_NEW = 512
+"""Connections that have not sent the head of a request yet; then the oldest of them goes."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
@@ -66,7 +71,34 @@ class _Corked:
         return getattr(self._transport, name)
 
 
+class _Room:
+    """Which connections may stay. They get half of all descriptors, so that servers and the command line have some."""
+
+    def __init__(self) -> None:
+        self.new: dict[_Connection, None] = {}
+        """Those that have not sent the head of a request yet, oldest first."""
+        self.idle: dict[_Connection, None] = {}
+        """Those whose last request was answered, longest ago first."""
+
+    def enter(self, connection: _Connection) -> None:
+        self.new[connection] = None
+        limit = open_limit()
+        if len(self.new) > min(limit // 4, MOST_NEW):
+            self._end(next(iter(self.new)))
+        elif len(connection.connections) > limit // 2:
+            self._end(next(iter(self.idle), connection))
+
+    def leave(self, connection: _Connection) -> None:
+        self.new.pop(connection, None)
+        self.idle.pop(connection, None)
+
+    def _end(self, connection: _Connection) -> None:
+        self.leave(connection)
+        connection.transport.close()
+
+
 class _Connection(HttpToolsProtocol):
+    room: _Room
     _arriving = False
     _head: int | None = None
     """Bytes of the head that came so far, counted from its second piece on; None between heads."""
@@ -76,6 +108,7 @@ class _Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.transport = _Corked(transport, self.loop)  # type: ignore[assignment]
         self._set_deadline()
+        self.room.enter(self)
 
     def data_received(self, data: bytes) -> None:
         if self._head is not None:
@@ -91,15 +124,18 @@ class _Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
+        self.room.leave(self)
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         self._arriving = True
         self._head = 0
+        self.room.idle.pop(self, None)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._head = None
+        self.room.new.pop(self, None)
         super().on_headers_complete()
         if not self.url.startswith(b"/"):
             # uvicorn drops the host of `POST http://host/path`: the gate would judge a target that nobody sent.
@@ -108,6 +144,11 @@ class _Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._arriving = False
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline and not self.transport.is_closing():
+            self.room.idle[self] = None
 
     def _set_deadline(self) -> None:
         self._deadline = self.loop.call_later(ARRIVAL_LIMIT, self._too_late)
@@ -143,6 +184,7 @@ class HttpServer:
         self._config.load()
         self._state = ServerState()
         self._servers: list[asyncio.Server] = []
+        self._room = _Room()
 
     async def start(self, *sockets: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -151,7 +193,9 @@ class HttpServer:
     def _connection(self) -> _Connection:
         # What an app keeps per connection it can keep by this mark, which ends with it.
         state = {"connection": _Mark()}
-        return _Connection(config=self._config, server_state=self._state, app_state=state)
+        connection = _Connection(config=self._config, server_state=self._state, app_state=state)
+        connection.room = self._room
+        return connection
 
     async def stop(self, limit: float) -> None:
         """Takes no more requests, lets those under way end, and cuts what is left after `limit` seconds."""

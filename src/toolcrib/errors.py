@@ -294,7 +294,7 @@ ANSWERS: Mapping[Case, Told] = MappingProxyType(
         Case.HEADER_TWICE: _before(400, "The header {name} stands twice."),
         Case.CONTENT_TYPE: _before(415, "The Content-Type must be application/json."),
         Case.ACCEPT: _before(406, "Accept must name {kinds}."),
-        Case.TOO_LARGE: _before(413, "The body is larger than {most} bytes."),
+        Case.TOO_LARGE: _before(413, "The body has more than {most}."),
         Case.HALF: _before(400, "The request did not arrive whole.", PARSE_ERROR),
         Case.MALFORMED: _before(400, "Parse error: {why}.", PARSE_ERROR),
         Case.ENVELOPE: _before(400, "{why}."),

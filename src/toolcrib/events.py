@@ -60,14 +60,24 @@ class CallIntended(CallEvent):
 @dataclass(frozen=True, kw_only=True)
 class CallFinished(CallEvent):
     outcome: str
-    """ok, tool_error, error, timeout, cancelled, away, refused; denied, invalid and unknown mostly without an intent"""
+    """ok, failed, tool_error, error, timeout, cancelled, away, refused; denied, invalid and unknown mostly without an
+    intent"""
     duration: float
     result_size: int = 0
+    failure: str = ""
+    """What the tool says of what it ran, where that failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallFailed(CallFinished):
     """A call that did not end well; who listens to these alone is not asked about the many others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigProblem(Event):
+    """Something is wrong in the configuration, as it was just read for a project."""
+
+    problem: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from toolcrib.testing.conversation import Offering
 FEATURE = "40_mcp_tools.feature"
 
 
-@pytest.mark.req("FRG-3", "FRG-4", "FRG-5", "FRG-8", "KSI-2", "KSI-4")
+@pytest.mark.req("FRG-3", "FRG-4", "FRG-5", "FRG-8", "KSI-2")
 @scenario(FEATURE, "An agent reads a file and says what it thinks of it")
 def test_an_agent_reads_a_file_and_says_what_it_thinks_of_it() -> None: ...
 
@@ -122,7 +122,7 @@ def _(stage: Stage, prompt: str) -> None:
 def _(stage: Stage, prompt: str) -> None:
     begun = stage.begins(prompt)
     stage.hold.reached()
-    wait_for(lambda: _noted(stage.logs()[0]), "the log to tell that the call is over", 10.0)
+    wait_for(lambda: _noted(stage.logs()[0]), "the log to tell that the call is over")
     stage.tokens = stage.desk.tokens()
     begun.kill()
 
@@ -258,6 +258,7 @@ def _(stage: Stage) -> None:
         entry["tool"] for entry in book
     )
     assert [(event["tool_status"], event["decision"]) for event in over] == [("ok", "allow")] * len(book)
+    assert over
     assert all(event["tool_duration_ms"] > 0 and event["tool_args"] is not None for event in over)
     assert log.summary is not None
     ours = {tool: count for tool, count in log.summary["tools"].items() if ":" in tool}
@@ -326,7 +327,7 @@ def _(stage: Stage) -> None:
     assert stage.daemon is not None
     [token] = stage.tokens.values()
     address = urllib.parse.urlsplit(stage.daemon.endpoint)
-    line = http.client.HTTPConnection(address.netloc, timeout=10)
+    line = http.client.HTTPConnection(address.netloc, timeout=60)
     line.request("POST", address.path, body="{}", headers={"Authorization": f"Bearer {token}"})
     assert line.getresponse().status == 401
     line.close()

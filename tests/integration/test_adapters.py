@@ -218,7 +218,7 @@ async def test_a_run_that_is_cancelled_in_mid_answer_hangs_up(provider: str) -> 
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        wait_for(lambda: not connections(model), "the connection to be closed", 10)
+        wait_for(lambda: not connections(model), "the connection to be closed")
 
 
 @each_provider

@@ -147,8 +147,9 @@ def test_a_rotated_token_is_void_at_once_and_the_file_has_the_new_one(stage: Sta
 
 
 def test_an_agent_ends_when_its_time_is_over(stage: Stage) -> None:
-    token = stage.add("brief", "--expires", "1s")
-    child = stage.add("brief-own", "--parent", "brief")
+    # Asked over the socket: a busy machine takes more than a second for one command of the CLI.
+    token = stage.daemon.command("agent:add", name="brief", expires="2s")["token"]
+    child = stage.daemon.command("agent:add", name="brief-own", parent="brief")["token"]
     folder = stage.daemon.home.toolcrib / "state" / "agents"
     wait_for(lambda: not stage.knows(token), "the end of its time", limit=10)
     assert not stage.knows(child)
@@ -219,10 +220,13 @@ def question(stage: Stage, member: Member) -> dict[str, Any]:
     return found
 
 
+LONG = "x" * 2000 + "; its end"
+
+
 @pytest.mark.parametrize("era", ERAS)
 def test_a_call_waits_for_a_persons_word(stage: Stage, asked: Callable[..., Member], era: str) -> None:
     member = asked(era)
-    member.send_call("w_note", nonce=f"{member.name} yes", password="hunter-tcb_abcdefghijkl")
+    member.send_call("w_note", nonce=f"{member.name} yes", password="ls;key=$(id)\u202e", token=member.token, long=LONG)
     waiting = question(stage, member)
     shown = stage.cli("approvals").ok().out
     (line,) = [line for line in shown.splitlines() if line.startswith(waiting["id"])]
@@ -230,7 +234,12 @@ def test_a_call_waits_for_a_persons_word(stage: Stage, asked: Callable[..., Memb
     assert " wants w:note; " in line
     assert f"asked because of agent {member.name}: ask w:note" in shown
     assert f'nonce = "{member.name} yes"' in shown
-    assert "tcb_abcdefghijkl" not in shown
+    assert r'password = "ls;key=$(id)\u202e"' in shown
+    assert f'token = "[secret token of agent {member.name}]"' in shown
+    assert LONG not in shown
+    whole = stage.cli("approvals", waiting["id"]).ok()
+    assert f'long = "{LONG}"' in whole.out
+    assert whole.out.startswith(waiting["id"])
     assert stage.cli("approve", waiting["id"]).ok().out == f"Approved: w:note for {member.name}.\n"
     assert nonce_of(member.told()) == f"{member.name} yes"
     member.send_call("w_note", nonce=f"{member.name} no")

@@ -211,7 +211,7 @@ def while_called(world: World, way: Way, tool: str, meanwhile: Callable[[str], N
     try:
         meanwhile(nonce)
     finally:
-        caller.join(20)
+        caller.join(60)
     assert answers, "the call was not answered"
     return answers[0]
 

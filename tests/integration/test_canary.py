@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,18 @@ from parts.witness import Notes
 
 pytestmark = pytest.mark.req("KSI-8", "KSI-2")
 
+SAYS_ITS_TOKEN = """
+import base64, json, os, sys, urllib.parse as url
+token = os.environ["BROKEN_TOKEN"]
+said = [token, url.quote(token), url.quote(token, safe=""), url.quote_plus(token)]
+said += [json.dumps({"token": token}), json.dumps(token).replace("/", "\\\\/")]
+for before in ("", "a", "ab"):
+    raw = (before + token + "z").encode()
+    said += [base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode()]
+print("my token is", *said, file=sys.stderr)
+sys.exit(3)
+"""
+
 
 @pytest.fixture
 def web() -> Iterator[WebWitness]:
@@ -37,7 +50,7 @@ def web() -> Iterator[WebWitness]:
         thread.start()
         yield server
         server.shutdown()
-        thread.join(5)
+        thread.join(60)
 
 
 @dataclass(kw_only=True)
@@ -83,7 +96,6 @@ def plan(scene: Scene) -> dict[str, Any]:
         return scene.notes[name].server(*tools, **more)
 
     user, key = quote(plant("url password", None), safe=""), quote(plant("url key", None), safe="")
-    echo = 'echo "my token is $BROKEN_TOKEN" >&2; exit 3'
     told = {
         "leaky": stdio(
             "leaky",
@@ -98,7 +110,11 @@ def plan(scene: Scene) -> dict[str, Any]:
             "headers": {"X-Api-Key": plant("header"), "Authorization": f"Bearer {plant('bearer')}"},
         },
         "gone": {"url": f"http://me:{user}@127.0.0.1:9/mcp?api_key={key}"},
-        "broken": {"command": "/bin/sh", "args": ["-c", echo], "env": {"BROKEN_TOKEN": plant("broken env")}},
+        "broken": {
+            "command": sys.executable,
+            "args": ["-c", SAYS_ITS_TOKEN],
+            "env": {"BROKEN_TOKEN": plant("broken env")},
+        },
     }
     for name in ("env value", "query token", "header", "bearer", "url password", "url key", "broken env"):
         scene.trail.lawful += [(name, f"{when} {place}") for when in ("live", "ended") for place in config]
@@ -196,6 +212,8 @@ def _ask_a_person(scene: Scene, daemon: Daemon, tokens: dict[str, str]) -> None:
         "headers": {"Authorization": f"Bearer {trail.secrets['argument bearer']}"},
         "text": f"{tokens['asked']} {tokens['worker']} {trail.secrets['env value']} {daemon.token}",
     }
+    # Whoever decides sees all that is no secret of Toolcrib's own.
+    trail.lawful += [(f"argument {name}", "cli out: approvals") for name in ("api_key", "bearer")]
     for word in ("approve", "refuse"):
         with Member(daemon, "asked", tokens["asked"], "modern") as asked:
             asked.send_call("leaky_note", nonce=f"asked {word}", **told)

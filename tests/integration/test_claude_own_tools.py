@@ -26,6 +26,7 @@ from toolcrib.testing.anthropic import Anthropic
 from toolcrib.testing.conversation import Offering
 from toolcrib.testing.script import Anyway, Call, Say, Step, Together
 from toolcrib.testing.server import Model, serving
+from toolcrib.workspace.settings.model import GUARDED
 
 KEY = "sk-dummy-0123456789"
 PROMPT = "-p is no word of a command line here."
@@ -68,7 +69,9 @@ class Scene(Place):
         with serving(Anthropic(), steps) as model:
             return self.run_with(model, own_tools, **more)
 
-    def run_with(self, model: Model, own_tools: OwnTools, *, session: str = "", url: str | None = None) -> Ran:
+    def run_with(
+        self, model: Model, own_tools: OwnTools, *, prompt: str = PROMPT, session: str = "", url: str | None = None
+    ) -> Ran:
         # The model's address stands in the person's settings alone: without them there is no model.
         mine = {"env": {"ANTHROPIC_BASE_URL": model.url}, "model": "claude-sonnet-4-5"}
         put(self.home / ".claude" / "settings.json", {**self.settings, **mine})
@@ -76,10 +79,11 @@ class Scene(Place):
         folder = self.base / f"private{self.runs}"
         folder.mkdir(mode=0o700)
         order = Order(
-            prompt=PROMPT,
+            prompt=prompt,
             session=session,
             new_session=str(uuid.uuid4()),
             own_tools=own_tools,
+            guarded=GUARDED,
             url=self.url if url is None else url,
             token="a-token",
             headers={"X-Toolcrib-Agent": "claude-1"},
@@ -196,6 +200,8 @@ def test_a_run_that_may_edit_changes_files_in_its_folder_and_nowhere_else(scene:
     (scene.project / "link").symlink_to(outside)
     git = (scene.project / ".git" / "config").read_text()
     wrong = [outside / "out.txt", "../marks/up.txt", "link/linked.txt", ".toolcrib/workspace.yml", ".git/config"]
+    wrong += [f"{name.replace('*', 'a')}{below}" for name in GUARDED for below in ("", "/x")]
+    wrong += [*("sub/.vscode/x", ".ENVRC", f"{scene.project}/.envrc", "HEAD", "sub/HEAD", ".codex/../.idea/x")]
     ran = scene.run(
         OwnTools.EDIT,
         *attempts(scene),
@@ -238,7 +244,6 @@ def test_a_session_goes_on_with_what_was_said_before(scene: Scene, own_tools: Ow
     assert len(asked) == 2, "the prompt of each run, by standard input"
 
 
-@pytest.mark.req("KSI-4")
 def test_the_tokens_of_a_run_are_those_that_the_model_told_in_it(scene: Scene) -> None:
     with serving(Anthropic(), (Say("So much for now."), Call("__echo", {"n": 2}))) as model:
         session = scene.run_with(model, OwnTools.NONE).session
@@ -308,3 +313,55 @@ def test_a_person_who_is_not_logged_in_is_told_so_and_what_to_do(scene: Scene) -
     assert (ran.exit_code, ran.model.bodies) == (1, [])
     assert "Not logged in" in ran.reader.told.failure
     assert "log in" in ran.reader.told.remedy
+
+
+NAMES_FILES = 'Review.\n\n<stdin>\n+@.env @"there.txt" @./sub/ @sub/deep.txt#L1 me@there.txt\n</stdin>'
+
+
+def given(ran: Ran) -> str:
+    return json.dumps(ran.model.bodies)
+
+
+@pytest.mark.parametrize("own_tools", OwnTools)
+def test_files_that_a_prompt_names_are_not_read_for_it(scene: Scene, own_tools: OwnTools) -> None:
+    (scene.project / ".env").write_text("SECRET=1234\n")
+    (scene.project / "sub").mkdir()
+    (scene.project / "sub" / "deep.txt").write_text("deep words\n")
+    ran = scene.run(own_tools, Say("done"), prompt=NAMES_FILES)
+    assert json.dumps(NAMES_FILES) in given(ran), "the model has the prompt as it is"
+    assert [word for word in ("SECRET=1234", "as it was", "deep words") if word in given(ran)] == []
+
+
+def test_a_run_without_tools_of_its_own_has_what_the_project_says_and_nothing_that_this_imports(scene: Scene) -> None:
+    (scene.project / ".env").write_text("SECRET=1234\n")
+    (scene.project / "CLAUDE.md").write_text("The project's words. @.env @./there.txt\n")
+    (scene.home / ".claude" / "CLAUDE.md").write_text("The person's words.\n")
+    ran = scene.run(OwnTools.NONE, Say("done"))
+    assert "The project's words. @.env @./there.txt" in given(ran)
+    assert "The person's words." in given(ran)
+    assert [word for word in ("SECRET=1234", "as it was") if word in given(ran)] == []
+
+
+def test_a_prompt_that_begins_with_a_slash_is_asked_and_is_no_command(scene: Scene) -> None:
+    ran = scene.run(OwnTools.READ, Say("done"), prompt="/clear is what I typed")
+    assert "/clear is what I typed" in given(ran)
+
+
+def test_what_lies_outside_the_folder_is_not_read_through_links_either(scene: Scene) -> None:
+    private = scene.home / ".local" / "state" / "toolcrib"
+    private.mkdir(parents=True)
+    (private / "owner.token").write_text("the-owners-token\n")
+    (scene.project / "way").symlink_to(private)
+    (scene.project / "token.txt").symlink_to(private / "owner.token")
+    (scene.project / "CLAUDE.md").symlink_to(private / "owner.token")
+    places = (private / "owner.token", scene.project / "way" / "owner.token", scene.project / "token.txt")
+    searches = ({"path": str(private)}, {"path": str(scene.project / "way")}, {})
+    ran = scene.run(
+        OwnTools.EDIT,
+        *(Call("Read", {"file_path": str(place)}) for place in places),
+        *(Call("Grep", {"pattern": "owners", "output_mode": "content", **where}) for where in searches),
+        Call("Read", {"file_path": str(scene.project / "there.txt")}),
+        Say("done"),
+    )
+    assert "as it was" in given(ran)
+    assert "the-owners-token" not in given(ran)

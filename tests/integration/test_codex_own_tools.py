@@ -30,6 +30,7 @@ from toolcrib.policy.own_tools import OwnTools
 from toolcrib.testing.openai_responses import OpenAI
 from toolcrib.testing.script import Anyway, Call, Refuse, Say, Step
 from toolcrib.testing.server import Model, serving
+from toolcrib.workspace.settings.model import GUARDED
 
 TOKEN = "tok-0123456789abcdef"
 DEFERRED, CODE = "gpt-5.5", "gpt-6.1-sol"
@@ -91,6 +92,7 @@ class Scene(Place):
         model: str = DEFERRED,
         session: str = "",
         extra: tuple[str, ...] = (),
+        private: tuple[Path, ...] = (),
         around: tuple[str, ...] = (),
     ) -> Ran:
         self.settle(served)
@@ -100,12 +102,14 @@ class Scene(Place):
                 prompt="--do what is asked",
                 session=session,
                 own_tools=own,
+                guarded=GUARDED,
                 url=self.url,
                 token=TOKEN,
                 headers={"X-Toolcrib-Agent": "codex-1"},
                 folder=self.base,
                 workdir=self.project,
                 environ=environ,
+                private=private,
                 extra=("-m", model, *extra),
             )
         )
@@ -249,6 +253,8 @@ def test_a_run_that_may_edit_changes_nothing_in_toolcribs_own_folder(scene: Scen
         ours.mkdir()
         (ours / "workspace.yml").write_text("as it was\n")
         (scene.project / "way").symlink_to(".toolcrib")
+        (scene.project / ".envrc").write_text("as it was\n")
+        (scene.project / ".vscode").mkdir()
     (scene.project / "there").mkdir()
     ways = (".toolcrib", f"{ours}", "there/../.toolcrib", *(["way"] if there else []))
     before = sorted(path.name for path in scene.project.rglob("*"))
@@ -257,11 +263,32 @@ def test_a_run_that_may_edit_changes_nothing_in_toolcribs_own_folder(scene: Scen
         *(shell(f"mkdir {way}; touch {way}/made-{number}") for number, way in enumerate(ways)),
         *(Anyway("apply_patch", patch(f"{way}/made-by-patch-{number}")) for number, way in enumerate(ways)),
         *([shell("echo more >> .toolcrib/workspace.yml; mv .toolcrib moved; rm -r .toolcrib")] if there else []),
+        shell("echo x > .envrc; rm .envrc; mkdir .vscode; touch .vscode/made; mv .vscode v; echo 'ref: refs/x' > HEAD"),
+        *(Anyway("apply_patch", patch(path)) for path in (".idea/made-a", ".mcp.json", "HEAD")),
         shell("touch made-elsewhere"),
     )
     assert sorted(path.name for path in scene.project.rglob("*")) == sorted([*before, "made-elsewhere"])
     if there:
-        assert (ours / "workspace.yml").read_text() == "as it was\n"
+        assert (ours / "workspace.yml").read_text() == (scene.project / ".envrc").read_text() == "as it was\n"
+
+
+@pytest.mark.parametrize("own", [OwnTools.READ, OwnTools.EDIT])
+def test_commands_read_nothing_in_toolcribs_own_folders(scene: Scene, own: OwnTools) -> None:
+    private = scene.home / ".local" / "state" / "toolcrib"
+    (private / "run").mkdir(parents=True)
+    (private / "owner.token").write_text("the-owners-token\n")
+    (scene.project / "way").symlink_to(private)
+    (scene.home / "other").write_text("whatever the person may read\n")
+    ran = scene.run(
+        own,
+        shell(f"cat {private}/owner.token way/owner.token; grep -r owners {scene.home}; cat {scene.home}/other"),
+        shell(f"mv {private} {private}-2; cp -r {private} .; cat {private}-2/owner.token toolcrib/owner.token"),
+        # One of them may not be there yet, and one may lie in another.
+        private=(private, private / "run", scene.home / ".config" / "toolcrib"),
+    )
+    assert "whatever the person may read" in results(ran)
+    assert "the-owners-token" not in results(ran)
+    assert (private / "owner.token").read_text() == "the-owners-token\n"
 
 
 @pytest.mark.parametrize("own", [OwnTools.NONE, OwnTools.READ, OwnTools.EDIT])

@@ -33,7 +33,7 @@ from toolcrib.workspace.ci import _VARIABLES as CI
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("KAI-5")]
 
-LIMIT = 30.0
+LIMIT = 60.0
 KEY = "sk-dummy-0123456789"
 
 

@@ -71,7 +71,7 @@ def test_a_stop_tells_a_call_that_waits_for_a_person(running: Daemon, cli: Cli) 
     owner.say("permission:allow", agent="asker", tools="crib:system_health", ask=True)
     with Member(running, "asker", token, "modern") as member:
         member.send_call("crib_system_health")
-        wait_for(lambda: owner.say("approval:list")["approvals"], "the question", 10)
+        wait_for(lambda: owner.say("approval:list")["approvals"], "the question")
         cli("down").ok()
         told = member.told().result
     assert told["isError"] is True
@@ -87,7 +87,7 @@ def test_an_agent_hears_only_of_servers_that_it_can_use_and_nothing_that_they_wr
     broken = {"command": sys.executable, "args": ["-c", say]}
     running = daemon({"servers": {"broken": broken}})
     owner = Owner(running)
-    wait_for(lambda: "SAID-BY-OTHERS" in str(owner.say("server:list")), "the owner to see its words", 10)
+    wait_for(lambda: "SAID-BY-OTHERS" in str(owner.say("server:list")), "the owner to see its words")
     with Member(running, "dev", owner.add("dev", profile="developer"), "modern") as member:
         told = str(member.call(tool).result)
     assert "SAID-BY-OTHERS" not in told

@@ -37,7 +37,7 @@ from toolcrib.listing import SOURCE
 from toolcrib.servers.model import ServerState
 from toolcrib.testing import Anyway, Call, Say, scripted
 
-LIMIT = 20.0
+LIMIT = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -196,7 +196,7 @@ def test_a_demo_that_is_interrupted_leaves_nothing(at_desk: AtDesk, words: tuple
         return any("codex exec" in words for words in processes(desk))
 
     try:
-        wait_for(at_work, "the program to run", 60)
+        wait_for(at_work, "the program to run")
         # As a terminal does it: to all that run in it.
         os.killpg(process.pid, signal.SIGINT)
         out, _ = process.communicate(timeout=LIMIT)

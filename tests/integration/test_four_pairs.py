@@ -28,7 +28,7 @@ from parts.own import StartServer, stdio_words
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-LIMIT = 15.0
+LIMIT = 60.0
 
 UPSTREAMS = {
     "stdio_modern": ("own_v2", "--modern-only"),

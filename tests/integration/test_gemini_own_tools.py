@@ -27,6 +27,7 @@ from toolcrib.policy.own_tools import OwnTools
 from toolcrib.testing.google import Google
 from toolcrib.testing.script import Anyway, Call, Say, Step, Together
 from toolcrib.testing.server import Model, serving
+from toolcrib.workspace.settings.model import GUARDED
 
 TOKEN = "tcb_0123456789"
 KEY = "dummy-0123456789"
@@ -53,11 +54,19 @@ class Scene(Place):
         files = {str(path.relative_to(self.project)) for path in self.project.rglob("*") if path.is_file()}
         return {name for name in files if not name.startswith(".") and name != "there.txt"}
 
-    def run(self, own_tools: OwnTools, *steps: Step) -> Ran:
+    def run(self, own_tools: OwnTools, *steps: Step, **more: Any) -> Ran:
         with serving(Google(), steps) as model:
-            return self.run_with(model, own_tools)
+            return self.run_with(model, own_tools, **more)
 
-    def run_with(self, model: Model, own_tools: OwnTools, *, session: str = "", extra: tuple[str, ...] = ()) -> Ran:
+    def run_with(
+        self,
+        model: Model,
+        own_tools: OwnTools,
+        *,
+        prompt: str = PROMPT,
+        session: str = "",
+        extra: tuple[str, ...] = (),
+    ) -> Ran:
         auth = {"security": {"auth": {"selectedType": "gemini-api-key"}}, "privacy": {"usageStatisticsEnabled": False}}
         put(self.home / ".gemini" / "settings.json", {**auth, **self.settings})
         (self.home / ".gemini" / ".env").write_text(f"GEMINI_API_KEY={KEY}\nGOOGLE_GEMINI_BASE_URL='{model.url}'\n")
@@ -65,10 +74,11 @@ class Scene(Place):
         folders = AgentFolders(self.base / "agents")
         folders.make(f"gemini-{self.runs}", TOKEN)
         order = Order(
-            prompt=PROMPT,
+            prompt=prompt,
             session=session,
             new_session=str(uuid.uuid4()),
             own_tools=own_tools,
+            guarded=GUARDED,
             url=self.url,
             token=TOKEN,
             headers={"X-Toolcrib-Agent": "gemini-1"},
@@ -187,13 +197,33 @@ def test_a_run_that_may_not_write_does_not_whatever_the_person_and_the_project_a
 def test_a_run_that_may_read_is_offered_nothing_that_does_more_and_reads_in_its_folder_alone(scene: Scene) -> None:
     (scene.base / "secret.txt").write_text("hidden")
     (scene.project / "link.txt").symlink_to(scene.base / "secret.txt")
+    (scene.project / "way").symlink_to(scene.base)
     steps = [Anyway("read_file", {"file_path": name}) for name in ("there.txt", "../secret.txt", "link.txt")]
-    ran = scene.run(OwnTools.READ, *steps)
+    searches = [Anyway("grep_search", {"pattern": "hid", "dir_path": name}) for name in (str(scene.base), "way", ".")]
+    ran = scene.run(OwnTools.READ, *steps, *searches)
     own = {tool.name for tool in ran.model.offered if not tool.name.startswith("mcp_toolcrib_")}
     assert own == {"glob", "grep_search", "list_directory", "read_file", "write_todos"}
-    inside, outside, linked = ran.model.results
+    inside, *outside = ran.model.results
     assert "as it was" in inside
-    assert "hidden" not in outside + linked
+    assert len(outside) == 5
+    assert "hidden" not in "".join(outside)
+
+
+@pytest.mark.req("FRG-5")
+@pytest.mark.parametrize("own_tools", OwnTools)
+def test_files_and_commands_that_a_prompt_names_are_neither_read_nor_run(scene: Scene, own_tools: OwnTools) -> None:
+    (scene.project / "keys.txt").write_text("SECRET=1234\n")
+    (scene.project / "sub").mkdir()
+    (scene.project / "sub" / "deep.txt").write_text("deep words\n")
+    commands = scene.project / ".gemini" / "commands"
+    commands.mkdir(parents=True)
+    (commands / "review.toml").write_text('prompt = "By the project\'s command."\n')
+    begins = "Review" if own_tools is OwnTools.ALL else "/review"
+    ran = scene.run(own_tools, Say("done"), prompt=begins + ' +@keys.txt @"there.txt" @./sub/ @deep me@there.txt')
+    given = json.dumps(ran.model.bodies)
+    assert f"{begins} +\\\\@keys.txt" in given
+    unwanted = ("SECRET=1234", "as it was", "deep words", "By the project's command.")
+    assert [word for word in unwanted if word in given] == []
 
 
 @pytest.mark.req("FRG-5")
@@ -224,6 +254,7 @@ def test_a_run_that_may_edit_changes_nothing_in_toolcribs_folder_and_its_own(sce
         # Gemini CLI takes these for the same folder.
         *("@.toolcrib", ".toolcr%69b", "%2etoolcrib", "a%2f..%2f.toolcrib", ".tool\0crib"),
         *('a"/../.toolcrib', "a\\/../.toolcrib"),
+        *(".vscode", "a/.ENVRC", f"{scene.project}/.idea", "HEAD"),
     )
     writes = [
         Anyway("write_file", {"file_path": f"{folder}/made-{number}", "content": "x"})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -195,7 +196,7 @@ def test_odd_arguments_are_told_to_the_model(door: Endpoint, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "id", ["0", "-1", str(2**53), str(2**64), "9" * 4000, '""', '"' + "x" * 100_000 + '"', r'"\u00e9\n"']
+    "id", ["0", "-1", str(2**53), str(2**64), "9" * 512, '""', '"' + "x" * 100_000 + '"', r'"\u00e9\n"']
 )
 def test_any_lawful_id_comes_back_byte_for_byte(door: Endpoint, shared: Daemon, id: str) -> None:
     body = call("{}", id=id)
@@ -335,13 +336,16 @@ def test_a_bridge_from_an_odd_place_is_answered_or_told_why(shared: Daemon, root
 
 
 @pytest.mark.parametrize("block", ["[],", '{"a":1},', "[[[[[[[[]]]]]]]],"])
-def test_megabytes_of_brackets_are_soon_judged(door: Endpoint, block: str) -> None:
+def test_megabytes_of_brackets_are_refused_and_nobody_else_waits(door: Endpoint, shared: Daemon, block: str) -> None:
     arguments = '{"path":[' + (block * (10_000_000 // len(block)))[:-1] + "]}"
     body = call(arguments, name='"raw_nothing"')
-    began = time.monotonic()
     answer = door.ask(door.usual(body, *door.modern_headers("tools/call", "raw_nothing")), body)
-    assert answer.error["code"] == INVALID_PARAMS
-    assert time.monotonic() - began < 6
+    assert (answer.status, answer.error["code"]) == (413, INVALID_REQUEST)
+    assert "131072 values" in answer.error["message"]
+    with Pipe(shared) as pipe, Pipe(shared, bridge=False) as socket:
+        for line in (pipe, socket):
+            line.send(body)
+            assert "131072 values" in line.told()["error"]["message"]
     assert door.call("raw_ok").status == 200
 
 
@@ -349,3 +353,61 @@ def test_megabytes_of_brackets_are_soon_judged(door: Endpoint, block: str) -> No
 def test_honest_depth_passes(door: Endpoint, depth: int) -> None:
     arguments = json.loads(nested(depth))
     assert door.call("raw_ok", arguments).result["structuredContent"]["arguments"] == arguments
+
+
+def rejected(door: Endpoint) -> bytes:
+    return b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: 0\r\n\r\n" % door.port
+
+
+@pytest.mark.parametrize("wrong", ["no token", "another host", "another path", "a wrong token"])
+def test_whoever_is_rejected_cannot_keep_the_connection(door: Endpoint, wrong: str) -> None:
+    asked = {
+        "no token": rejected(door),
+        "another host": rejected(door).replace(b"127.0.0.1", b"evil.example"),
+        "another path": rejected(door).replace(b"/mcp", b"/other"),
+        "a wrong token": rejected(door).replace(b"Content", b"Authorization: Bearer wrong\r\nContent"),
+    }[wrong]
+    with Connection(door.port) as connection:
+        connection.send(asked)
+        answer = connection.answer()
+        assert answer.status in {401, 404, 421}
+        assert answer.headers["connection"] == "close"
+        assert connection.is_closed()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the daemon's limit is lowered from outside")
+@pytest.mark.parametrize("who", ["nobody", "half a request", "rejected", "an agent"])
+def test_no_number_of_connections_locks_others_out(who: str) -> None:
+    with own_daemon({"servers": {"raw": {"command": RAW[0], "args": RAW[1:]}}}, ready=["raw"]) as daemon:
+        door = Endpoint(daemon)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (200, 200))
+        with contextlib.ExitStack() as held:
+            for _ in range(400):
+                connection = held.enter_context(Connection(door.port))
+                # One that was ended already does not take what is sent.
+                with contextlib.suppress(ConnectionError):
+                    if who == "half a request":
+                        connection.send(b"POST /mcp HTTP/1.1\r\n")
+                    elif who == "rejected":
+                        connection.send(rejected(door))
+                        assert connection.answer().status == 401
+                    elif who == "an agent":
+                        connection.send(door.modern_bytes("tools/call", {"name": "raw_ok", "arguments": {}}))
+                        assert connection.answer().status == 200
+            assert door.call("raw_ok").result["structuredContent"]["ok"] is True
+            assert daemon.status()["pid"] == daemon.pid
+            restarted = daemon.command("server:restart", name="raw")
+            assert restarted["state"] == "ready"
+
+
+def test_a_line_that_is_too_long_for_the_socket_is_told_so(shared: Daemon) -> None:
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(60)
+        line.connect(str(shared.home.socket))
+        # It is refused before all of it is sent.
+        with contextlib.suppress(BrokenPipeError):
+            line.sendall(b"x" * (17 * 1024 * 1024) + b"\n")
+        told = b""
+        with contextlib.suppress(ConnectionResetError):
+            told = line.recv(1 << 16)
+    assert b"at most" in told

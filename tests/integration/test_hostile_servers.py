@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ def stdio(name: str, *flags: str, **more: Any) -> dict[str, Any]:
 def shared() -> Iterator[Daemon]:
     servers = {era: stdio("raw_server", "--era", era, call_timeout=30) for era in ERAS}
     servers |= {f"say-{era}": stdio("scripted_server", "--era", era) for era in ERAS}
-    servers["healthy"] = stdio("raw_server", "--plain", "--tools", "3")
+    servers["healthy"] = stdio("raw_server", "--plain", "--tools", "3", "--task")
     with own_daemon({"servers": servers}, ready=list(servers)) as daemon:
         yield daemon
 
@@ -67,6 +66,33 @@ def result(text: bytes) -> bytes:
 
 
 FINE = result(b'{"resultType":"complete","content":[{"type":"text","text":"fine"}]}')
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_result_is_given_its_type_for_modern_clients_by_whichever_server(door: Endpoint, era: str) -> None:
+    bare = {"name": f"{era}_echo_raw", "arguments": {"result": '{"content":[]}'}}
+    assert door.modern("tools/call", bare).result == {"resultType": "complete", "content": []}
+    assert door.legacy(door.begin(), "tools/call", bare).result == {"content": []}
+
+
+def test_a_question_of_a_tool_reaches_modern_clients_alone_and_fails_the_call_of_others(door: Endpoint) -> None:
+    question = {"resultType": "input_required", "inputRequests": {"a": {"method": "roots/list"}}}
+    asked = {"name": "modern_echo_raw", "arguments": {"result": json.dumps(question)}}
+    assert door.modern("tools/call", asked).result == question
+    told = door.legacy(door.begin(), "tools/call", asked).result
+    assert told["isError"] is True
+    assert "asks for input" in told["content"][0]["text"]
+
+
+def test_a_tool_that_runs_only_as_a_task_is_named_by_servers_and_not_listed(shared: Daemon, door: Endpoint) -> None:
+    listed = [tool["name"] for tool in door.modern("tools/list").result["tools"]]
+    assert "healthy_tool_00000" in listed
+    assert "healthy_later" not in listed
+    told = door.call("healthy_later").result
+    assert told["isError"] is True
+    assert "only as a task" in told["content"][0]["text"]
+    rows = shared.command("server:list")["servers"]
+    assert {row["name"]: row["tasks_only"] for row in rows if row["tasks_only"]} == {"healthy": ["later"]}
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -257,13 +283,12 @@ def test_others_are_answered_while_a_huge_result_is_on_its_way(door: Endpoint) -
 
     fetching = threading.Thread(target=fetch)
     fetching.start()
-    slowest = 0.0
+    answered_before = []
     while not done.is_set():
-        began = time.monotonic()
         assert healthy(door)
-        slowest = max(slowest, time.monotonic() - began)
+        answered_before.append(not done.is_set())
     fetching.join()
-    assert slowest < 5
+    assert any(answered_before)
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -360,7 +385,8 @@ def test_two_servers_with_the_same_tools_do_not_meet(daemon: StartDaemon) -> Non
 @pytest.mark.req("BNS-10")
 def test_servers_that_never_or_slowly_begin_delay_nobody(daemon: StartDaemon) -> None:
     servers = {
-        "deaf": stdio("raw_server", "--deaf", connect_timeout=1.5),
+        "deaf": stdio("raw_server", "--deaf", connect_timeout=300),
+        "mute": stdio("raw_server", "--deaf", connect_timeout=1),
         "slow": stdio("raw_server", "--slow-start", "1.0", "--plain", "--tools", "1"),
         "gone": stdio("raw_server", "--exit", "3"),
         "missing": {"command": "/no/such/program"},
@@ -368,18 +394,18 @@ def test_servers_that_never_or_slowly_begin_delay_nobody(daemon: StartDaemon) ->
     }
     started = daemon({"servers": servers})
     door = Endpoint(started)
-    began = time.monotonic()
     assert healthy(door)
-    assert time.monotonic() - began < 1.5
+    state = {row["name"]: row["state"] for row in started.status()["servers"]}
+    assert state["deaf"] == "connecting", "nobody waited for it"
     assert door.call("slow_tool_00000").result["structuredContent"]["ok"] is True
 
     def reasons() -> dict[str, str] | None:
         rows = {row["name"]: row for row in started.status()["servers"]}
-        away = {name: rows[name]["last_error"] for name in ("deaf", "gone", "missing")}
+        away = {name: rows[name]["last_error"] for name in ("mute", "gone", "missing")}
         return away if all(away.values()) else None
 
     told = wait_for(reasons, "each server's error to be known")
-    assert "1.5 s" in told["deaf"]
+    assert "1 s" in told["mute"]
     assert "code 3" in told["gone"]
     assert "ending at once" in told["gone"]
     assert "does not exist" in told["missing"]

@@ -289,7 +289,7 @@ def configure(environ: dict[str, str], servers: dict[str, Any], **more: Any) -> 
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
             await asyncio.sleep(0.01)
 
@@ -330,7 +330,7 @@ async def test_a_server_whose_tools_are_known_from_last_time_is_not_waited_for(e
 async def test_a_crib_for_a_daemon_waits_for_nobody(paths, tmp_path):
     slow = [sys.executable, "-c", "import time; time.sleep(600)"]
     (tmp_path / "config.json").write_text(json.dumps({"servers": {"s": {"command": slow[0], "args": slow[1:]}}}))
-    async with asyncio.timeout(5), Crib(paths=paths, root=tmp_path, environ={}) as crib:
+    async with asyncio.timeout(60), Crib(paths=paths, root=tmp_path, environ={}) as crib:
         assert crib.server_info("s").state is ServerState.CONNECTING
         assert crib._opening is Opening.AT_ONCE
 

@@ -23,7 +23,7 @@ from toolcrib.config.project import project_of
 
 pytestmark = pytest.mark.slow
 
-LIMIT = 15.0
+LIMIT = 60.0
 SEEN = "seen.jsonl"
 _folders = itertools.count(1)
 
@@ -41,7 +41,7 @@ def daemon_of_all(shared_home: Home, start_shared_server: StartServer, start_sha
     daemon = start_shared_daemon(
         {
             "servers": {
-                "here": {"command": words[0], "args": words[1:]},
+                "here": {"command": words[0], "args": words[1:], "cwd": "project"},
                 "fixed": {"command": words[0], "args": words[1:], "cwd": str(fixed)},
                 "web": {"url": web.url("http")},
             }
@@ -142,11 +142,12 @@ async def test_clients_that_come_to_a_new_project_together_share_its_process(dae
 
 
 def processes_in(folder: Path) -> set[int]:
-    """The processes of our server that work in the folder."""
+    """The processes of our server that work in the folder: their guards, which Toolcrib knows by their ids."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if process.joinpath("cwd").readlink() == folder and b"raw_server.py" in (process / "cmdline").read_bytes():
+            words = (process / "cmdline").read_bytes()
+            if process.joinpath("cwd").readlink() == folder and b"raw_server.py" in words and b"\0guard\0" in words:
                 found.add(int(process.name))
     return found
 

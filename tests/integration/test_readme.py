@@ -112,7 +112,7 @@ def test_the_server_from_npm_reads_the_projects_files_as_written(
     # Stands in for the download alone: the package is the same, from the tests' cache.
     npx = Path(bare["PATH"]) / "npx"
     npx.write_text(
-        f'#!{SHELL}\n[ "$1 $2" = "-y @modelcontextprotocol/server-filesystem" ] || exit 1\nshift 2\n'
+        f'#!{SHELL}\n[ "$1 $2 $3" = "--prefix=/ -y @modelcontextprotocol/server-filesystem" ] || exit 1\nshift 3\n'
         f'exec {shlex.join(parts("filesystem"))} "$@"\n'
     )
     npx.chmod(0o755)

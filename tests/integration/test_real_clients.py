@@ -5,6 +5,7 @@ What counts is what the model was given and what the server saw: a client ends w
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
 from collections.abc import Callable
@@ -49,8 +50,11 @@ class Scene:
         return [note["arguments"] for note in notes if note["method"] == "tools/call"]
 
     def restart_daemon(self, config: dict[str, Any] | None = None) -> None:
-        self.daemon.stop()
-        self._start_again(config)
+        # A client's bridge that asks meanwhile starts a daemon itself, unless somebody is about to: that is us.
+        with (self.home.socket.parent / "start.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.daemon.stop()
+            self._start_again(config)
 
     def crash_daemon(self) -> None:
         """And start it again."""

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 Parts = Callable[[str], list[str]]
 
-LIMIT = 20.0
+LIMIT = 60.0
 OTHERS = {"everything": 10, "filesystem": 10, "memory": 9, "postgres": 1, "git": 10, "time": 2}
 """Each with the least number of tools that it has."""
 OWN = {

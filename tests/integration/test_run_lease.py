@@ -33,7 +33,7 @@ from toolcrib.policy import OwnTools
 from toolcrib.reach import lease as leases
 from toolcrib.runs.house import CallSeen, Ended, House, Lease, Listed, Lost, Note, Wanted, open_house
 
-LIMIT = 20.0
+LIMIT = 60.0
 SECRET = "s3cret-of-the-person"
 
 
@@ -103,7 +103,7 @@ async def test_a_lease_tells_all_that_a_run_needs_once_the_servers_are_there(
         assert (lease.agent, lease.url, lease.for_runs) == ("claude-c1", running.endpoint, False)
         assert lease.folder.stat().st_mode & 0o777 == 0o700
         assert (lease.folder / "token").read_text().strip() == lease.token
-        assert lease.own_tools is OwnTools.READ
+        assert lease.own_tools.tools is OwnTools.READ
         assert lease.withheld == {"RUN_TEST_KEY", "A_HOST"}
         servers = [text for text in lease.warnings if text.startswith("The server ")]
         assert [text.startswith("The server gone is not there: ") for text in servers] == [True]
@@ -219,7 +219,7 @@ async def test_every_listing_and_call_is_told_in_order_as_the_far_sides_saw_it(
     assert calls[0].arguments == calls[1].arguments == {**exact, "key": "is ****"}
     assert {**exact, "key": f"is {SECRET}"} == notes.calls()[0]["arguments"], "the server got what was sent"
     assert calls[0].meta == calls[1].meta == {"claudecode/toolUseId": "t1"}
-    assert all(call.duration_ms is not None and call.duration_ms >= 0 for call in calls if call.over)
+    assert [call.duration_ms is not None for call in calls] == [call.over for call in calls]
     assert calls[4].decision == "deny"
     assert "deny w:other" in calls[4].rule
     rows = [row for row in Owner(running).book(agent="claude-c1") if row["kind"] == "outcome"]
@@ -369,8 +369,8 @@ def test_a_killed_run_leaves_no_token_that_works_and_no_folder(
     killed, other = hold("c1").hold(), hold("c2").hold()
     assert (killed.token_status, other.token_status) == (200, 200)
     killed.process.send_signal(signal.SIGKILL)
-    wait_for(lambda: killed.token_status == 401, "the token to be void", 5.0)
-    wait_for(lambda: not Path(killed.told["folder"]).exists(), "the folder to go", 5.0)
+    wait_for(lambda: killed.token_status == 401, "the token to be void")
+    wait_for(lambda: not Path(killed.told["folder"]).exists(), "the folder to go")
     assert other.token_status == 200
     assert [one["name"] for one in running.command("agent:list")["agents"]] == ["claude-c2"]
     assert running.status()["sessions"] == 1

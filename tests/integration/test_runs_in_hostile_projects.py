@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from parts import fleet, runs
 from parts.daemon import Home
 from parts.runs import Desk
 from parts.sizes import some
-from toolcrib.testing.script import Say
+from toolcrib.testing.conversation import Offering
+from toolcrib.testing.script import Anyway, Say
 from toolcrib.testing.server import Model, serving
 
 MARK = "sprang"
@@ -79,6 +81,71 @@ def test_a_program_does_not_take_its_interpreter_from_the_project_below_all(
     assert (
         f"Left out of PATH, for the project could have a node or a git of its own there: {desk.project}" in told.err
     ) is (not springs)
+
+
+def git(folder: Path, *words: str) -> None:
+    person = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    subprocess.run(["git", *person, *words], cwd=folder, check=True, capture_output=True)
+
+
+def commit(folder: Path) -> None:
+    """A file that the configuration has a filter for, and a change that leaves its size."""
+    git(folder, "init", "--quiet")
+    (folder / ".gitattributes").write_text("*.txt filter=e\n")
+    (folder / "a.txt").write_text("as it was\n")
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", "first")
+    (folder / "a.txt").write_text("As it is.\n")
+
+
+@pytest.mark.req("FRG-3", "FRG-5")
+@pytest.mark.parametrize(
+    ("client", "profile", "springs"),
+    some(
+        [("codex", "nothing", False), ("codex", "trusted", True), ("claude", "read-only", False)],
+        [("codex", "read-only", False), ("codex", "developer", False), ("gemini", "read-only", False)],
+    ),
+)
+def test_a_filter_of_the_projects_git_does_not_run_below_all(
+    start: Callable[[str], tuple[Desk, Model]], client: str, profile: str, *, springs: bool
+) -> None:
+    desk, model = start(client)
+    mark = desk.home.path / MARK
+    commit(desk.project)
+    git(desk.project, "config", "filter.e.clean", f"touch {mark}; cat")
+    desk.run("look", "--profile", profile).ok()
+    assert model.bodies
+    assert mark.exists() is springs
+
+
+PLANT = """
+cd lib && git init -q && echo '*.txt filter=e' > .gitattributes && echo 'as it was' > a.txt && git add . &&
+git -c user.name=a -c user.email=a@b.c commit -qm first && echo 'As it is.' > a.txt &&
+git config filter.e.clean 'touch {}; cat' && echo planted
+"""
+
+
+@pytest.mark.req("FRG-3", "FRG-5")
+def test_a_filter_that_codex_plants_in_a_submodule_does_not_run_in_its_next_run(
+    start: Callable[[str], tuple[Desk, Model]],
+) -> None:
+    desk, _ = start("codex")
+    mark = desk.home.path / MARK
+    commit(desk.project)
+    git(desk.project, "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},lib")
+    (desk.project / "lib").mkdir()
+    (desk.project / ".gitmodules").write_text('[submodule "lib"]\n\tpath = lib\n\turl = ./lib\n\tignore = none\n')
+    with serving(
+        desk.person.agent.provider, [Anyway("exec_command", {"cmd": PLANT.format(mark)}), Say("Aye.")]
+    ) as model:
+        desk.use(model.url, Offering.DEFERRED)
+        desk.run("plant it", "--profile", "developer").ok()
+        assert "planted" in str(model.results)
+        mark.unlink(missing_ok=True)
+        desk.run("look", "--profile", "read-only").ok()
+    assert not mark.exists()
+    git(desk.project, "status", "--porcelain")
+    assert mark.exists(), "nothing was planted"
 
 
 @pytest.mark.req("FRG-5")

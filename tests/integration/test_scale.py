@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -80,10 +79,8 @@ def test_each_of_many_names_leads_to_its_own_tool(shared: Daemon, door: Endpoint
 @pytest.mark.req("KSI-1")
 def test_the_same_listing_is_the_same_bytes(shared: Daemon, door: Endpoint) -> None:
     shared.wait_until_ready()
-    began = time.monotonic()
     bodies = {door.modern("tools/list").body for _ in range(10)}
     assert len(bodies) == 1
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.req("KSI-1", "BNS-5")

@@ -165,7 +165,8 @@ def test_a_session_that_idled_too_long_is_over_and_the_next_request_begins_anoth
 def test_an_agent_with_a_folder_uses_the_servers_of_that_project(
     daemon: StartDaemon, config: dict[str, Any], notes: Notes, tmp_path: Path
 ) -> None:
-    """A server without a folder of its own runs once per project, so that its process tells which it serves."""
+    """A server that starts in the project's folder runs once per project: its process shows which one it serves."""
+    config["servers"]["w"]["cwd"] = "project"
     running = daemon(config)
     running.wait_until_ready()
     owner = Owner(running)

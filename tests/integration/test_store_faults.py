@@ -141,7 +141,7 @@ def reads(member: Member) -> None:
 
 
 def recovered(daemon: Daemon, member: Member, nonce: str) -> None:
-    wait_for(lambda: daemon.status()["book"]["writable"], "the book to be written again", 20)
+    wait_for(lambda: daemon.status()["book"]["writable"], "the book to be written again")
     assert changes(member, nonce) == ""
 
 
@@ -192,7 +192,7 @@ def test_no_agent_or_rule_comes_or_goes_while_it_cannot_be_kept(
     with Member(started, "reviewer", token, "modern") as reviewer:
         assert "may not use" in changes(reviewer, "denied")
     fault.passes()
-    wait_for(lambda: cli("agent", "add", "late", "--profile", "developer").exit_code == 0, "an agent to be added", 20)
+    wait_for(lambda: cli("agent", "add", "late", "--profile", "developer").exit_code == 0, "an agent to be added")
     assert {agent["name"] for agent in cli("agent", "list", "--json").ok().json["agents"]} == {"reviewer", "late"}
     assert notes.nonces() == []
     assert cli("audit", "verify").exit_code == 0

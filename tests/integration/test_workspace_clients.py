@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from parts import coding_agents
-from parts.coding_agents import CodingAgent
+from parts import coding_agents, fleet
+from parts.coding_agents import CodingAgent, Seat
 from parts.daemon import Cli, Home, StartDaemon
 from toolcrib.testing.script import Call
 from toolcrib.testing.server import serving
 
 pytestmark = [pytest.mark.req("FRG-1"), pytest.mark.usefixtures("bwrap")]
 
+PAGE = (
+    (Path(__file__).parents[2] / "docs" / "workspace.md")
+    .read_text()
+    .replace("/path/to/venv/bin/python", sys.executable)
+)
 WRONG = "def double(number: int) -> int:\n    return number + 2\n"
 RIGHT = WRONG.replace("+ 2", "* 2")
 TEST = "from doubling import double\n\n\ndef test_three_doubled_is_six() -> None:\n    assert double(3) == 6\n"
@@ -57,3 +68,39 @@ def test_a_coding_agent_reads_fails_mends_and_passes(
     assert "1 passed" in passed or '"passed":1' in passed
     assert "servers" not in outside
     assert (project / "doubling.py").read_text() == RIGHT
+
+
+def follow(seat: Seat, project: Path) -> Seat:
+    """Sets the program up as docs/workspace.md says, and gives it the words that it names."""
+    page = PAGE.partition("### Alone\n")[2].partition("### From Python\n")[0]
+    if seat.agent.name == "claude":
+        add, ask = (shlex.split(line) for line in re.findall(r"^\$ claude (.+)", page, re.MULTILINE))
+        subprocess.run(
+            [*fleet.command("claude"), *add],
+            env=dict(seat.environ),
+            cwd=project,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        words = (*seat.agent.words[: seat.agent.words.index("--allowedTools")], *ask[ask.index("--allowedTools") :])
+        # On a busy machine the server starts too late for Claude's first request, which has all tools here.
+        environ = {**seat.environ, "CLAUDE_CODE_MCP_STARTUP_WAIT_MS": "60000"}
+        return dataclasses.replace(seat, agent=dataclasses.replace(seat.agent, words=words), environ=environ)
+    [recipe] = re.findall(r"```toml\n(.*?)```" if seat.agent.name == "codex" else r"```json\n(.*?)```", page, re.DOTALL)
+    if seat.agent.name == "codex":
+        seat.file.write_text(seat.file.read_text() + recipe)
+    else:
+        seat.file.write_text(json.dumps({**json.loads(seat.file.read_text()), **json.loads(recipe)}))
+    return seat
+
+
+@pytest.mark.req("FRG-2")
+def test_the_recipes_for_the_server_alone_work_as_they_are_written(client: CodingAgent, home_folder: Home) -> None:
+    project = home_folder.path / "doubling"
+    project.mkdir()
+    (project / "doubling.py").write_text(WRONG)
+    with serving(client.provider, (Call("search_text", {"pattern": "return"}),)) as model:
+        seat = follow(coding_agents.seat(client, home_folder.path / "client", model), project)
+        seat.run(cwd=project)
+    assert ["return number + 2" in result for result in model.results] == [True], model.results

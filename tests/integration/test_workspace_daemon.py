@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_every_call_stands_in_the_book_also_one_that_was_refused(
         agent.call("workspace_write_file", path="a.txt", content="x")
         agent.call("workspace_read_file", path="../right/name.txt")
     # What only reads is not waited for.
-    wait_for(lambda: len(owner.book(agent="left", server="workspace")) == 4, "the book to have it all", 10)
+    wait_for(lambda: len(owner.book(agent="left", server="workspace")) == 4, "the book to have it all")
     rows = [(row["tool"], row["kind"], row["outcome"]) for row in owner.book(agent="left", server="workspace")]
     assert rows == [
         ("workspace:write_file", "intent", ""),
@@ -166,7 +167,7 @@ def test_a_project_s_settings_hold_for_an_agent_in_a_folder_of_it(
         assert "hidden" in refusal(agent.call("workspace_read_file", path=".env"))
         assert refusal(agent.call("workspace_write_file", path="a", content="x"))
         settings.write_text("tools: {list_dir: off}\n")
-        wait_for(lambda: "workspace_stat_file" in workspace_tools(agent), "the list to follow the settings", 10)
+        wait_for(lambda: "workspace_stat_file" in workspace_tools(agent), "the list to follow the settings")
         assert "workspace_list_dir" not in workspace_tools(agent)
     assert [path.name for path in (left / "sub").iterdir()] == [".env"]
 
@@ -234,16 +235,41 @@ def test_a_person_calls_them_in_the_project_at_hand(daemon: StartDaemon, cli: Cl
     assert told["structuredContent"]["text"] == "here"
 
 
+@pytest.mark.req("FRG-2")
+def test_what_a_tool_ran_and_failed_is_no_error_of_mcp_and_a_failure_for_people(
+    daemon: StartDaemon, cli: Cli, toolcrib_home: Home
+) -> None:
+    (toolcrib_home.project / "pyproject.toml").write_text("[tool.ruff]\n[tool.pytest.ini_options]\n")
+    (toolcrib_home.project / "test_it.py").write_text("import os\n\n\ndef test_it():\n    assert 1 == 2\n")
+    daemon()
+    calls = {
+        "run_shell_safe command='exit 3'": "Exit code 3",
+        "run_shell_safe command='sleep 60' seconds=1": "Ended at the time limit of 1 s",
+        "run_tests": "FAILED: 1 failed",
+        "run_lint tools:='[\"ruff\"]'": "FINDINGS: ruff: ",
+    }
+    for words, failure in calls.items():
+        failed = cli("call", *shlex.split(f"workspace:{words}"), "--json", cwd=toolcrib_home.project)
+        assert (failed.exit_code, failed.json["isError"]) == (10, False), failed
+        assert failed.json["_meta"]["toolcrib/failure"].startswith(failure), failed
+    (toolcrib_home.project / "test_it.py").write_text("def test_it():\n    pass\n")
+    for words in ("run_shell_safe command=true", "run_tests", "run_lint tools:='[\"ruff\"]'"):
+        fine = cli("call", *shlex.split(f"workspace:{words}"), "--json", cwd=toolcrib_home.project).ok()
+        assert "_meta" not in fine.json
+    book = cli("audit", "--server", "workspace", "--json").ok().json["entries"]
+    assert [entry["outcome"] for entry in book if entry["kind"] == "outcome"] == ["failed"] * 4 + ["ok"] * 3
+
+
 def test_a_removed_agent_s_command_ends_with_it(daemon: StartDaemon, folders: tuple[Path, Path]) -> None:
     running = daemon()
     owner = Owner(running)
     token = owner.add("left", profile="developer", workdir=str(folders[0]))
     with Member(running, "left", token, "modern") as agent:
         agent.send_call("workspace_run_shell_safe", command="exec sleep 1003")
-        wait_for(_sleeping, "the command to run", 20)
+        wait_for(_sleeping, "the command to run")
         owner.remove("left")
         assert refusal(agent.told())
-    wait_for(lambda: not _sleeping(), "the command to be gone", 10)
+    wait_for(lambda: not _sleeping(), "the command to be gone")
 
 
 def _sleeping() -> bool:

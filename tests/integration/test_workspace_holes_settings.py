@@ -296,7 +296,7 @@ def test_temporary_names_cannot_be_foretold(tame: Ground, environ: dict[str, str
                     assert not side.call("write_file", path="quiet/a.txt", content=f"{number}" * 5000).is_error
             finally:
                 stop = True
-                looking.join(20)
+                looking.join(60)
         finally:
             os.close(watch)
     other = seen - {"a.txt"}

@@ -52,7 +52,7 @@ def listening(path: Path) -> Iterator[list[str]]:
             yield came
         finally:
             door.shutdown(socket.SHUT_RDWR)
-            thread.join(10)
+            thread.join(60)
 
 
 DOORS = {

@@ -58,6 +58,7 @@ async def test_both_linters_of_the_project_find_what_is_wrong_and_then_nothing(p
 async def test_a_syntax_error_is_a_finding_and_a_broken_configuration_a_failure(place: Place) -> None:
     place.write("src/sums/__init__.py", "def add(:\n")
     found = await lint(place)
+    assert found.tools
     assert all(one.findings for one in found.tools)
     place.write("ruff.toml", "no-such-key = 1\n")
     ruff = (await lint(place, tools=["ruff"])).tools[0]
@@ -91,7 +92,7 @@ async def test_thousands_of_findings_are_counted_and_the_first_shown(place: Plac
 
 
 async def test_a_linter_that_is_not_there_is_named_with_the_remedy(tmp_path: Path, bwrap: Path) -> None:
-    around = {"PATH": "/usr/bin:/bin"}
+    around = {"PATH": f"{bwrap.parent}:/usr/bin:/bin"}
     async with place_in(make_project(tmp_path / "project"), environ=around, python="tools/none") as place:
         found = await lint(place)
         states = {one.tool: one for one in found.tools}

@@ -33,13 +33,16 @@ from toolcrib.workspace.tool import Scene
 
 pytestmark = [pytest.mark.req("FRG-1"), pytest.mark.usefixtures("bwrap", "ripgrep")]
 
-ENVIRON = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+
+def environ() -> dict[str, str]:
+    """The fixtures put the programs on PATH."""
+    return {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
 
 
 @contextlib.asynccontextmanager
 async def sandboxed(root: Path, **chosen: Any) -> AsyncIterator[Scene]:
     with scene_in(root, **chosen) as scene:
-        sandbox = await Sandbox.open(scene.folder, scene.settings, environ=ENVIRON)
+        sandbox = await Sandbox.open(scene.folder, scene.settings, environ=environ())
         if sandbox.refusal is not None:
             pytest.fail(f"no sandbox here: {sandbox.refusal.text()}")
 
@@ -47,7 +50,7 @@ async def sandboxed(root: Path, **chosen: Any) -> AsyncIterator[Scene]:
             return sandbox
 
         try:
-            yield dataclasses.replace(scene, sandbox=ready, environ=ENVIRON)
+            yield dataclasses.replace(scene, sandbox=ready, environ=environ())
         finally:
             await sandbox.close()
 

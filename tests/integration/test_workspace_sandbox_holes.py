@@ -8,6 +8,7 @@ import socket
 import stat
 import struct
 import subprocess
+import threading
 import time
 from contextlib import chdir
 from dataclasses import replace
@@ -152,7 +153,9 @@ async def test_of_commands_at_once_the_last_puts_the_repository_right(root: Path
         second = await two
     assert first.code == 0, first.stderr.text()
     assert not first.notes
-    assert len(second.notes) == 3
+    assert [note.partition(" ")[0].partition(".disarmed")[0] for note in second.notes] == [
+        *(".git/rebase-merge", ".git/rebase-apply", "sub/.git", "sub/.git")
+    ]
     assert not (root / "sub" / ".git").exists()
     assert not (root / ".git" / "rebase-merge").exists()
     assert not (root / ".git" / "rebase-apply").exists()
@@ -177,39 +180,46 @@ async def test_an_index_that_cannot_be_read_refuses_commands_that_write(root: Pa
     bomb = struct.pack(">4sII", b"DIRC", 4, 20_000) + entry + b"a" * 1_000_000 + b"\0" + (entry + b"b\0") * 19_999
     (root / ".git" / "index").write_bytes(bomb)
     async with opened(root) as sandbox:
-        began = time.monotonic()
+        began = time.process_time()
         with pytest.raises(WorkspaceError, match="submodules there are cannot be told"):
             await shell(sandbox, "true")
-        assert time.monotonic() - began < 5
+        assert time.process_time() - began < 5
         assert (await shell(sandbox, "echo fine", writes=False)).stdout.text() == "fine\n"
 
 
 async def test_looking_through_the_folder_does_not_hold_up_others(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
+    turned, others_went_on = threading.Event(), list[bool]()
     real = Sandbox._look
 
     def slow(self: Sandbox) -> Survey:
         nonlocal looks
         looks += 1
+        turned.clear()
+        others_went_on.append(turned.wait(60))
         time.sleep(0.3)
         return real(self)
 
+    async def turn() -> None:
+        while True:
+            turned.set()
+            await asyncio.sleep(0.01)
+
     monkeypatch.setattr(Sandbox, "_look", slow)
-    worst = 0.0
     async with opened(root, NO_KEYS) as sandbox:
+        turning = asyncio.create_task(turn())
         going = asyncio.create_task(shell(sandbox, "touch new.key ready; until [ -e stop ]; do sleep 0.02; done"))
-        await asyncio.to_thread(wait_for, (root / "ready").exists, "the first", 20)
+        await asyncio.to_thread(wait_for, (root / "ready").exists, "the first")
         looks = 0
         waiting = asyncio.create_task(shell(sandbox, "true", seconds=2))
-        while not waiting.done():
-            began = time.monotonic()
-            await asyncio.wait([waiting], timeout=0.01)
-            worst = max(worst, time.monotonic() - began)
+        await asyncio.wait([waiting])
+        tried = looks
         (root / "stop").touch()
         await going
+        turning.cancel()
     assert isinstance(waiting.exception(), WorkspaceError)
-    assert worst < 0.25
-    assert 1 <= looks <= 6
+    assert set(others_went_on) == {True}
+    assert 1 <= tried <= 6
 
 
 @pytest.mark.parametrize("mode", ["000", "111", "444", "300"])

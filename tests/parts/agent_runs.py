@@ -208,7 +208,7 @@ def options(**given: Any) -> AgentOptions:
 
 
 async def run(prompt: str = "Go.", **given: Any) -> list[RunEvent]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [event async for event in run_agent(prompt, options(**given))]
 
 

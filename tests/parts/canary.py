@@ -112,7 +112,7 @@ class Watch:
             yield self
         finally:
             over.set()
-            thread.join(10)
+            thread.join(60)
 
 
 class WebWitness(http.server.ThreadingHTTPServer):

@@ -92,6 +92,7 @@ class Member:
         self.name = name
         self.era = era
         labels = [] if conversation is None else [("X-Toolcrib-Conversation", conversation)]
+        self.token = token
         self.door = AgentEndpoint(daemon, token, *labels)
         self.session = self.door.begin() if era == "legacy" else ""
         self._connection: Connection | None = None

@@ -20,9 +20,9 @@ from typing import Any
 
 from parts.waiting import wait_for
 
-START_LIMIT = 30.0
-STOP_LIMIT = 10.0
-COMMAND_LIMIT = 20.0
+START_LIMIT = 60.0
+STOP_LIMIT = 60.0
+COMMAND_LIMIT = 60.0
 PROGRAM = Path(sys.executable).with_name("toolcrib")
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "SSL_CERT_FILE", "TOOLCRIB_TEST_CACHE")
 
@@ -91,7 +91,7 @@ class Finished:
 
 
 Cli = Callable[..., Finished]
-"""`cli(*words, env=None, cwd=None, stdin=None, limit=30)`."""
+"""`cli(*words, env=None, cwd=None, stdin=None, limit=120)`."""
 
 
 def run_cli(
@@ -100,7 +100,7 @@ def run_cli(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     stdin: str | None = None,
-    limit: float = 30.0,
+    limit: float = 120.0,
 ) -> Finished:
     done = subprocess.run(
         [str(PROGRAM), *words],

@@ -25,7 +25,7 @@ PORT = 4321
 MODERN = "2026-07-28"
 META = {"io.modelcontextprotocol/protocolVersion": MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
 OWNERS_TOKEN = "o" * 43
-LIMIT = 5.0
+LIMIT = 60.0
 
 
 class Slow:
@@ -83,11 +83,11 @@ class Exchange:
         self.sent: list[dict[str, Any]] = []
         self._more = asyncio.Event()
         self._gone = asyncio.Event()
-        self._asked = False
+        self.asked = False
 
     async def receive(self) -> dict[str, Any]:
-        if not self._asked:
-            self._asked = True
+        if not self.asked:
+            self.asked = True
             body = await self.body
             return {"type": "http.disconnect"} if body is None else {"type": "http.request", "body": body}
         await self._gone.wait()

@@ -21,7 +21,7 @@ from toolcrib.daemon.jobs.desk import Desk
 from toolcrib.policy import OWNER, Caller
 from toolcrib.store.jobs import JobRow
 
-LIMIT = 10.0
+LIMIT = 60.0
 SECRET = "hunter2-hunter2"
 SETTINGS: dict[str, Any] = {
     "model": "openai:usual",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from parts import fleet
 
-START_LIMIT = 20.0
+START_LIMIT = 60.0
 URL_PATHS = {"http": "/mcp", "sse": "/sse", "ws": "/ws"}
 
 
@@ -74,9 +74,9 @@ def _port(process: subprocess.Popen[str]) -> int:
 def end(process: subprocess.Popen[str]) -> None:
     process.terminate()
     try:
-        process.wait(5)
+        process.wait(60)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(5)
+        process.wait(60)
     if process.stdout is not None:
         process.stdout.close()

@@ -25,8 +25,8 @@ from parts.fleet import NotRun
 from parts.waiting import wait_for
 
 APT_LIMIT = 300.0
-START_LIMIT = 30.0
-END_LIMIT = 10.0
+START_LIMIT = 60.0
+END_LIMIT = 60.0
 PORTS_TO_TRY = 3
 """Between the choice of a port and its use another process may take it."""
 PASSWORD = "pg-test-hush"

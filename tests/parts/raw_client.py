@@ -22,7 +22,7 @@ from parts import daemon as daemons
 from parts import leftovers
 from parts.daemon import Daemon, Home
 
-LIMIT = 20.0
+LIMIT = 60.0
 MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"

@@ -39,7 +39,7 @@ def metadata(run_id: str = "20261116-100000-00000a", **given: Any) -> Metadata:
 
 
 def summary(**given: Any) -> Summary:
-    return Summary(**({"status": Status.FINISHED, "exit_code": 0, "seconds": 2.5, "text": "done"} | given))
+    return Summary(**({"status": Status.FINISHED, "program_exit_code": 0, "seconds": 2.5, "text": "done"} | given))
 
 
 def message(text: str, **given: Any) -> AgentEvent:

@@ -37,7 +37,7 @@ async def opened(
     root: Path, settings: Settings = DEFAULTS, *, environ: Mapping[str, str] | None = None, unsafe: bool = False
 ) -> AsyncIterator[Sandbox]:
     """One that holds; a test of refusals opens its own."""
-    folder = Folder(root, hidden=settings.hidden)
+    folder = Folder(root, hidden=settings.hidden, guarded=settings.guarded, repositories=settings.repositories)
     sandbox = await Sandbox.open(folder, settings, environ=environ or usual(), unsafe=unsafe)
     try:
         assert sandbox.refusal is None, sandbox.refusal.text()

@@ -24,5 +24,6 @@ def scene_in(root: Path, **chosen: Any) -> Iterator[Scene]:
     names = {field.name for field in dataclasses.fields(DEFAULTS)}
     limits = dataclasses.replace(DEFAULTS.limits, **{k: v for k, v in chosen.items() if k not in names})
     settings = dataclasses.replace(DEFAULTS, limits=limits, **{k: v for k, v in chosen.items() if k in names})
-    with contextlib.closing(Folder(root, hidden=settings.hidden)) as folder:
+    patterns = {"hidden": settings.hidden, "guarded": settings.guarded}
+    with contextlib.closing(Folder(root, **patterns, repositories=settings.repositories)) as folder:
         yield Scene(folder=folder, settings=settings, session=Session(settings.limits), sandbox=_no_sandbox, environ={})

@@ -125,6 +125,7 @@ class Reader:
             case {"type": "called", "id": str(call), "name": str(name), "answer": answer}:
                 return (self._tool(line, call, name, ToolStatus.OK, text=json.dumps(answer)),)
             case {"type": "end", "tokens": dict(tokens)}:
+                self.told.ended = True
                 self.told.usage = Usage(input=tokens["in"], output=tokens["out"], cached=tokens["cached"], told=tokens)
         return (self._event(Kind.RAW, line),)
 

@@ -104,7 +104,7 @@ def _result(script: Script, end: Summary) -> ExecutionResult:
         raw_events=script.events,
         usage=end.usage,
         status=end.status,
-        exit_code=end.exit_code,
+        program_exit_code=end.program_exit_code,
         error=end.error,
         metadata={**script.about.to_json(), **end.to_json(), "log": LOG},
     )

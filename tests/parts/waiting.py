@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_for(condition: Callable[[], T | None], what: str, limit: float = 20.0, pause: float = 0.02) -> T:
+def wait_for(condition: Callable[[], T | None], what: str, limit: float = 60.0, pause: float = 0.02) -> T:
     """Asks until the answer is true; says what was waited for when it never was."""
     end = time.monotonic() + limit
     while True:

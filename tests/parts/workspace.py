@@ -26,7 +26,7 @@ from parts.daemon import Home
 from parts.waiting import wait_for
 
 TRANSPORTS = ("stdio", "http", "socket")
-END_LIMIT = 15.0
+END_LIMIT = 60.0
 
 
 @dataclass(kw_only=True)

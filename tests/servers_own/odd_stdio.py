@@ -21,6 +21,18 @@ EXACT = (
 )
 ODD = os.environ.get("ODD", "")
 LIST_CHANGED = '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
+FLOODS = {
+    "garbage": (1, b"hello\n" * 5000),
+    "newlines": (1, b"\n" * 50000),
+    "stderr": (2, b"oh dear\n" * 5000),
+    "stderr newlines": (2, b"\n" * 50000),
+    "messages": (1, b'{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"x"}}\n' * 500),
+    "changes": (1, (LIST_CHANGED + "\n").encode() * 500),
+    "requests": (1, b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n' * 500),
+    "answers": (1, b'{"jsonrpc":"2.0","id":"tc-99999","result":{}}\n' * 500),
+    "batches": (1, b"[" + b",".join([b'{"jsonrpc":"2.0","method":"x"}'] * 2000) + b"]\n"),
+    "endless": (1, b"x" * 50000),
+}
 SLEEP = "import time; time.sleep(600)"
 
 lists = 0
@@ -85,6 +97,8 @@ def call(ident, params):
         extra += 1
         put("\n".join([LIST_CHANGED] * arguments["times"]))
         reply(ident, text("stormed"))
+    elif name == "flood":
+        flood(arguments["what"], params.get("_meta", {}).get("progressToken"))
     elif name == "lists":
         reply(ident, text(str(lists)))
     elif name == "ask":
@@ -99,6 +113,19 @@ def call(ident, params):
         reply(ident, text(json.dumps([gone.pid, stayed.pid])))
     else:
         refuse(ident, '{"code":-32602,"message":"unknown tool"}')
+
+
+def flood(what, token):
+    if what == "progress":
+        params = {"progressToken": token, "progress": 1}
+        notice = json.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+        pipe, chunk = 1, f"{notice}\n".encode() * 500
+    else:
+        pipe, chunk = FLOODS[what]
+    while True:
+        rest = memoryview(chunk)
+        while rest:
+            rest = rest[os.write(pipe, rest) :]
 
 
 def listing(ident, params):
@@ -116,6 +143,16 @@ def listing(ident, params):
         reply(ident, f'{{"tools":[{{"name":"t{page}"}}]{more}}}')
     elif ODD == "circle":
         reply(ident, f'{{"tools":[{{"name":"t{len(params)}"}}],"nextCursor":"again"}}')
+    elif ODD == "many":
+        tools = ",".join(f'{{"name":"t{number}"}}' for number in range(6000))
+        reply(ident, f'{{"tools":[{tools}]}}')
+    elif ODD == "endless pages":
+        tools = ",".join(f'{{"name":"p{lists}t{number}"}}' for number in range(1000))
+        reply(ident, f'{{"tools":[{tools}],"nextCursor":"{lists}"}}')
+    elif ODD == "large":
+        reply(ident, f'{{"tools":[{{"name":"t","description":"{"x" * 20_000_000}"}}]}}')
+    elif ODD == "ones":
+        reply(ident, f'{{"tools":[{"1," * 600_000}1]}}')
     else:
         grown = [f'{{"name":"extra{extra}"}}'] if extra else []
         reply(ident, f'{{"tools":[{",".join(TOOLS + grown)}]}}')
@@ -154,7 +191,7 @@ def main():
                         "protocolVersion": message["params"]["protocolVersion"],
                         "capabilities": {"tools": {"listChanged": True}},
                         "serverInfo": {"name": "odd", "version": "1"},
-                        "instructions": "be odd",
+                        "instructions": "be odd" * (100_000 if ODD == "verbose" else 1),
                     }
                 ),
             )

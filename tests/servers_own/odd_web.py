@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -20,6 +21,7 @@ EXACT = (
     b'{"content":[{"type":"text","text":"h\\u00e9 \\ud83d\\ude00"} ], "structuredContent":{"n":1.0,"z":null},'
     b'"_meta":{"x":[ ]},"unknown":{"a":1e2}}'
 )
+NOISE = b': x\n\ndata: {"jsonrpc":"2.0","method":"notifications/message"}\n\n' * 1000
 TOOL = b'{"name":"echo", "inputSchema":{"type":"object","x-unknown":[1.0,null]} ,"title":null}'
 DISCOVERED = {
     "resultType": "complete",
@@ -44,13 +46,19 @@ class OddWeb:
         self.session = 0
         self.status: int | None = None
         """Answers everything with this status, where set."""
+        self.token = ""
+        """What a request must bring, where set."""
         self.status_for_lost_session = 404
+        self.opening = ""
+        """How the answer to `initialize` is blown up: headers, gzip, body."""
         self.resumable = b""
         self.answered = asyncio.Event()
         """Set when the client has answered a request of ours."""
         self.gets = 0
         self.status_for_get = 405
         self.endpoint = "/messages"
+        self.flooding = asyncio.Event()
+        """Once set, standing streams bring noise without end."""
         self.standing_stream: web.StreamResponse | None = None
         self.ended = 0
         """How many sessions the client has ended."""
@@ -69,6 +77,8 @@ class OddWeb:
         self.requests.append(Seen(request.headers, message))
         if self.status is not None:
             return web.Response(status=self.status, text="no")
+        if self.rejects(request):
+            return web.Response(status=401, text="no")
         if "method" not in message:
             self.answered.set()
             return web.Response(status=202)
@@ -76,7 +86,7 @@ class OddWeb:
         if method == "server/discover" and self.era == "modern":
             return self.result(message, json.dumps(DISCOVERED).encode())
         if method == "initialize" and self.era == "legacy":
-            return self.initialized(message)
+            return self.swollen(self.initialized(message), self.opening)
         if self.era == "legacy" and request.headers.get("Mcp-Session-Id") != f"session-{self.session}":
             return self.error(
                 message, -32000, "Bad Request: No valid session ID provided", self.status_for_lost_session
@@ -88,6 +98,20 @@ class OddWeb:
         if method == "tools/call":
             return await self.call(request, message)
         return self.error(message, -32601, "Method not found", 404 if self.era == "modern" else 400)
+
+    def rejects(self, request: web.Request) -> bool:
+        return bool(self.token) and request.headers.get("Authorization") != f"Bearer {self.token}"
+
+    @staticmethod
+    def swollen(response: web.Response, how: str) -> web.Response:
+        if how == "headers":
+            response.headers.update({f"X-{number}": "x" * 7000 for number in range(12)})
+        elif how == "body":
+            response.body = b" " * 2_000_000 + bytes(response.body)
+        elif how == "gzip":
+            response.body = gzip.compress(b" " * 5_000_000 + bytes(response.body), 1)
+            response.headers["Content-Encoding"] = "gzip"
+        return response
 
     def initialized(self, message: dict[str, Any]) -> web.Response:
         self.session += 1
@@ -107,6 +131,8 @@ class OddWeb:
             return self.result(message, EXACT)
         if name == "big":
             return self.result(message, b'{"t":"' + b"x" * arguments["size"] + b'"}')
+        if name in ("gzip", "headers"):
+            return self.swollen(self.result(message, EXACT), name)
         if name == "html":
             return web.Response(text="<html>", content_type="text/html")
         if name == "broken":
@@ -128,7 +154,8 @@ class OddWeb:
     async def streamed(
         self, request: web.Request, message: dict[str, Any], name: str, arguments: dict[str, Any]
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        kind = "application/json" if name == "bigchunks" else "text/event-stream; charset=utf-8"
+        response = web.StreamResponse(headers={"Content-Type": kind})
         await response.prepare(request)
         answer = self.answer(message, EXACT)
         if name == "events":
@@ -137,6 +164,11 @@ class OddWeb:
             await response.write(b": hello\r\nevent: message\r\ndata: " + json.dumps(notice).encode() + b"\r\n\r")
             head, _, tail = answer.partition(b",")
             await response.write(b"\ndata: " + head + b",\ndata:" + tail + b"\n\n")
+        elif name == "bigchunks":
+            await response.write(self.answer(message, b'{"t":"' + b"x" * arguments["size"] + b'"}'))
+        elif name == "biglines":
+            await response.write(b"data: x\n" * (arguments["size"] // 2))
+            await response.write(b"\n")
         elif name == "bigstream":
             await response.write(
                 b"data: " + self.answer(message, b'{"t":"' + b"x" * arguments["size"] + b'"}') + b"\n\n"
@@ -151,6 +183,9 @@ class OddWeb:
             await response.write(b"data: " + answer + b"\n\n")
         elif name == "ends":
             await response.write(b": nothing\n\n")
+        elif name == "flood":
+            while True:
+                await response.write(NOISE)
         elif name == "hang":
             try:
                 await asyncio.sleep(600)
@@ -169,7 +204,16 @@ class OddWeb:
         if request.path == "/sse":
             return await self.standing(request)
         self.gets += 1
+        if self.status_for_get == 200:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            await self.flood(response)
         return web.Response(status=self.status or self.status_for_get)
+
+    async def flood(self, response: web.StreamResponse) -> None:
+        await self.flooding.wait()
+        while True:
+            await response.write(NOISE)
 
     async def standing(self, request: web.Request) -> web.StreamResponse:
         """The stream of the older transport; messages come to /messages."""
@@ -178,12 +222,14 @@ class OddWeb:
         await response.prepare(request)
         await response.write(f"event: endpoint\ndata: {self.endpoint}?session={self.session}\n\n".encode())
         self.standing_stream = response
-        await asyncio.sleep(600)
+        await self.flood(response)
         return response
 
     async def message(self, request: web.Request) -> web.Response:
         message = json.loads(await request.read())
         self.requests.append(Seen(request.headers, message))
+        if self.rejects(request):
+            return web.Response(status=401)
         if request.query["session"] != str(self.session):
             return web.Response(status=404)
         answers = {

@@ -54,6 +54,10 @@ class Peer:
             }
         if method == "tools/list":
             return {"tools": self.toolbox.tools}
+        if method == "tools/call" and params["name"] == "flood":
+            while True:
+                await self.say(method="notifications/message")
+                await self.socket.ping()
         if method == "tools/call":
             caller = Caller(self, token)
             return await self.toolbox.call(params["name"], params.get("arguments") or {}, params.get("_meta"), caller)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from typing import Any
 
 import pytest
 
 from toolcrib.agents.approvals import MOST, MOST_OF_ONE, Answer, Approvals
+from toolcrib.agents.token import mint, naming_tokens
+from toolcrib.config.masking import Masker
 from toolcrib.errors import NotFound
 from toolcrib.events import AgentEnded, Bus
 
 pytestmark = pytest.mark.req("KSI-5")
+
+MASK = "[secret TOKEN of server docs]"
 
 
 def asking(approvals: Approvals, agent: str = "reviewer", **more: Any) -> asyncio.Task[Answer]:
@@ -46,13 +51,13 @@ async def test_the_answer_reaches_the_call_that_waits(approvals: Approvals, *, a
     assert waiting.until == waiting.asked_at + 20.0
     assert approvals.answer(waiting.id, approved=approved) == waiting
     assert approvals.waiting() == ()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await call == Answer(approved=approved, why=why)
 
 
 async def test_nobody_in_time_is_a_no(bus: Bus) -> None:
     approvals = Approvals(bus, limit=0.01)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         answer = await asking(approvals)
     assert (answer.approved, answer.why) == (False, "nobody answered within 0.01 s")
     assert "toolcrib approvals" in answer.remedy
@@ -63,7 +68,7 @@ async def test_who_waits_while_toolcrib_stops_is_told_so(approvals: Approvals) -
     call = asking(approvals)
     await approvals.next(5)
     approvals.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         answer = await call
     assert (answer.approved, answer.why) == (False, "Toolcrib is stopping")
 
@@ -126,42 +131,75 @@ async def test_several_may_wait_for_something_to_wait(approvals: Approvals) -> N
     watchers = [asyncio.create_task(approvals.next(5)) for _ in range(3)]
     await asyncio.sleep(0)
     call = asking(approvals)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         seen = await asyncio.gather(*watchers)
     assert seen == [approvals.waiting()] * 3
     approvals.answer(seen[0][0].id, approved=False)
     await call
 
 
-async def shown(bus: Bus, arguments: bytes) -> Any:
-    approvals = Approvals(bus, mask=lambda text: text.replace("hunter2", "****"))
+async def shown(bus: Bus, arguments: bytes, *, whole: bool = False) -> Any:
+    approvals = Approvals(bus, mask=Masker({"hunter2": "TOKEN of server docs"}).named)
     call = asking(approvals, arguments=arguments)
     (waiting,) = await approvals.next(5)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    return waiting.arguments
+    return approvals.shown(waiting.arguments, whole=whole)
 
 
 async def test_the_person_sees_the_arguments_but_no_secret(bus: Bus) -> None:
     arguments = {"path": "a b", "deep": [{"note": "is hunter2!", "password": "other"}, 5, None, True], "hunter2": 1}
     assert await shown(bus, json.dumps(arguments).encode()) == {
         "path": "a b",
-        "deep": [{"note": "is ****!", "password": "****"}, 5, None, True],
-        "****": 1,
+        "deep": [{"note": f"is {MASK}!", "password": "other"}, 5, None, True],
+        MASK: 1,
     }
-    assert await shown(bus, b'{"x": "hunter\\u0032"}') == {"x": "****"}
+    assert await shown(bus, b'{"x": "hunter\\u0032"}') == {"x": MASK}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ls -la;key=$(touch${IFS}hidden)",
+        "curl https://x/?token=$(id)&api_key=`id`",
+        "sk-abcdefgh; tcb_abcdefgh12; Bearer abcdefgh; AKIAABCDEFGHIJKL; https://a:b@c",
+    ],
+)
+async def test_nothing_is_hidden_because_of_how_it_is_named_or_looks(bus: Bus, command: str) -> None:
+    arguments = {"command": command, "api_key": command, "--token": [command, 5]}
+    assert await shown(bus, json.dumps(arguments).encode()) == arguments
+
+
+async def test_a_secret_in_base64_is_masked_and_the_rest_of_the_text_is_not(bus: Bus) -> None:
+    encoded = base64.b64encode(b"abchunter2xyz").decode()
+    masked = await shown(bus, json.dumps({"command": f"echo {encoded} | base64 -d"}).encode())
+    assert "TOKEN of server docs" in masked["command"]
+    assert masked["command"].startswith("echo YWJj")
+    assert masked["command"].endswith(" | base64 -d")
 
 
 async def test_no_argument_hides_behind_another_that_is_masked_alike(bus: Bus) -> None:
-    assert await shown(bus, b'{"hunter2": "kind", "****": "cruel"}') == {"****": "kind", "****'": "cruel"}
+    assert await shown(bus, json.dumps({"hunter2": "kind", MASK: "cruel"}).encode()) == {
+        MASK: "kind",
+        f"{MASK}*": "cruel",
+    }
 
 
-async def test_of_endless_arguments_the_beginning_is_shown_and_how_much_is_left(bus: Bus) -> None:
-    text = await shown(bus, b'{"x": "' + b"y" * 65_526 + b"hunter2" + b"z" * 100_000 + b'"}')
+async def test_of_endless_arguments_a_list_shows_the_beginning_and_how_much_is_left(bus: Bus) -> None:
+    arguments = b'{"x": "' + b"y" * 65_526 + b"hunter2" + b"z" * 100_000 + b'"}'
+    text = await shown(bus, arguments)
     assert text.startswith('{"x": "yyy')
     assert "hunter" not in text
     assert text.endswith(f"… and {65_526 + 7 + 100_000 + 9 - 65_536} bytes more")
+    assert await shown(bus, arguments, whole=True) == {"x": "y" * 65_526 + MASK + "z" * 100_000}
 
 
 async def test_arguments_that_cannot_be_decoded_are_shown_as_they_are(bus: Bus) -> None:
-    assert await shown(bus, b'{"x": "hunter2') == '{"x": "****'
+    assert await shown(bus, b'{"x": "hunter2') == f'{{"x": "{MASK}'
+
+
+def test_an_agents_token_is_named_and_what_only_looks_like_one_is_shown() -> None:
+    token = mint()
+    known = {token: "agent worker"}
+    text = f"tcb_{token}-x; tcb_touch_hidden_file_with_a_name_as_long_as_a_real_token {token}"
+    assert naming_tokens(text, lambda one: known.get(one, "")) == text.replace(token, "[secret token of agent worker]")

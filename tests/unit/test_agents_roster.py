@@ -350,7 +350,7 @@ async def test_the_time_ends_an_agent_without_anybody_asking(world: World) -> No
     await roster.add("guest", profile="developer", lives=0.2)
     await roster.add("guests-own", profile="developer", parent="guest")
     world.bus.subscribe(lambda _: ended.set(), AgentEnded)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await ended.wait()
         await roster.close()
     assert world.events() == [("AgentEnded", "guest"), ("AgentEnded", "guests-own")]

@@ -27,6 +27,7 @@ from toolcrib.cli.audit_lines import Lines
 from toolcrib.commands.all import registry
 from toolcrib.commands.audit import moment
 from toolcrib.commands.registry import Context, Via
+from toolcrib.config.masking import Masker
 from toolcrib.crib.crib import Crib
 from toolcrib.crib.project import Project
 from toolcrib.errors import Denied, UsageError
@@ -36,7 +37,7 @@ from toolcrib.store.commits import Commits
 
 pytestmark = pytest.mark.req("KSI-5")
 
-LIMIT = 10.0
+LIMIT = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def opened(home: Path) -> AsyncIterator[Book]:
     store = await Store.open(home / "state" / "mcp_sessions.db")
     commits = Commits(store)
-    book = await Book.open(store, commits, folder=home / "state", secrets=str)
+    book = await Book.open(store, commits, folder=home / "state", mask=Masker())
     try:
         yield book
     finally:

@@ -13,10 +13,11 @@ import pytest
 
 from toolcrib.book import Book
 from toolcrib.book.anchor import Anchor
+from toolcrib.config.masking import Masker
 from toolcrib.store import Store
 from toolcrib.store.commits import Commits
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 WRITER = textwrap.dedent(
     """
@@ -24,6 +25,7 @@ WRITER = textwrap.dedent(
     from pathlib import Path
     from toolcrib.book import Book
     from toolcrib.book.entry import Entry, Kind
+    from toolcrib.config.masking import Masker
     from toolcrib.store import Store
     from toolcrib.store.commits import Commits
 
@@ -40,7 +42,7 @@ WRITER = textwrap.dedent(
     async def main(url, folder, name):
         store = await Store.open(url)
         commits = Commits(store)
-        book = await Book.open(store, commits, folder=Path(folder), secrets=str)
+        book = await Book.open(store, commits, folder=Path(folder), mask=Masker())
         await asyncio.gather(*(calls(book, f"{name}-{task}") for task in range(8)))
 
     asyncio.run(main(*sys.argv[1:]))
@@ -77,7 +79,7 @@ async def test_after_a_kill_every_acknowledged_row_is_there(
         acknowledged += written_until_killed(store_url, folder, f"r{round_}", chance.randint(1, 120))
     store = await Store.open(store_url)
     commits = Commits(store)
-    book = await Book.open(store, commits, folder=folder, secrets=str)
+    book = await Book.open(store, commits, folder=folder, mask=Masker())
     report = await book.verify()
     assert report.ok, report
     rows = await book.query(limit=1_000_000)

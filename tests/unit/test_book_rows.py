@@ -14,17 +14,16 @@ from hypothesis import strategies as st
 from toolcrib.book import tokens
 from toolcrib.book.chain import Keys
 from toolcrib.book.entry import LOOKED_INTO, Entry, Kind, Large
-from toolcrib.book.redact import Redactor
 from toolcrib.book.row import VALUES_UP_TO, RowMaker
 from toolcrib.book.shape import MOST_BYTES, shape_of
+from toolcrib.config.masking import Masker
 from toolcrib.store import Database, audit
 
 KEYS = Keys(b"k" * 32)
 
 
 def maker(*secrets: str, values: bool = False) -> RowMaker:
-    known = frozenset(secrets)
-    return RowMaker(key=KEYS.arguments, redact=Redactor(lambda: known), values=values)
+    return RowMaker(key=KEYS.arguments, mask=Masker(dict.fromkeys(secrets, "KEY of server docs")), values=values)
 
 
 def row_of(arguments: Any, *secrets: str, values: bool = False) -> dict[str, Any]:
@@ -80,11 +79,20 @@ def test_a_secret_is_not_cut_in_half() -> None:
 
 
 @pytest.mark.req("KSI-5")
+def test_what_a_person_was_asked_about_is_kept_as_that_person_saw_it() -> None:
+    raw = json.dumps({"command": "ls;key=$(touch x) hunter2hunter2", "token": "Bearer abcdefgh"}).encode()
+    entry = Entry(kind=Kind.INTENT, arguments=raw, decision="ask")
+    kept = maker("hunter2hunter2", values=True).row(1, entry)["arguments"]
+    shown = {"command": "ls;key=$(touch x) [secret KEY of server docs]", "token": "Bearer abcdefgh"}
+    assert json.loads(kept) == shown
+
+
+@pytest.mark.req("KSI-5")
 def test_the_hash_is_of_what_the_arguments_say_and_keyed() -> None:
     same = [row_of({"a": 1, "b": [2]})["arguments_hash"], row_of({"b": [2], "a": 1})["arguments_hash"]]
     assert same[0] == same[1]
     assert row_of({"a": 1, "b": [3]})["arguments_hash"] != same[0]
-    other = RowMaker(key=b"other", redact=str, values=False)
+    other = RowMaker(key=b"other", mask=Masker(), values=False)
     assert other.row(1, Entry(kind=Kind.INTENT, arguments=b'{"a":1,"b":[2]}'))["arguments_hash"] != same[0]
 
 
@@ -171,12 +179,9 @@ ENTRIES = st.builds(
 
 @pytest.mark.req("KSI-5")
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(entries=st.lists(ENTRIES, min_size=1, max_size=4), masked=st.booleans())
-def test_any_entry_is_read_back_with_the_hash_that_it_was_given(
-    written: Database, entries: list[Entry], masked: bool
-) -> None:
-    redact = Redactor(frozenset) if masked else str
-    make = RowMaker(key=KEYS.arguments, redact=redact, values=True)
+@given(entries=st.lists(ENTRIES, min_size=1, max_size=4))
+def test_any_entry_is_read_back_with_the_hash_that_it_was_given(written: Database, entries: list[Entry]) -> None:
+    make = maker(values=True)
     rows = [make.row(number, entry) for number, entry in enumerate(entries, 1)]
     for row in rows:
         row["hash"] = KEYS.link("", row.values())

@@ -22,6 +22,7 @@ from toolcrib.book.anchor import Anchor, Head
 from toolcrib.book.chain import Keys
 from toolcrib.book.entry import Entry, Kind
 from toolcrib.book.verify import PAGE, Report
+from toolcrib.config.masking import Masker
 from toolcrib.errors import StoreError, UsageError
 from toolcrib.store import Store, audit
 from toolcrib.store.commits import Commits
@@ -38,7 +39,7 @@ async def opened(url: str, folder: Path, **options: Any) -> AsyncIterator[tuple[
     folder.mkdir(exist_ok=True)
     store = await Store.open(url)
     commits = Commits(store)
-    book = await Book.open(store, commits, folder=folder, secrets=str, **options)
+    book = await Book.open(store, commits, folder=folder, mask=Masker(), **options)
     try:
         yield book, store
     finally:

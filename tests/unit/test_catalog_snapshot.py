@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from typing import Any
 
 import msgspec
@@ -13,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib.catalog import GATEWAY_LIMIT, Catalog, Tool
-from toolcrib.config.model import Does, NameStyle, ToolRule
+from toolcrib.catalog.tool import decode_definition, digest_of
+from toolcrib.config.model import Does, NameStyle, ToolRule, Which
 from toolcrib.errors import UnknownTool
 
 
@@ -265,20 +265,6 @@ def test_building_upon_a_previous_snapshot_gives_the_same_as_building_anew(
     assert seen(upon) == seen(Catalog.build(listings(second), version=2))
 
 
-@pytest.mark.req("BNS-9")
-def test_five_thousand_tools_are_built_and_rendered_quickly() -> None:
-    schema = {"type": "object", "properties": {f"p{n}": {"type": "string", "description": "x" * 40} for n in range(6)}}
-    listings = {
-        f"server{s}": tuple(definition(f"tool_{s}_{n}", inputSchema=schema) for n in range(250)) for s in range(20)
-    }
-    started = time.process_time()
-    catalog = Catalog.build(listings, version=1, limit=GATEWAY_LIMIT)
-    built = time.process_time() - started
-    assert len(catalog.tools) == 5000
-    # Measured at 70 ms on a slow machine; the bound leaves room for a busy one.
-    assert built < 0.5
-
-
 def test_a_tool_can_be_made_by_hand() -> None:
     known = build(s=["t"]).tools[0]
     tool = Tool(server="s", name="t", fields={"name": msgspec.Raw(b'"t"')}, names=known.names)
@@ -333,3 +319,27 @@ def test_a_renamed_tool_is_found_with_its_server_and_the_name_that_is_shown() ->
     assert catalog.find("git:git_status").name == "git_status"
     # A server's own names come first.
     assert catalog.find("git:log").name == "log"
+
+
+def test_what_did_not_change_is_the_same_object_when_its_neighbour_does() -> None:
+    rules = (ToolRule(does=Does.DESCRIBE, value="Reads.", only=(Which(names=("read",)),)),)
+    before = Catalog.build({"files": (definition("read"), definition("write"))}, version=1, rules=rules)
+    listings = {"files": (definition("new"), definition("write", title="other"), definition("read"))}
+    after = Catalog.build(listings, version=2, previous=before, rules=rules)
+    assert displays(after) == ["files:new", "files:write", "files:read"]
+    assert after.find("files:read") is before.find("files:read")
+    assert not after.find("files:write").is_still(before.find("files:write"))
+    anew = Catalog.build(listings, version=3, previous=after)
+    assert anew.find("files:write").is_still(after.find("files:write"))
+    assert not anew.find("files:read").is_still(after.find("files:read")), "the rules changed what is shown of it"
+
+
+def test_a_digest_is_of_what_a_definition_says_not_of_how_it_is_written() -> None:
+    def digest(text: str) -> str:
+        return digest_of(decode_definition(text.encode())[1])
+
+    first = digest('{"name":"a","inputSchema":{"type":"object","properties":{"x":{},"y":{}}},"icons":[1]}')
+    again = '{"inputSchema": {"properties": {"y": {}, "x": {}}, "type": "object"}, "name": "a", "icons": [2]}'
+    assert digest(again) == first
+    assert digest(again.replace('"y": {}', '"y": true')) != first
+    assert digest('{"name":"a","_meta":1e999}') != digest('{"name":"a","_meta":2e999}')

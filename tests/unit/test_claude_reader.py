@@ -244,7 +244,7 @@ def test_subagents_words_are_not_the_last_ones_and_their_calls_are_told() -> Non
     assert "task_started: look" in [event.text for event in events if event.kind is Kind.LOG]
 
 
-@pytest.mark.req("FRG-6", "KSI-4")
+@pytest.mark.req("FRG-6")
 def test_the_end_tells_words_session_and_tokens() -> None:
     line = ended(
         usage={
@@ -264,7 +264,6 @@ def test_the_end_tells_words_session_and_tokens() -> None:
     assert told.usage.told["total_cost_usd"] == 0.5
 
 
-@pytest.mark.req("KSI-4")
 def test_tokens_are_those_of_all_models_in_this_run_and_of_every_turn() -> None:
     def since(**of: tuple[int, int, int]) -> dict[str, Any]:
         keys = ("inputTokens", "outputTokens", "cacheReadInputTokens")
@@ -279,7 +278,6 @@ def test_tokens_are_those_of_all_models_in_this_run_and_of_every_turn() -> None:
     assert reader.told.text == "And more."
 
 
-@pytest.mark.req("KSI-4")
 def test_tokens_that_nobody_told_are_unknown() -> None:
     _, reader = read(ended(usage={"input_tokens": "many"}))
     assert (reader.told.usage.input, reader.told.usage.output, reader.told.usage.cached) == (None, None, None)
@@ -402,3 +400,10 @@ def test_whatever_is_printed_becomes_an_event_that_holds_it(lines: list[dict[str
                 over = event.tool_status is not ToolStatus.STARTED
                 assert (event.call in calls) is over, "an end has a start, and a start no other before its end"
                 (calls.remove if over else calls.append)(event.call)
+
+
+def test_a_run_is_over_with_its_result_and_no_longer_when_more_is_said() -> None:
+    words = {"type": "text", "text": "Done."}
+    assert not read(init("connected"), assistant(words))[1].told.ended
+    assert read(assistant(words), ended())[1].told.ended
+    assert not read(assistant(words), ended(), assistant(words))[1].told.ended

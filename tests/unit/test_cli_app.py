@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import resource
@@ -78,7 +79,7 @@ class Daemon:
     def close(self) -> None:
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
-        self._thread.join(5)
+        self._thread.join(60)
 
 
 @pytest.fixture(autouse=True)
@@ -203,7 +204,61 @@ def test_without_a_daemon_status_says_how_to_start_one(capsys: pytest.CaptureFix
     assert run(["logs", "-f"]) == 7
     capsys.readouterr()
     assert run(["down", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"stopped": False, "pid": None}
+    assert json.loads(capsys.readouterr().out) == {"stopped": False, "pid": None, "killed": False}
+
+
+HANG_UPS = {
+    "nothing": b"",
+    "half an answer": b'{"jsonrpc":"2.0","id":1,"resu',
+    "no JSON": b"hello\n",
+    "no message": b"[1]\n",
+    "an answer to something else": b'{"jsonrpc":"2.0","id":7,"result":{}}\n',
+    "an error without words": b'{"jsonrpc":"2.0","id":1,"error":5}\n',
+}
+
+
+@pytest.mark.parametrize("words", [["status"], ["servers"], ["logs", "-f"]])
+@pytest.mark.parametrize("how", HANG_UPS)
+def test_a_daemon_that_does_not_answer_properly_is_told_in_a_sentence(
+    how: str, words: list[str], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "run").mkdir()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(home / "run" / "daemon.sock"))
+        server.listen()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        # Closed without having read anything, where nothing is said.
+                        if HANG_UPS[how] and connection.recv(1 << 16):
+                            connection.sendall(HANG_UPS[how])
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        try:
+            code = run(words)
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            serving.join(60)
+    said = capsys.readouterr()
+    assert code in {1, 6, 7}
+    assert "daemon" in said.err.lower()
+    assert "Traceback" not in said.err
+
+
+def test_without_a_descriptor_left_it_is_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none_left(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("toolcrib.cli.client.socket.socket", none_left)
+    for words in (["status"], ["down"], ["servers"]):
+        assert run(words) == 7
+        assert "Too many open files" in capsys.readouterr().err
 
 
 @pytest.mark.req("KSI-6")
@@ -287,7 +342,8 @@ def test_trust_shows_what_would_run_and_needs_a_yes(
     file.parent.mkdir()
     file.write_text("servers:\n  evil:\n    command: curl\n    args: [evil.example]\n")
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    daemon.answers["config:check"] = result({"untrusted": [str(file)]})
+    shown = {"file": str(file), "digest": trust_digest(file), "effects": ["evil: starts curl evil.example"]}
+    daemon.answers["config:check"] = result({"waiting": [shown]})
     assert run(["trust"]) == 2
     said = capsys.readouterr().err
     assert "starts curl evil.example" in said
@@ -302,7 +358,7 @@ def test_trust_shows_what_would_run_and_needs_a_yes(
     ], "what was shown is what is trusted: the daemon is told the digest of just that"
     capsys.readouterr()
     daemon.asked.clear()
-    daemon.answers["config:check"] = result({"untrusted": []})
+    daemon.answers["config:check"] = result({"waiting": []})
     assert run(["trust"]) == 0, "nothing is asked where nothing waits"
     assert capsys.readouterr().out == f"Already trusted, as it stands: {file}.\n"
     assert [request["method"] for request in daemon.asked] == ["config:check"]
@@ -312,7 +368,7 @@ def test_trust_shows_what_would_run_and_needs_a_yes(
 def test_untrust_of_what_was_never_trusted_says_so(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.answers["trust:remove"] = result({"file": "/p/.mcp.json", "was_trusted": False})
     assert run(["untrust", "/p/.mcp.json"]) == 4
-    assert "Never trusted: /p/.mcp.json." in capsys.readouterr().err
+    assert "Not trusted: /p/.mcp.json." in capsys.readouterr().err
     daemon.answers["trust:remove"] = result({"file": "/p/.mcp.json", "was_trusted": True})
     assert run(["untrust", "/p/.mcp.json"]) == 0
 
@@ -354,7 +410,8 @@ def test_on_a_terminal_trust_asks_and_only_yes_is_yes(
     file.parent.mkdir()
     file.write_text("servers:\n  x:\n    command: x\n")
     daemon.answers["trust:add"] = result({"file": str(file), "sha256": trust_digest(file)})
-    daemon.answers["config:check"] = result({"untrusted": [str(file)]})
+    shown = {"file": str(file), "digest": trust_digest(file), "effects": ["x: starts x"]}
+    daemon.answers["config:check"] = result({"waiting": [shown]})
     monkeypatch.setattr("sys.stdin", Terminal(typed))
     assert run(["trust"]) == code
     assert ["trust:add" in request["method"] for request in daemon.asked] == ([False, True] if code == 0 else [False])
@@ -408,10 +465,7 @@ def test_a_working_folder_that_is_gone_is_told(home: Path, capsys: pytest.Captur
 @pytest.mark.req("BNS-3")
 def test_a_broken_configuration_is_told_beside_the_servers(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     faults = {"problems": ["/c.yml:3: x: found 1, expected text."], "untrusted": ["/p/.mcp.json"]}
-    told = [
-        "Problem: /c.yml:3: x: found 1, expected text.",
-        "Not trusted yet, so not in use: /p/.mcp.json. `toolcrib trust` shows what it would do.",
-    ]
+    told = ["Problem: /c.yml:3: x: found 1, expected text."]
     daemon.answers["server:list"] = result({"servers": [SERVER], **faults})
     assert run(["servers"]) == 0
     assert capsys.readouterr().err.splitlines() == told
@@ -451,7 +505,6 @@ def test_up_warns_of_a_broken_configuration(
     assert run(["up", *how]) == 0
     told = capsys.readouterr().err
     assert "Problem: p\n" in told
-    assert "Not trusted yet, so not in use: u." in told
     assert "Stopped." not in told, "for a person at a terminal alone"
     described = {key: value for key, value in ready.items() if key not in ("problems", "untrusted")}
     assert run(["up", *how]) == 0
@@ -464,7 +517,7 @@ def test_status_names_the_project_that_its_table_is_for(daemon: Daemon, capsys: 
     daemon.answers["system:status"] = result({"root": here, "project": here, "servers": [SERVER]})
     assert run(["status"]) == 0
     said = capsys.readouterr().out
-    assert f"home:       {here}" in said
+    assert f"started in: {here}" in said
     assert "servers for" not in said
     daemon.answers["system:status"] = result({"root": "/elsewhere", "project": here, "servers": [SERVER]})
     assert run(["status"]) == 0
@@ -482,7 +535,7 @@ def test_status_names_the_project_that_its_table_is_for(daemon: Daemon, capsys: 
     ids=["spoke", "silent", "remote"],
 )
 def test_a_server_that_does_not_answer_is_added_and_has_an_exit_code(
-    daemon: Daemon, capsys: pytest.CaptureFixture[str], row: dict[str, Any], hints: list[str]
+    home: Path, daemon: Daemon, capsys: pytest.CaptureFixture[str], row: dict[str, Any], hints: list[str]
 ) -> None:
     added = {"server": "odd name", "file": "/c.yml", "state": "away", "last_error": "It ended.", **row}
     daemon.answers["server:add"] = result(added)
@@ -491,20 +544,29 @@ def test_a_server_that_does_not_answer_is_added_and_has_an_exit_code(
     assert said.err.splitlines() == ["Added odd name to /c.yml, but it does not answer: It ended.", *hints]
     assert run(["add", "odd name", "--json", "--", "cat"]) == 6
     assert json.loads(capsys.readouterr().out) == added
+    (home / "run" / "daemon.json").write_text('{"pid": 4711}')
+    assert run(["add", "odd name", "--", "cat"]) == 6
+    assert capsys.readouterr().err.endswith("The daemon keeps trying: `toolcrib servers` shows its state.\n")
 
 
 @pytest.mark.req("BNS-3")
-def test_a_file_of_this_folder_in_a_server_of_every_folder_is_warned_of(
+def test_a_path_of_this_folder_in_a_server_of_every_folder_is_made_to_hold_in_all(
     daemon: Daemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    warning = "server.py is relative to each project's folder; give the whole path if you mean this file.\n"
+    here = Path.cwd()
+    written = f"server.py is written as {here}/server.py.\n"
+    folder = ". is written as ${workspaceFolder}, the folder of each project.\n"
+    project = "It starts in the folder of each project, and may read or obey the files there.\n"
+    needs = "This server needs the project's folder: cwd: project is added.\n"
     Path("server.py").touch()
     daemon.answers["server:add"] = result({"server": "x", "file": "f", "state": "ready", "tools": 1})
     for words, said in [
-        (["--", "python3", "server.py"], warning),
-        (["--", "./server.py"], "./" + warning),
+        (["--", "python3", "server.py"], written),
+        (["--", "./server.py"], "./" + written),
         (["--", "server.py"], ""),
-        (["--", "python3", "other.py", "."], ""),
+        (["--", "python3", "other.py", "."], folder),
+        (["--cwd", "project", "--", "mymcp", "server.py"], written + project),
+        (["--", "uvx", "mcp-server-git"], needs + project),
         (["--", "python3", str(Path("server.py").absolute())], ""),
         (["--project", "--", "python3", "server.py"], ""),
         (["--cwd", "/src", "--", "python3", "server.py"], ""),

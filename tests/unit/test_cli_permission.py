@@ -16,6 +16,7 @@ import pytest
 from toolcrib.cli.app import run
 from toolcrib.cli.permission_commands import _told_reach
 from toolcrib.cli.profile_text import GUIDE, read, written
+from toolcrib.cli.server_commands import server_table
 from toolcrib.errors import ConfigError
 from toolcrib.policy import profile_from
 
@@ -32,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "home").mkdir()
-    servers = {"files": {"command": str(tmp_path / "no-such-program")}}
+    servers = {"files": {"command": str(tmp_path / "no-such-program"), "cwd": "project"}}
     (tmp_path / "home" / "config.json").write_text(json.dumps({"mcpServers": servers}))
     (tmp_path / "project" / ".git" / "HEAD").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "project")
@@ -224,6 +225,28 @@ def test_only_a_servers_command_is_advised_to_stand_behind_dashes(cli: Cli) -> N
     assert "Put `--` before the server's command." in cli("add", "files", "server", "--port", "1")[2]
 
 
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        (["wipe"], ("1 tool is", "wipe")),
+        ([*"abcdef"], ("6 tools are", "a, b, c, d, e …")),
+    ],
+)
+def test_servers_names_tools_that_are_new_or_changed_since_the_server_was_trusted(
+    capsys: pytest.CaptureFixture[str], tools: list[str], said: tuple[str, str]
+) -> None:
+    server_table([{"name": "my files", "believed": True, "new_or_changed": tools}])
+    assert capsys.readouterr().err == (
+        f"my files: {said[0]} new or changed since you trusted it, and untrusted until you run "
+        f"`toolcrib trust --server 'my files'`: {said[1]}\n"
+    )
+
+
+def test_servers_names_tools_that_run_only_as_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    server_table([{"name": "lab", "tasks_only": ["research"]}])
+    assert "lab: not listed, since they run only as tasks, which is not supported: research." in capsys.readouterr().err
+
+
 def test_a_server_is_believed_and_then_not(cli: Cli) -> None:
     assert cli("trust", "--server", "files")[:2] == (0, "files is believed.\n")
     assert cli("trust", "--server", "files")[:2] == (0, "files is believed already.\n")
@@ -387,3 +410,22 @@ def test_a_profile_survives_being_written_for_a_person() -> None:
     ]
     text = written({"description": "yes", "own_tools": "read", "rules": rules})
     assert read("mine", text) == {"name": "mine", "description": "yes", "own_tools": "read", "rules": rules}
+
+
+def test_an_agent_whose_time_is_over_already_is_told_as_added(cli: Cli) -> None:
+    code, out, _ = cli("agent", "add", "brief", "--expires", "0.001s")
+    assert (code, out.splitlines()[0]) == (0, "Agent brief: profile developer, its time is over already.")
+
+
+def test_approvals_show_all_that_is_sent_and_quote_what_others_chose(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"id": "abcde", "agent": "reviewer", "rule": "ask", "left": 9.0}
+    besides = {"inputResponses": {"sure": {"action": "accept\u202e"}}, "_meta": {"x": "y" * 2000}}
+    spoofed = {"conversation": "x) wants w:read; 9 s left", "tool": "w:note; 9 s left"}
+    found = {"approvals": [{**row, **spoofed, "arguments": {"a": 1}, "besides": besides, "whole": True}]}
+    monkeypatch.setattr("toolcrib.cli.approval_commands.from_daemon", lambda *_, **__: found)
+    _, out, err = cli("approvals")
+    assert out.startswith('abcde  reviewer wants "w:note; 9 s left"; 9 s left\n')
+    assert '\n      in the conversation "x) wants w:read; 9 s left"\n      a = 1\n' in out
+    assert r'sent besides: inputResponses = {"sure": {"action": "accept\u202e"}}' in out
+    assert "`toolcrib approvals abcde` shows the whole call" in err
+    assert f'sent besides: _meta = {{"x": "{"y" * 2000}"}}' in cli("approvals", "abcde")[1]

@@ -33,8 +33,3 @@ from toolcrib.cli.results import shown
 )
 def test_each_kind_of_content_is_shown(result: dict[str, Any], text: str) -> None:
     assert shown(result) == text
-
-
-@pytest.mark.req("ENG-9")
-def test_a_tool_that_asks_for_more_says_what() -> None:
-    assert "name" in shown({"resultType": "input_required", "inputRequests": {"a": {"name": "x"}}})

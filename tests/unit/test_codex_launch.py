@@ -135,12 +135,7 @@ def test_settings_that_cannot_be_read_are_an_error_and_not_an_empty_list(launch:
 
 @pytest.mark.parametrize(
     ("own", "sandbox"),
-    [
-        (OwnTools.NONE, "read-only"),
-        (OwnTools.READ, "read-only"),
-        (OwnTools.EDIT, None),
-        (OwnTools.ALL, "danger-full-access"),
-    ],
+    [(OwnTools.NONE, None), (OwnTools.READ, None), (OwnTools.EDIT, None), (OwnTools.ALL, "danger-full-access")],
 )
 def test_each_level_has_its_sandbox_and_nobody_is_asked(launch: LaunchWith, own: OwnTools, sandbox: str | None) -> None:
     said = settings_of(launch(own=own))
@@ -149,10 +144,21 @@ def test_each_level_has_its_sandbox_and_nobody_is_asked(launch: LaunchWith, own:
     assert said["approval_policy"] == "never"
 
 
+@pytest.mark.parametrize("own", [OwnTools.NONE, OwnTools.READ])
+def test_below_edit_nothing_is_writable_and_toolcribs_own_folders_are_no_ones_to_read(
+    launch: LaunchWith, own: OwnTools, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    said = settings_of(launch(own=own, private=(tmp_path / "link", tmp_path / "state")))
+    none = {str(tmp_path / name): "none" for name in ("link", "real", "state")}
+    assert said["permissions"][said["default_permissions"]]["filesystem"] == {":root": "read", **none}
+
+
 def test_at_edit_the_folder_is_writable_but_for_ours_and_nothing_else_is(launch: LaunchWith) -> None:
     said = settings_of(launch(own=OwnTools.EDIT))
     profile = said["permissions"][said["default_permissions"]]
-    assert profile["filesystem"] == {":root": "read", ":workspace_roots": {".": "write", ".toolcrib": "read"}}
+    kept = {".toolcrib": "read", "HEAD": "read"}
+    assert profile["filesystem"] == {":root": "read", ":workspace_roots": {".": "write", **kept}}
     assert profile["network"] == {"enabled": False}
 
 

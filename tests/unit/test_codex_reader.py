@@ -105,7 +105,7 @@ def test_a_command_of_codexs_own_is_a_tool_of_no_server(
 ) -> None:
     _, (start, end) = read(command("started", "in_progress"), command("completed", status, exit_code, "a\nb\n"))
     assert (start.tool_name, start.server, start.tool_args) == ("shell", "", {"command": "/bin/bash -lc ls"})
-    assert (end.tool_status, end.text) == (expected, "a\nb\n")
+    assert (end.tool_status, end.text) == (expected, f"Exit code {exit_code}\na\nb\n" if exit_code else "a\nb\n")
 
 
 def test_a_call_that_is_told_only_at_its_end_still_has_a_start() -> None:
@@ -326,3 +326,12 @@ def test_whatever_is_printed_becomes_an_event_that_holds_it(lines: list[dict[str
 @given(st.text())
 def test_whatever_is_said_becomes_an_event_that_holds_it(line: str) -> None:
     assert CodexReader().said(line)[0].raw == line
+
+
+def test_a_run_is_over_with_its_turn_and_no_longer_when_another_begins() -> None:
+    begins, ends = {"type": "turn.started"}, {"type": "turn.completed", "usage": {}}
+    assert not read(begins, item("completed", type="agent_message", text="Done."))[0].told.ended
+    assert not read(begins, {"type": "error", "message": "Reconnecting... 1/5"})[0].told.ended
+    assert read(begins, ends)[0].told.ended
+    assert read(begins, {"type": "turn.failed", "error": {"message": "No."}})[0].told.ended
+    assert not read(begins, ends, begins)[0].told.ended

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from parts import fleet
+from toolcrib.agents.agent import Agent, Minted
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
 from toolcrib.commands.registry import Context, Effect, Host, Reach, Via
 from toolcrib.config import Flags, Paths, load, store_place
 from toolcrib.crib.crib import Crib
-from toolcrib.errors import ConfigError, NotFound, UnknownServer, UnknownTool, UsageError
-from toolcrib.policy import OWNER, Verdict
+from toolcrib.errors import ConfigError, NotFound, StoreError, UnknownServer, UnknownTool, UsageError
+from toolcrib.events import Change
+from toolcrib.policy import OWNER, Caller, Verdict
 from toolcrib.store import Store, tools
+from toolcrib.store.trust import servers as trusted_servers
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -38,9 +45,11 @@ class Desk:
     def __init__(self, crib: Crib) -> None:
         self.crib = crib
 
-    async def run(self, name: str, /, **params: Any) -> dict[str, Any]:
+    async def run(
+        self, name: str, /, *, caller: Caller = OWNER, via: Via = Via.SOCKET, **params: Any
+    ) -> dict[str, Any]:
         context = Context(
-            crib=self.crib, project=self.crib.home, caller=OWNER, host=cast(Host, None), via=Via.SOCKET, emit=nowhere
+            crib=self.crib, project=self.crib.home, caller=caller, host=cast(Host, None), via=via, emit=nowhere
         )
         found = await registry.run(name, params, context)
         assert json.loads(json.dumps(found)) == found, "what a command says is plain JSON"
@@ -205,6 +214,7 @@ async def test_why_names_the_rule_and_all_that_speak_of_the_tool(desk: Desk) -> 
         "unjudged": [],
         "folder": None,
         "believed": False,
+        "new_or_changed": False,
         "claimed": {},
         "counts_as": {"read_only": False, "destructive": True, "idempotent": False, "open_world": True},
         "remedies": ["`toolcrib deny reviewer files:write --when 'path under src' --remove`"],
@@ -405,12 +415,178 @@ async def test_a_server_that_is_not_there_is_told(desk: Desk, command: str) -> N
     assert caught.value.remedy == "Servers: files."
 
 
+async def test_an_entry_that_is_not_in_force_can_be_removed(desk: Desk) -> None:
+    file = desk.crib.paths.user_config
+    file.write_text(json.dumps({"servers": {"broken": {"comand": "x"}}}))
+    assert (await desk.run("server:remove", name="broken"))["file"] == str(file)
+    assert "broken" not in file.read_text()
+
+
+async def changes(desk: Desk) -> list[tuple[str, str, dict[str, Any]]]:
+    rows = (await desk.run("audit:query"))["entries"]
+    return [
+        (row["agent"], row["outcome"], row["detail"])
+        for row in rows
+        if row["kind"] == "change" and row["outcome"] != "agent added"
+    ]
+
+
+@pytest.mark.req("KSI-8")
+async def test_the_book_says_who_added_and_removed_which_server(desk: Desk) -> None:
+    file = str(desk.crib.paths.user_config)
+    deputy = dataclasses.replace(OWNER, agent="deputy")
+    entry = {"command": "/none/such", "args": ["--token", "hunter2hunter2"], "env": {"KEY": "in-the-env"}}
+    await desk.run("server:add", caller=deputy, via=Via.MCP, name="new", entry=entry)
+    await desk.run("server:remove", name="new")
+    assert await changes(desk) == [
+        (
+            "deputy",
+            "server added",
+            {"server": "new", "file": file, "runs": "/none/such --token ****", "via": "mcp"},
+        ),
+        ("owner", "server removed", {"server": "new", "file": file, "via": "socket"}),
+    ]
+
+
+@pytest.mark.req("KSI-8")
+async def test_the_book_says_what_a_trusted_file_and_an_edit_by_hand_brought(desk: Desk) -> None:
+    shared = desk.crib.root / ".mcp.json"
+    shared.write_text(json.dumps({"mcpServers": {"far": {"url": "http://127.0.0.1:9/far"}}}))
+    (waiting,) = (await desk.run("config:check"))["waiting"]
+    by_hand = {"files": {"url": "http://127.0.0.1:9/other"}, "mine": {"url": "http://127.0.0.1:9/mine"}}
+    desk.crib.paths.user_config.write_text(json.dumps({"mcpServers": by_hand}))
+    await desk.run("trust:add", file=waiting["file"], digest=waiting["digest"])
+    desk.crib.paths.user_config.write_text(json.dumps({"mcpServers": {"files": by_hand["files"]}}))
+    await desk.run("trust:remove", file=waiting["file"])
+    assert await changes(desk) == [
+        ("owner", "file trusted", {"file": waiting["file"]}),
+        ("owner", "servers changed in files", {"added": ["far", "mine"], "changed": ["files"]}),
+        ("owner", "file no longer trusted", {"file": waiting["file"]}),
+        ("owner", "servers changed in files", {"removed": ["far", "mine"]}),
+    ]
+
+
+@pytest.mark.req("BNS-10")
+async def test_a_file_that_changes_between_the_look_and_the_yes_is_not_trusted(desk: Desk) -> None:
+    shared = desk.crib.root / ".mcp.json"
+    shared.write_text(json.dumps({"mcpServers": {"far": {"url": "http://127.0.0.1:9/far"}}}))
+    (waiting,) = (await desk.run("config:check"))["waiting"]
+    shared.write_text(json.dumps({"mcpServers": {"far": {"command": "evil"}}}))
+    with pytest.raises(ConfigError, match="not what it was when you looked"):
+        await desk.run("trust:add", file=waiting["file"], digest=waiting["digest"])
+    with pytest.raises(UsageError, match="digest"):
+        await desk.run("trust:add", file=waiting["file"])
+    assert (await desk.run("config:check"))["untrusted"] == [str(shared)]
+
+
+@pytest.mark.req("KSI-8")
+async def test_no_server_is_added_that_the_book_cannot_tell_of(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(change: Change) -> None:
+        raise StoreError("The disk is full.")
+
+    before = desk.crib.paths.user_config.read_bytes()
+    monkeypatch.setattr(desk.crib, "note", full)
+    with pytest.raises(StoreError, match=r"Nothing was changed.*The disk is full"):
+        await desk.run("server:add", name="new", entry={"url": "http://127.0.0.1:9/new"})
+    assert desk.crib.paths.user_config.read_bytes() == before
+    assert [row["name"] for row in (await desk.run("server:list"))["servers"]] == ["files"]
+
+
 async def test_a_server_with_another_address_is_believed_no_longer(desk: Desk) -> None:
     await desk.run("server:trust", name="files")
     file = desk.crib.paths.user_config.with_suffix(".json")
     file.write_text(json.dumps({"mcpServers": {"files": {"url": "http://127.0.0.1:9/other"}}}))
     await desk.crib.reload()
     assert (await desk.run("server:list"))["servers"][0]["believed"] is False
+
+
+@pytest.fixture
+async def storyteller(tmp_path: Path) -> AsyncIterator[tuple[Desk, Callable[..., Awaitable[None]]]]:
+    """A real server that lists what its file says, and a way to start it again with another list."""
+    root, listing = tmp_path / "project", tmp_path / "listing.json"
+    root.mkdir()
+    environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
+    paths = Paths.of_user(environ)
+    paths.user_config.parent.mkdir(parents=True, exist_ok=True)
+    command = {
+        "command": sys.executable,
+        "args": [str(fleet.SERVERS / "scripted_server.py"), "--listing", str(listing)],
+    }
+    paths.user_config.with_suffix(".json").write_text(json.dumps({"mcpServers": {"files": command}}))
+
+    def write(*definitions: bytes) -> None:
+        listing.write_text(json.dumps({"tools": [{**json.loads(one), "inputSchema": {}} for one in definitions]}))
+
+    write()
+    async with Crib(paths=paths, root=root, environ=environ) as crib:
+        await crib.roster.add("reviewer", profile="read-only", workdir=root)
+        desk = Desk(crib)
+
+        async def lists(*definitions: bytes) -> None:
+            write(*definitions)
+            await desk.run("server:restart", name="files")
+
+        yield desk, lists
+
+
+WIPE = definition("wipe", readOnlyHint=True)
+
+
+async def test_trust_covers_the_definitions_it_was_given_for_and_no_later_ones(
+    storyteller: tuple[Desk, Callable[..., Awaitable[None]]],
+) -> None:
+    desk, lists = storyteller
+    await lists(*FILES)
+    await desk.run("server:trust", name="files")
+    assert await desk.verdict("reviewer", "files:read") == "allow"
+    await lists(definition("read", readOnlyHint=True, title="Reads more"), *FILES[1:], WIPE)
+    (server,) = (await desk.run("server:list"))["servers"]
+    assert (server["believed"], server["new_or_changed"]) == (True, ["read", "wipe"])
+    verdicts = {name: await desk.verdict("reviewer", f"files:{name}") for name in ("read", "write", "list", "wipe")}
+    assert verdicts == {"read": "deny", "write": "deny", "list": "allow", "wipe": "deny"}
+    told = await desk.run("permission:why", agent="reviewer", tool="files:wipe")
+    assert (told["believed"], told["new_or_changed"]) == (False, True)
+    assert "`toolcrib trust --server files`: what its server says of it would count." in told["remedies"]
+    assert (await desk.run("server:trust", name="files"))["changed"] is True
+    assert await desk.verdict("reviewer", "files:wipe") == "allow"
+    await lists(*FILES)
+    assert await desk.verdict("reviewer", "files:read") == "allow", "it was trusted so before"
+    await desk.run("server:untrust", name="files")
+    await desk.run("server:trust", name="files")
+    await lists(*FILES, WIPE)
+    assert await desk.verdict("reviewer", "files:wipe") == "deny", "what was trusted before it was untrusted is not"
+
+
+async def test_a_server_that_was_trusted_before_it_listed_anything_is_trusted_with_its_first_list(
+    storyteller: tuple[Desk, Callable[..., Awaitable[None]]],
+) -> None:
+    desk, lists = storyteller
+    await lists()
+    with pytest.raises(UsageError, match="lists no tools"):
+        await desk.run("server:trust", name="files")
+    await desk.crib.trust.add_server(desk.crib.home.config.servers["files"], ())
+    await lists(*FILES)
+    changed = asyncio.Event()
+    desk.crib.home.subscribe(changed.set)
+    while await desk.verdict("reviewer", "files:read") != "allow":
+        await asyncio.wait_for(changed.wait(), 60)
+        changed.clear()
+    await lists(*FILES, WIPE)
+    assert await desk.verdict("reviewer", "files:wipe") == "deny"
+    assert (await desk.run("server:list"))["servers"][0]["new_or_changed"] == ["wipe"]
+
+
+async def test_of_two_lists_that_follow_each_other_only_the_first_is_covered(desk: Desk) -> None:
+    files, trust = desk.crib.home.config.servers["files"], desk.crib.trust
+    await trust.remove_server(files)
+    await trust.add_server(files, ())
+    await asyncio.gather(trust.cover_first(files, FILES), trust.cover_first(files, [*FILES, WIPE]))
+    assert len(trust.trusted(files) or ()) == len(FILES)
+    await trust.remove_server(files)
+    await trust.add_server(files, ())
+    await asyncio.gather(trust.cover_first(files, FILES), trust.remove_server(files))
+    assert trust.trusted(files) is None
+    assert files.identity not in await desk.crib.store.read(trusted_servers)
 
 
 RULES = [{"allow": "files:*", "when": {"path": {"under": "src"}}}, {"deny": "files:write"}]
@@ -498,3 +674,19 @@ async def test_no_agent_sees_or_uses_the_commands_of_permissions(desk: Desk) -> 
     assert len(owners) == 9
     assert {permission.decide(tool, {}).verdict for tool in owners} == {Verdict.DENY}
     assert {permission.decide(tool, None).verdict for tool in owners} == {Verdict.DENY}
+
+
+async def test_an_agent_was_added_also_where_its_time_is_over_at_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await desk.run("agent:add", name="brief", expires="1h")
+    add = desk.crib.roster.add
+
+    async def add_and_let_time_pass(name: str, **more: Any) -> Minted:
+        minted = await add(name, **more)
+        monkeypatch.setattr(Agent, "expired", lambda *_: True)
+        return minted
+
+    monkeypatch.setattr(desk.crib.roster, "add", add_and_let_time_pass)
+    added = await desk.run("agent:add", name="kid", parent="brief")
+    assert (added["agent"], added["parent"], added["limited_by"]) == ("kid", "brief", [])

@@ -258,10 +258,10 @@ def test_a_project_s_link_never_leads_a_change_elsewhere(tmp_path: Path, linked:
 def test_a_project_s_own_file_may_be_changed_and_have_relative_folders(tmp_path: Path) -> None:
     path = tmp_path / ".toolcrib" / "config.yml"
     new = InProject(root=tmp_path, trusted=())
-    digest = add_server(path, {"name": "a", "command": "x", "cwd": "sub"}, project=new)
+    digest = add_server(path, {"name": "a", "command": "x", "cwd": "sub"}, project=new).digest
     assert digest == trust_digest(path)
     assert read(path) == {"servers": {"a": {"command": "x", "cwd": "sub"}}}
-    digest = remove_server(path, "a", project=InProject(root=tmp_path, trusted={digest}))
+    digest = remove_server(path, "a", project=InProject(root=tmp_path, trusted={digest})).digest
     assert digest == trust_digest(path)
     assert read(path) == {"servers": {}}
 
@@ -269,7 +269,7 @@ def test_a_project_s_own_file_may_be_changed_and_have_relative_folders(tmp_path:
 @pytest.mark.req("BNS-10")
 def test_a_project_s_file_that_says_what_nobody_trusted_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / ".toolcrib" / "config.yml"
-    trusted = add_server(path, ENTRY, project=InProject(root=tmp_path, trusted=()))
+    trusted = add_server(path, ENTRY, project=InProject(root=tmp_path, trusted=())).digest
     path.write_text(path.read_text() + "  evil: {command: touch, args: [x]}\n")
     before = path.read_text()
     for change in (

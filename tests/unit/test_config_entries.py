@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from toolcrib.config import Config, Paths, Problem, ServerConfig, Severity, Transport, load
+from toolcrib.config.auth import with_token
 
 SECRET = "very-secret-value"
 
@@ -323,17 +325,44 @@ def test_a_list_s_item_without_a_name_is_an_error_for_that_item(tmp_path: Path) 
 
 @pytest.mark.req("BNS-3")
 def test_a_token_file_becomes_a_header(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text(f"{SECRET}\n")
+    write_token(tmp_path / "token", f"{SECRET}\n".encode())
     auth = {"type": "token_file", "tokenPath": str(tmp_path / "token")}
-    assert the_server(load_entry(tmp_path, {"url": URL, "auth": auth})).headers == {"Authorization": f"Bearer {SECRET}"}
+    server = the_server(load_entry(tmp_path, {"url": URL, "auth": auth}))
+    assert server.headers == {"Authorization": f"Bearer {SECRET}"}
+    write_token(tmp_path / "token", b"another")
+    assert with_token(server).headers == {"Authorization": "Bearer another"}
+    assert with_token(server).identity == server.identity, "the same server, with what is known of it"
     auth["headerName"] = "X-Token"
-    assert the_server(load_entry(tmp_path, {"url": URL, "auth": auth})).headers == {"X-Token": SECRET}
+    named = the_server(load_entry(tmp_path, {"url": URL, "auth": auth}))
+    assert (named.headers, named.identity != server.identity) == ({"X-Token": "another"}, True)
+
+
+def write_token(path: Path, content: bytes, mode: int = 0o600) -> None:
+    path.write_bytes(content)
+    path.chmod(mode)
+
+
+@pytest.mark.req("BNS-10")
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610])
+def test_a_token_file_that_others_can_use_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
+    write_token(tmp_path / "token", b"token", mode)
+    auth = {"type": "token_file", "tokenPath": str(tmp_path / "token")}
+    problem = the_error(load_entry(tmp_path, {"url": URL, "auth": auth}))
+    assert (problem.key, "chmod 600" in str(problem)) == ("servers.it.auth.tokenPath", True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_token_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    write_token(tmp_path / "token", b"token")
+    os.chown(tmp_path / "token", 12345, 12345)
+    auth = {"type": "token_file", "tokenPath": str(tmp_path / "token")}
+    assert "another user" in str(the_error(load_entry(tmp_path, {"url": URL, "auth": auth})))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"two words", b"line\nline", b"\xff\xfe", b"x" * 70_000])
 def test_a_token_file_that_holds_no_token_is_an_error(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
-        (tmp_path / "token").write_bytes(content)
+        write_token(tmp_path / "token", content)
     auth = {"type": "token_file", "tokenPath": str(tmp_path / "token")}
     assert the_error(load_entry(tmp_path, {"url": URL, "auth": auth})).key == "servers.it.auth.tokenPath"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from toolcrib.cli.options import without_password
-from toolcrib.config import Config, Flags, Paths, Severity, load, mask, store_place
+from toolcrib.config import Config, Flags, NameStyle, Paths, Severity, load, mask, store_place
 from toolcrib.config.last_store import remember_store
 from toolcrib.config.settings import holds_password
 from toolcrib.errors import ConfigError, UsageError
@@ -90,13 +90,13 @@ OWN = {"store": "/evil.db", "audit_values": True, "audit_keep_days": 1, "audit_k
 @pytest.mark.req("BNS-3", "KSI-9")
 def test_a_project_may_not_say_what_is_kept_where_and_how_long_even_if_it_is_trusted(person: Person) -> None:
     before = person.load().settings
-    person.project_says(**OWN, port=4)
+    person.project_says(**OWN, names="plain")
     config = person.load()
-    assert config.settings == dataclasses.replace(before, port=4)
+    assert config.settings == dataclasses.replace(before, names=NameStyle.PLAIN)
     assert {(problem.severity, problem.key) for problem in config.problems} == {(Severity.ERROR, key) for key in OWN}
     assert person.place() == person.paths.database
     person.says(**OWN)
-    assert config.settings != person.load().settings == dataclasses.replace(before, **OWN, port=4)
+    assert config.settings != person.load().settings == dataclasses.replace(before, **OWN, names=NameStyle.PLAIN)
 
 
 def test_the_password_is_not_shown(person: Person) -> None:

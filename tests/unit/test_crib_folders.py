@@ -24,7 +24,7 @@ pytestmark = pytest.mark.req("KSI-5")
 
 @pytest.fixture
 async def crib(tmp_path: Path) -> AsyncIterator[Crib]:
-    """Of a project with a folder in it, and three servers that are away but were seen before."""
+    """Of a project with a folder in it, and four servers that are away but were seen before."""
     root = (tmp_path / "project").resolve()
     for folder in (".git/HEAD", "sub", "keys", "kid/.git/HEAD", "kid/src", "src"):
         (root / folder).mkdir(parents=True)
@@ -33,7 +33,8 @@ async def crib(tmp_path: Path) -> AsyncIterator[Crib]:
     paths.user_config.parent.mkdir(parents=True, exist_ok=True)
     missing = str(tmp_path / "no-such-program")
     servers = {
-        "files": {"command": missing},
+        "files": {"command": missing, "cwd": "project"},
+        "neutral": {"command": missing, "args": ["${workspaceFolder}"]},
         "own": {"command": missing, "cwd": str(root / "sub")},
         "far": {"url": "http://127.0.0.1:9/mcp"},
     }
@@ -57,6 +58,7 @@ async def verdict(crib: Crib, agent: str, tool: str, path: Path | str) -> Verdic
 async def test_a_tool_knows_the_folder_its_server_works_in(crib: Crib) -> None:
     assert {tool.server: tool.folder for tool in crib.home.catalog.tools} == {
         "files": str(crib.root),
+        "neutral": None,
         "own": str(crib.root / "sub"),
         "far": None,
     }
@@ -77,7 +79,13 @@ async def test_an_agent_in_a_folder_below_gets_no_file_above_it_by_a_relative_pa
 async def test_a_denied_folder_is_denied_by_a_relative_path(crib: Crib) -> None:
     deny = rule_from({"deny": "*", "when": {"path": {"under": str(crib.root / "keys")}}}, where="t")
     await crib.roster.add("d", profile="developer", workdir=crib.root / "sub", rules=[deny])
-    for tool, path in (("files:read", "keys/k"), ("own:read", "../keys/k"), ("far:read", "keys/k"), ("far:read", "k")):
+    for tool, path in (
+        ("files:read", "keys/k"),
+        ("own:read", "../keys/k"),
+        ("far:read", "keys/k"),
+        ("far:read", "k"),
+        ("neutral:read", "keys/k"),
+    ):
         assert await verdict(crib, "d", tool, path) is Verdict.DENY
     for tool, path in (("files:read", "src/a"), ("own:read", "keys/k"), ("far:read", "/srv/a")):
         assert await verdict(crib, "d", tool, path) is Verdict.ALLOW

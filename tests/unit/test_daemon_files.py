@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from toolcrib.config import Paths
+from toolcrib.config.masking import Masker
 from toolcrib.config.private import private_folder, unusable
 from toolcrib.daemon.lock import held, read_info, write_info
 from toolcrib.daemon.log import log_to
@@ -110,7 +111,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once(paths: Paths, monkeypatch:
         with pytest.raises(AlreadyRunning), held(paths):
             pass
         other.kill()
-        other.wait(5)
+        other.wait(60)
     with held(paths):
         assert paths.lock.exists()
 
@@ -220,11 +221,15 @@ def test_the_log_is_private_and_only_our_own_words_are_in_it_at_info(tmp_path: P
     file = tmp_path / "state" / "toolcrib.log"
     root = logging.getLogger()
     levels = root.level, logging.getLogger("toolcrib").level
-    handler = log_to(file, "info")
+    handler = log_to(file, "info", Masker(["hunter2hunter2"]))
     try:
         logging.getLogger("toolcrib.test").info("ours")
         logging.getLogger("somebody").info("theirs")
-        logging.getLogger("somebody").warning("a warning")
+        logging.getLogger("somebody").warning("a warning, aHVudGVyMmh1bnRlcjI")
+        try:
+            raise ValueError("hunter2hunter2")
+        except ValueError:
+            logging.getLogger("toolcrib.test").exception("failed")
     finally:
         root.removeHandler(handler)
         handler.close()
@@ -234,6 +239,9 @@ def test_the_log_is_private_and_only_our_own_words_are_in_it_at_info(tmp_path: P
     assert "ours" in text
     assert "a warning" in text
     assert "theirs" not in text
+    assert "ValueError: ****" in text
+    assert "hunter2" not in text
+    assert "aHVudGVyMmh1bnRlcjI" not in text
     assert mode(file) == 0o600
 
 

@@ -20,7 +20,7 @@ from toolcrib.crib.daemon_states import DaemonStates
 from toolcrib.errors import DaemonNotRunning
 from toolcrib.servers.model import ServerState
 
-LIMIT = 20.0
+LIMIT = 60.0
 Say = Callable[[dict[str, Any]], Awaitable[None]]
 
 

@@ -104,7 +104,7 @@ def test_every_kind_of_server_is_in_the_table_with_its_fields() -> None:
     for name, (example, told) in table.items():
         made = eval(example, dict(classes))  # noqa: S307 - our own page
         fields = {field.name for field in dataclasses.fields(made)} - {"name"}
-        common = {"connect_timeout", "call_timeout"}
+        common = {"connect_timeout", "call_timeout", "max_message_mb"}
         assert common <= set(words(text))
         if not told.startswith("the same"):
             assert set(words(told)) == fields - common, name

@@ -57,4 +57,4 @@ def test_every_profile_and_claim_is_documented() -> None:
     assert re.findall(r"^\| `([a-z-]+)` \| [a-zE]", PAGE.split("## Profiles")[1], re.MULTILINE) == list(BUILTIN)
     assert all(f"`{claim}`" in PAGE for claim in CLAIMS)
     assert all(f"`{test}: " in PAGE for test in ("under", "one_of", "matches"))
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 8

@@ -52,4 +52,4 @@ def test_every_provider_and_every_step_is_on_the_page() -> None:
 
 def test_the_script_on_the_page_can_be_read() -> None:
     [script] = blocks("json")
-    assert len([step_from(step) for step in json.loads(script)["steps"]]) == 6
+    assert len([step_from(step) for step in json.loads(script)["steps"]]) == 8

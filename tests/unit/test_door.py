@@ -98,14 +98,18 @@ async def test_the_steps_come_in_their_order() -> None:
 
 
 async def test_the_book_says_who_what_and_why() -> None:
-    book = Book()
+    async def answer() -> Answer:
+        await asyncio.sleep(0.02)
+        return Answer(result=b'{"content":[]}')
+
+    book = Book(lambda _: answer())
     await book.call()
     intended, finished = book.line
     assert (intended.caller, intended.tool, intended.server) == ("owner", "files:read", "files")
     assert (intended.decision, intended.rule) == ("allow", "profile owner: allow *:*")
     assert (finished.caller, finished.tool, finished.server) == ("owner", "files:read", "files")
     assert (finished.outcome, finished.result_size) == ("ok", len(b'{"content":[]}'))
-    assert finished.duration >= 0
+    assert 0.01 < finished.duration < 60
 
 
 async def test_two_calls_have_two_lines() -> None:
@@ -236,3 +240,15 @@ async def test_a_subscriber_that_fails_does_not_cost_the_call(caplog: pytest.Log
     outcome = await Door(bus).call(shelf, OWNER, Request(tool="files_read", params=params))
     assert outcome.answer.result == b"{}"
     assert "a subscriber failed" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["input_required", "task"])
+async def test_what_is_no_result_yet_fails_the_call_of_a_caller_that_cannot_go_on(kind: str) -> None:
+    asked = f'{{"resultType":"{kind}","inputRequests":{{}},"requestState":"s"}}'.encode()
+    book = Book(lambda call: Answer(result=asked))
+    answer = (await book.call()).answer
+    result = msgspec.json.decode(answer.result)
+    assert result["isError"] is True
+    assert "files:read gave no result" in result["content"][0]["text"]
+    assert book.outcome == "tool_error"
+    assert (await book.call(takes_input=True)).answer.result == asked

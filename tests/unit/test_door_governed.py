@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -67,8 +67,8 @@ class Workshop:
         )
         self.list_anew(believed=frozenset({"files"}))
 
-    def list_anew(self, *, believed: frozenset[str]) -> None:
-        self._catalog = Catalog.build({"files": (READ, WRITE, HIDDEN)}, version=1, believed=believed)
+    def list_anew(self, *, believed: frozenset[str], **listings: tuple[bytes, ...]) -> None:
+        self._catalog = Catalog.build({"files": (READ, WRITE, HIDDEN), **listings}, version=1, believed=believed)
 
     # The book.
 
@@ -102,10 +102,12 @@ class Workshop:
         told = self.answer(call)
         return await told if asyncio.iscoroutine(told) else told
 
-    async def use(self, tool: str, arguments: str = "{}") -> Any:
+    async def use(
+        self, tool: str, arguments: str = "{}", meta: Mapping[str, Any] = MappingProxyType({}), **params: bytes
+    ) -> Any:
         caller = Caller(agent="a", permission=self.agents["a"], conversation="c", session=self.session)
-        params = {"arguments": msgspec.Raw(arguments.encode())}
-        return await self.door.call(cast(Any, self), caller, Request(tool=tool, params=params))
+        sent = {"arguments": msgspec.Raw(arguments.encode()), **{key: msgspec.Raw(raw) for key, raw in params.items()}}
+        return await self.door.call(cast(Any, self), caller, Request(tool=tool, params=sent, meta=meta))
 
     @property
     def outcomes(self) -> list[str]:
@@ -183,13 +185,29 @@ async def test_a_person_who_says_yes_lets_the_call_pass() -> None:
     shop = Workshop(may((Effect.ASK, "files:*")))
     using = asyncio.create_task(shop.use("files_write", '{"path": "x"}'))
     (asked,) = await shop.approvals.next(5)
-    assert (asked.agent, asked.tool, asked.arguments) == ("a", "files:write", {"path": "x"})
+    assert (asked.agent, asked.tool, asked.arguments) == ("a", "files:write", b'{"path": "x"}')
     assert "forward" not in shop.steps
     shop.approvals.answer(asked.id, approved=True)
     await using
     assert shop.outcomes == ["ok"]
     assert shop.entries[-1].decision == "ask"
     assert "approved" in shop.entries[-1].rule
+
+
+async def test_a_person_sees_what_is_sent_besides_the_arguments() -> None:
+    sent: list[ToolCall] = []
+    shop = Workshop(may((Effect.ASK, "files:*")), answer=lambda call: sent.append(call) or Answer(result=b"{}"))
+    answers = b'{"sure": {"action": "accept", "content": {"all": true}}}'
+    using = asyncio.create_task(shop.use("files_write", '{"path": "x"}', {"to": "evil"}, inputResponses=answers))
+    (asked,) = await shop.approvals.next(5)
+    assert shop.approvals.shown(asked.besides, whole=False) == {
+        "inputResponses": {"sure": {"action": "accept", "content": {"all": True}}},
+        "_meta": {"to": "evil"},
+    }
+    shop.approvals.answer(asked.id, approved=True)
+    await using
+    [call] = sent
+    assert (bytes(call.params["inputResponses"]), call.meta) == (answers, {"to": "evil"})
 
 
 async def test_a_person_who_says_no_stops_it() -> None:
@@ -228,9 +246,9 @@ async def test_a_change_stops_what_is_under_way_wherever_it_waits(waits: str, ch
         case "for a person":
             await shop.approvals.next(5)
         case "for the book":
-            await asyncio.wait_for(shop.noted.wait(), 5)
+            await asyncio.wait_for(shop.noted.wait(), 60)
         case _:
-            await asyncio.wait_for(reached.wait(), 5)
+            await asyncio.wait_for(reached.wait(), 60)
     if change == "ended":
         del shop.agents["a"]
         shop.bus.publish(AgentEnded(agent="a"))
@@ -257,7 +275,7 @@ async def test_a_change_that_leaves_the_call_permitted_leaves_it_alone() -> None
 
     shop.answer = lambda call: wait()
     using = asyncio.create_task(shop.use("files_write"))
-    await asyncio.wait_for(reached.wait(), 5)
+    await asyncio.wait_for(reached.wait(), 60)
     shop.agents["a"] = may((Effect.ALLOW, "files:write"))
     shop.bus.publish(PermissionChanged(agent="a"))
     release.set()
@@ -284,7 +302,7 @@ async def test_a_rule_that_allows_meanwhile_lets_those_pass_whom_it_covers_and_n
     shop.agents["a"] = permission(BUILTIN["nothing"], agent="a", rules=(*shop.allowed.rules, always))
     shop.bus.publish(PermissionChanged(agent="a"))
     assert (await fine).answer.result == b'{"content":[]}'
-    assert [one.arguments for one in shop.approvals.waiting()] == [{"path": "other"}]
+    assert [one.arguments for one in shop.approvals.waiting()] == [b'{"path": "other"}']
     shop.approvals.close()
     with pytest.raises(Denied):
         await other
@@ -309,7 +327,7 @@ async def test_a_tool_that_is_another_by_then_is_not_the_one_that_was_allowed(wa
         shop.durable.clear()
     using = asyncio.create_task(shop.use("files_write"))
     if waits == "for the book":
-        await asyncio.wait_for(shop.noted.wait(), 5)
+        await asyncio.wait_for(shop.noted.wait(), 60)
     else:
         (asked,) = await shop.approvals.next(5)
     shop.list_anew(believed=frozenset())
@@ -319,6 +337,27 @@ async def test_a_tool_that_is_another_by_then_is_not_the_one_that_was_allowed(wa
     with pytest.raises(Denied, match="changed while the call waited"):
         await using
     assert "forward" not in shop.steps
+
+
+@pytest.mark.parametrize("name", ["files_write", "files:write", "write"])
+@pytest.mark.parametrize("waits", ["for a person", "for the book"])
+async def test_a_tool_that_did_not_change_runs_whatever_happened_around_it(waits: str, name: str) -> None:
+    shop = Workshop(may((Effect.ASK if waits == "for a person" else Effect.ALLOW, "files:*")))
+    if waits == "for the book":
+        shop.durable.clear()
+    using = asyncio.create_task(shop.use(name))
+    if waits == "for the book":
+        await asyncio.wait_for(shop.noted.wait(), 5)
+    else:
+        (asked,) = await shop.approvals.next(5)
+    # No object of the last catalog is left: another tool changed, and a tool of another server has the same name.
+    changed = READ.replace(b"object", b"array")
+    shop.list_anew(believed=frozenset({"files"}), files=(WRITE, changed), other=(WRITE,))
+    if waits == "for a person":
+        shop.approvals.answer(asked.id, approved=True)
+    shop.durable.set()
+    await using
+    assert "forward" in shop.steps
 
 
 async def test_a_call_inside_a_call_is_stopped_once_for_both() -> None:
@@ -338,7 +377,7 @@ async def test_a_call_inside_a_call_is_stopped_once_for_both() -> None:
 
     shop.answer = lambda call: outer()
     using = asyncio.create_task(shop.use("files_read"))
-    await asyncio.wait_for(reached.wait(), 5)
+    await asyncio.wait_for(reached.wait(), 60)
     del shop.agents["a"]
     shop.bus.publish(AgentEnded(agent="a"))
     assert (await using).answer.result == b"{}"

@@ -1,15 +1,19 @@
 """What a client sends is read once, strictly, and nothing of it is bent."""
 
+import asyncio
 import json
+import threading
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parts.waiting import wait_for
 from toolcrib.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
+from toolcrib.gateway import envelope
 from toolcrib.gateway.answers import Rejected, error_message, result_message
-from toolcrib.gateway.envelope import MAX_DEPTH, read_message
+from toolcrib.gateway.envelope import MAX_BODY, MAX_DEPTH, MAX_DIGITS, MAX_VALUES, Turns, read_aside, read_message
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -100,3 +104,89 @@ def test_an_error_answer_names_the_request_and_the_reason():
         "id": "a",
         "error": {"code": -32602, "message": "no", "data": {"at": "x"}},
     }
+
+
+def call(arguments: bytes) -> bytes:
+    return b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":%b}}' % arguments
+
+
+def filled(unit: bytes) -> bytes:
+    """A list of these, as long as a body may be."""
+    return call(b'{"a":[' + unit * ((MAX_BODY - 200) // len(unit)) + b"1]}")
+
+
+EXPENSIVE = {
+    "numbers": b"1,",
+    "texts": b'"",',
+    "objects": b"{},",
+    "lists": b"[],",
+    "keys": b'{"a":1,"b":[]},',
+    "nests": b"[" * 60 + b"]" * 60 + b",",
+    "quotes and brackets": b'"\\"[{",[],',
+}
+
+
+@pytest.mark.req("BNS-10")
+@pytest.mark.parametrize("name", EXPENSIVE)
+async def test_what_would_take_long_to_read_is_refused_before_any_parser_sees_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envelope, "read_message", pytest.fail)
+    with pytest.raises(Rejected, match="too large") as caught:
+        await read_aside(filled(EXPENSIVE[name]), "a", Turns())
+    assert caught.value.message == f"The body has more than {MAX_VALUES} values."
+
+
+@pytest.mark.req("BNS-10")
+async def test_others_go_on_while_a_large_text_is_counted() -> None:
+    body = call(b'{"a":"' + b'\\"[,' * ((MAX_BODY - 200) // 4) + b'"}')
+    steps = 0
+    reading = asyncio.create_task(read_aside(body, "a", Turns()))
+    while not reading.done():
+        steps += 1
+        await asyncio.sleep(0)
+    assert bytes((await reading).params["arguments"])[:8] == b'{"a":"\\"'
+    assert steps > 200
+
+
+@pytest.mark.req("BNS-10")
+async def test_an_agent_has_one_large_text_read_at_a_time_and_holds_up_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began: list[str] = []
+    go_on = threading.Event()
+
+    def read(body: bytes) -> str:
+        began.append(json.loads(body)["who"])
+        assert go_on.wait(30)
+        return began[-1]
+
+    monkeypatch.setattr(envelope, "read_message", read)
+    turns = Turns()
+    bodies = [json.dumps({"who": who, "text": "x" * 100_000}).encode() for who in ("a1", "a2", "a3", "b1")]
+    tasks = [asyncio.create_task(read_aside(body, body[9:10].decode(), turns)) for body in bodies]
+    async with asyncio.timeout(30):
+        await asyncio.to_thread(wait_for, lambda: len(began) == 2 or None, "two texts to be read")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert sorted(began) == ["a1", "b1"]
+        go_on.set()
+        await asyncio.gather(*tasks)
+    assert sorted(began) == ["a1", "a2", "a3", "b1"]
+
+
+async def test_large_texts_of_few_values_are_read() -> None:
+    text = '[{,"\\' * 400_000
+    message = await read_aside(request(params={"arguments": {"text": text}}), "a", Turns())
+    assert msgspec.json.decode(message.params["arguments"])["text"] == text
+
+
+@pytest.mark.parametrize("digits", [MAX_DIGITS, MAX_DIGITS + 1])
+def test_an_integer_has_an_end(digits: int) -> None:
+    body = call(b'{"a":%b}' % (b"9" * digits))
+    if digits <= MAX_DIGITS:
+        assert read_message(body).id == b"1"
+        return
+    with pytest.raises(Rejected, match="not JSON") as caught:
+        read_message(body)
+    assert "more than 512 digits" in caught.value.message

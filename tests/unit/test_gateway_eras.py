@@ -76,9 +76,22 @@ def test_what_belongs_to_the_connection_is_not_passed_on():
 
 
 @pytest.mark.req("ENG-9")
-@pytest.mark.parametrize("result", [b'{"content":[],"x":null}', b' {\n "content" : [ ] }', b"{}", b"{ }"])
-def test_a_result_is_told_its_type_for_a_modern_client_and_otherwise_untouched(result):
-    assert eras.tool_result(result, client=Era.LEGACY, server=Era.LEGACY) == result
-    assert eras.tool_result(result, client=Era.MODERN, server=Era.MODERN) == result
-    told = json.loads(eras.tool_result(result, client=Era.MODERN, server=Era.LEGACY))
-    assert told == {"resultType": "complete", **json.loads(result)}
+@pytest.mark.parametrize(
+    "result",
+    [
+        *(b'{"content":[],"x":null}', b' {\n "content" : [ ] }', b"{}", b"{ }"),
+        *(b'{"content":[],"resultType":null}', b'{"resultType":3,"a":"\\u00e9"}'),
+        b'{"content":[{"type":"text","text":"\\"resultType\\":\\"x\\""}],"structuredContent":{"resultType":"x"}}',
+    ],
+)
+def test_a_result_without_its_type_is_given_one_for_a_modern_client_and_otherwise_untouched(result):
+    assert eras.tool_result(result, client=Era.LEGACY) == result
+    given = eras.tool_result(result, client=Era.MODERN)
+    # No key twice.
+    assert json.loads(given, object_pairs_hook=list).count(("resultType", "complete")) == 1
+    assert json.loads(given) == {**json.loads(result), "resultType": "complete"}
+
+
+@pytest.mark.parametrize("result", [b'{"resultType":"complete"}', b'{ "content":[], "resultType" : "input_required" }'])
+def test_a_result_that_has_its_type_keeps_its_bytes(result):
+    assert eras.tool_result(result, client=Era.MODERN) is result

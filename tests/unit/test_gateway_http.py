@@ -14,6 +14,7 @@ from parts.house import LIMIT, OWNERS_TOKEN, Exchange, House, legacy_body, moder
 from toolcrib.crib import projects as projects_module
 from toolcrib.errors import ANSWERS, Case
 from toolcrib.gateway import reception
+from toolcrib.gateway.envelope import SMALL
 from toolcrib.policy import rule_from
 from toolcrib.store import Store
 from toolcrib.store import sessions as rows
@@ -164,6 +165,43 @@ class TestLabels:
         for one, name, status in ((token, "a", 200), (token, "A", 403), (OWNERS_TOKEN, "owner", 200)):
             headers = {**modern_headers("tools/list"), "x-toolcrib-agent": name}
             assert (await house.ask(modern_body("tools/list"), one, headers)).status == status
+
+
+class TestLargeBodies:
+    @pytest.mark.req("BNS-10")
+    async def test_who_may_use_no_tool_sends_no_large_body(self, house: House) -> None:
+        token = await house.agent("a", profile="nothing")
+        for parent in (None, "a"):
+            one = token if parent is None else await house.agent("b", profile="developer", parent=parent)
+            headers = {**modern_headers("tools/call", name="slow_where"), "content-length": str(SMALL + 1)}
+            # The body never comes: nobody waits for it.
+            exchange = await house.ask(None, one, headers, late=True)
+            assert (exchange.status, exchange.json["error"]["message"]) == (413, "The body has more than 8192 bytes.")
+            assert (await house.modern("tools/list", one)).json["result"]["tools"] == []
+
+    @pytest.mark.req("BNS-10")
+    async def test_a_large_body_is_not_taken_in_while_the_agents_last_one_is(self, house: House) -> None:
+        one, other = await house.agent("a"), await house.agent("b")
+        headers = {**modern_headers("tools/call", name="slow_where"), "content-length": str(SMALL + 1)}
+        body = json.dumps(modern_body("tools/call", name="slow_where", arguments={"x": "y" * SMALL})).encode()
+        first, second, others = (house.begin(None, token, headers, late=True) for token in (one, one, other))
+        second[0].body.set_result(body)
+        others[0].body.set_result(body)
+        async with asyncio.timeout(LIMIT):
+            await others[1]
+            assert not second[1].done()
+            assert not second[0].asked
+            first[0].body.set_result(body)
+            await asyncio.gather(first[1], second[1])
+        assert [exchange.status for exchange, _ in (first, second, others)] == [200, 200, 200]
+
+    async def test_a_small_body_waits_for_none(self, house: House) -> None:
+        token = await house.agent("a")
+        headers = {**modern_headers("tools/call", name="slow_where"), "content-length": str(SMALL + 1)}
+        house.begin(None, token, headers, late=True)
+        small = modern_body("tools/list")
+        headers = {**modern_headers("tools/list"), "content-length": str(len(json.dumps(small)))}
+        assert (await house.ask(small, token, headers)).status == 200
 
 
 class TestTheMomentOfUse:

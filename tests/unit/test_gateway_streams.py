@@ -49,7 +49,7 @@ class Wire:
         return bool(self.sent) and self.sent[-1].get("more_body") is False
 
     async def until(self, text: bytes) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while text not in self.body:
                 self.more.clear()
                 await self.more.wait()
@@ -88,7 +88,7 @@ class TestEventStream:
         await wire.until(event(b"1") + event(b"2"))
         stream.put(b"3")
         stream.close()
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 60)
         assert wire.body == event(b"1") + event(b"2") + event(b"3")
         assert wire.ended
         assert wire.headers[b"content-type"] == b"text/event-stream"
@@ -97,7 +97,7 @@ class TestEventStream:
     async def test_the_head_is_sent_before_there_is_anything_to_say(self) -> None:
         wire = Wire()
         running = asyncio.create_task(EventStream(wire.send).run())
-        await asyncio.wait_for(wire.more.wait(), 5)
+        await asyncio.wait_for(wire.more.wait(), 60)
         assert wire.sent[0]["status"] == 200
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -109,7 +109,7 @@ class TestEventStream:
         running = asyncio.create_task(stream.run())
         await wire.until(b": still here\n\n: still here\n\n")
         stream.close()
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 60)
         assert b"data:" not in wire.body
         assert wire.ended
 
@@ -117,7 +117,7 @@ class TestEventStream:
         wire = Wire()
         stream = EventStream(wire.send)
         stream.close()
-        await asyncio.wait_for(stream.run(), 5)
+        await asyncio.wait_for(stream.run(), 60)
         assert wire.body == b""
         assert wire.ended
 
@@ -142,7 +142,7 @@ async def exchanged(
         await exchange.finish(reply)
 
     before = asyncio.all_tasks()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await asyncio.create_task(run())
         await asyncio.sleep(0)
     assert asyncio.all_tasks() == before

@@ -318,9 +318,8 @@ def test_a_pipe_where_it_reads_first_is_refused_below_all_for_it_would_wait_with
 def test_a_pipe_is_refused_under_the_name_that_the_person_has_given_its_instructions(
     order: Order, gemini: Path
 ) -> None:
-    (gemini / "settings.json").write_text(json.dumps({"context": {"fileName": ["AGENTS.md"]}}))
-    os.mkfifo(order.workdir / "GEMINI.md")
     launch(order)
+    (gemini / "settings.json").write_text(json.dumps({"context": {"fileName": ["AGENTS.md"]}}))
     os.mkfifo(order.workdir / "AGENTS.md")
     with pytest.raises(UsageError, match=r"AGENTS\.md is no file"):
         launch(order)
@@ -332,6 +331,44 @@ def test_folders_of_such_names_and_pipes_at_home_are_no_hindrance(order: Order, 
     os.mkfifo(gemini / ".env")
     launch(replace(order, workdir=gemini.parent))
     launch(order)
+
+
+@pytest.mark.parametrize("own_tools", BELOW_ALL)
+def test_instructions_that_lead_elsewhere_are_refused_below_all(
+    order: Order, tmp_path: Path, own_tools: OwnTools
+) -> None:
+    order = replace(order, own_tools=own_tools)
+    (order.workdir / "AGENTS.md").write_text("Be kind.")
+    (order.workdir / "GEMINI.md").symlink_to("AGENTS.md")
+    launch(order)
+    (tmp_path / "other.md").write_text("secret")
+    (order.workdir / ".env").write_text("secret")
+    for place in (tmp_path / "other.md", Path(".env")):
+        (order.workdir / "GEMINI.md").unlink()
+        (order.workdir / "GEMINI.md").symlink_to(place)
+        with pytest.raises(UsageError, match=r"GEMINI\.md leads out of the project"):
+            launch(order)
+    launch(replace(order, own_tools=OwnTools.ALL))
+
+
+@pytest.mark.parametrize("text", ["@.env", "see\t@./.env", "a\n@.env\n", "`x` @more.md"])
+def test_instructions_that_import_what_is_there_are_refused_where_it_may_not_read(order: Order, text: str) -> None:
+    for name, words in ((".env", "secret"), ("more.md", "more"), ("GEMINI.md", text)):
+        (order.workdir / name).write_text(words)
+    launch(order)
+    with pytest.raises(UsageError, match=r"GEMINI\.md imports .*(\.env|more\.md), and"):
+        launch(replace(order, own_tools=OwnTools.NONE))
+    (order.workdir / "GEMINI.md").write_text("Ask me@.env, use @dataclass and @" + "x" * 5000)
+    launch(replace(order, own_tools=OwnTools.NONE))
+
+
+@pytest.mark.parametrize("own_tools", OwnTools)
+def test_a_prompt_names_no_file_and_below_all_no_command(order: Order, own_tools: OwnTools) -> None:
+    made = launch(replace(order, own_tools=own_tools, prompt="/x @.env \\@a @@b me@c.org"))
+    blank = "" if own_tools is OwnTools.ALL else " "
+    text = "/x \\@.env \\@a \\@\\@b me\\@c.org\n\n(In this message, \\@ stands for an at sign.)"
+    assert made.stdin == blank + text
+    assert launch(order).stdin == "--help me"
 
 
 def test_an_env_file_that_is_too_large_to_be_read_is_refused(order: Order) -> None:

@@ -112,7 +112,6 @@ def test_a_call_starts_once_and_ends_once() -> None:
     assert [event.kind for event in events] == [Kind.TOOL, Kind.RAW, Kind.TOOL, Kind.RAW, Kind.RAW]
 
 
-@pytest.mark.req("KSI-4")
 def test_it_tells_its_session_its_model_and_its_tokens() -> None:
     _, reader = read({"type": "init", "session_id": SESSION, "model": "gemini-2.5-flash"}, ended())
     told = reader.told
@@ -301,3 +300,24 @@ def test_whatever_is_printed_becomes_events_and_none_is_lost(lines: list[dict[st
         assert events[0].raw == line
         assert all(event.raw is None for event in events[1:])
     assert [event.raw for event in reader.said(said)] == [said]
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("Command exited with code: 3", ToolStatus.ERROR),
+        ("Command terminated by signal: 9", ToolStatus.ERROR),
+        ("Command was automatically cancelled because it exceeded the timeout of 5.0 minutes", ToolStatus.TIMEOUT),
+        ("what it printed", ToolStatus.OK),
+    ],
+)
+def test_how_a_command_of_its_own_shell_ended_is_in_its_words(text: str, status: ToolStatus) -> None:
+    events, _ = read(use("c1", "run_shell_command"), result_of("c1", text), use("c2", "glob"), result_of("c2", text))
+    over = {event.call: event.tool_status for event in events if event.tool_status is not ToolStatus.STARTED}
+    assert over == {"c1": status, "c2": ToolStatus.OK}
+
+
+def test_a_run_is_over_with_its_result_and_no_longer_when_more_is_said() -> None:
+    assert not read(piece("Done."))[1].told.ended
+    assert read(piece("Done."), ended())[1].told.ended
+    assert not read(ended(), piece("Done."))[1].told.ended

@@ -15,7 +15,7 @@ import pytest
 from parts.job_house import LIMIT, SECRET, House, agent, order
 from toolcrib.coding_agents.clients import client_named
 from toolcrib.commands.all import registry
-from toolcrib.commands.own_hands import own_tools_of
+from toolcrib.commands.own_hands import own_tools_of, settings_in
 from toolcrib.commands.registry import Context, Host, Via
 from toolcrib.config.project import project_of
 from toolcrib.daemon.jobs.desk import Desk
@@ -149,7 +149,8 @@ async def test_what_the_folder_does_not_offer_no_program_does_by_its_own_hands(
         await agent(desk, "lead")
         await agent(desk, "child", parent="lead", profile="trusted")
         crib = desk.crib
-        assert own_tools_of(crib, crib.home, crib.roster.find("child"), job_with="claude") is expected
+        held = await settings_in(crib, house.root)
+        assert own_tools_of(crib, crib.home, crib.roster.find("child"), held, job_with="claude").tools is expected
 
 
 @pytest.mark.parametrize("workdir", [True, False])
@@ -244,7 +245,7 @@ async def test_the_keys_of_jobs_are_known_as_secrets_and_withheld_from_programs(
     house.config = {"servers": {}}
     async with house.open(api_keys={"openai": "${SMALL_SECRET}", "google": "literal-key-0123"}) as desk:
         assert desk.crib is not None
-        assert desk.crib.attendant.redact.known(f"{SECRET}, literal-key-0123") == "****, ****"
+        assert desk.crib.mask.known(f"{SECRET}, literal-key-0123") == "****, ****"
         row = await desk.submit(OWNER, house.root, order())
         await house.begun("do it")
         async with lent(house, desk, row) as lease:

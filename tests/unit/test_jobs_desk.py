@@ -16,6 +16,7 @@ from toolcrib.daemon.jobs.job import LONGEST_RESULT
 from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, ToolcribError, UsageError
 from toolcrib.policy import CLIENT, OWNER, Caller, Effect, Origin, OwnTools, Rule
 from toolcrib.store.jobs import JobStatus
+from toolcrib.workspace.settings.model import DEFAULTS
 
 pytestmark = pytest.mark.req("KAI-9")
 
@@ -302,18 +303,19 @@ async def test_a_daemon_that_stops_takes_no_more(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    ("above", "rules", "expected"),
+    ("above", "rules", "expected", "shell"),
     [
-        ("trusted", (), OwnTools.EDIT),
-        ("read-only", (), OwnTools.READ),
-        ("nothing", (), OwnTools.NONE),
-        ("developer", ((Effect.DENY, "workspace:write_file"),), OwnTools.READ),
-        ("developer", ((Effect.ASK, "workspace:*"),), OwnTools.NONE),
-        ("developer", ((Effect.DENY, "other:*"),), OwnTools.EDIT),
+        ("trusted", (), OwnTools.EDIT, True),
+        ("read-only", (), OwnTools.READ, False),
+        ("nothing", (), OwnTools.NONE, False),
+        ("developer", ((Effect.DENY, "workspace:write_file"),), OwnTools.READ, True),
+        ("developer", ((Effect.DENY, "workspace:run_shell_safe"),), OwnTools.READ, False),
+        ("developer", ((Effect.ASK, "workspace:*"),), OwnTools.NONE, False),
+        ("developer", ((Effect.DENY, "other:*"),), OwnTools.EDIT, True),
     ],
 )
 async def test_what_a_childs_program_may_do_by_its_own_hands_is_no_more_than_its_parent_may(
-    house: House, above: str, rules: tuple[tuple[Effect, str], ...], expected: OwnTools
+    house: House, above: str, rules: tuple[tuple[Effect, str], ...], expected: OwnTools, *, shell: bool
 ) -> None:
     async with house.open() as desk:
         assert desk.crib is not None
@@ -321,4 +323,5 @@ async def test_what_a_childs_program_may_do_by_its_own_hands_is_no_more_than_its
         await agent(desk, "lead", profile=above, rules=held)
         await agent(desk, "child", parent="lead", profile="developer")
         crib = desk.crib
-        assert own_tools_of(crib, crib.home, crib.roster.find("child")) is expected
+        limit = own_tools_of(crib, crib.home, crib.roster.find("child"), DEFAULTS)
+        assert (limit.tools, limit.shell) == (expected, shell)

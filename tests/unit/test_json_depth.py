@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.servers.wire import deeper_than
+from toolcrib.servers.wire import Weight, deeper_than
 
 pytestmark = pytest.mark.req("BNS-10")
 
@@ -53,3 +53,20 @@ def test_any_bytes_get_an_answer(text: bytes, limit: int) -> None:
 )
 def test_edges(text: bytes, deep: bool) -> None:
     assert deeper_than(128, text) is deep
+
+
+def number_of(value: Any) -> int:
+    """As they are counted: an empty object or list counts as one more, which is what it costs."""
+    if not isinstance(value, dict | list):
+        return 1
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(1, sum(map(number_of, inner)))
+
+
+@given(value=values, size=st.integers(1, 9), ascii=st.booleans())
+def test_what_comes_in_pieces_is_counted_as_a_whole(value: Any, size: int, ascii: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii).encode()
+    weight = Weight()
+    for start in range(0, len(text), size):
+        weight.add(text[start : start + size])
+    assert (weight.values, weight.deepest) == (number_of(value), depth(value))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from toolcrib.events import CallFailed, CallFinished, CallIntended, CatalogChang
 from toolcrib.servers.model import ServerState, ToolCall
 
 ODD = Path(__file__).parents[1] / "servers_own" / "odd_stdio.py"
-LIMIT = 20.0
+LIMIT = 60.0
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def odd(mark: str) -> Callable[..., StdioServer]:
 
 
 def processes(mark: str) -> list[int]:
-    return [process.pid for process in leftovers.living() if mark in process.words]
+    return [process.pid for process in leftovers.living() if mark in process.words and not process.is_guard]
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -103,22 +102,21 @@ async def test_a_dead_server_is_missing_with_its_reason_and_the_others_are_there
 
 
 async def test_a_server_that_is_still_connecting_when_time_is_up_is_ended(odd, mark):
-    began = time.monotonic()
-    async with Kit([odd("mute", "mute"), odd()], connect_limit=1.0) as kit:
-        assert time.monotonic() - began < 4.0
+    async with Kit([odd("mute", "mute"), odd()], connect_limit=4.0) as kit:
         assert kit.connected == ("odd",)
-        assert "1 s" in kit.missing["mute"]
+        assert "4 s" in kit.missing["mute"]
         # It never comes later: its process goes while the kit is used.
         await until(lambda: len(processes(mark)) == 1)
     assert processes(mark) == []
 
 
-async def test_servers_connect_at_the_same_time(odd):
-    began = time.monotonic()
-    async with Kit([odd(f"m{number}", "mute") for number in range(4)], connect_limit=1.0) as kit:
-        assert len(kit.missing) == 4
-    # One after the other they would take four seconds before the ending.
-    assert time.monotonic() - began < 4.0
+async def test_servers_connect_at_the_same_time(odd, mark):
+    kit = Kit([odd(f"m{number}", "mute") for number in range(4)], connect_limit=6.0)
+    opening = asyncio.ensure_future(kit.__aenter__())
+    await until(lambda: len(processes(mark)) == 4)
+    await opening
+    assert len(kit.missing) == 4
+    await kit.__aexit__(None, None, None)
 
 
 async def test_a_server_that_is_switched_off_is_not_started(odd, mark):

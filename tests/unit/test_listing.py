@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import NameStyle
+from toolcrib.crib.counter import Counter
 from toolcrib.listing import Listings, full
-from toolcrib.policy import BUILTIN, OWNER, Caller, permission, profile_from
+from toolcrib.policy import BUILTIN, OWNER, Caller, decide, permission, profile_from
 
 pytestmark = pytest.mark.req("ENG-3", "ENG-10")
 
@@ -147,3 +150,17 @@ def test_only_so_many_bytes_are_kept_but_always_the_last(monkeypatch: pytest.Mon
     assert [version for version, *_ in listings._kept] == [10]
     listings.tools(catalog(11, A), OWNER)
     assert listings._size == size
+
+
+def test_a_tool_that_runs_only_as_a_task_is_not_listed_and_a_call_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    def tool(name: str, support: str) -> bytes:
+        return json.dumps({"name": name, "execution": {"taskSupport": support}}).encode()
+
+    caplog.set_level(logging.INFO)
+    known = catalog(1, tool("now", "forbidden"), tool("either", "optional"), tool("later", "required"))
+    listed = json.loads(Listings(NameStyle.SERVER).tools(known, OWNER))
+    assert [one["name"] for one in listed] == ["files_now", "files_either"]
+    in_a_program = Counter.tools(cast(Any, SimpleNamespace(catalog=known, _call_tool=None, all_known=True)))
+    assert list(in_a_program.names) == ["now", "either"]
+    assert "only as a task" in decide(OWNER, known.find("files:later")).rule
+    assert "files:later is not listed" in caplog.text

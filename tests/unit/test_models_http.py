@@ -168,7 +168,7 @@ async def test_no_connection_stays_when_the_model_is_closed(provider: str) -> No
         async with open_model(options(provider, model), {}, lambda *_: None) as asked:
             await asked.request([ModelRequest.user_text_prompt("go")], None, ModelRequestParameters())
             assert connections(model), "it is kept for the next request"
-        wait_for(lambda: not connections(model), "the connection to be closed", 10)
+        wait_for(lambda: not connections(model), "the connection to be closed")
 
 
 @pytest.mark.parametrize(("status", "kind", "refused"), [(200, "text/html", True), (500, "text/html", False)])

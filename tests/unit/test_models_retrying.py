@@ -244,7 +244,7 @@ async def test_what_is_shown_comes_as_soon_as_it_is_there() -> None:
         tell=told.tell,
         hang_up=told.hang_up,
     )
-    async with asyncio.timeout(10), model.request_stream(ASKED, None, ModelRequestParameters()) as answered:
+    async with asyncio.timeout(60), model.request_stream(ASKED, None, ModelRequestParameters()) as answered:
         events = aiter(answered)
         assert (await anext(events)).part.content == "first"  # type: ignore[union-attr]
         more.set()
@@ -274,7 +274,7 @@ async def test_who_is_cancelled_while_waiting_asks_no_more() -> None:
 
     told.sleep = forever  # type: ignore[method-assign]
     task = asyncio.create_task(answer(around(scripted, told)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await waiting.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

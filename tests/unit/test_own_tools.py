@@ -13,7 +13,9 @@ from toolcrib.agents.standing import narrows_profile, written_profile
 from toolcrib.errors import ConfigError, StoreError
 from toolcrib.events import Bus, Change
 from toolcrib.policy import BUILTIN, OwnTools, profile_data, profile_from
+from toolcrib.policy.own_tools import allowed_by
 from toolcrib.store import Store
+from toolcrib.workspace.settings.load import load_settings
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -100,3 +102,33 @@ async def test_only_own_tools_changed_is_a_change_and_less_holds_at_once(tmp_pat
     finally:
         await roster.close()
         await store.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "ci", "tools", "shell"),
+    [
+        ("network: false\n", "", OwnTools.ALL, True),
+        ("tools: {run_tests: off, run_lint: off, project_diff: off}\n", "", OwnTools.ALL, True),
+        ("read_only: true\n", "", OwnTools.READ, False),
+        ("tools: {write_file: off}\n", "", OwnTools.READ, True),
+        ("tools: {edit_file: off}\n", "", OwnTools.READ, True),
+        ("tools: {run_shell_safe: off}\n", "", OwnTools.EDIT, False),
+        ("{}\n", "CI", OwnTools.EDIT, False),
+        ("forbid_shell_in_ci: true\n", "", OwnTools.ALL, True),
+        ("read_only: true\n", "CI", OwnTools.READ, False),
+        ("tools: {read_file: off}\n", "", OwnTools.NONE, False),
+        ("tools: {search_text: off}\n", "", OwnTools.NONE, False),
+        ('hidden: [".env*"]\n', "", OwnTools.NONE, False),
+        ("guarded: {.vscode: on}\n", "", OwnTools.ALL, True),
+        ("guarded: {deploy/**: on}\n", "", OwnTools.READ, False),
+        ("read_only: [\n", "", OwnTools.NONE, False),
+    ],
+)
+def test_what_workspace_yml_forbids_no_program_does_by_itself(
+    tmp_path: Path, settings: str, ci: str, tools: OwnTools, *, shell: bool
+) -> None:
+    (tmp_path / ".toolcrib").mkdir()
+    (tmp_path / ".toolcrib" / "workspace.yml").write_text(settings)
+    limit = allowed_by(load_settings(tmp_path, environ={"HOME": str(tmp_path / "h")}).settings, ci=ci)
+    assert (limit.tools, limit.shell) == (tools, shell)
+    assert bool(limit.why) is (limit.tools is not OwnTools.ALL), "what limits is named"

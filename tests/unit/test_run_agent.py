@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import logging
-import time
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ from toolcrib.agent.events import (
 )
 from toolcrib.agent.options import AgentOptions, ToolRequest
 from toolcrib.agent.run import run_agent
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
+from toolcrib.agent_events import FAILURE, AgentEvent, Kind, ToolStatus
 from toolcrib.catalog.names import is_legal
 from toolcrib.catalog.transforms import Rename
 from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ServerAway, UsageError
@@ -110,7 +109,7 @@ async def test_a_run_tells_each_fact_once_and_in_order(monkeypatch: pytest.Monke
     ((called, ended),) = calls_of(events)
     assert (called.tool_name, called.server, called.tool_args) == ("add", "desk", {"a": 2, "b": 3})
     assert (ended.tool_status, ended.text, ended.blocks) == (ToolStatus.OK, "5", ({"type": "text", "text": "5"},))
-    assert ended.tool_duration_ms >= 0
+    assert 0 < ended.tool_duration_ms < 60_000
     assert [part.content for part in world.results] == ["5"]
     assert {event.run_id for event in events} == {started.run_id} != {""}
     assert {event.provider for event in events} == {"anthropic"}
@@ -204,7 +203,7 @@ async def test_calls_of_one_answer_run_at_the_same_time(monkeypatch: pytest.Monk
     both = asyncio.Barrier(3)
 
     async def meet(_: Any) -> str:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await both.wait()
         return "met"
 
@@ -252,6 +251,17 @@ async def test_a_tool_that_says_it_failed_is_told_with_all_it_brought(monkeypatc
     assert told.outcome == "failed"
     assert told.content == ["See:", BinaryContent(data=PIXELS, media_type="image/png")]
     assert ended.blocks == ({"type": "text", "text": "See:"}, picture)
+
+
+async def test_a_tool_whose_command_failed_is_shown_as_failed_though_its_call_went_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed = {"content": [{"type": "text", "text": "Exit code 3"}], "_meta": {FAILURE: "Exit code 3"}}
+    ended, told = await outcome(monkeypatch, lambda _: failed)
+    assert (ended.tool_status, ended.text) == (ToolStatus.ERROR, "Exit code 3")
+    assert (told.content, told.outcome) == ("Exit code 3", "success"), "the model gets it as MCP has it"
+    fine, _ = await outcome(monkeypatch, lambda _: failed | {"_meta": {FAILURE: ""}})
+    assert fine.tool_status is ToolStatus.OK
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1', "[1]", '"text"', "nonsense", '{"a": NaN}', "[" * 100_000, "null"])
@@ -551,9 +561,7 @@ async def test_when_the_time_is_up_calls_under_way_are_cancelled_and_told(monkey
     kit = desk(hang=hang, quick=lambda _: "done")
     turn = ["I begin.", Calls(tool="hang"), Calls(tool="quick")]
     world = in_memory(monkeypatch, turn, kit=kit)
-    began = time.monotonic()
-    events = await run(**SERVERS, timeout=0.2)
-    assert time.monotonic() - began < 5
+    events = await run(**SERVERS, timeout=1)
     last = only(events, RunFinished)
     assert events[-1] is last
     assert (last.ended, last.text, last.steps) == (Ended.TIMEOUT, "I begin.", 1)
@@ -585,7 +593,7 @@ async def test_the_time_limit_holds_while_servers_connect_and_while_the_model_th
     events = await run(**SERVERS, timeout=0.1)
     assert kinds(events) == ["run_started", "run_finished"]
     in_memory(monkeypatch, ["I thi", hang, "nk."])
-    last = only(await run(timeout=0.2), RunFinished)
+    last = only(await run(timeout=1), RunFinished)
     assert (last.ended, last.text) == (Ended.TIMEOUT, "I thi")
     assert not other_tasks()
 
@@ -606,7 +614,7 @@ async def test_a_provider_that_fails_ends_the_run_with_words_and_a_remedy_and_wi
     events = [event async for event in run_]
     failed = events[-1]
     assert isinstance(failed, RunFailed)
-    assert "401: bad key …" in failed.error
+    assert "401: bad key ****" in failed.error
     assert "key" in failed.remedy
     assert failed.steps == 0
     assert world.closed == 1
@@ -621,7 +629,7 @@ async def test_what_nobody_expected_ends_the_run_as_a_failure_and_is_logged(
     world = in_memory(monkeypatch, [RuntimeError(f"odd {key}")])
     failed = (await run(api_key=key))[-1]
     assert isinstance(failed, RunFailed)
-    assert failed.error == "RuntimeError: odd …"
+    assert failed.error == "RuntimeError: odd ****"
     assert "Traceback" in caplog.text
     assert key not in caplog.text
     assert world.closed == 1
@@ -638,7 +646,7 @@ async def test_repeated_requests_are_told(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(models, "open_model", opened)
     told = only(await run(api_key="sk-secret"), Retrying)
-    assert (told.reason, told.delay, told.attempt) == ("429: slower, …", 1.5, 1)
+    assert (told.reason, told.delay, told.attempt) == ("429: slower, ****", 1.5, 1)
 
 
 async def test_what_the_program_chose_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

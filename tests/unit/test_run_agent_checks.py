@@ -173,7 +173,7 @@ async def test_a_run_that_is_closed_while_its_options_are_looked_at_never_begins
     run_ = run_agent("Go.", options(mcp_servers=["the bench"], history=past))
     first = asyncio.create_task(anext(run_, None))
     await asyncio.sleep(0)
-    await asyncio.wait_for(run_.aclose(), 10)
+    await asyncio.wait_for(run_.aclose(), 60)
     assert await first is None
     assert await anext(run_, None) is None
     assert (kit.opened, world.opened) == (0, 0)

@@ -149,7 +149,7 @@ async def test_a_run_that_is_ended_at_any_await_leaves_nothing_behind(
             whole = step
             await reader
             break
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await end(story, reader)
         story.assert_nothing_left()
         # Closing takes its time, and who waits for it must not cut it short.

@@ -204,10 +204,10 @@ async def test_who_is_asked_may_end_the_run(monkeypatch: pytest.MonkeyPatch) -> 
         return True
 
     held.append(run_agent("Go.", options(**SERVERS, approve=approve)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         told = [event.type async for event in held[0]]
     assert "run_finished" not in told
-    await asyncio.wait_for(held[0].aclose(), 10)
+    await asyncio.wait_for(held[0].aclose(), 60)
     assert kit.calls == []
     assert (kit.closed, world.closed) == (1, 1)
     assert not other_tasks()
@@ -273,7 +273,7 @@ class Slow(Bench):
 async def test_a_server_that_is_not_there_is_told_as_soon_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Slow()
     in_memory(monkeypatch, ["Hello."], kit=kit)
-    async with asyncio.timeout(10), run_agent("Go.", options(**SERVERS)) as events:
+    async with asyncio.timeout(60), run_agent("Go.", options(**SERVERS)) as events:
         assert isinstance(await anext(events), RunStarted)
         warned = await anext(events)
         assert isinstance(warned, McpWarning)

@@ -74,7 +74,7 @@ class Closing:
         self.run: AgentRun = run_agent("Go.", options(**SERVERS, approve=approve))
 
     async def read(self) -> list[str]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return [event.type async for event in self.run]
 
 
@@ -121,7 +121,7 @@ async def test_a_run_that_is_closed_while_it_closes_is_not_waited_for_from_withi
     kit = Closer({"desk": {}})
     in_memory(monkeypatch, ["Done."], kit=kit)
     run_ = run_agent("Go.", options(**SERVERS))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert [event.type async for event in run_][-1] == "run_finished"
     assert (kit.closed, kit.disturbed) == (1, 0)
 
@@ -137,7 +137,7 @@ async def test_a_run_that_is_closed_while_it_begins_never_begins(
         run_ = run_agent("Go.", options(**SERVERS, **given))
         reader = asyncio.create_task(anext(run_, "nothing"))
         await turns(step)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await run_.aclose()
             assert not other_tasks() - {reader}
             await reader
@@ -220,9 +220,9 @@ def test_ids_are_told_apart_whatever_they_are(ids: list[str], taken: set[str]) -
 
 
 def test_telling_apart_many_calls_of_one_id_takes_no_time() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(set(loop._apart(["same"] * 50_000, set()))) == 50_000
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("calls", [loop.MOST_AT_ONCE - 1, 3 * loop.MOST_AT_ONCE])
@@ -264,7 +264,7 @@ async def test_an_answer_waits_for_a_reader_that_stops_in_its_midst(monkeypatch:
     for _ in range(20):
         await settled()
     assert told <= MOST + 2
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         rest = [event async for event in run_]
     assert (
         finished(rest).text
@@ -280,7 +280,7 @@ async def test_a_run_that_waits_for_its_reader_can_be_ended(monkeypatch: pytest.
     world = in_memory(monkeypatch, [asked.set, *["x"] * 4 * MOST])
     run_ = run_agent("Go.", options(timeout=0.3 if end == "timeout" else None))
     assert isinstance(await anext(run_), RunStarted)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asked.wait()
         await settled()
         if end == "closed":
@@ -381,7 +381,7 @@ async def test_characters_that_come_in_halves_are_joined_and_lone_halves_replace
 
 async def test_an_answer_that_breaks_off_in_a_character_is_told_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     in_memory(monkeypatch, [f"Hi {FIRST}", lambda: asyncio.Event().wait()])
-    events = await run(timeout=0.2)
+    events = await run(timeout=1)
     assert finished(events).text == f"Hi {LONE}" == "".join(one.text for one in events if isinstance(one, TextDelta))
 
 

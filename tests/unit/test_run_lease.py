@@ -21,7 +21,7 @@ from toolcrib.runs.house import House, Lost, Note, Wanted, open_house
 
 pytestmark = pytest.mark.req("FRG-10")
 
-LIMIT = 10.0
+LIMIT = 60.0
 LEASE = {
     "agent": "claude-c1",
     "token": "tcb_t",
@@ -30,6 +30,10 @@ LEASE = {
     "daemon": 1,
     "folder": "/nowhere",
     "own_tools": "read",
+    "own_shell": True,
+    "guarded": [],
+    "broken": "",
+    "away": {"w": "it ended"},
     "withheld": ["KEY"],
     "warnings": ["The server w is not there: it ended"],
     "tools": 1,

@@ -109,7 +109,7 @@ def test_every_event_is_one_whole_line() -> None:
     assert line.endswith('workspace:read_file  ok  {"path": "a.py"}  5 ms  allow (why)')
 
 
-@pytest.mark.req("FRG-7", "KSI-4")
+@pytest.mark.req("FRG-7")
 def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -> None:
     over = summary(
         seconds=75.0,

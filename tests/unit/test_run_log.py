@@ -47,7 +47,7 @@ def small_files() -> Iterator[int]:
     signal.signal(signal.SIGXFSZ, ignored)
 
 
-@pytest.mark.req("FRG-7", "FRG-6", "KSI-4")
+@pytest.mark.req("FRG-7", "FRG-6")
 def test_a_log_has_the_metadata_then_every_event_whole_then_the_summary(tmp_path: Path) -> None:
     about = metadata(governed=("its own tools",))
     call = AgentEvent(

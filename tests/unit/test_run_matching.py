@@ -263,3 +263,21 @@ def test_however_the_words_are_mixed_each_call_starts_once_and_ends_once_and_no_
     assert sum(event.raw is not None for event in events) == lines
     if mark:
         assert len(by_call) <= 2 * count
+
+
+def test_a_call_of_the_programs_own_that_nobody_ended_ends_with_the_run() -> None:
+    one = Matching("p")
+    told(one.printed(started("c1", "shell", server=""), 0), one.printed(started("c2", "shell", server=""), 0))
+    told(one.printed(ended("c1", "shell", server=""), 1))
+    (end,) = told(one.finish())
+    assert (end.call, end.tool_name, end.tool_status, end.raw) == ("c2", "shell", ToolStatus.CANCELLED, None)
+
+
+def test_what_a_tool_ran_and_failed_is_said_whatever_the_program_prints_of_it() -> None:
+    failed = replace(seen("g1", "failed"), failure="Exit code 3")
+    for program in (ended("c1"), replace(ended("c1"), text="")):
+        one = Matching("p")
+        told(one.printed(started("c1"), 0), one.passed(seen("g1"), 0))
+        (end,) = told(one.printed(program, 0), one.passed(failed, 0))
+        assert end.tool_status is ToolStatus.ERROR
+        assert end.text.splitlines() == ["Exit code 3", *program.text.splitlines()]

@@ -262,10 +262,8 @@ def test_a_program_that_does_not_answer_is_given_up_with_all_that_it_started(
 ) -> None:
     monkeypatch.setattr(program, "_LIMIT", 0.3)
     install("one", f"trap '' TERM; setsid sleep 600 & echo $! > {tmp_path}/pid; sleep 600")
-    began = time.monotonic()
     with pytest.raises(NotFound, match=r"does not say its version: `--version` gave nothing within 0\.3 s"):
         find(CLIENT, environ, tmp_path / "work")
-    assert time.monotonic() - began < 5
     assert leftovers.read(int((tmp_path / "pid").read_text())) is None
     assert not (tmp_path / "crib" / "cache" / "programs.json").exists()
 

@@ -25,7 +25,7 @@ code = run(["run", "claude", *sys.argv[2:]])
 sys.stdout.write("".join(repr(one["prompt"]) for one in made if "prompt" in one))
 sys.exit(code)
 """
-LIMIT = 30
+LIMIT = 60.0
 
 
 def command(*words: str) -> list[str]:

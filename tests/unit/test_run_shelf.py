@@ -45,7 +45,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    process.wait(20)
+    process.wait(60)
 
 
 @pytest.mark.req("FRG-7")

@@ -363,3 +363,77 @@ def test_every_schema_of_a_real_catalog_is_used(catalog: Path | None, caplog: py
         else:
             checker.check(one, {})
     assert caplog.text == ""
+
+
+DEFINED = {"S": {"type": "string"}, "N": {"type": ["string", "null"]}, "O": {"type": "string", "nullable": True}}
+TAKES_NULL: list[Any] = [
+    {},
+    True,
+    {"type": ["string", "null"], "minLength": 1, "format": "date"},
+    {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+    {"oneOf": [{"type": "string"}, {"type": "null"}]},
+    {"anyOf": [{"type": "integer"}, {"type": "string", "nullable": True}]},
+    {"type": "string", "nullable": True},
+    {"type": "string", "x-nullable": True},
+    {"type": "string", "nullable": True, "enum": ["a", "b"]},
+    {"$ref": "#/$defs/S", "nullable": True},
+    {"allOf": [{"$ref": "#/$defs/S"}], "nullable": True},
+    {"anyOf": [{"$ref": "#/$defs/S"}, {"type": "null"}]},
+    {"$ref": "#/$defs/N"},
+    {"$ref": "#/$defs/O"},
+    {"enum": ["a", None]},
+    {"type": "string", "enum": ["a", None]},
+    {"type": ["string", "null"], "enum": ["a"]},
+    {"const": None},
+    {"const": "a", "default": None},
+    {"type": "string", "default": None},
+    {"type": ["object", "null"], "properties": {"a": {}}, "required": ["a"], "additionalProperties": False},
+]
+TAKES_NONE: list[Any] = [
+    {"type": "string"},
+    {"type": "string", "nullable": False, "default": "a"},
+    {"enum": ["a"]},
+    {"const": "a"},
+    {"$ref": "#/$defs/S"},
+    {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+    {"not": {"type": "null"}},
+    False,
+]
+DRAFTS = ["https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"]
+
+
+def optional(schema: Any, draft: str) -> Tool:
+    root = {"$schema": draft, "type": "object", "properties": {"x": schema, "nullable": {"type": "integer"}}}
+    definition = {"name": "t", "inputSchema": {**root, "$defs": DEFINED}}
+    return Catalog.build({"s": (json.dumps(definition).encode(),)}, version=1).tools[0]
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("schema", TAKES_NULL, ids=json.dumps)
+def test_null_is_taken_where_the_server_s_schema_means_it_to_be(schema: Any, draft: str) -> None:
+    checker, tool = Checker(), optional(schema, draft)
+    assert checker.check(tool, b'{"x":null}') == {"x": None}
+    with pytest.raises(InvalidArguments, match=r"arguments\.nullable"):
+        checker.check(tool, b'{"x":null,"nullable":"no"}')
+    if schema not in ({}, True):
+        with pytest.raises(InvalidArguments, match=r"arguments\.x"):
+            checker.check(tool, b'{"x":[1.5]}')
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("schema", TAKES_NONE, ids=json.dumps)
+def test_null_is_refused_where_it_is_not(schema: Any, draft: str) -> None:
+    with pytest.raises(InvalidArguments, match=r"arguments\.x"):
+        Checker().check(optional(schema, draft), b'{"x":null}')
+
+
+def test_null_may_be_deeper_and_references_into_a_part_that_moves_change_nothing() -> None:
+    inner = {"type": "array", "items": {"type": "object", "properties": {"y": {"type": "string", "nullable": True}}}}
+    checker = Checker()
+    assert checker.check(optional(inner, DRAFTS[0]), b'{"x":[{"y":null}]}')
+    moved = {"anyOf": [{"type": "string"}], "default": None, "$defs": {"D": {"type": "integer"}}}
+    definition = {"name": "t", "inputSchema": {"properties": {"x": moved, "y": {"$ref": "#/properties/x/$defs/D"}}}}
+    tool = Catalog.build({"s": (json.dumps(definition).encode(),)}, version=1).tools[0]
+    for _ in range(2):
+        with pytest.raises(InvalidArguments, match=r"arguments\.x"):
+            checker.check(tool, b'{"x":null}')

@@ -237,7 +237,7 @@ def test_a_chat_in_chunks_is_the_chat_in_one_piece(turn: Turn, provider: OpenAIC
 @contextlib.contextmanager
 def post(model: Model, path: str, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
     address = urllib.parse.urlsplit(model.url)
-    with contextlib.closing(http.client.HTTPConnection(address.netloc, timeout=10)) as line:
+    with contextlib.closing(http.client.HTTPConnection(address.netloc, timeout=60)) as line:
         line.request("POST", address.path + path, body=json.dumps(body))
         with line.getresponse() as answer:
             yield answer
@@ -494,7 +494,7 @@ def test_the_record_has_what_was_asked_and_with_which_headers() -> None:
 
 def test_several_requests_go_over_one_connection_and_a_body_may_come_in_chunks() -> None:
     with scripted("openai", [], last_words="Here.") as model:
-        line = http.client.HTTPConnection(urllib.parse.urlsplit(model.url).netloc, timeout=10)
+        line = http.client.HTTPConnection(urllib.parse.urlsplit(model.url).netloc, timeout=60)
         for body in (json.dumps(CHAT).encode(), iter([json.dumps(CHAT).encode()])):
             line.request("POST", "/v1/chat/completions", body=body)
             assert b"Here." in line.getresponse().read()
@@ -518,7 +518,7 @@ def steady() -> Iterator[Model]:
 @given(noise=st.binary(max_size=200), head=st.sampled_from([b"", b"POST /v1/chat/completions HTTP/1.1\r\n"]))
 def test_whatever_comes_the_next_one_is_served(steady: Model, noise: bytes, head: bytes) -> None:
     address = urllib.parse.urlsplit(steady.url)
-    with socket.create_connection((address.hostname, address.port), timeout=10) as line:
+    with socket.create_connection((address.hostname, address.port), timeout=60) as line:
         line.sendall(head + noise + b"\r\n\r\n")
         line.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
@@ -553,11 +553,11 @@ def test_a_model_runs_by_itself_until_its_stdin_is_closed(provider: str, tmp_pat
         assert process.stdout is not None
         url = urllib.parse.urlsplit(process.stdout.readline().strip())
         assert url.path == PROVIDERS[provider]().base
-        line = http.client.HTTPConnection(url.netloc, timeout=10)
+        line = http.client.HTTPConnection(url.netloc, timeout=60)
         line.request("GET", "/")
         assert line.getresponse().status == 404
         line.close()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
     assert process.returncode == 0
 
 

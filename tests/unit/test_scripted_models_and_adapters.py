@@ -31,7 +31,7 @@ ALL = pytest.mark.parametrize("provider", PROVIDERS)
 @asynccontextmanager
 async def adapter(provider: str, url: str) -> AsyncIterator[Model]:
     """As it stands, without repetitions of its own."""
-    async with httpx2.AsyncClient(timeout=10) as client:
+    async with httpx2.AsyncClient(timeout=60) as client:
         yield _adapter(provider, url, client)
 
 

@@ -8,6 +8,7 @@ import ssl
 import pytest
 
 from toolcrib.servers.address import Address
+from toolcrib.servers.framing import TooLarge
 from toolcrib.servers.http import _forgot_session
 from toolcrib.servers.posting import Broken, ConnectFailed, Poster, _Connection
 
@@ -70,8 +71,8 @@ async def poster():
     await asyncio.sleep(0)
 
 
-async def post(poster, far, body=b"{}"):
-    response = await poster.request(b"POST", far.address, b"X-A: b\r\n", body)
+async def post(poster, far, body=b"{}", **limits):
+    response = await poster.request(b"POST", far.address, b"X-A: b\r\n", body, **limits)
     try:
         return response.status, await response.read()
     finally:
@@ -122,7 +123,7 @@ async def test_an_answer_without_a_length_ends_with_its_connection(poster, far):
 
     reading = asyncio.create_task(response.read())
     await hang_up()
-    assert await asyncio.wait_for(reading, 5) == b"[1,2]"
+    assert await asyncio.wait_for(reading, 60) == b"[1,2]"
     response.release()
 
 
@@ -138,7 +139,6 @@ async def test_an_interim_answer_is_passed_over(poster, far):
         [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"],
         [b"SSH-2.0-OpenSSH\r\n\r\n"],
         [b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"],
-        [b"HTTP/1.1 200 OK\r\n" + b"".join(b"A%d: x\r\n" % n for n in range(1000)) + b"\r\n"],
     ],
 )
 async def test_an_answer_that_is_none_is_said_so(poster, far, script, caplog):
@@ -149,7 +149,7 @@ async def test_an_answer_that_is_none_is_said_so(poster, far, script, caplog):
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(0.05, lambda: [c._transport.abort() for c in tuple(poster._all)])
     with pytest.raises(Broken):
-        await asyncio.wait_for(request, 5)
+        await asyncio.wait_for(request, 60)
     assert not caplog.records
     far.scripts = [[OK]]
     assert await post(poster, far) == (200, b"{}")
@@ -163,7 +163,7 @@ async def test_nobody_there_is_told_apart_from_a_broken_answer(poster, unused_tc
 async def test_a_cancelled_request_ends_its_connection(poster, far):
     far = await far([], [OK])
     request = asyncio.create_task(post(poster, far))
-    await asyncio.wait_for(far.heard.wait(), 5)
+    await asyncio.wait_for(far.heard.wait(), 60)
     request.cancel()
     with pytest.raises(asyncio.CancelledError):
         await request
@@ -183,7 +183,93 @@ async def test_a_closed_poster_leaves_no_connection(far):
 async def test_a_large_answer_passes(poster, far):
     body = b"x" * 20_000_000
     far = await far([b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body])
-    assert await post(poster, far) == (200, body)
+    assert await post(poster, far, limit=len(body)) == (200, body)
+
+
+JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+CHUNKED = JSON + b"Transfer-Encoding: chunked\r\n\r\n"
+MEGABYTE = b"x" * 1_000_000
+LARGE_HEADER = b"X-A: " + MEGABYTE + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [
+        ([JSON + b"Content-Length: 300001\r\n\r\n"], "0.286 MB"),
+        ([JSON + b"Content-Length: 9" + b"0" * 4000 + b"\r\n\r\n"], None),
+        ([JSON + b"\r\n", MEGABYTE], "0.286 MB"),
+        ([CHUNKED, *[b"f4240\r\n" + MEGABYTE + b"\r\n"] * 3], "0.286 MB"),
+        ([CHUNKED, *[b"32\r\n" + b"x" * 50 + b"\r\n"] * 8000], "0.286 MB"),
+        ([CHUNKED, *[b"1\r\nx\r\n" * 100_000] * 4], "tiny pieces"),
+        ([JSON, b"".join(b"X-%d: a\r\n" % number for number in range(300)), b"\r\n"], "256 headers"),
+        ([JSON + LARGE_HEADER + b"\r\n"], "64 KB of headers"),
+        ([JSON, *[b"X-A: " + b"x" * 1000 + b"\r\n"] * 100], "64 KB of headers"),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000, OK], "64 KB of headers"),
+        ([b"HTTP/1.1 200 " + MEGABYTE + b"\r\n\r\n"], "64 KB of headers"),
+        ([CHUNKED + b"2\r\n{}\r\n0\r\n", LARGE_HEADER, b"\r\n"], "64 KB of headers"),
+        ([CHUNKED + b"2;" + MEGABYTE + b"\r\n{}\r\n0\r\n\r\n"], "64 KB of headers"),
+    ],
+    ids=lambda script: b"".join(script)[15:70] if isinstance(script, list) else "",
+)
+@pytest.mark.req("BNS-10")
+async def test_an_answer_that_is_too_large_is_refused_whatever_it_is_made_of(poster, far, script, what):
+    far = await far(script, [OK])
+    with pytest.raises(TooLarge if what else Broken, match=what):
+        await asyncio.wait_for(post(poster, far, limit=300_000), 30)
+    far.scripts = [[OK]]
+    assert await post(poster, far) == (200, b"{}")
+
+
+@pytest.mark.req("BNS-10")
+async def test_an_answer_is_refused_before_it_is_read_if_it_says_its_size(poster, far):
+    far = await far([JSON + b"Content-Length: 99999999999\r\n\r\n", *[MEGABYTE] * 200])
+    with pytest.raises(TooLarge):
+        await asyncio.wait_for(post(poster, far), 30)
+    assert not poster._all or not next(iter(poster._all)).usable
+
+
+@pytest.mark.req("BNS-10")
+async def test_a_stream_that_nobody_reads_is_not_read_ahead(poster):
+    """The far side's writes come to a stop, and go on when the reader does."""
+    written = 0
+    total = 400 * 65_536
+
+    async def flood(reader, writer):
+        nonlocal written
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        for _ in range(400):
+            writer.write(b"x" * 65_536)
+            await writer.drain()
+            written += 65_536
+        writer.close()
+
+    server = await asyncio.start_server(flood, "127.0.0.1", 0)
+    address = Address.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", None)
+    response = await poster.request(b"GET", address, b"")
+    (connection,) = poster._all
+    async with asyncio.timeout(30):
+        while not response.full:  # noqa: ASYNC110 - the far side writes
+            await asyncio.sleep(0.01)
+        before = -1
+        while before != (before := written):  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.3)
+        assert written < total
+        assert connection._paused
+        assert sum([len(chunk) async for chunk in response.chunks()]) == total
+    response.close()
+    server.close()
+
+
+@pytest.mark.req("BNS-10")
+async def test_a_connection_whose_reader_was_behind_serves_the_next_request(poster, far):
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 700000\r\n\r\n"
+    far = await far([head, b"x" * 700_000], [OK])
+    response = await poster.request(b"POST", far.address, b"", limit=1_000_000)
+    assert len(await response.read()) == 700_000
+    response.release()
+    assert await asyncio.wait_for(post(poster, far), 10) == (200, b"{}")
+    assert far.connections == 1
 
 
 async def test_a_forwarding_proxy_is_told_the_whole_address_and_who_we_are(poster, far):
@@ -223,7 +309,7 @@ async def test_a_failure_of_tls_inside_a_tunnel_is_told_at_once(poster):
     async with server:
         proxy_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with pytest.raises(ssl.SSLError):
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(60):
                 await poster.request(b"POST", Address.of("https://far.example/mcp", proxy_url), b"", b"")
 
 
@@ -232,7 +318,7 @@ async def test_a_second_answer_is_nobodys(poster, far, pieces):
     other = OK.replace(b"{}", b"[]")
     far = await far([OK + other] if pieces == 1 else [OK, other], [OK], [OK])
     assert await post(poster, far) == (200, b"{}")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while poster._all:  # noqa: ASYNC110 - the poster tells nobody of it
             await asyncio.sleep(0)
     assert await post(poster, far) == (200, b"{}")
@@ -264,7 +350,7 @@ async def test_a_connection_lost_while_it_was_made_has_sent_nothing_and_is_forgo
     connection.connection_lost(None)
     assert not poster._all
     with pytest.raises(ConnectFailed):
-        await connection.ask(b"")
+        await connection.ask(b"", 0)
 
 
 def test_an_address_becomes_ascii_without_blanks():

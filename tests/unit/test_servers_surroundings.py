@@ -7,15 +7,17 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from toolcrib.config.masking import Masker, secrets_of_server
 from toolcrib.config.model import Layer, ServerConfig, Source, Transport
 from toolcrib.errors import ServerAway
 from toolcrib.servers import web
-from toolcrib.servers.environment import Mask, child_environment
+from toolcrib.servers.environment import child_environment
 from toolcrib.servers.explain import explain, explain_network, explain_status, root_cause
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.stderr_log import LONGEST_KEPT, StderrLog
@@ -40,7 +42,7 @@ def test_a_child_inherits_an_allow_list_and_its_own_variables_win() -> None:
         "HTTPS_PROXY": "http://me:word@proxy:3128",
         "NO_PROXY": "localhost,10.0.0.0/8",
     }
-    seen = child_environment(config(env={"PATH": "/opt/bin", "KEY": "v"}), ours, "mark")
+    seen = child_environment({"PATH": "/opt/bin", "KEY": "v"}, ours, "mark")
     assert seen == {
         "PATH": "/opt/bin",
         "HOME": "/home/me",
@@ -53,8 +55,12 @@ def test_a_child_inherits_an_allow_list_and_its_own_variables_win() -> None:
     }
 
 
+def mask_of(one: ServerConfig) -> Callable[[str], str]:
+    return Masker(secrets_of_server(one)).line
+
+
 def test_configured_secrets_are_masked_and_short_words_are_not() -> None:
-    mask = Mask(
+    mask = mask_of(
         config(
             env={"KEY": "abcdef-secret", "MODE": "prod"},
             headers={"Authorization": "Bearer tok-12345", "X-Key": "xkey-value"},
@@ -62,11 +68,11 @@ def test_configured_secrets_are_masked_and_short_words_are_not() -> None:
         )
     )
     text = "abcdef-secret prod tok-12345 Bearer tok-12345 xkey-value passw0rd querysecret"
-    assert mask(text) == "*** prod *** *** *** *** ***"
+    assert mask(text) == "**** prod **** **** **** **** ****"
 
 
 def test_secrets_among_the_arguments_are_masked_as_well() -> None:
-    mask = Mask(
+    mask = mask_of(
         config(
             args=(
                 "--api-key",
@@ -80,7 +86,7 @@ def test_secrets_among_the_arguments_are_masked_as_well() -> None:
         )
     )
     said = "plain-words s%40cret s@cret u:s%40cret@h abc-def sk-12345678 other@word --mode postgresql"
-    assert mask(said) == "*** *** *** ***@h *** *** *** --mode postgresql"
+    assert mask(said) == "**** **** **** ****@h **** **** **** --mode postgresql"
 
 
 def test_stderr_is_bounded_in_memory_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +132,10 @@ def test_a_servers_log_is_opened_once_for_many_chunks_and_two_writers_keep_it_bo
 
 
 def test_what_a_server_says_cannot_forge_lines_or_move_a_cursor() -> None:
-    log = StderrLog(None, Mask(config()))
+    log = StderrLog(None, Masker().line)
     log.feed(b"fine\r\n\tindented\n\x1b[2Jgone\x0bnext\n")
     assert log.tail(3) == ["fine", "        indented", "\\x1b[2Jgone\\x0bnext"]
-    assert Mask(config())("one\ntwo") == "one\\ntwo"
+    assert Masker().line("one\ntwo") == "one\\ntwo"
 
 
 def test_a_log_that_cannot_be_written_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -117,3 +117,25 @@ def test_the_depth_of_a_hostile_text_is_known_in_linear_time(unit: bytes, opens:
     began = time.process_time()
     assert wire.deeper_than(128, text)
     assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize("at", [wire._STEP - 3, wire._STEP - 1, wire._STEP, wire._STEP + 1])
+def test_the_text_of_a_large_message_is_checked_in_steps(at: int) -> None:
+    head = b'{"id":1,"result":{"a":"'
+    padding, tail = b"x" * (at - len(head)), b"x" * wire._STEP + b'"}}'
+    whole = wire.decode(head + padding + "\U0001f600".encode() + tail).answer()
+    assert whole is not None
+    with pytest.raises(wire.NotAMessage, match=rf"byte {at}\b"):
+        wire.decode(head + padding + b"\xff" + tail)
+    with pytest.raises(wire.NotAMessage, match=r"not UTF-8"):
+        wire.decode(head + padding + b"\xf0\x9f")
+
+
+def test_what_would_take_long_is_not_looked_into() -> None:
+    surrogates = rb"\ud83d" * 200_000
+    with pytest.raises(wire.NotAMessage, match="surrogate"):
+        wire.decode(b'{"id":1,"result":{"a":"' + surrogates + b'"}}')
+    with pytest.raises(wire.NotAMessage, match="a batch of more than 1024 KB"):
+        wire.split_batch(b"[" + b"{}," * 400_000 + b"{}]")
+    assert wire.params_object(Raw(b'{"progress":1}')) == {"progress": 1}
+    assert wire.params_object(Raw(b'{"a":"' + b"x" * 70_000 + b'"}')) == {}

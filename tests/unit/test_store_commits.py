@@ -17,7 +17,7 @@ from toolcrib.errors import StoreError
 from toolcrib.store import Store
 from toolcrib.store.commits import Commits, Lost
 
-LIMIT = 10.0
+LIMIT = 60.0
 
 TABLE = sa.table("items", sa.column("id"), sa.column("text"))
 
@@ -86,7 +86,7 @@ async def commits(store: Store) -> AsyncIterator[Commits]:
 
 @pytest.fixture
 async def sqlite_store(tmp_path: Path) -> AsyncIterator[Store]:
-    opened = await Store.open(tmp_path / "crib.db", busy_timeout=0.05)
+    opened = await Store.open(tmp_path / "crib.db", busy_timeout=0.2)
     await opened.write(make_table)
     yield opened
     await opened.close()
@@ -195,7 +195,7 @@ async def test_a_locked_database_is_told_at_once_and_nothing_is_lost(sqlite_stor
             commits.add(put, (number, "x"))
             with pytest.raises(StoreError, match="locked"):
                 await commits.settled()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 100 * 0.2, "it waited for the lock once, not a hundred times"
     await eventually(lambda: commits.failure is None)
     await commits.settled()
     assert await sqlite_store.read(kept) == list(range(1, 102))
@@ -213,12 +213,13 @@ async def test_however_often_somebody_asks_it_is_tried_seldom_while_it_fails(sto
 
     commits = Commits(store)
     commits.add(fails, 1)
-    began = time.monotonic()
-    while time.monotonic() - began < 0.7:
+    asked = 0
+    while tries < 3:
         with pytest.raises(StoreError):
             await commits.settled()
+        asked += 1
         await asyncio.sleep(0)
-    assert 2 <= tries <= 6
+    assert asked > 10 * tries
     await commits.close()
 
 

@@ -151,7 +151,7 @@ def test_what_fails_half_way_was_not_done(store_url: str) -> None:
 async def test_a_long_look_holds_up_no_commit(store_url: str) -> None:
     store = await Store.open(store_url)
     go_on = threading.Event()
-    looking = asyncio.create_task(store.read(lambda _: go_on.wait(20)))
+    looking = asyncio.create_task(store.read(lambda _: go_on.wait(60)))
     await store.write(trust.trust_file, "/p", "aa")
     assert not looking.done()
     go_on.set()
@@ -179,7 +179,7 @@ async def test_a_closed_store_says_so_and_leaves_no_thread(store_url: str) -> No
         await store.read(trust.files)
     for thread in threading.enumerate():
         if thread.name.startswith("toolcrib-store"):
-            thread.join(5)
+            thread.join(60)
             assert not thread.is_alive()
 
 

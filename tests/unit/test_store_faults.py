@@ -252,7 +252,7 @@ async def test_a_store_that_does_not_open_leaves_no_thread(tmp_path: Path) -> No
         await Store.open(tmp_path)
     for thread in threading.enumerate():
         if thread.name.startswith("toolcrib-store"):
-            thread.join(5)
+            thread.join(60)
             assert not thread.is_alive()
 
 

@@ -90,13 +90,17 @@ def test_trust_is_bound_to_a_path_and_its_content(database: Database) -> None:
 
 
 @pytest.mark.req("KSI-5")
-def test_a_server_is_believed_until_it_is_not(database: Database) -> None:
-    for identity, name in (("one", "files"), ("two", "git"), ("one", "files again")):
-        database.write(trust.believe_server, identity, name)
-    assert database.read(trust.believed_servers) == {"one", "two"}
-    assert database.write(trust.disbelieve_server, "one") is True
-    assert database.write(trust.disbelieve_server, "one") is False
-    assert database.read(trust.believed_servers) == {"two"}
+def test_a_server_is_trusted_with_definitions_until_it_is_not(database: Database) -> None:
+    for identity, name, digests in (("one", "files", {"a": "x"}), ("two", "git", {}), ("one", "files", {"b": "x"})):
+        database.write(trust.trust_server, identity, name, digests)
+    assert database.read(trust.servers) == {"one": {"a", "b"}, "two": frozenset()}
+    database.write(trust.untrust_definitions, "one", ["a"])
+    assert database.read(trust.servers)["one"] == {"b"}
+    assert database.write(trust.untrust_server, "one") is True
+    assert database.write(trust.untrust_server, "one") is False
+    assert database.read(trust.servers) == {"two": frozenset()}
+    database.write(trust.trust_server, "one", "files", {})
+    assert database.read(trust.servers)["one"] == frozenset(), "what was trusted before is not trusted again"
 
 
 # --- agents ----------------------------------------------------------------------------------------------------------

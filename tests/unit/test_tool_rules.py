@@ -24,11 +24,11 @@ from toolcrib.catalog import Catalog, Tool
 from toolcrib.catalog.offer import Offer
 from toolcrib.config import Config, Paths, Problem, Severity, load, mask
 from toolcrib.config.keys import Field
+from toolcrib.config.masking import secrets_of
 from toolcrib.config.model import Does, Layer, NameStyle, ToolRule
 from toolcrib.config.problems import Report
 from toolcrib.config.tool_rules import read_tool_rules
 from toolcrib.config.values import Surroundings, Values
-from toolcrib.crib.secrets import KnownSecrets
 from toolcrib.errors import Denied, InvalidArguments, UnknownTool
 from toolcrib.events import Bus, CallFinished
 from toolcrib.policy import BUILTIN, Caller, Condition, Effect, OneOf, Origin, Rule, permission
@@ -195,8 +195,8 @@ def test_a_projects_rules_do_nothing_until_they_are_trusted_and_come_after_the_p
     before = person.load()
     assert [rule.does for rule in before.tools] == [Does.DROP]
     assert before.waiting[0].effects == (
-        'tools: {"prefix": "mcp"}',
-        'tools: {"fix": {"arguments": {"api_token": "****", "note": "****"}}}',
+        'sets tools[0]: {"prefix": "mcp"}',
+        'sets tools[1]: {"fix": {"arguments": {"api_token": "abcdef-123456", "note": "sk-abcdefghijkl"}}}',
     )
     person.trusts = True
     assert [rule.does for rule in person.load().tools] == [Does.DROP, Does.PREFIX, Does.FIX]
@@ -211,7 +211,7 @@ def test_what_is_shown_hides_secrets_and_the_book_knows_them(person: Person) -> 
         {"fix": {"arguments": {"api_key": "****", "user": "${LOGIN}", "zone": "UTC"}}},
         {"prefix": "mcp"},
     ]
-    assert KnownSecrets(lambda: [config])() == {"plain-secret", "ada-the-first"}
+    assert secrets_of(config).keys() == {"plain-secret", "ada-the-first"}
     assert "plain-secret" not in repr(config)
 
 
@@ -438,7 +438,7 @@ async def test_who_is_asked_sees_what_the_tool_would_get() -> None:
     asks = (Rule(effect=Effect.ASK, tools="*", origin=Origin.AGENT, holder="a"),)
     gate = Gate(*SHAPED, allowed=asks)
     calling = asyncio.create_task(gate.use("publish", {"folder": "/srv"}))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not gate.approvals.waiting():  # noqa: ASYNC110 - one turn of the loop
             await asyncio.sleep(0)
     asked = gate.approvals.waiting()[0]

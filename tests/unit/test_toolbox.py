@@ -100,6 +100,7 @@ async def test_a_call_undoes_the_rename_and_reaches_the_tool_itself(tools: Tools
 @pytest.mark.req("ENG-7")
 def test_options_reach_the_definition(tools: Tools) -> None:
     cached = tools.shaped(transform=Options(anthropic={"cache_control": {"type": "ephemeral"}})).to_anthropic()
+    assert cached
     assert all(one["cache_control"] == {"type": "ephemeral"} for one in cached)
 
 

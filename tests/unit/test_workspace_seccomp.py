@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from toolcrib.workspace.sandbox import seccomp
-from toolcrib.workspace.sandbox.syscalls import FORBIDDEN, MACHINES, NEWEST, NONE, NOT_THERE, NUMBERS, UNCOUNTED
+from toolcrib.workspace.sandbox.syscalls import FORBIDDEN, FORKS, MACHINES, NEWEST, NONE, NOT_THERE, NUMBERS, UNCOUNTED
 
 pytestmark = pytest.mark.req("FRG-9")
 
@@ -80,7 +80,24 @@ def test_every_name_has_a_number_once(machine: str) -> None:
     column = MACHINES[machine].column
     numbers = [pair[column] for pair in NUMBERS.values() if pair[column] != NONE]
     assert len(numbers) == len(set(numbers))
-    assert {*FORBIDDEN, *NOT_THERE, *UNCOUNTED, *seccomp._checks(counts_memory=False)} == set(NUMBERS)
+    assert {*FORBIDDEN, *NOT_THERE, *UNCOUNTED, *FORKS, *seccomp._checks(counts_memory=False)} == set(NUMBERS)
+
+
+@EVERY
+@given(high=some.integers(0, 0xFFFFFFFF))
+def test_a_program_without_children_makes_threads_and_no_process(machine: str, high: int) -> None:
+    program, known = seccomp.without_children(machine), MACHINES[machine]
+
+    def asked(name: str, *arguments: int) -> int:
+        return answer(program, known.audit, NUMBERS[name][known.column], *arguments)
+
+    assert asked("clone", 0x003D0F00 | high << 32) == seccomp.ALLOW
+    # As `fork`, `vfork` and `posix_spawn` of the C library ask for it.
+    for flags in (0x01200011, 0x4111, 0x4100):
+        assert asked("clone", flags | high << 32) == refused(errno.EPERM)
+    assert asked("clone3") == refused(errno.ENOSYS)
+    assert {asked(name) for name in FORKS if NUMBERS[name][known.column] != NONE} <= {refused(errno.EPERM)}
+    assert asked("openat") == seccomp.ALLOW
 
 
 @EVERY

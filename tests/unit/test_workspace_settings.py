@@ -27,6 +27,7 @@ from toolcrib.workspace.settings.keys import LIMITS, LIMITS_KEYS, SECONDS_KEYS, 
 from toolcrib.workspace.settings.load import Loaded, Standing, load_settings, settings_files
 from toolcrib.workspace.settings.model import (
     DEFAULTS,
+    GUARDED,
     KB,
     MB,
     SHELL_TOOLS,
@@ -88,6 +89,8 @@ def not_wider(narrowed: Settings, base: Settings) -> bool:
         and set(narrowed.environment) <= set(base.environment)
         and set(narrowed.readable) <= set(base.readable)
         and set(narrowed.hidden) >= set(base.hidden)
+        and set(narrowed.guarded) >= set(base.guarded)
+        and (base.repositories or not narrowed.repositories)
         and narrowed.python in (base.python, None)
         and limits.seconds.keys() == most.seconds.keys()
         and all(limits.seconds[name] <= most.seconds[name] for name in most.seconds)
@@ -109,6 +112,10 @@ def test_the_defaults_are_the_careful_ones() -> None:
     assert DEFAULTS.network is False
     assert DEFAULTS.git is GitMode.READ_ONLY
     assert DEFAULTS.forbid_shell_in_ci is True
+    assert DEFAULTS.repositories is False
+    assert {".claude", ".codex", ".gemini", ".mcp.json", ".vscode", ".cursor", ".idea", ".envrc", ".husky"} <= {
+        *DEFAULTS.guarded
+    }
     assert (DEFAULTS.environment, DEFAULTS.readable) == ((), ())
     assert DEFAULTS.limits.seconds.keys() == set(TOOL_NAMES)
 
@@ -127,6 +134,8 @@ forbid_shell_in_ci: false
 environment: [DATABASE_URL, GIT_AUTHOR_NAME]
 readable: [~/data, /opt/sdk]
 hidden: [".env*", secrets/**]
+guarded: {.vscode: off, "*.code-workspace": false, deploy/**: on, .idea: on}
+repositories: true
 python: .venv/bin/python
 limits:
   seconds: {default: 5, run_tests: 900.5, read_file: 7}
@@ -151,6 +160,8 @@ limits:
         environment=("DATABASE_URL", "GIT_AUTHOR_NAME"),
         readable=(Path("/opt/sdk"), place.base / "data"),
         hidden=(".env*", "secrets/**"),
+        guarded=(*(name for name in GUARDED if name not in (".vscode", "*.code-workspace")), "deploy/**"),
+        repositories=True,
         python=".venv/bin/python",
         limits=Limits(
             seconds=dict(TOOL_SECONDS) | usual | {"run_tests": 900.5, "read_file": 7.0},
@@ -274,6 +285,13 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("hidden: [../x]", "hidden[0]", 1, "no .."),
     ("hidden: ['[']", "hidden[0]", 1, "a pattern such as"),
     ("hidden: [1]", "hidden[0]", 1, "text"),
+    ("guarded: [.vscode]", "guarded", 1, "a mapping such as"),
+    ("guarded: {.vscod: off}", 'guarded[".vscod"]', 1, "Did you mean .vscode?"),
+    ("guarded: {deploy/**: off}", 'guarded["deploy/**"]', 1, "off for what is not guarded by default"),
+    ("guarded: {.vscode: maybe}", 'guarded[".vscode"]', 1, "on or off"),
+    ('guarded: {"!x": on}', 'guarded["!x"]', 1, "a pattern such as deploy/**"),
+    ("guarded: {../x: on}", 'guarded["../x"]', 1, "a pattern such as deploy/**"),
+    ("repositories: maybe", "repositories", 1, "true or false"),
     ("python: [python3]", "python", 1, "text"),
     ('python: "a\\nb"', "python", 1, "printable"),
     ("limits: 5", "limits", 1, "a mapping"),
@@ -415,6 +433,32 @@ limits: {memory_mb: 64, seconds: {default: 1, run_tests: 2}}
 
 
 @pytest.mark.req("FRG-9")
+def test_an_untrusted_file_guards_more_and_never_less(place: Place) -> None:
+    project = "guarded: {.vscode: off, .idea: off, deploy/**: on}\nrepositories: true\n"
+    loaded = place.load(project)
+    assert (loaded.settings.guarded, loaded.settings.repositories) == ((*GUARDED, "deploy/**"), False)
+    assert loaded.effects == (
+        "lets tools and commands write what other programs obey: .idea, .vscode",
+        "lets tools and commands make git repositories",
+    )
+    assert set(place.trusted(project).settings.guarded) == {*GUARDED, "deploy/**"} - {".vscode", ".idea"}
+
+
+@pytest.mark.req("FRG-9")
+def test_a_file_of_an_inner_folder_guards_there_and_takes_nothing_from_the_outer_one(place: Place) -> None:
+    place.file.write_text("guarded: {keys: on}\n")
+    inner = place.root / "inner"
+    (inner / ".toolcrib").mkdir(parents=True)
+    (inner / ".toolcrib" / "workspace.yml").write_text("guarded: {own/a: on, .vscode: off}\n")
+    for trusts in (False, True):
+        found = load_settings(inner, environ=place.environ, is_trusted=lambda *_, yes=trusts: yes).settings
+        folder = Folder(inner, guarded=found.guarded, above=found.above)
+        guards = [name for name in ("keys", "own/a", "own", ".idea", ".vscode") if folder.guarded(spot(name))]
+        assert guards == ["keys", "own/a", ".idea", *([] if trusts else [".vscode"])]
+        folder.close()
+
+
+@pytest.mark.req("FRG-9")
 def test_trust_is_in_exactly_these_bytes_at_this_place(place: Place) -> None:
     asked: list[tuple[Path, str]] = []
 
@@ -520,6 +564,8 @@ any_settings = st.builds(
     environment=names,
     readable=folders,
     hidden=names,
+    guarded=names,
+    repositories=st.booleans(),
     python=st.none() | st.sampled_from(["a", "b"]),
     limits=any_limits,
     broken=st.sampled_from(["", "x", "y"]),
@@ -581,6 +627,8 @@ good_documents = st.fixed_dictionaries(
         "environment": st.lists(st.sampled_from(["A", "B", "C"]), max_size=3),
         "readable": st.lists(st.sampled_from(["/opt/a", "/opt/a/b", "/opt"]), max_size=3),
         "hidden": st.lists(st.sampled_from([".env", "secrets/**"]), max_size=2),
+        "guarded": st.dictionaries(st.sampled_from([".vscode", "*.code-workspace"]), st.sampled_from(["on", "off"])),
+        "repositories": st.booleans(),
         "python": st.sampled_from(["python3", "/x/python"]),
         "limits": st.fixed_dictionaries(
             {},
@@ -667,7 +715,7 @@ def test_every_key_and_its_default_is_documented() -> None:
         "limits.seconds.default",
         *(key for key in known if not key.startswith(("tools.", "limits.seconds."))),
     ]:
-        default = 30 if word.endswith("default") else known[word]
+        default = {"limits.seconds.default": 30, "guarded": "listed"}.get(word, known.get(word))
         shown = {False: "false", True: "true", None: "found"}.get(default, default) if default != [] else "none"  # type: ignore[call-overload]
         assert rows[word].split()[0].strip("`,;").replace(",", "") == str(shown), word
     for name in ("run_tests", "run_lint", "run_shell_safe"):

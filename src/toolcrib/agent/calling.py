@@ -93,7 +93,8 @@ class Calling:
             words = f"{tool.offer.name} did not run: {refusal}."
             return Outcome(status=ToolStatus.DENIED, words=words, rule=refusal)
         result = await tool.call(arguments)
-        return Outcome(status=ToolStatus.ERROR if result.is_error else ToolStatus.OK, result=result)
+        failed = result.is_error or result.failure
+        return Outcome(status=ToolStatus.ERROR if failed else ToolStatus.OK, result=result)
 
 
 def read_arguments(given: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -74,6 +74,9 @@ def how(outcome: Outcome) -> Literal["success", "denied", "failed"]:
     match outcome.status:
         case ToolStatus.OK:
             return "success"
+        case ToolStatus.ERROR if outcome.result is not None and not outcome.result.is_error:
+            # What the tool ran failed; the call went well.
+            return "success"
         case ToolStatus.DENIED:
             return "denied"
         case _:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic_ai.exceptions import AgentRunError, ModelAPIError, ModelHTTPError, ModelQuotaExceededError, UserError
 
-from toolcrib.agent.models.failures import Wordless, reason
+from toolcrib.agent.models.failures import AnswerStopped, BrokenAnswer, Wordless, reason
 
 BY_STATUS = {
     400: "The provider does not take this request: check the model's name, `settings`, and what the tools returned.",
@@ -21,6 +21,8 @@ BY_STATUS = {
 }
 LATER = "The provider is in trouble: try again later, or raise `retries`."
 SAYS_NOTHING = "Check the model's name and `settings`, or ask in other words."
+BROKEN = "Run it again with `history=` this run's `messages`, or raise `retries`."
+STOPPED = "The provider's documentation explains this stop reason."
 UNREACHED = "Check the network, and `base_url` if you gave one."
 
 
@@ -40,4 +42,8 @@ def remedy(error: Exception) -> str:
         return BY_STATUS.get(error.status_code, LATER if error.status_code >= 500 else "")
     if isinstance(error, Wordless):
         return SAYS_NOTHING
+    if isinstance(error, BrokenAnswer):
+        return BROKEN
+    if isinstance(error, AnswerStopped):
+        return STOPPED
     return UNREACHED if isinstance(error, ModelAPIError) else ""

@@ -42,7 +42,7 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
 from toolcrib.agent import history
-from toolcrib.agent.calling import Calling
+from toolcrib.agent.calling import Calling, Outcome
 from toolcrib.agent.content import content, how, text
 from toolcrib.agent.events import Ended, ReasoningDelta, StepFinished, TextDelta, Usage
 from toolcrib.agent.feed import Feed
@@ -51,12 +51,19 @@ from toolcrib.agent.options import AgentOptions
 from toolcrib.agent.tally import Tally
 from toolcrib.agent.teller import Standing, Teller
 from toolcrib.agent.words import Pieces, whole, whole_arguments
+from toolcrib.agent_events import ToolStatus
 from toolcrib.catalog.names import LIMITS, is_legal
 from toolcrib.config.model import NameStyle
 
 LONGEST_NAME = LIMITS[NameStyle.PLAIN]
 MOST_AT_ONCE = 32
 """Calls that are carried out at the same time."""
+
+_CUT_OFF = Outcome(
+    status=ToolStatus.INVALID,
+    words="This call was not run: your answer was cut off at the limit of tokens, perhaps inside the call. Call again "
+    "with less in one answer, such as a part of the text at a time.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +96,12 @@ class Loop:
                 await self._feed.all_read()
                 answer = await self._asked(model, asked_with)
                 self._steps += 1
-                if calls := self._calls_of(answer):
-                    await self._carry_out(calls, calling, tally, form)
+                calls = self._calls_of(answer)
+                refused = _ended(answer) is Ended.REFUSED
+                if calls and not refused:
+                    await self._carry_out(calls, calling, tally, form, cut_off=_ended(answer) is Ended.LENGTH)
                 self._teller.tell(StepFinished, step=self._steps, usage=_usage(answer.usage))
-                if not calls:
+                if refused or not calls:
                     return _ended(answer)
         except ContentFilterError:
             return Ended.REFUSED
@@ -138,8 +147,11 @@ class Loop:
         if words:
             self._teller.tell(TextDelta, text=words)
 
-    async def _carry_out(self, calls: Sequence[_Call], calling: Calling, tally: Tally, form: Format) -> None:
-        """At the same time; their results go to the model in the order of the calls."""
+    async def _carry_out(
+        self, calls: Sequence[_Call], calling: Calling, tally: Tally, form: Format, *, cut_off: bool
+    ) -> None:
+        """At the same time; their results go to the model in the order of the calls. None of an answer that was cut
+        off is run: which of them are whole, no provider says."""
         for call in calls:
             tally.began(call.known_as, call.part.tool_name, call.part.args)
         at_once = asyncio.Semaphore(MOST_AT_ONCE)
@@ -147,7 +159,7 @@ class Loop:
         async def carried_out(call: _Call) -> ToolReturnPart:
             name = call.part.tool_name
             async with at_once:
-                outcome = await calling.call(name, call.part.args or "", call.known_as)
+                outcome = _CUT_OFF if cut_off else await calling.call(name, call.part.args or "", call.known_as)
             told = content(outcome, form)
             tally.ended(call.known_as, outcome, text(told))
             return ToolReturnPart(name, told, call.part.tool_call_id, outcome=how(outcome))

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 from toolcrib.agent.events import AnyRunEvent, Ended, Retrying, RunFailed, RunFinished, Usage
 from toolcrib.agent.feed import Feed
+from toolcrib.config.masking import Masker
 
-MASK = "…"
-SHORTEST = 4
-"""Characters of a key that is looked for; fewer would be found in every text."""
 MOST = 2000
 """Characters that are told of a provider's words."""
 
@@ -37,7 +34,7 @@ class Teller:
         self.run_id = run_id
         self._provider = provider
         self._feed = feed
-        self._secrets = {key, quote(key, safe="")} if len(key) >= SHORTEST else set()
+        self.without_key = Masker([key]).known
 
     def tell(self, kind: type[AnyRunEvent], **fields: Any) -> None:
         self._feed.put(kind(provider=self._provider, run_id=self.run_id, **fields))
@@ -59,11 +56,6 @@ class Teller:
             messages=far.messages,
         )
 
-    def without_key(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, MASK)
-        return text
-
     def _words(self, text: str) -> str:
         text = self.without_key(text)
-        return text if len(text) <= MOST else f"{text[:MOST]}{MASK}"
+        return text if len(text) <= MOST else f"{text[:MOST]}…"

@@ -7,6 +7,7 @@ In: rows of the register, or the owner's wish for a new agent. Out: frozen `Agen
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from toolcrib.errors import UsageError
 from toolcrib.policy.permission import Permission
 from toolcrib.policy.profile import BUILTIN, Profile
 from toolcrib.store.agents import AgentRow
+from toolcrib.store.clock import DAY
 
 RESERVED = MappingProxyType(
     {
@@ -50,9 +52,9 @@ class Agent:
     fault: str = ""
     """Why it may do nothing, where what was kept of it cannot be understood."""
 
-    @property
-    def expired(self) -> bool:
-        return self.expires_at is not None and self.expires_at <= time.time()
+    def expired(self, now: float) -> bool:
+        """Also one that was made while the clock was ahead, once that is set back: it would last too long."""
+        return self.expires_at is not None and (self.expires_at <= now or self.created_at > now + DAY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +109,9 @@ def _folder(workdir: Path | None, parent: Agent | None) -> Path | None:
     bound = None if parent is None else parent.workdir
     if workdir is None:
         return bound
-    folder = workdir.resolve()
-    if not workdir.is_absolute() or not folder.is_dir():
+    # As in `os.path`: pathlib raises for a loop of links, and for a folder that we may not look into.
+    folder = Path(os.path.realpath(workdir))
+    if not workdir.is_absolute() or not os.path.isdir(folder):  # noqa: PTH112
         raise UsageError(f"{workdir} is no folder.", remedy="Give the whole path of one that exists.")
     if parent is not None and bound is not None and not folder.is_relative_to(bound.resolve()):
         raise UsageError(

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from toolcrib.config.redact import HIDDEN, tells_a_secret
+from toolcrib.config.masking import mask_tree
 from toolcrib.errors import NotFound
 from toolcrib.events import AgentEnded, Bus, Event
 
@@ -28,7 +28,10 @@ MOST = 200
 
 _LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 """No two that look alike, and none that make words."""
-_SHOWN = 64 * 1024
+
+
+SHOWN = 64 * 1024
+"""Bytes of arguments that a list of waiting calls shows; more is shown of one call at a time."""
 _SEAM = 4096
 """Bytes that are looked at behind the cut, so that a secret which lies across it is hidden."""
 
@@ -44,8 +47,10 @@ class Approval:
     """`server:tool`."""
     rule: str
     """Why a person is asked."""
-    arguments: Any
-    """Secrets masked; the rest as it is, since somebody has to judge it."""
+    arguments: bytes = field(repr=False)
+    """The very bytes that the server gets once a person says yes."""
+    besides: bytes = field(default=b"", repr=False)
+    """The other params and the `_meta` that the server gets with them, as one object; empty: none."""
     asked_at: float
     until: float
 
@@ -73,7 +78,9 @@ class Approvals:
         self._any = asyncio.Event()
         bus.subscribe(self._agent_ended, AgentEnded)
 
-    async def ask(self, *, call: str, agent: str, conversation: str, tool: str, rule: str, arguments: bytes) -> Answer:
+    async def ask(
+        self, *, call: str, agent: str, conversation: str, tool: str, rule: str, arguments: bytes, besides: bytes = b""
+    ) -> Answer:
         """Waits for a person. No answer in time, or no room to wait, is a no."""
         if full := self._full(agent):
             return Answer(approved=False, why=full, remedy="Wait until some of them are answered.")
@@ -84,7 +91,8 @@ class Approvals:
             conversation=conversation,
             tool=tool,
             rule=rule,
-            arguments=_shown(arguments, self._mask),
+            arguments=arguments,
+            besides=besides,
             asked_at=now,
             until=now + self._limit,
         )
@@ -114,6 +122,16 @@ class Approvals:
     def waiting(self) -> tuple[Approval, ...]:
         """Who asked first comes first."""
         return tuple(one.approval for one in self._waiting.values())
+
+    def shown(self, sent: bytes, *, whole: bool) -> Any:
+        """What is sent, for the person's eyes: only known secrets are masked, and each mask says whose."""
+        if whole or len(sent) <= SHOWN:
+            try:
+                return mask_tree(msgspec.json.decode(sent), self._mask)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                return self._mask(sent.decode(errors="replace"))
+        text = self._mask(sent[: SHOWN + _SEAM].decode(errors="replace"))
+        return f"{text[:SHOWN]}… and {len(sent) - SHOWN} bytes more"
 
     def find(self, id: str) -> Approval:
         found = self._waiting.get(id)
@@ -176,31 +194,3 @@ class Approvals:
             for one in self.waiting():
                 if one.agent == event.agent:
                     self._settle(one.id, gone)
-
-
-def _shown(arguments: bytes, mask: Callable[[str], str]) -> Any:
-    if len(arguments) <= _SHOWN:
-        try:
-            return _masked(msgspec.json.decode(arguments), mask, "")
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            pass
-    text = mask(arguments[: _SHOWN + _SEAM].decode(errors="replace"))
-    rest = len(arguments) - _SHOWN
-    return f"{text[:_SHOWN]}… and {rest} bytes more" if rest > 0 else text
-
-
-def _masked(value: Any, mask: Callable[[str], str], name: str) -> Any:
-    if isinstance(value, list):
-        return [_masked(one, mask, name) for one in value]
-    if isinstance(value, dict):
-        shown: dict[str, Any] = {}
-        for key, one in value.items():
-            label = mask(key)
-            while label in shown:
-                # Two keys that are masked alike are still two arguments to judge.
-                label += "'"
-            shown[label] = _masked(one, mask, key)
-        return shown
-    if value is not None and not isinstance(value, bool) and tells_a_secret(name):
-        return HIDDEN
-    return mask(value) if isinstance(value, str) else value

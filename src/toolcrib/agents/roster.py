@@ -11,7 +11,6 @@ import difflib
 import functools
 import hmac
 import logging
-import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from toolcrib.events import Bus, Change, TokenReplaced
 from toolcrib.policy.profile import BUILTIN, Profile, profile_data, profile_from
 from toolcrib.policy.rule import Rule
 from toolcrib.store import Store
+from toolcrib.store.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,11 @@ def _whole(
 class Roster:
     """Made by `open`, ended by `close`."""
 
-    def __init__(self, holding: Holding, folder: AgentFolders, bus: Bus, overdue: Iterable[str]) -> None:
+    def __init__(self, holding: Holding, folder: AgentFolders, bus: Bus, overdue: Iterable[str], clock: Clock) -> None:
         self.folder = folder
         self._bus = bus
         self._holding = holding
+        self._clock = clock
         self._overdue = tuple(overdue)
         """Agents whose time was over before we came."""
         self._timer: asyncio.TimerHandle | None = None
@@ -65,15 +66,17 @@ class Roster:
         self._plan_end()
 
     @classmethod
-    async def open(cls, store: Store, *, bus: Bus, note: Note, folder: Path) -> Self:
+    async def open(cls, store: Store, *, bus: Bus, note: Note, folder: Path, clock: Clock | None = None) -> Self:
+        clock = clock or Clock()
         stored, version = await store.read(load)
-        living = stored.living(time.time())
+        living = stored.living(clock.patient())
         holding = Holding(store, stored, living, version=version, bus=bus, note=note)
         return cls(
             holding,
             AgentFolders(folder, store=store.place),
             bus,
             [name for name in stored.agents if name not in living.agents],
+            clock,
         )
 
     async def close(self) -> None:
@@ -90,16 +93,21 @@ class Roster:
 
     @property
     def agents(self) -> tuple[Agent, ...]:
-        return tuple(agent for agent in self._holding.now.agents.values() if not agent.expired)
+        now = self._clock.strict()
+        return tuple(agent for agent in self._holding.now.agents.values() if not agent.expired(now))
 
     @property
     def profiles(self) -> Mapping[str, Profile]:
         """The built-in ones and the person's own."""
         return self._holding.now.profiles
 
+    def holds(self, name: str) -> bool:
+        """Whether there is such an agent, also one that cannot be used while the clock is ahead."""
+        return name in self._register.agents
+
     def knows(self, name: str) -> bool:
         agent = self._holding.now.agents.get(name)
-        return agent is not None and not agent.expired
+        return agent is not None and not agent.expired(self._clock.strict())
 
     def authenticate(self, token: str) -> Agent | None:
         """The agent that the token was made for; None for any other token, and for one whose time is over."""
@@ -107,13 +115,13 @@ class Roster:
             return None
         digest = digest_of(token)
         agent = self._holding.now.by_digest.get(digest)
-        if agent is None or agent.expired or not hmac.compare_digest(agent.digest, digest):
+        if agent is None or agent.expired(self._clock.strict()) or not hmac.compare_digest(agent.digest, digest):
             return None
         return agent
 
     def find(self, name: str) -> Agent:
         agent = self._holding.now.agents.get(name)
-        if agent is None or agent.expired:
+        if agent is None or agent.expired(self._clock.strict()):
             if name in RESERVED:
                 raise NotFound(f"{name!r} is no agent with rules of its own.", remedy=RESERVED[name])
             raise _unknown("agent", name, (one.name for one in self.agents))
@@ -306,7 +314,7 @@ class Roster:
 
     async def _end_overdue(self) -> None:
         """Ends agents whose time is over, also those that ended while nobody was there to see it."""
-        living = self._register.living(time.time())
+        living = self._register.living(self._clock.patient())
         gone = (*self._overdue, *(name for name in self._register.agents if name not in living.agents))
         self._overdue = ()
         if gone:
@@ -344,7 +352,7 @@ class Roster:
             self._timer = None
         ends = [row.expires_at for row in self._register.agents.values() if row.expires_at is not None]
         if ends and not self._closed:
-            delay = min(max(0.0, min(ends) - time.time()), _LOOK_AGAIN)
+            delay = min(max(0.0, min(ends) - self._clock.patient()), _LOOK_AGAIN)
             self._timer = asyncio.get_running_loop().call_later(delay, self._time_is_up)
 
     def _time_is_up(self) -> None:

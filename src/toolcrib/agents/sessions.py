@@ -21,6 +21,7 @@ from toolcrib.agents.session import Ended, IdEnded, Item, Session, written
 from toolcrib.errors import NotFound, StoreError, TooManySessions
 from toolcrib.events import AgentEnded, Bus, Event
 from toolcrib.store import sessions as rows
+from toolcrib.store.clock import Clock
 from toolcrib.store.sessions import LegacyRow, SessionRow
 
 if TYPE_CHECKING:
@@ -58,13 +59,20 @@ class Sessions:
 
     @classmethod
     async def open(
-        cls, store: Store, commits: Commits, *, bus: Bus, exists: Callable[[str], bool], idle: float
+        cls,
+        store: Store,
+        commits: Commits,
+        *,
+        bus: Bus,
+        exists: Callable[[str], bool],
+        idle: float,
+        clock: Clock | None = None,
     ) -> Self:
         """`exists` says whether there is an agent of this name: the sessions of others are over, as are those that
         nobody used for `idle` seconds."""
         known, ids = await store.read(rows.load_all), await store.read(rows.load_legacy)
         sessions = cls(commits, bus=bus, idle=idle)
-        sessions._load(known, ids, exists)
+        sessions._load(known, ids, exists, (clock or Clock()).patient())
         return sessions
 
     async def close(self) -> None:
@@ -198,8 +206,10 @@ class Sessions:
         self._by_agent.setdefault(session.agent, OrderedDict())[session.conversation] = session
         self._count += 1
 
-    def _load(self, known: Collection[SessionRow], ids: Collection[LegacyRow], exists: Callable[[str], bool]) -> None:
-        now, clock = time.time(), self._loop.time()
+    def _load(
+        self, known: Collection[SessionRow], ids: Collection[LegacyRow], exists: Callable[[str], bool], now: float
+    ) -> None:
+        clock = self._loop.time()
         oldest = now - self._idle
         for row in known:
             if not exists(row.agent) or row.used_at < oldest:

@@ -22,9 +22,11 @@ from toolcrib.book.retention import Retention
 from toolcrib.book.tokens import COUNTED_UP_TO
 from toolcrib.book.verify import Broken, Report, Walk, anchored, expected
 from toolcrib.book.writer import Writer
+from toolcrib.config.masking import Masker
 from toolcrib.errors import StoreError
 from toolcrib.store import Store, audit
 from toolcrib.store.audit import Wanted
+from toolcrib.store.clock import Clock
 from toolcrib.store.commits import Commits
 
 log = logging.getLogger(__name__)
@@ -61,14 +63,16 @@ class Book:
         commits: Commits,
         *,
         folder: Path,
-        secrets: Callable[[str], str],
+        mask: Masker,
         values: bool = False,
         keep_days: float = KEEP_DAYS,
         keep_bytes: int = KEEP_BYTES,
+        clock: Clock | None = None,
     ) -> Self:
         """Writes nothing yet: a full disk must not keep the daemon from starting."""
-        writer = Writer(commits, folder=folder, place=store.place, redact=secrets, values=values)
-        return cls(store, commits, writer, Retention(writer, keep_days=keep_days, keep_bytes=keep_bytes))
+        writer = Writer(commits, folder=folder, place=store.place, mask=mask, values=values)
+        retention = Retention(writer, keep_days=keep_days, keep_bytes=keep_bytes, clock=clock or Clock())
+        return cls(store, commits, writer, retention)
 
     async def close(self) -> None:
         self._pruning.cancel()

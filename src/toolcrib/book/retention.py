@@ -9,7 +9,6 @@ number. Indexes and the room that the database keeps for later come on top.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import msgspec
@@ -18,6 +17,7 @@ import sqlalchemy as sa
 from toolcrib.book.entry import Entry, Kind
 from toolcrib.book.writer import Writer
 from toolcrib.store import audit
+from toolcrib.store.clock import Clock
 from toolcrib.store.database import Database
 
 STEP = 2000
@@ -39,10 +39,11 @@ class _Last:
 
 
 class Retention:
-    def __init__(self, writer: Writer, *, keep_days: float, keep_bytes: int) -> None:
+    def __init__(self, writer: Writer, *, keep_days: float, keep_bytes: int, clock: Clock) -> None:
         self._writer = writer
         self._keep_seconds = keep_days * 86_400
         self._keep_bytes = keep_bytes
+        self._clock = clock
 
     def step(self, database: Database) -> int:
         """How many rows went; 0: there are none left to go."""
@@ -76,7 +77,7 @@ class Retention:
     def _last_to_go(self, connection: sa.Connection) -> _Last | None:
         base = audit.base(connection)
         rows = [] if base is None else audit.oldest(connection, base.seq, STEP)
-        too_old = time.time() - self._keep_seconds
+        too_old = self._clock.patient() - self._keep_seconds
         # Only a prefix may go: one row that is new enough keeps all that come after it.
         aged = next((place for place, row in enumerate(rows) if row.at >= too_old), len(rows))
         count = min(max(aged, self._too_many(connection)), len(rows))

@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from toolcrib.book.entry import Entry, Kind, Large
-from toolcrib.book.redact import redact_all
 from toolcrib.book.shape import shape_of
 from toolcrib.book.tokens import count
+from toolcrib.config.masking import Masker, mask_tree
+from toolcrib.config.redact import tells_a_secret
+from toolcrib.policy import Verdict
 from toolcrib.store.text import storable
 
 Row = dict[str, Any]
@@ -31,13 +32,13 @@ _BEYOND_READING = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, R
 
 
 class RowMaker:
-    def __init__(self, *, key: bytes, redact: Callable[[str], str], values: bool) -> None:
+    def __init__(self, *, key: bytes, mask: Masker, values: bool) -> None:
         self._key = key
-        self._redact = redact
+        self._mask = mask
         self._values = values
 
     def row(self, seq: int, entry: Entry) -> Row:
-        shape, digest, values = self._arguments(entry.arguments)
+        shape, digest, values = self._arguments(entry)
         return {
             "seq": seq,
             "at": _number(entry.at),
@@ -63,10 +64,11 @@ class RowMaker:
 
     def _text(self, text: str, most: int) -> str:
         # Masked before it is cut: half a secret is one too.
-        return _bounded(self._redact(text), most) if text else ""
+        return _bounded(self._mask(text), most) if text else ""
 
-    def _arguments(self, raw: bytes | Large | None) -> tuple[str | None, str | None, str | None]:
+    def _arguments(self, entry: Entry) -> tuple[str | None, str | None, str | None]:
         """Their shape, their keyed hash, and their values if those are kept."""
+        raw = entry.arguments
         if raw is None:
             return None, None, None
         if isinstance(raw, Large):
@@ -74,8 +76,12 @@ class RowMaker:
         try:
             arguments = msgspec.json.decode(raw)
             canonical = msgspec.json.encode(arguments, order="deterministic")
-            shape = storable(shape_of(arguments, self._redact))
-            values = self._json(arguments) if self._values else None
+            shape = storable(shape_of(arguments, self._mask))
+            values = None
+            if self._values:
+                # What a person was asked about stands here as that person saw it.
+                asked = entry.decision == Verdict.ASK
+                values = _json(mask_tree(arguments, self._mask.named) if asked else self._masked(arguments))
         except _BEYOND_READING:
             return f'"{len(raw)} bytes"', self._digest(raw), None
         return shape, self._digest(canonical), values
@@ -89,11 +95,14 @@ class RowMaker:
         if entry.kind in (Kind.GAP, Kind.PRUNED, Kind.UNANCHORED):
             # Our own words; and `verify` reads the hashes in them.
             return msgspec.json.encode(entry.detail).decode()
-        return self._json(dict(entry.detail))
+        return _json(self._masked(entry.detail))
 
-    def _json(self, value: Any) -> str:
-        text = msgspec.json.encode(redact_all(value, self._redact), enc_hook=str).decode()
-        return _bounded(text, VALUES_UP_TO)
+    def _masked(self, value: Any) -> Any:
+        return mask_tree(value, self._mask, tells_a_secret)
+
+
+def _json(value: Any) -> str:
+    return _bounded(msgspec.json.encode(value, enc_hook=str).decode(), VALUES_UP_TO)
 
 
 def _bounded(text: str, most: int) -> str:

@@ -20,6 +20,7 @@ from toolcrib.book.chain import Keys
 from toolcrib.book.entry import Entry, Kind
 from toolcrib.book.key import make_key, read_key
 from toolcrib.book.row import RowMaker
+from toolcrib.config.masking import Masker
 from toolcrib.store import audit
 from toolcrib.store.commits import Commits, Lost
 
@@ -42,15 +43,13 @@ class _Attempt:
 class Writer:
     """The work of the book's group commits, and their watcher."""
 
-    def __init__(
-        self, commits: Commits, *, folder: Path, place: str, redact: Callable[[str], str], values: bool
-    ) -> None:
+    def __init__(self, commits: Commits, *, folder: Path, place: str, mask: Masker, values: bool) -> None:
         self.key_file = folder / KEY_FILE
         self.anchor = Anchor(folder / ANCHOR_FILE)
         self.place = hashlib.sha256(place.encode()).hexdigest()[:16]
         self.head: Head | None = None
         """The newest row that this process has written, and which the book must hold for ever."""
-        self._redact = redact
+        self._mask = mask
         self._values = values
         self._commits = commits
         self._keys: Keys | None = None
@@ -167,5 +166,5 @@ class Writer:
     def _prepared(self) -> tuple[Keys, RowMaker]:
         if self._keys is None or self._maker is None:
             self._keys = Keys(read_key(self.key_file) or make_key(self.key_file))
-            self._maker = RowMaker(key=self._keys.arguments, redact=self._redact, values=self._values)
+            self._maker = RowMaker(key=self._keys.arguments, mask=self._mask, values=self._values)
         return self._keys, self._maker

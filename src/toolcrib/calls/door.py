@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from msgspec import Raw
 
+from toolcrib.agent_events import failure_in
 from toolcrib.book.entry import Entry, Kind
 from toolcrib.calls.clients_own import without_clients_own
 from toolcrib.calls.line import Line
@@ -41,6 +42,7 @@ from toolcrib.errors import (
 from toolcrib.events import Bus, CallFailed
 from toolcrib.policy import Caller, Decision, Verdict, decide
 from toolcrib.servers.model import Answer, OnProgress, ToolCall
+from toolcrib.servers.wire import result_type
 
 if TYPE_CHECKING:
     from toolcrib.agents.approvals import Approvals
@@ -84,6 +86,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     params: Mapping[str, Raw] = msgspec.field(default_factory=dict)
     """`arguments` and whatever else the params held, without `name` and `_meta`."""
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    takes_input: bool = False
+    """Whether its caller can answer what a tool asks before it goes on (`input_required`)."""
     timeout: float | None = None
     on_progress: OnProgress | None = None
 
@@ -137,7 +141,7 @@ class Door:
             self._under_way.begin(line)
         try:
             if line.decision.verdict is Verdict.ASK:
-                await self._ask(line)
+                await self._ask(line, _besides(request, params))
                 _refuse_changed(shelf, line, request)
             answer = await self._forward(shelf, line, request, params)
         except asyncio.CancelledError:
@@ -229,7 +233,7 @@ class Door:
             line.finish("denied")
             raise _denied(line.caller, line.tool, line.decision)
 
-    async def _ask(self, line: Line) -> None:
+    async def _ask(self, line: Line, besides: bytes) -> None:
         if self._approvals is None:
             line.finish("denied")
             raise Denied(f"{line.tool.display} needs a person's word, and nobody can be asked here.")
@@ -241,6 +245,7 @@ class Door:
                 tool=line.tool.display,
                 rule=line.decision.rule,
                 arguments=line.taken or b"{}",
+                besides=besides,
             )
         except BaseException:
             line.finish("denied" if line.stopped else "cancelled")
@@ -271,7 +276,10 @@ class Door:
         finally:
             self.in_flight -= 1
             self.finished += 1
-        line.finish(_success(answer), answer.result or answer.error or b"")
+        if not request.takes_input:
+            answer = _refuse_unfinished(answer, tool)
+        outcome, failure = _ended(answer)
+        line.finish(outcome, answer.result or answer.error or b"", failure=failure)
         if may_change and self._book is not None:
             await self._outcome_kept(self._book)
         return answer
@@ -304,13 +312,25 @@ class Door:
 _ASK_THE_OWNER = "Ask the owner of this machine to allow it."
 
 
+def _besides(request: Request, params: Mapping[str, Raw]) -> bytes:
+    """What the server gets of the caller besides the arguments: answers to what a tool asked, and `_meta`."""
+    found: dict[str, Any] = {key: value for key, value in params.items() if key != "arguments"}
+    if request.meta:
+        found["_meta"] = request.meta
+    return msgspec.json.encode(found) if found else b""
+
+
 def _refuse_changed(shelf: Shelf, line: Line, request: Request) -> None:
-    """What was decided, or approved by a person, was this very tool: not another that took its name meanwhile."""
-    try:
-        if shelf.find(request.tool, lambda _: False) is line.tool:
-            return
-    except ToolcribError as error:
-        log.debug("%s is not there any more: %s", line.tool.display, error.message)
+    """What was decided, or approved by a person, was this very tool: not another that took its name meanwhile.
+
+    The name that it was called by may mean several tools by now; its own still means this one.
+    """
+    for name in (request.tool, line.tool.display):
+        try:
+            if shelf.find(name, lambda _: False).is_still(line.tool):
+                return
+        except ToolcribError as error:
+            log.debug("%s is not there any more: %s", name, error.message)
     line.finish("denied")
     raise Denied(f"{line.tool.display} changed while the call waited, so it did not run.", remedy="Call again.")
 
@@ -337,8 +357,20 @@ def _failure(error: BaseException) -> str:
             return "error"
 
 
+def _refuse_unfinished(answer: Answer, tool: Tool) -> Answer:
+    """An answer that is not the call's result yet (`input_required`, a task) as a failure: its caller would take it for
+    the result."""
+    kind = None if answer.result is None else result_type(answer.result)
+    if kind in (None, "complete"):
+        return answer
+    why = "it asks for input first" if kind == "input_required" else f"its answer is of the type {kind!r:.80}"
+    text = f"{tool.display} gave no result: {why}, and this client cannot give or take that."
+    return Answer(result=msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True}))
+
+
 class _Flagged(msgspec.Struct):
     failed: Any = msgspec.field(name="isError", default=False)
+    meta: Any = msgspec.field(name="_meta", default=None)
 
 
 _flagged = msgspec.json.Decoder(_Flagged).decode
@@ -346,12 +378,17 @@ _LOOKED_INTO = 4 * 1024 * 1024
 """A result above this is not read through once more for its flag: no tool explains its failure at such length."""
 
 
-def _success(answer: Answer) -> str:
+def _ended(answer: Answer) -> tuple[str, str]:
+    """The outcome; and what the tool says of it, where what it ran failed."""
     if answer.result is None:
-        return "error"
+        return "error", ""
     if len(answer.result) > _LOOKED_INTO:
-        return "ok"
+        return "ok", ""
     try:
-        return "tool_error" if _flagged(answer.result).failed is True else "ok"
+        flagged = _flagged(answer.result)
     except (msgspec.MsgspecError, RecursionError):
-        return "ok"
+        return "ok", ""
+    if flagged.failed is True:
+        return "tool_error", ""
+    failure = failure_in(flagged.meta)
+    return ("failed", failure) if failure else ("ok", "")

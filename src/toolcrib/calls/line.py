@@ -101,7 +101,7 @@ class Line:
                 )
             )
 
-    def finish(self, outcome: str, result: bytes = b"") -> None:
+    def finish(self, outcome: str, result: bytes = b"", *, failure: str = "") -> None:
         duration = time.monotonic() - self._began
         session = self.caller.session
         if self._book is not None:
@@ -131,6 +131,7 @@ class Line:
                     outcome=outcome,
                     duration=duration,
                     result_size=len(result),
+                    failure=failure,
                 )
             )
 

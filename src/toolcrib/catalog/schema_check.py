@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -28,6 +29,7 @@ from jsonschema_rs import (
     validator_for,
 )
 
+from toolcrib.catalog.pointers import BY_NAME, IN_LISTS, SINGLE
 from toolcrib.catalog.schema_cost import SchemaCost
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import WORKSPACE
@@ -58,17 +60,26 @@ class Seen:
 class _Compiled:
     """A tool's validator and what running it may cost."""
 
-    __slots__ = ("cost", "validator", "warned")
+    __slots__ = ("cost", "patterns", "schema", "validator", "warned", "with_nulls")
 
-    def __init__(self, validator: Validator, cost: SchemaCost) -> None:
-        self.validator = validator
-        self.cost = cost
+    def __init__(self, schema: Mapping[str, Any], patterns: RegexOptions | FancyRegexOptions) -> None:
+        self.schema = schema
+        self.patterns = patterns
+        self.validator = _validator(schema, patterns)
+        self.with_nulls = False
+        self.cost = SchemaCost(schema)
         self.warned = False
 
     def errors(self, arguments: dict[str, Any]) -> list[ValidationError]:
         """The first few errors; only the very first where listing them, which is all or nothing, takes long."""
         if self.validator.is_valid(arguments):
             return []
+        if not self.with_nulls and _holds_null(arguments):
+            self.with_nulls = True
+            # A reference into a part that moved leaves the schema as it is.
+            with suppress(ValueError):
+                self.validator = _validator(_with_nulls_inside(self.schema), self.patterns)
+            return self.errors(arguments)
         if self.cost.visits(arguments) <= _EASILY_LISTED:
             return list(islice(self.validator.iter_errors(arguments), MOST_ERRORS))
         try:
@@ -138,12 +149,60 @@ def _compile(tool: Tool) -> _Compiled | None:
     problem = ""
     for patterns in (_LINEAR, _BACKTRACKING):
         try:
-            validator = validator_for(schema, pattern_options=patterns, offline=True, validate_formats=False)
-            return _Compiled(validator, SchemaCost(schema))
+            return _Compiled(schema, patterns)
         except (ValueError, RecursionError) as error:
             problem = str(error).partition("\n")[0]
     log.warning("%s: its schema cannot be used, so arguments pass unchecked: %s", tool.display, _cut(problem, 300))
     return None
+
+
+def _validator(schema: Any, patterns: RegexOptions | FancyRegexOptions) -> Validator:
+    return validator_for(schema, pattern_options=patterns, offline=True, validate_formats=False)
+
+
+def _holds_null(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return any(map(_holds_null, value.values() if isinstance(value, dict) else value))
+    return value is None
+
+
+def _with_nulls_inside(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with null wherever the server means it to be taken, also in words that are no rules of JSON Schema:
+    OpenAPI's `nullable`, a default of null, null in only one of `type` and `enum`."""
+    fixed = dict(schema)
+    for key, value in schema.items():
+        if key in BY_NAME and isinstance(value, dict):
+            fixed[key] = {name: _with_nulls(sub) for name, sub in value.items()}
+        elif key in IN_LISTS and isinstance(value, list):
+            fixed[key] = [_with_nulls(sub) for sub in value]
+        elif key in SINGLE - _TURNED:
+            fixed[key] = _with_nulls(value)
+    return fixed
+
+
+def _with_nulls(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    fixed = _with_nulls_inside(schema)
+    types, options = schema.get("type"), schema.get("enum")
+    types = types if isinstance(types, list) else [types] if isinstance(types, str) else []
+    options = options if isinstance(options, list) else []
+    meant = schema.get("nullable") is True or schema.get("x-nullable") is True or None in options or "null" in types
+    if not meant and ("default" not in schema or schema["default"] is not None):
+        return fixed
+    if _ELSEWHERE & schema.keys():
+        return {"anyOf": [fixed, {"type": "null"}]}
+    if types:
+        fixed["type"] = [*types, *({"null"} - set(types))]
+    if options and None not in options:
+        fixed["enum"] = [*options, None]
+    return fixed
+
+
+_ELSEWHERE = frozenset({"$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "const"})
+"""Rules that also hold for null, and are not lists of what is allowed."""
+_TURNED = frozenset({"not", "if"})
+"""Where to take more would be to allow less."""
 
 
 def _decode(tool: Tool, arguments: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Self
@@ -84,23 +84,25 @@ class Catalog:
         limit: int | None = None,
         previous: Catalog | None = None,
         believed: frozenset[str] = frozenset(),
+        covered: Mapping[str, Collection[str]] = MappingProxyType({}),
         folders: Mapping[str, str] = MappingProxyType({}),
         rules: tuple[ToolRule, ...] = (),
     ) -> Self:
         """The catalog of these listings. `limit` lowers the length of every style's names (the gateway's is 48);
-        `believed` are the servers, besides our own, whose annotations count, `folders` where servers work, as far
-        as that is known, `rules` what the configuration says of tools.
+        `believed` are the servers, besides our own, whose annotations count; of those in `covered` they count only in
+        definitions with these digests. `folders` are where servers work, as far as that is known, `rules` what the
+        configuration says of tools.
 
         What did not change since `previous` is taken over from it, object for object. A definition that cannot
         be read is left out and logged; it takes no other along.
         """
-        known = previous._listings if previous and previous._rules == rules else {}
+        known = previous if previous and previous._rules == rules else cls(version=0)
         kept: dict[str, tuple[Tool, ...]] = {}
         read: dict[str, Mapping[str, _Found]] = {}
         transforms = transforms_of(rules)
         for server in sorted(listings):
-            if previous and known.get(server) == listings[server]:
-                kept[server] = previous.of_server(server)
+            if known._listings.get(server) == listings[server]:
+                kept[server] = known.of_server(server)
             else:
                 read[server] = _shaped(server, _read(server, listings[server]), transforms)
         shapes = {(server, tool.name): tool.shape for server, tools in kept.items() for tool in tools}
@@ -109,22 +111,24 @@ class Catalog:
         made: list[Tool] = []
         for server in sorted(listings):
             counts = server in believed or server in RESERVED_SERVER_NAMES
-            folder = folders.get(server)
+            folder, digests = folders.get(server), covered.get(server)
+            found = list(kept.get(server, ()))
+            before = {tool.name: tool for tool in known.of_server(server)}
+            for name, (fields, shape) in read.get(server, {}).items():
+                tool = before.get(name)
+                if tool is None or tool.fields != fields:
+                    tool = Tool(server=server, name=name, fields=fields, names=names[server, name], shape=shape)
+                    if tool.needs_task:
+                        log.info("%s is not listed: it runs only as a task, which is not supported", tool.display)
+                found.append(tool)
             made += (
-                _adapted(tool, names[server, tool.name], believed=counts, folder=folder)
-                for tool in kept.get(server, ())
-            )
-            made += (
-                Tool(
-                    server=server,
-                    name=name,
-                    fields=fields,
-                    names=names[server, name],
-                    believed=counts,
+                _adapted(
+                    tool,
+                    names[server, tool.name],
+                    believed=counts and (digests is None or tool.digest in digests),
                     folder=folder,
-                    shape=shape,
                 )
-                for name, (fields, shape) in read.get(server, {}).items()
+                for tool in found
             )
         return cls(version=version, tools=tuple(made), _listings=dict(listings), _rules=rules)
 

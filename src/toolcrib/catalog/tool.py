@@ -6,6 +6,7 @@ asked for is decoded. `snapshot` makes them; `listing`, `policy` and `calls` rea
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -82,6 +83,21 @@ class Tool:
         """Which of the arguments that are `taken` the caller knows, and by which names."""
         return {name: name for name in given} if self.shape is None else callers_own(self.shape.undo, given)
 
+    def is_still(self, earlier: Tool) -> bool:
+        """Whether what was decided of the earlier one holds of this one; what others call it may have changed."""
+        return self is earlier or all(
+            getattr(self, name) == getattr(earlier, name)
+            for name in ("server", "name", "fields", "believed", "folder", "shape")
+        )
+
+    @property
+    def digest(self) -> str:
+        """Of the whole definition as its server gave it; made on first use."""
+        if "digest" not in self._kept:
+            self._kept["digest"] = digest_of(self.fields)
+        digest: str = self._kept["digest"]
+        return digest
+
     @property
     def input_schema(self) -> dict[str, Any]:
         """Decoded on first use. Shared by all readers: look, do not change."""
@@ -92,6 +108,12 @@ class Tool:
     def annotations(self) -> dict[str, Any]:
         annotations = self._field("annotations")
         return annotations if isinstance(annotations, dict) else {}
+
+    @property
+    def needs_task(self) -> bool:
+        """It runs only as a task, whose result has to be fetched later: no client can do that through Toolcrib."""
+        execution = self._field("execution")
+        return isinstance(execution, dict) and execution.get("taskSupport") == "required"
 
     @property
     def reads_only(self) -> bool:
@@ -131,6 +153,18 @@ class Tool:
                 log.warning("%s: %s cannot be read and counts as absent: %s", self.display, key, error)
                 self._kept[key] = None
         return self._kept[key]
+
+
+def digest_of(fields: Mapping[str, Raw]) -> str:
+    """The same however the keys are ordered and the text is spaced. Pictures say nothing of what a tool does."""
+    counted = {name: value for name, value in fields.items() if name != "icons"}
+    try:
+        decoded = {name: msgspec.json.decode(value) for name, value in counted.items()}
+        text = msgspec.json.encode(decoded, order="sorted")
+    except (msgspec.MsgspecError, ValueError):
+        # A number that no Python value holds: every byte counts.
+        text = msgspec.json.encode(dict(sorted(counted.items())))
+    return hashlib.sha256(text).hexdigest()
 
 
 def decode_definition(definition: bytes) -> tuple[str, dict[str, Raw]]:

@@ -80,7 +80,8 @@ def _tell_token(found: Mapping[str, Any]) -> None:
     if found["parent"]:
         details.append(f"child of {found['parent']}")
     if found["expires_at"]:
-        details.append(f"for {duration(round(found['expires_at'] - time.time()))}")
+        left = round(found["expires_at"] - time.time())
+        details.append(f"for {duration(left)}" if left > 0 else "its time is over already")
     say(f"Agent {found['agent']}: {', '.join(details)}.")
     say(f"Token, shown this once: {found['token']}")
     hint(f"It is also in {found['token_file']}, which only you can read.")

@@ -111,6 +111,7 @@ app.command(cls=run_command.WithWords)(run_command.run)
 app.add_typer(runs_commands.runs, name="runs")
 app.add_typer(job_commands.job, name="job")
 app.add_typer(config_commands.config, name="config")
+app.add_typer(daemon_commands.clock, name="clock")
 app.add_typer(agent_commands.agent, name="agent")
 app.add_typer(permission_commands.profile, name="profile")
 app.add_typer(audit_commands.audit, name="audit")
@@ -149,7 +150,7 @@ def _hush() -> None:
 def _run(words: Sequence[str]) -> int:
     """Raises OSError if the output cannot be written, and nothing else."""
     as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
-    if list(words) in ([], ["config"], ["agent"], ["profile"], ["workspace"], ["job"]):
+    if list(words) in ([], ["config"], ["agent"], ["profile"], ["workspace"], ["job"], ["clock"]):
         words = [*words, "--help"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -7,6 +7,7 @@ sent them, so nothing in them may pass for something else on a screen.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -15,12 +16,15 @@ import typer
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, say, say_json
 from toolcrib.cli.reach import from_daemon
-from toolcrib.config.redact import printable
-from toolcrib.errors import DaemonNotRunning
+from toolcrib.config.visible import visible
+from toolcrib.errors import DaemonNotRunning, UsageError
 
 _ASK_AGAIN = 25.0
 """Seconds that one question to the daemon waits."""
 _MARGIN = 15.0
+_LONGEST = 1000
+"""Characters of an argument in the list; a call that is named is shown whole."""
+_WORD = re.compile(r"[A-Za-z0-9_.:-]+")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The call, as `toolcrib approvals` names it.")]
 Always = Annotated[
@@ -29,19 +33,24 @@ Always = Annotated[
 
 
 def approvals(
+    id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="One call, with its arguments whole, however long.")
+    ] = None,
     *,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until there is one.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Show the calls that wait for your word."""
-    found = _asked("approval:list", {})
+    if id is not None and wait:
+        raise UsageError("ID and --wait exclude each other.", remedy="Give one of them.")
+    found = _asked("approval:list", {} if id is None else {"id": id})
     while wait and not found["approvals"]:
         found = _asked("approval:list", {"wait": _ASK_AGAIN})
     if as_json:
         say_json(found)
         return 0
     for row in found["approvals"]:
-        _tell(row)
+        _tell(row, None if id else _LONGEST)
     if not found["approvals"]:
         say("Nothing waits for an answer.")
     else:
@@ -49,16 +58,30 @@ def approvals(
     return 0
 
 
-def _tell(row: Mapping[str, Any]) -> None:
-    conversation = "" if row["conversation"] == "default" else f" (conversation {row['conversation']})"
-    say(printable(f"{row['id']}  {row['agent']}{conversation} wants {row['tool']}; {row['left']:.0f} s left"))
-    say(printable(f"      asked because of {row['rule']}"))
-    said = row["arguments"]
-    if isinstance(said, dict):
-        for name, value in said.items():
-            say(printable(f"      {name} = {json.dumps(value, ensure_ascii=False)}"))
-    else:
-        say(printable(f"      {said}"))
+def _tell(row: Mapping[str, Any], longest: int | None) -> None:
+    """What the agent wrote stands as JSON: in it nothing passes for something else."""
+    say(visible(f"{row['id']}  {row['agent']} wants {_name(row['tool'])}; {row['left']:.0f} s left"))
+    say(visible(f"      asked because of {row['rule']}"))
+    if row["conversation"] != "default":
+        say(visible(f"      in the conversation {_json(row['conversation'])}"))
+    whole = row["whole"]
+    for line in map(visible, (*_lines(row["arguments"]), *(f"sent besides: {one}" for one in _lines(row["besides"])))):
+        say(f"      {line[:longest]}{'' if line[:longest] == line else '…'}")
+        whole = whole and line[:longest] == line
+    if not whole:
+        hint(f"      That is not all of it: `toolcrib approvals {row['id']}` shows the whole call.")
+
+
+def _lines(said: Any) -> list[str]:
+    return [f"{_name(name)} = {_json(value)}" for name, value in said.items()] if isinstance(said, dict) else [said]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _name(name: str) -> str:
+    return name if _WORD.fullmatch(name) else _json(name)
 
 
 def approve(id: Id, *, always: Always = False, as_json: AsJson = False) -> int:
@@ -77,7 +100,7 @@ def _answer(id: str, *, approved: bool, always: bool, as_json: bool) -> int:
         say_json(found)
         return 0
     call = found["approval"]
-    what = printable(f"{call['tool']} for {call['agent']}")
+    what = visible(f"{call['tool']} for {call['agent']}")
     others = len(found["answered"]) - 1
     if found["answered"]:
         more = f", and {others} more that asked the same" if others > 0 else ""
@@ -85,7 +108,7 @@ def _answer(id: str, *, approved: bool, always: bool, as_json: bool) -> int:
     else:
         hint(f"The call waits no longer: {what}.")
     if found["rule"]:
-        say(f"From now on: {printable(found['rule'].partition(': ')[2])}.")
+        say(f"From now on: {visible(found['rule'].partition(': ')[2])}.")
     return 0
 
 

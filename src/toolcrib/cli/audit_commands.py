@@ -43,7 +43,8 @@ def query(
     ] = None,
     server: Annotated[str | None, typer.Option(metavar="SERVER", help="Only this server's tools.")] = None,
     outcome: Annotated[
-        str | None, typer.Option(metavar="OUTCOME", help="ok, denied, tool_error, error, timeout, cancelled, away …")
+        str | None,
+        typer.Option(metavar="OUTCOME", help="ok, failed, denied, tool_error, error, timeout, cancelled, away …"),
     ] = None,
     session: Annotated[str | None, typer.Option(metavar="ID", help="Only this session's.")] = None,
     since: Annotated[str | None, typer.Option(metavar="WHEN", help=_When)] = None,

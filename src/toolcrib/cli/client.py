@@ -6,8 +6,11 @@ with nothing but the standard library, because every command of the CLI pays for
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,24 +35,37 @@ class RemoteError(ToolcribError):
 
 
 def is_running(path: Path) -> bool:
-    """Whether somebody listens at the socket."""
+    """Whether somebody listens at the socket. Raises `DaemonNotRunning` where that cannot be found out."""
     try:
         connect(path).close()
-    except DaemonNotRunning:
+    except DaemonNotRunning as error:
+        if not isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError):
+            raise
         return False
     return True
 
 
+def listener(path: Path) -> int | None:
+    """The process that listens at the socket, as the kernel knows it; None where it does not say."""
+    with connect(path) as sock:
+        if sys.platform != "linux":
+            return None
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid: int = struct.unpack("3i", credentials)[0]
+        return pid or None
+
+
 def connect(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(5.0)
+    sock: socket.socket | None = None
     try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(5.0)
         sock.connect(str(path))
-    except (FileNotFoundError, ConnectionRefusedError) as error:
-        sock.close()
-        raise DaemonNotRunning("No daemon runs.", remedy="`toolcrib up --detach` starts one.") from error
     except OSError as error:
-        sock.close()
+        if sock is not None:
+            sock.close()
+        if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+            raise DaemonNotRunning("No daemon runs.", remedy="`toolcrib up --detach` starts one.") from error
         raise DaemonNotRunning(
             f"The daemon's socket {path} cannot be used: {error.strerror or error}.",
             remedy="Check TOOLCRIB_HOME and who owns that folder.",
@@ -70,7 +86,9 @@ def ask(
     deadline = None if timeout is None else time.monotonic() + timeout
     with connect(path) as sock:
         request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params, "root": str(root)}
-        sock.sendall(json.dumps(request).encode() + b"\n")
+        # A daemon that hangs up at once may still have said why.
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(json.dumps(request).encode() + b"\n")
         for line in _lines(sock, method, deadline):
             message = _decoded(line, method)
             if message.get("method") == "event":

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,9 +19,6 @@ from toolcrib.cli.output import hint, say, say_json
 from toolcrib.cli.reach import paths, perform, root
 from toolcrib.config.paths import CONFIG_NAMES, PROJECT_FOLDER, SHARED_PROJECT_FILE, WORKSPACE_NAMES, configs_in
 from toolcrib.errors import ConfigError, NotFound, UsageError
-
-if TYPE_CHECKING:
-    from toolcrib.config.model import Waiting
 
 config = typer.Typer(rich_markup_mode=None, help="Check, show and find the configuration.")
 
@@ -35,9 +32,6 @@ def check(*, as_json: AsJson = False) -> int:
     else:
         for problem in found["problems"]:
             say(_problem(problem))
-        for file in found["untrusted"]:
-            standing = "it only forbids" if Path(file).name in WORKSPACE_NAMES else "not in use"
-            hint(f"Not trusted yet, so {standing}: {file}. `toolcrib trust` shows what it would do.")
         if not found["problems"]:
             say(f"Nothing is wrong. Servers: {', '.join(found.get('servers', [])) or 'none yet'}.")
     return 0 if found.get("ok", not found["problems"]) else ConfigError.exit_code
@@ -95,17 +89,19 @@ def trust(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show what a project's file would do, and let it, as it stands now; or believe a server's word on its tools.
+    """Show what a project's file would do, and allow it after your yes; or trust what a server says of its tools.
 
-    A server that is believed decides by what it calls its tools (read-only, destructive) who may use them. With another
-    command or URL it is another server, and not believed.
+    A file that changes needs your trust again. A server that you trust decides by what it calls its tools (read-only,
+    destructive) who may use them. This counts for the tools that it lists now: one that it adds or changes later is not
+    trusted, and neither is the server with another command or URL, until you run the command again.
     """
     if server is not None:
         return _trust_server("server:trust", server, file, as_json=as_json)
-    named = _waiting(file)
-    untrusted = perform("config:check")["untrusted"]
-    waiting = [one for one in named if str(one.file) in untrusted]
-    already = [str(one.file) for one in named if one not in waiting]
+    named = _asking_for_trust(file)
+    # Said by the process that will run it: its environment decides, and the digest covers these very lines.
+    rows = {row["file"]: row for row in perform("config:check")["waiting"]}
+    waiting = [rows[place] for place in named if place in rows]
+    already = [place for place in named if place not in rows]
     if not as_json:
         for place in already:
             say(f"Already trusted, as it stands: {place}.")
@@ -114,13 +110,13 @@ def trust(
             say_json({"trusted": [], "already": already})
         return 0
     for one in waiting:
-        hint(f"{one.file} would:")
-        for effect in one.effects or ("change settings only",):
-            hint(f"  {effect}")
+        hint(f"Once trusted, {one['file']}:")
+        for line in one["effects"]:
+            hint(f"  {line}")
     if not yes and not _agrees():
         hint("Nothing was changed.")
         return 1
-    trusted = [_trust(one) for one in waiting]
+    trusted = [perform("trust:add", {"file": one["file"], "digest": one["digest"]}) for one in waiting]
     if as_json:
         say_json({"trusted": trusted, "already": already})
     else:
@@ -154,8 +150,8 @@ def _agrees() -> bool:
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def _waiting(file: Path | None) -> list[Waiting]:
-    """The project's files as if none were trusted, so that what is shown is all that each would do."""
+def _asking_for_trust(file: Path | None) -> list[str]:
+    """The project's files that need trust, also those that have it."""
     from toolcrib.config import load  # noqa: PLC0415 - YAML
     from toolcrib.workspace.settings.load import load_settings  # noqa: PLC0415
 
@@ -167,11 +163,7 @@ def _waiting(file: Path | None) -> list[Waiting]:
     if not found:
         what = f"{file} asks for no trust" if file is not None else f"No file of the project {root()} asks for trust"
         raise NotFound(f"{what}.", remedy="`toolcrib config path` lists the files that are read here.")
-    return found
-
-
-def _trust(one: Waiting) -> dict[str, Any]:
-    return perform("trust:add", {"file": str(one.file), "digest": one.digest})
+    return [str(one.file) for one in found]
 
 
 def _project_files() -> list[Path]:
@@ -198,7 +190,7 @@ def untrust(
     ended = [one for one in done if one.get("was_trusted", True)]
     if not ended:
         names = ", ".join(one["file"] for one in done)
-        raise NotFound(f"Never trusted: {names}.", remedy="Nothing had to be taken back.")
+        raise NotFound(f"Not trusted: {names}.", remedy="There is nothing to take back.")
     if as_json:
         say_json({"untrusted": ended})
     else:

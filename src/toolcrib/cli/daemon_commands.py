@@ -6,20 +6,26 @@ In: words of the command line. Out: an exit code. The process itself is `toolcri
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
 import time
 from typing import Annotated, Any
 
 import typer
 
+from toolcrib.cli.client import listener
 from toolcrib.cli.options import AsJson, well_formed, without_password
 from toolcrib.cli.output import duration, hint, say, say_json, say_line, working
-from toolcrib.cli.reach import daemon_pid, daemon_runs, from_daemon, perform, root
+from toolcrib.cli.reach import daemon_pid, daemon_runs, from_daemon, paths, perform, root
 from toolcrib.cli.server_commands import server_table, tell_faults
 from toolcrib.errors import CallTimeout, DaemonNotRunning
 from toolcrib.runs.alive import is_there
 
+ANSWER_WITHIN = 3.5
+"""Seconds that the daemon has to answer `down`; one that is stuck is killed."""
 STOP_WITHIN = 10.0
+"""Seconds that it has to end. It needs less than five, whatever its servers do; a busy machine may need more."""
 
 
 def up(
@@ -90,25 +96,40 @@ def down(*, as_json: AsJson = False) -> int:
     """Stop the daemon and every server it started."""
     if not daemon_runs():
         if as_json:
-            say_json({"stopped": False, "pid": None})
+            say_json({"stopped": False, "pid": None, "killed": False})
         else:
             say("No daemon runs.")
         return 0
-    pid = daemon_pid()
-    # It may be gone before its answer is out: that is what was asked for.
-    with contextlib.suppress(DaemonNotRunning):
-        from_daemon("system:stop", timeout=STOP_WITHIN)
+    # What it wrote down may be older than it; the kernel knows.
+    known = listener(paths().socket)
+    pid = known or daemon_pid()
     deadline = time.monotonic() + STOP_WITHIN
+    try:
+        from_daemon("system:stop", timeout=ANSWER_WITHIN)
+    except CallTimeout:
+        # It does nothing any more, so it will not end by itself either.
+        deadline = time.monotonic()
+    except DaemonNotRunning:
+        # Gone before its answer was out: that is what was asked for.
+        pass
+    killed = False
     with working("stopping the daemon …"):
         while daemon_runs() or (pid is not None and is_there(pid)):
             if time.monotonic() > deadline:
-                raise CallTimeout(
-                    f"The daemon (pid {pid}) did not end within {STOP_WITHIN:.0f} s.",
-                    remedy=f"`kill -9 {pid}` ends it; its servers end with it.",
-                )
+                if known is None or killed:
+                    raise CallTimeout(
+                        f"The daemon (pid {pid}) did not end within {STOP_WITHIN:.0f} s.",
+                        remedy=f"`kill -9 {pid}` ends it; its servers end with it.",
+                    )
+                killed = True
+                deadline = time.monotonic() + STOP_WITHIN
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(known, signal.SIGKILL)
             time.sleep(0.02)
     if as_json:
-        say_json({"stopped": True, "pid": pid})
+        say_json({"stopped": True, "pid": pid, "killed": killed})
+    elif killed:
+        say("The daemon did not end in time and was killed. Its servers end with it.")
     else:
         say("The daemon has stopped.")
     return 0
@@ -126,7 +147,7 @@ def status(*, as_json: AsJson = False) -> int:
         ("pid", found.get("pid")),
         ("version", found.get("version")),
         ("uptime", duration(found.get("uptime"))),
-        ("home", found.get("root")),
+        ("started in", found.get("root")),
         ("socket", found.get("socket")),
         ("log", found.get("log")),
         ("store", found.get("store", {}).get("place")),
@@ -138,6 +159,7 @@ def status(*, as_json: AsJson = False) -> int:
         hint("It was started for runs of coding agents, and ends with the last of them.")
     _tell_of_the_sandbox(found)
     _tell_of_the_book(found)
+    _tell_of_the_clock(found)
     if found.get("servers"):
         # A project that nobody works in yet is not opened for a look: the table is then the home's.
         project = found.get("project", found.get("root"))
@@ -145,6 +167,30 @@ def status(*, as_json: AsJson = False) -> int:
         server_table(found["servers"])
     tell_faults(found)
     return 0
+
+
+clock = typer.Typer(rich_markup_mode=None, help="Confirm the system's clock after it was set.")
+
+
+@clock.command("confirm")
+def confirm_clock(*, as_json: AsJson = False) -> int:
+    """Say that the system's clock is right: what is too old by it is deleted from now on."""
+    found = perform("clock:confirm")
+    if as_json:
+        say_json(found)
+    else:
+        say(f"Confirmed. {_apart(found['seconds'])}" if found["seconds"] else "Confirmed. It had not jumped.")
+    return 0
+
+
+def _apart(seconds: float) -> str:
+    side = "ahead of" if seconds > 0 else "behind"
+    return f"The system's clock is {duration(abs(seconds))} {side} the time that has passed since Toolcrib saw it last."
+
+
+def _tell_of_the_clock(found: dict[str, Any]) -> None:
+    if ahead := found.get("clock", {}).get("ahead"):
+        hint(f"{_apart(ahead)} Nothing is deleted faster than time passes. If it is right, `toolcrib clock confirm`.")
 
 
 def _tell_of_the_sandbox(found: dict[str, Any]) -> None:

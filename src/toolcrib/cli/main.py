@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import sys
 
+from toolcrib.signals import begin
+
 
 def main() -> int:
+    begin()
     words = sys.argv[1:]
     match words:
         case ["stdio"] | ["stdio", "--agent", _]:

@@ -51,6 +51,10 @@ The project is `CLAUDE_PROJECT_DIR` where it is set, else the nearest folder upw
 the working folder. `TOOLCRIB_HOME` moves all of a user's files into one folder. A daemon that `toolcrib stdio` starts
 has the environment of the client that started it: where the configuration needs variables that only your shell has, run
 `toolcrib up --detach` there first.
+
+Ctrl-C (SIGINT), SIGHUP or SIGTERM ends `run`, `up` and `workspace` in order. SIGINT or SIGHUP that is ignored when they
+start stays ignored, as `nohup` and a script's `&` want it; SIGTERM always ends them. A detached daemon ends with each
+of the three. Every program that Toolcrib starts begins with default signals.
 """
 
 

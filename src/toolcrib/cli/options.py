@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -9,33 +10,44 @@ from typing import Annotated
 
 import typer
 
+from toolcrib.cli.project import project_root, working_folder
 from toolcrib.errors import UsageError
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 
 
 def well_formed(given: list[str] | None) -> list[str] | None:
-    """Servers of --mcp-server, each NAME=URL or NAME=COMMAND. What was typed is not repeated: it may hold a secret."""
-    for one in given or []:
-        name, _, target = one.partition("=")
-        if not name.strip() or not target.strip():
-            raise UsageError(
-                "--mcp-server has no name or no server.", remedy="Write --mcp-server NAME=URL or NAME=COMMAND."
-            )
-        if _URL.match(target):
-            continue
-        try:
-            command, *_ = shlex.split(target)
-        except ValueError as error:
-            raise UsageError(
-                f"The command line of --mcp-server {name} cannot be read ({str(error).lower()}).",
-                remedy="Quote it as in a shell.",
-            ) from error
-        if not command:
-            raise UsageError(
-                f"The command line of --mcp-server {name} is empty.", remedy="Write --mcp-server NAME=COMMAND."
-            )
-    return given
+    """Servers of --mcp-server, each NAME=URL or NAME=COMMAND; paths that start where the person is become absolute.
+
+    What was typed is not repeated: it may hold a secret.
+    """
+    return given and [_well_formed(one) for one in given]
+
+
+def _well_formed(one: str) -> str:
+    from toolcrib.config.launching import settled_words  # noqa: PLC0415
+
+    name, _, target = one.partition("=")
+    if not name.strip() or not target.strip():
+        raise UsageError(
+            "--mcp-server has no name or no server.", remedy="Write --mcp-server NAME=URL or NAME=COMMAND."
+        )
+    if _URL.match(target):
+        return one
+    try:
+        words = shlex.split(target)
+    except ValueError as error:
+        raise UsageError(
+            f"The command line of --mcp-server {name} cannot be read ({str(error).lower()}).",
+            remedy="Quote it as in a shell.",
+        ) from error
+    if not words[0]:
+        raise UsageError(
+            f"The command line of --mcp-server {name} is empty.", remedy="Write --mcp-server NAME=COMMAND."
+        )
+    folder = working_folder()
+    settled, _told = settled_words(words, folder, project_root(os.environ, folder))
+    return f"{name}={shlex.join(settled)}"
 
 
 def without_password(store: str | None) -> str | None:
@@ -60,6 +72,7 @@ McpServers = Annotated[
         "--mcp-server",
         metavar="NAME=URL|COMMAND",
         callback=well_formed,
-        help="A server for this command alone; may be repeated. The command then works without the daemon.",
+        help="A server for this command alone; may be repeated. The command then works without "
+        "the daemon, which must not run on the same database.",
     ),
 ]

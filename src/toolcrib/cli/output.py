@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 TOOL_ERROR = 10
-"""The exit code of `call` when the tool itself answered that it failed."""
+"""The exit code of `call` when the tool answered that it failed, or what it ran."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Also what turns the direction of writing: it makes a line read as another."""

@@ -217,6 +217,11 @@ def _told_claims(found: Mapping[str, Any]) -> str:
     quoted = shlex.quote(server)
     if found["believed"]:
         return f"{server} is believed (`toolcrib untrust --server {quoted}` ends that); the tool counts as {counts}."
+    if found["new_or_changed"]:
+        return (
+            f"The tool is new or changed since {server} was trusted, so it counts as {counts}; "
+            f"`toolcrib trust --server {quoted}` accepts it."
+        )
     return (
         f"{server} is not believed, so the tool counts as {counts}; "
         f"`toolcrib trust --server {quoted}` lets its server's word count."

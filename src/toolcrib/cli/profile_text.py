@@ -21,6 +21,7 @@ from toolcrib.config.json_text import Unreadable
 from toolcrib.config.yaml_text import parse_yaml
 from toolcrib.errors import ConfigError, NotFound, ToolcribError, UsageError
 from toolcrib.policy import OwnTools, profile_from
+from toolcrib.signals import with_default_signals
 
 GUIDE = """\
 # The profile {name}. A deny wins, wherever it stands; what no rule allows is denied; the order never matters.
@@ -139,7 +140,7 @@ def _editor() -> list[str]:
 
 def _run(editor: list[str], file: Path) -> None:
     try:
-        done = subprocess.run([*editor, str(file)], check=False)
+        done = subprocess.run(with_default_signals([*editor, str(file)]), check=False)
     except OSError as error:
         raise UsageError(
             f"The editor {editor[0]} cannot be started: {error.strerror}.", remedy="Set EDITOR, or use --file FILE."

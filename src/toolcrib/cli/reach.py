@@ -22,6 +22,11 @@ from toolcrib.errors import AlreadyRunning, DaemonNotRunning
 ANSWER_WITHIN = 60.0
 """Seconds for a command that says nothing else: longer than any server may take to connect."""
 
+_OF_ITS_OWN = (
+    "The daemon knows nothing of servers that are given for one command: add the server with `toolcrib add`, end the "
+    "daemon with `toolcrib down`, or give this command a database of its own: `TOOLCRIB_STORE=FILE toolcrib …`."
+)
+
 OnEvent = Callable[[dict[str, Any]], None]
 
 
@@ -85,7 +90,7 @@ def perform(
             return _here(name, params or {}, servers, on_event)
     except AlreadyRunning as other:
         # A daemon started meanwhile: what it holds is changed through it.
-        if not daemon_runs():
+        if servers or not daemon_runs():
             raise other from None
         return from_daemon(name, params, timeout=timeout, on_event=on_event)
 
@@ -122,7 +127,12 @@ def _opened(name: str, params: dict[str, Any], servers: Sequence[str], on_event:
     alone = held(paths()) if stands_alone(name) else contextlib.nullcontext()
     with alone, asyncio.Runner() as runner:
         local = opened(name, params, flags=flags, root=root(), emit=emit)
-        asked = runner.run(local.__aenter__())
+        try:
+            asked = runner.run(local.__aenter__())
+        except AlreadyRunning as other:
+            raise AlreadyRunning(
+                other.message, remedy=_OF_ITS_OWN if servers else other.remedy, data=other.data
+            ) from None
 
         def ask_here(name: str, params: dict[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
             async def answered() -> dict[str, Any]:

@@ -18,8 +18,6 @@ def shown(result: Mapping[str, Any]) -> str:
     has_text = isinstance(content, list) and any(_is_text(block) for block in content)
     if not has_text and "structuredContent" in result:
         blocks.append(_pretty(result["structuredContent"]))
-    if not blocks and result.get("resultType") == "input_required":
-        blocks.append(f"The tool asks for more before it goes on: {_pretty(result.get('inputRequests', {}))}")
     return "\n".join(blocks)
 
 

@@ -33,12 +33,6 @@ _LABEL = 14
 _PROMPT_LINES = 40
 _PROMPT = 4000
 """Characters."""
-_REMEDIES = {
-    Status.TIMEOUT: "It may take longer with --timeout, for instance --timeout=4h.",
-    Status.REVOKED: "Its identity was taken away while it ran: `toolcrib audit` tells when. A new run has a new one.",
-    Status.NO_TOOLS: "`toolcrib status` tells whether the daemon runs, `toolcrib up` starts it; "
-    "--on-mcp-failure continue goes on without these tools.",
-}
 
 
 class Row(tuple[Piece, ...]):
@@ -100,11 +94,14 @@ def closing(summary: Summary, about: Metadata, log: Path, seen: Seen) -> Iterato
     # Whoever interrupted it knows why.
     why = f": {one_line(summary.error)}" if summary.error and summary.status is not Status.INTERRUPTED else ""
     yield ((mark, style), (summary.status.replace("_", " "), style), (f" after {span(summary.seconds)}{why}", ""))
-    if remedy := summary.remedy or _REMEDIES.get(summary.status, ""):
-        yield _row("remedy", one_line(remedy), "yellow")
+    if summary.remedy:
+        yield _row("remedy", one_line(summary.remedy), "yellow")
+    for server, why in summary.away.items():
+        yield _row("not there", f"{one_line(server)}: {one_line(why)}", "yellow")
     if summary.model:
         yield _row("model", one_line(summary.model))
-    yield _row("tools", _tools(summary, seen.denied))
+    failed = f" ({summary.failures} failed)" if summary.failures else ""
+    yield _row("tools", _tools(summary, seen.denied) + failed)
     yield _row("tokens", _tokens(summary.usage))
     if listing := _listed(summary.listing):
         yield _row("tool list", listing)

@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import TOOL_ERROR, described, hint, say_line
 from toolcrib.errors import ToolcribError, UsageError
+from toolcrib.signals import ending_signals
 
 if TYPE_CHECKING:
     from toolcrib.cli.run_view import View
@@ -32,7 +33,6 @@ STOPPED = 12
 INTERRUPTED = 130
 
 _EXIT_CODES = {"finished": 0, "failed": TOOL_ERROR, "interrupted": INTERRUPTED}
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PARTS = re.compile(r"(?:[0-9.]+[a-z])+")
 
 
@@ -122,8 +122,9 @@ def run(
             raise
         # One line, as all that went before it.
         hint(f"Error: {error.text()}")
-        say_line({"error": described(error)})
-        return error.exit_code
+        told = described(error)
+        say_line({"error": told})
+        return int(told["exit_code"])
 
 
 def exit_code(status: Status) -> int:
@@ -171,8 +172,9 @@ def _follow(agent: CodeAgent, prompt: str, conversation: str, view: View) -> int
         result = asyncio.run(_watched(stream, view))
     finally:
         view.still()
-    view.over(result, stream.mask)
-    return INTERRUPTED if result is None else exit_code(result.status)
+    code = INTERRUPTED if result is None else exit_code(result.status)
+    view.over(result, stream.mask, code)
+    return code
 
 
 async def _watched(stream: Stream, view: View) -> ExecutionResult | None:
@@ -209,8 +211,7 @@ def _signals(view: View) -> Iterator[None]:
             task.cancel()
         view.ending()
 
-    # One that is ignored stays so: nohup, and jobs in the background.
-    heard = [one for one in _ENDING if signal.getsignal(one) is not signal.SIG_IGN]
+    heard = ending_signals()
     for one in heard:
         loop.add_signal_handler(one, end, one)
     try:

@@ -37,8 +37,8 @@ class View(Protocol):
     def still(self) -> None:
         """Leaves the terminal as it was."""
 
-    def over(self, result: ExecutionResult | None, mask: Mask) -> None:
-        """None: it was interrupted before it began."""
+    def over(self, result: ExecutionResult | None, mask: Mask, exit_code: int) -> None:
+        """None: it was interrupted before it began. `exit_code` is the one that Toolcrib's process will have."""
 
 
 class ForPeople:
@@ -72,7 +72,7 @@ class ForPeople:
     def still(self) -> None:
         self._screen.still()
 
-    def over(self, result: ExecutionResult | None, mask: Mask) -> None:
+    def over(self, result: ExecutionResult | None, mask: Mask, exit_code: int) -> None:
         if result is None:
             self._screen.write((("Interrupted before it began.", "yellow"),))
             return
@@ -132,9 +132,10 @@ class ForPrograms:
 
     def still(self) -> None: ...
 
-    def over(self, result: ExecutionResult | None, mask: Mask) -> None:
+    def over(self, result: ExecutionResult | None, mask: Mask, exit_code: int) -> None:
         if result is None:
-            say_line({"run_id": None, "status": Status.INTERRUPTED, "error": "It was interrupted before it began."})
+            why = "It was interrupted before it began."
+            say_line({"run_id": None, "status": Status.INTERRUPTED, "exit_code": exit_code, "error": why, "remedy": ""})
             return
         summary = _summary(result, mask)
         say_line(
@@ -143,18 +144,31 @@ class ForPrograms:
                 "log": str(result.log),
                 "text": summary.text,
                 "status": summary.status,
-                "exit_code": summary.exit_code,
+                "exit_code": exit_code,
+                "program_exit_code": summary.program_exit_code,
                 "error": summary.error,
                 "remedy": summary.remedy,
                 "usage": asdict(summary.usage),
                 "tools": summary.tools,
+                "away": summary.away,
                 "model": summary.model,
                 **{name: result.metadata[name] for name in _TOLD},
             }
         )
 
 
-_TOLD = ("denials", "seconds", "conversation", "session", "provider", "profile", "agent", "workdir", "listing")
+_TOLD = (
+    "denials",
+    "failures",
+    "seconds",
+    "conversation",
+    "session",
+    "provider",
+    "profile",
+    "agent",
+    "workdir",
+    "listing",
+)
 
 
 def masked(event: AgentEvent, mask: Mask) -> AgentEvent:
@@ -182,11 +196,11 @@ def _seen(result: ExecutionResult, mask: Mask) -> Seen:
 
 
 def _summary(result: ExecutionResult, mask: Mask) -> Summary:
-    told: dict[str, Any] = {name: result.metadata[name] for name in ("seconds", "session", "denials")}
+    told: dict[str, Any] = {name: result.metadata[name] for name in ("seconds", "session", "denials", "failures")}
     return Summary(
         **told,
         status=result.status,
-        exit_code=result.exit_code,
+        program_exit_code=result.program_exit_code,
         text=mask(result.text),
         error=mask(result.error),
         remedy=mask(result.metadata["remedy"]),
@@ -194,4 +208,5 @@ def _summary(result: ExecutionResult, mask: Mask) -> Summary:
         tools={mask(name): times for name, times in result.metadata["tools"].items()},
         usage=result.usage,
         listing=Listing(**result.metadata["listing"]),
+        away=mask(result.metadata["away"]),
     )

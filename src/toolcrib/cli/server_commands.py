@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,12 +17,16 @@ from toolcrib.cli.client import RemoteError
 from toolcrib.cli.columns import Cut, Yielding
 from toolcrib.cli.options import AsJson, McpServers
 from toolcrib.cli.output import duration, hint, say, say_json, table
-from toolcrib.cli.reach import daemon_pid, from_daemon, perform
+from toolcrib.cli.project import working_folder
+from toolcrib.cli.reach import daemon_pid, from_daemon, perform, root
+from toolcrib.config.visible import visible
 from toolcrib.errors import ServerAway, UsageError
 
 COLUMNS = ("name", "state", "era", "transport", "tools", "believed", "pid", "uptime", "last error")
 MOST_FAULTS = 10
 """Problems that are told beside something else; `config check` has them all."""
+MOST_TOOLS = 5
+"""Names of tools beside a server; `servers --json` has them all."""
 
 _YIELDING = Yielding(text="last error", optional=("uptime", "pid", "era"))
 _UNSET = re.compile(r"\$\{(\w+)\}, which is not set")
@@ -48,8 +51,24 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
     if cut is Cut.SOME:
         hint("`toolcrib servers --json` shows all of it.")
     for row in servers:
+        if changed := row.get("new_or_changed"):
+            hint(_untrusted(row["name"], changed))
+        if tasks := row.get("tasks_only"):
+            hint(f"{row['name']}: not listed, since they run only as tasks, which is not supported: {_named(tasks)}.")
         if row.get("last_error") and _spoke(row):
             hint(_logs(row["name"]))
+
+
+def _untrusted(server: str, tools: Sequence[str]) -> str:
+    are = "1 tool is" if len(tools) == 1 else f"{len(tools)} tools are"
+    return (
+        f"{server}: {are} new or changed since you trusted it, and untrusted until you run "
+        f"`toolcrib trust --server {shlex.quote(server)}`: {_named(tools)}"
+    )
+
+
+def _named(tools: Sequence[str]) -> str:
+    return ", ".join(tools[:MOST_TOOLS]) + (" …" if len(tools) > MOST_TOOLS else "")
 
 
 def _spoke(row: Mapping[str, Any]) -> bool:
@@ -62,14 +81,12 @@ def _logs(name: str) -> str:
 
 
 def tell_faults(found: Mapping[str, Any]) -> None:
-    """What the configuration has wrong and what waits for trust, where a result says so."""
+    """What the configuration has wrong, what waits for trust included, where a result says so."""
     problems = found.get("problems", [])
     for problem in problems[:MOST_FAULTS]:
         hint(f"Problem: {problem}")
     if len(problems) > MOST_FAULTS:
         hint(f"`toolcrib config check` shows {len(problems) - MOST_FAULTS} more.")
-    for file in found.get("untrusted", []):
-        hint(f"Not trusted yet, so not in use: {file}. `toolcrib trust` shows what it would do.")
 
 
 def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
@@ -106,7 +123,9 @@ def add(
         list[str] | None, typer.Option(metavar="'K: V'", help="A header; ${VAR} stays in the file as it is.")
     ] = None,
     env: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A variable for the program.")] = None,
-    cwd: Annotated[str | None, typer.Option(help="The folder to start the program in.")] = None,
+    cwd: Annotated[
+        str | None, typer.Option(help="The folder to start the program in; `project`: that of each project.")
+    ] = None,
     project: Annotated[
         bool, typer.Option("--project", help="Write .toolcrib/config.yml of this project, not the user's file.")
     ] = False,
@@ -117,11 +136,12 @@ def add(
     entry = entry_from(
         command=command or [], url=url, transport=transport, headers=header or [], env=env or [], cwd=cwd
     )
+    _warn_of_disguises(entry)
     params: dict[str, Any] = {"name": name, "entry": entry, "scope": "project" if project else "user"}
     if replace:
         params["replace"] = True
-    if not project and not cwd:
-        _warn_of_relative(command or [])
+    if not project and command and cwd in (None, "project"):
+        _settle(entry)
     try:
         found = perform("server:add", params)
     except RemoteError as error:
@@ -135,12 +155,26 @@ def add(
     return 0 if answers else ServerAway.exit_code
 
 
-def _warn_of_relative(command: Sequence[str]) -> None:
-    """A server of the user's file runs in every project's folder, where a file of this one is not."""
-    for place, word in enumerate(command):
-        named = place > 0 or os.sep in word
-        if named and not Path(word).is_absolute() and Path(word).is_file():
-            hint(f"{word} is relative to each project's folder; give the whole path if you mean this file.")
+def _warn_of_disguises(entry: Mapping[str, Any]) -> None:
+    """A command line that was copied from a page may hold characters that look like others."""
+    for word in (entry.get("command", ""), *entry.get("args", ()), entry.get("url", "")):
+        if (shown := visible(word)) != word:
+            hint(f"Characters that hide or look like others are spelled out here: {shown}")
+
+
+def _settle(entry: dict[str, Any]) -> None:
+    """A server of the user's file holds in every project, and starts in a folder where no file of this one is."""
+    from toolcrib.config.launching import needs_project, settled_words  # noqa: PLC0415 - only this command
+
+    words, told = settled_words([entry["command"], *entry["args"]], working_folder(), root())
+    entry |= {"command": words[0], "args": words[1:]}
+    if "cwd" not in entry and needs_project(words):
+        entry["cwd"] = "project"
+        told.append("This server needs the project's folder: cwd: project is added.")
+    if entry.get("cwd") == "project":
+        told.append("It starts in the folder of each project, and may read or obey the files there.")
+    for sentence in told:
+        hint(sentence)
 
 
 def _say_where_variables_are(error: RemoteError) -> None:
@@ -166,6 +200,8 @@ def _tell_added(name: str, found: Mapping[str, Any]) -> None:
             hint(f"Added {name} to {found['file']}, but it does not answer: {why}")
             if _spoke(found):
                 hint(_logs(name))
+            if daemon_pid() is not None:
+                hint("The daemon keeps trying: `toolcrib servers` shows its state.")
 
 
 def entry_from(

@@ -1,6 +1,7 @@
 """`tools` and `call`: what the servers offer, and its use.
 
-In: words of the command line. Out: an exit code; `call` returns 10 where the tool itself answered that it failed.
+In: words of the command line. Out: an exit code; `call` returns 10 where the tool answered that it, or what it ran,
+failed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from toolcrib.agent_events import failure_in
 from toolcrib.cli.arguments import arguments_from
 from toolcrib.cli.options import AsJson, McpServers
 from toolcrib.cli.output import TOOL_ERROR, hint, say, say_json, table
@@ -56,7 +58,7 @@ def call(
     mcp_server: McpServers = None,
     as_json: AsJson = False,
 ) -> int:
-    """Call a tool and print what it answers. Exit code 10: the tool says that it failed."""
+    """Call a tool and print what it answers. Exit code 10: the tool says that it, or what it ran, failed."""
     servers = mcp_server or ()
     params: dict[str, Any] = {"tool": tool}
     if timeout is not None:
@@ -69,7 +71,7 @@ def call(
         say_json(result)
     elif text := shown(result):
         say(text)
-    return TOOL_ERROR if result.get("isError") is True else 0
+    return TOOL_ERROR if result.get("isError") is True or failure_in(result.get("_meta")) else 0
 
 
 def schema_of(tool: str, ask: Ask) -> Mapping[str, Any]:

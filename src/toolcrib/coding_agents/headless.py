@@ -26,6 +26,10 @@ class Order:
     new_session: str = ""
     """A UUID for the new session, for programs that let one choose."""
     own_tools: OwnTools
+    own_shell: bool = True
+    """Whether it may run commands at its level; none does where this is not so."""
+    guarded: tuple[str, ...] = ()
+    """Names and `*.ending`s of files that it may not write below `all`: other programs obey them."""
     url: str
     """Toolcrib's endpoint; empty: the run goes without Toolcrib's tools."""
     token: str
@@ -37,8 +41,15 @@ class Order:
     workdir: Path
     environ: Mapping[str, str]
     """What the program will be given, as far as it is settled: to find the person's own files."""
+    private: tuple[Path, ...] = ()
+    """Toolcrib's own folders, which hold keys and tokens."""
     extra: tuple[str, ...] = ()
     """Words of the person's for the program itself; they come last, but before a prompt."""
+
+
+def without_command(prompt: str) -> str:
+    """A prompt of which no program takes the first word for a command of its own: they look for a slash there."""
+    return f" {prompt}" if prompt.startswith("/") else prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +107,8 @@ class Told:
     text: str = ""
     """Its last words to the person."""
     usage: Usage = field(default_factory=Usage)
+    ended: bool = False
+    """Whether it has printed the line that ends a run. Without it the answer may be lost, whatever the exit code."""
     failure: str = ""
     """Why it says that it failed."""
     remedy: str = ""

@@ -29,7 +29,7 @@ from toolcrib.config.private import private_folder
 from toolcrib.config.redact import mask_text, tells_a_secret
 from toolcrib.errors import NotFound, ToolcribError, UsageError
 from toolcrib.servers.environment import MARKER
-from toolcrib.servers.reaper import Reaper
+from toolcrib.servers.reaper import Reaper, guarded
 
 _LIMIT = 30.0
 """Seconds that a program may take to say its version."""
@@ -144,7 +144,7 @@ def _last_words(path: Path, environ: Mapping[str, str]) -> str:
     try:
         reaper.start()
         process = subprocess.Popen(
-            [path, "--version"],
+            guarded([str(path), "--version"]),
             env={**environ, MARKER: marker},
             cwd=_NEUTRAL,
             stdin=subprocess.DEVNULL,

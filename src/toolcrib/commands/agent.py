@@ -9,7 +9,7 @@ from pydantic import Field
 
 from toolcrib.agents.agent import Agent, Minted
 from toolcrib.commands.reasons import unjudged
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.commands.registry import Context, Effect, Parameters, PathText, Reach, registry
 from toolcrib.commands.span import seconds_of
 from toolcrib.errors import UsageError
 from toolcrib.policy import Effect as RuleEffect
@@ -34,7 +34,8 @@ def _bounds(context: Context, agent: Agent) -> dict[str, Any]:
     """What else one must know to tell what it may do: who stands above it, and which rules cannot be judged."""
     roster, above = context.crib.roster, []
     parent = agent.parent
-    while parent is not None:
+    # The time of one above may be over by now; that of the agent is, too, but it was added.
+    while parent is not None and roster.knows(parent):
         one = roster.find(parent)
         above.append({"agent": one.name, "profile": one.profile})
         parent = one.parent
@@ -76,7 +77,7 @@ async def show(context: Context, params: Named) -> dict[str, Any]:
 class Add(Parameters):
     name: str = Field(description="up to 48 of a-z 0-9 _ . -")
     profile: str = "developer"
-    workdir: str | None = Field(default=None, description="the whole path of the folder it works in")
+    workdir: PathText | None = Field(default=None, description="the whole path of the folder it works in")
     expires: str | None = Field(default=None, description="how long it lives: 30m, 8h, 2d; without it, until removed")
     parent: str | None = Field(default=None, description="an agent that bounds what it may do, and ends with")
 
@@ -117,7 +118,7 @@ def _not_believed(context: Context, profile: Profile) -> list[str]:
     if not any(rule.effect is RuleEffect.ALLOW and rule.annotations for rule in profile.rules):
         return []
     servers = context.project.config.servers
-    return sorted(name for name, one in servers.items() if one.enabled and not context.crib.trust.believes(one))
+    return sorted(name for name, one in servers.items() if one.enabled and context.crib.trust.trusted(one) is None)
 
 
 @registry.command("agent:rotate", parameters=Named, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from toolcrib.agents.approvals import Approval
+from toolcrib.agents.approvals import SHOWN, Approval
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
 from toolcrib.errors import ConfigError, NotFound, UsageError
 from toolcrib.policy import Effect as RuleEffect
@@ -19,20 +20,34 @@ from toolcrib.policy.rule import is_glob
 LONGEST_WAIT = 60.0
 
 
-def _described(approval: Approval) -> dict[str, Any]:
-    return {**dataclasses.asdict(approval), "left": max(0.0, approval.until - time.time())}
+def _described(context: Context, approval: Approval, *, whole: bool = False) -> dict[str, Any]:
+    shown = context.crib.approvals.shown
+    return {
+        **dataclasses.asdict(approval),
+        "arguments": shown(approval.arguments, whole=whole),
+        "besides": shown(approval.besides, whole=whole) if approval.besides else {},
+        "whole": whole or max(len(approval.arguments), len(approval.besides)) <= SHOWN,
+        "left": max(0.0, approval.until - time.time()),
+    }
 
 
 class Waiting(Parameters):
     wait: float = Field(default=0.0, ge=0.0, le=LONGEST_WAIT, description="seconds to wait until there is one")
+    id: str | None = Field(default=None, description="only this call, with its arguments whole, however long")
 
 
 @registry.command("approval:list", parameters=Waiting, effect=Effect.REVEALS, reach=Reach.EVERYWHERE)
 async def list_approvals(context: Context, params: Waiting) -> dict[str, Any]:
     """List the calls that wait for an answer: who calls what, with which arguments, and which rule asks."""
     approvals = context.crib.approvals
-    found = await approvals.next(params.wait) if params.wait else approvals.waiting()
-    return {"approvals": [_described(approval) for approval in found]}
+    if params.id is not None:
+        found: tuple[Approval, ...] = (approvals.find(params.id),)
+    else:
+        found = await approvals.next(params.wait) if params.wait else approvals.waiting()
+    whole = params.id is not None
+    # Agents choose how much there is to look through.
+    rows = [await asyncio.to_thread(_described, context, approval, whole=whole) for approval in found]
+    return {"approvals": rows}
 
 
 class Answered(Parameters):
@@ -60,7 +75,7 @@ async def answer(context: Context, params: Answered) -> dict[str, Any]:
         await context.crib.roster.add_rule(approval.agent, rule)
     left = {one.id for one in approvals.waiting()}
     return {
-        "approval": _described(approval),
+        "approval": _described(context, approval),
         "approved": params.approved,
         "always": params.always,
         "answered": [id for id in waited if id not in left],

@@ -20,6 +20,7 @@ from toolcrib.errors import UsageError
 
 OUTCOMES = (
     "ok",
+    "failed",
     "tool_error",
     "error",
     "timeout",

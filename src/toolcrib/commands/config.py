@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.commands.registry import Context, Effect, Parameters, PathText, Reach, registry
 from toolcrib.config import mask, trust_digest
 from toolcrib.config.model import Severity
 from toolcrib.config.problems import sorted_problems
@@ -38,28 +38,32 @@ async def show(context: Context, _: Parameters) -> dict[str, Any]:
     return {"config": mask(await context.crib.read_config(context.project.root))}
 
 
-class Trusted(Parameters):
-    file: Path
-    digest: str | None = None
-    """Of the content that the person looked at; a file that changed since is not trusted."""
+class ProjectFile(Parameters):
+    file: PathText
+
+
+class Trusted(ProjectFile):
+    digest: str
+    """Of the content that the person looked at, as `config:check` has it; a file that changed since is not trusted."""
 
 
 @registry.command("trust:add", parameters=Trusted, effect=Effect.CHANGES, reach=Reach.SOCKET)
 async def trust(context: Context, params: Trusted) -> dict[str, Any]:
     """Trust a project's file as it is now; any later change to it asks again."""
-    digest = trust_digest(params.file)
-    if params.digest is not None and digest != params.digest:
+    file = Path(params.file)
+    digest = trust_digest(file)
+    if digest != params.digest:
         raise ConfigError(
-            f"{params.file} is not what it was when you looked at it.", remedy="Look again with `toolcrib trust`."
+            f"{file} is not what it was when you looked at it.", remedy="Look again with `toolcrib trust`."
         )
-    await context.crib.trust.add_file(params.file, digest)
-    await context.crib.reload()
-    return {"file": str(params.file), "sha256": digest}
+    await context.crib.trust.add_file(file, digest)
+    await context.crib.reload(by=context.caller.agent)
+    return {"file": str(file), "sha256": digest}
 
 
-@registry.command("trust:remove", parameters=Trusted, effect=Effect.CHANGES, reach=Reach.SOCKET)
-async def untrust(context: Context, params: Trusted) -> dict[str, Any]:
+@registry.command("trust:remove", parameters=ProjectFile, effect=Effect.CHANGES, reach=Reach.SOCKET)
+async def untrust(context: Context, params: ProjectFile) -> dict[str, Any]:
     """Take the trust in a project's file back; what it started ends."""
-    was_trusted = await context.crib.trust.remove_file(params.file)
-    await context.crib.reload()
-    return {"file": str(params.file), "was_trusted": was_trusted}
+    was_trusted = await context.crib.trust.remove_file(Path(params.file))
+    await context.crib.reload(by=context.caller.agent)
+    return {"file": params.file, "was_trusted": was_trusted}

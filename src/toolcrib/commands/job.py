@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from toolcrib.commands.job_desk import JobOrder
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.commands.registry import VERBATIM, Context, Effect, Parameters, PathText, Reach, registry
 from toolcrib.store.jobs import JobRow, JobStatus
 
 _SHOWN = 200
@@ -46,13 +46,13 @@ def _seconds(row: JobRow) -> float | None:
 class Submit(Parameters):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    prompt: str = Field(description="what the agent shall do; it knows nothing else")
+    prompt: Annotated[str, VERBATIM] = Field(description="what the agent shall do; it knows nothing else")
     runs: Literal["agent", "claude", "codex", "gemini"] = Field(
         default="agent", alias="with", description="a model with these tools, or a coding agent's program"
     )
     model: str | None = Field(default=None, description="provider:model, for `agent` only")
     profile: str | None = Field(default=None, description="to allow it less")
-    workdir: str | None = Field(default=None, description="the folder it works in, beneath your own")
+    workdir: PathText | None = Field(default=None, description="the folder it works in, beneath your own")
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="seconds")
     max_steps: int = Field(default=30, ge=1, le=1000)
 

@@ -33,6 +33,7 @@ _NEEDS_NONE = frozenset(
         "agent:show",
         "audit:query",
         "audit:verify",
+        "clock:confirm",
         "config:check",
         "config:show",
         "job:cancel",

@@ -31,7 +31,7 @@ async def tail(context: Context, params: Tail) -> dict[str, Any]:
     if params.server is None:
         file = paths.log
     else:
-        _, root = key_of(context.project.config.servers[params.server], context.project.root)
+        *_, root = key_of(context.project.config.servers[params.server], context.project.root)
         file = paths.server_log(params.server, root)
     lines, place = await asyncio.to_thread(_last_lines, file, params.lines)
     if not params.follow:

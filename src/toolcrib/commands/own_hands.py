@@ -1,13 +1,18 @@
 """What an agent that a run leases may do by its own hands.
 
-In: an agent. Out: `OwnTools`. A program's own tools do not pass our door, so for an agent below another they are no
-more than the one above may do: its profile's, and only as far as it may use the workspace's tools as it likes. In a job
-that is not the owner's they are less: only what the program keeps to its folder. `run:lease` tells the run.
+In: an agent. Out: an `OwnLimit`. A program's own tools do not pass our door, so they are bounded by its profile and by
+the `workspace.yml` of its folder; for an agent below another also by what the one above may do: its profile's, and only
+as far as it may use the workspace's tools as it likes. In a job that is not the owner's they are less: only what the
+program keeps to its folder. `run:lease` tells the run.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial, reduce
+from operator import and_
+from pathlib import Path
 from types import MappingProxyType
 
 from toolcrib.agents.agent import Agent
@@ -16,8 +21,10 @@ from toolcrib.config.model import WORKSPACE
 from toolcrib.crib.crib import Crib
 from toolcrib.crib.project import Project
 from toolcrib.policy import Effect, Permission, Verdict
-from toolcrib.policy.own_tools import OwnTools
+from toolcrib.policy.own_tools import OwnLimit, OwnTools, allowed_by
+from toolcrib.workspace.ci import in_ci
 from toolcrib.workspace.settings.load import load_settings
+from toolcrib.workspace.settings.model import SHELL_TOOLS, Settings
 from toolcrib.workspace.tools import TOOLS
 
 _IN_JOBS: Mapping[str, OwnTools] = MappingProxyType({"claude": OwnTools.EDIT})
@@ -25,16 +32,43 @@ _IN_JOBS: Mapping[str, OwnTools] = MappingProxyType({"claude": OwnTools.EDIT})
 folder; the commands of Codex may read whatever the person may."""
 
 
-def own_tools_of(crib: Crib, project: Project, agent: Agent, *, job_with: str = "") -> OwnTools:
-    """`job_with`: the program, where it is a job that the owner did not submit."""
+_RUNS_COMMANDS = frozenset({"codex"})
+"""Programs that run commands below `all`, too: in a sandbox of their own."""
+
+
+async def settings_in(crib: Crib, folder: Path) -> Settings:
+    """What holds there now, with what the person trusts."""
+    trusted = await crib.trust.files()
+    load = partial(load_settings, folder, environ=crib.environ, is_trusted=lambda _, digest: digest in trusted)
+    return (await asyncio.to_thread(load)).settings
+
+
+def own_tools_of(
+    crib: Crib, project: Project, agent: Agent, settings: Settings, *, ci: str = "", job_with: str = ""
+) -> OwnLimit:
+    """`settings`: of the agent's folder. `ci`: the variable that says that the run is in CI. `job_with`: the program,
+    where it is a job that the owner did not submit."""
     line = tuple(_line(crib, agent))
-    bounds = [crib.roster.profile(one.profile).own_tools for one in line]
+    bounds = [OwnLimit(tools=crib.roster.profile(one.profile).own_tools) for one in line]
     if job_with:
-        bounds.append(_IN_JOBS.get(job_with, OwnTools.NONE))
+        bounds.append(OwnLimit(tools=_IN_JOBS.get(job_with, OwnTools.NONE)))
     judged = line if job_with else line[1:]
     if judged:
-        bounds.append(_as_free_as(judged, crib, project))
-    return min(bounds, key=list(OwnTools).index)
+        bounds.append(_as_free_as(judged, project))
+    bounds.append(allowed_by(settings, ci=ci or in_ci(crib.environ)))
+    return reduce(and_, bounds)
+
+
+def said_of(limit: OwnLimit, agent: Agent, crib: Crib, program: str) -> Iterator[str]:
+    """A line for the person where the settings take something from the program that its profile gives."""
+    profile = crib.roster.profile(agent.profile).own_tools
+    shell = not limit.shell and (program in _RUNS_COMMANDS or profile is OwnTools.ALL)
+    if limit.why and (profile.exceeds(limit.tools) or (shell and limit.tools is not OwnTools.NONE)):
+        without = ", without a shell" if not limit.shell and limit.tools is not OwnTools.NONE else ""
+        yield (
+            f"Own tools of {program}: {limit.tools}{without}, instead of {profile} ({'; '.join(limit.why)}). "
+            "The workspace tools are there as far as workspace.yml allows."
+        )
 
 
 def _line(crib: Crib, agent: Agent) -> Iterator[Agent]:
@@ -44,11 +78,8 @@ def _line(crib: Crib, agent: Agent) -> Iterator[Agent]:
         yield agent
 
 
-def _as_free_as(agents: Sequence[Agent], crib: Crib, project: Project) -> OwnTools:
+def _as_free_as(agents: Sequence[Agent], project: Project) -> OwnLimit:
     """The most that does not go beyond what all of them may do with the workspace's tools."""
-    if load_settings(project.root, environ=crib.environ).settings.hidden:
-        # A program knows nothing of what is hidden there.
-        return OwnTools.NONE
     offered = {tool.name: tool for tool in project.catalog.of_server(WORKSPACE)}
     unfree = [
         tool
@@ -56,9 +87,10 @@ def _as_free_as(agents: Sequence[Agent], crib: Crib, project: Project) -> OwnToo
         if tool.name not in offered or not all(_free(one.permission, offered[tool.name]) for one in agents)
     ]
     if not unfree:
-        return OwnTools.ALL
+        return OwnLimit()
     reads = any(offered[tool.name].reads_only if tool.name in offered else tool.reads_only for tool in unfree)
-    return OwnTools.NONE if reads else OwnTools.READ
+    shell = not any(tool.name in SHELL_TOOLS for tool in unfree)
+    return OwnLimit(tools=OwnTools.NONE if reads else OwnTools.READ, shell=shell)
 
 
 def _free(permission: Permission, tool: Tool) -> bool:

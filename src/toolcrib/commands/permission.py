@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import Field
@@ -14,7 +14,7 @@ from toolcrib.agents.agent import Agent
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.commands.reasons import Case, floor_of
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.commands.registry import VERBATIM, Context, Effect, Parameters, Reach, registry
 from toolcrib.config.project import project_of
 from toolcrib.crib.project import Project
 from toolcrib.errors import ConfigError, NotFound, ToolcribError, UsageError
@@ -115,7 +115,7 @@ class Asked(Parameters):
     agent: str
     tool: str
     """`server:tool`, or any full name of it."""
-    arguments: dict[str, Any] | None = None
+    arguments: Annotated[dict[str, Any] | None, VERBATIM] = None
     """Of the call; without them, conditions on arguments are taken to hold where they allow something."""
 
 
@@ -141,6 +141,7 @@ async def why(context: Context, params: Asked) -> dict[str, Any]:
         "unjudged": case.unjudged(),
         "folder": permission.folder_of(tool),
         "believed": tool.believed,
+        "new_or_changed": not tool.believed and _is_trusted(context, project, tool.server),
         "claimed": tool.annotations,
         "counts_as": claims(tool),
         "remedies": [] if decision.verdict is Verdict.ALLOW else list(case.ways()),
@@ -166,6 +167,11 @@ async def _project_of(context: Context, agent: str) -> AsyncIterator[Project]:
         yield project
 
 
+def _is_trusted(context: Context, project: Project, server: str) -> bool:
+    config = project.config.servers.get(server)
+    return config is not None and context.crib.trust.trusted(config) is not None
+
+
 async def _named(context: Context, project: Project, name: str) -> tuple[Tool, str | None]:
     """The tool, or one that would have this name, and then why it is not known."""
     server, _, tool = name.partition(":")
@@ -178,8 +184,8 @@ async def _named(context: Context, project: Project, name: str) -> tuple[Tool, s
         if not server or not tool:
             raise
         config = project.config.servers.get(server)
-        believed = frozenset({server} if config is not None and context.crib.trust.believes(config) else ())
-        folder = None if config is None else config.works_in(project.root)
+        believed = frozenset({server} if _is_trusted(context, project, server) else ())
+        folder = None if config is None else config.reads_from(project.root)
         folders = {} if folder is None else {server: str(folder)}
         listing = {server: (msgspec.json.encode({"name": tool}),)}
         (made,) = Catalog.build(listing, version=0, believed=believed, folders=folders).tools

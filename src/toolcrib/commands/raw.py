@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import Field
 
 from toolcrib.calls import Request
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.commands.registry import VERBATIM, Context, Effect, Parameters, Reach, registry
 from toolcrib.crib.results import read_answer
 from toolcrib.errors import ToolError, UsageError
 
@@ -18,7 +18,7 @@ _ITSELF = "raw:command"
 class Raw(Parameters):
     command: str
     """Its name, as in `system:health`."""
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    parameters: Annotated[dict[str, Any], VERBATIM] = Field(default_factory=dict)
 
 
 @registry.command(_ITSELF, parameters=Raw, effect=Effect.CARRIES, reach=Reach.EVERYWHERE)

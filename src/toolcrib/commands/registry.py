@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import difflib
 import enum
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from toolcrib.commands.job_desk import JobDesk
 from toolcrib.commands.leases import Leases
@@ -49,10 +51,60 @@ class Via(enum.StrEnum):
     MCP = "mcp"
 
 
+VERBATIM = "verbatim"
+"""Marks a field whose text is passed on unchanged: a prompt, or the arguments of another tool."""
+LONGEST_TEXT = 128 * 1024
+"""Characters in any other text: no system passes a longer argument to a program."""
+_LONGEST_PATH, _LONGEST_NAME = 4095, 255
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
 class Parameters(BaseModel):
-    """The base of every command's parameters: unknown words are mistakes."""
+    """The base of every command's parameters: unknown words are mistakes, and so is text that no field can use."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _usable(cls, value: Any, info: ValidationInfo) -> Any:
+        verbatim = VERBATIM in cls.model_fields[info.field_name or ""].metadata
+        left: list[tuple[str, Any]] = [("", value)]
+        while left:
+            place, one = left.pop()
+            if isinstance(one, str):
+                # The arguments of another tool are that tool's to judge; here they only have to be JSON.
+                fault = _fault(one, verbatim=verbatim, inner=one is not value)
+                if fault:
+                    raise PydanticCustomError("text", "{place}{fault}", {"place": place, "fault": fault})
+            elif isinstance(one, Mapping):
+                for key, inner in one.items():
+                    left += [(place, key), (f"{place}{ascii(key)[1:-1][:80]}: ", inner)]
+            elif isinstance(one, list | tuple):
+                left += [(f"{place}{number}: ", inner) for number, inner in enumerate(one)]
+        return value
+
+
+def _fault(text: str, *, verbatim: bool, inner: bool) -> str:
+    if _SURROGATE.search(text):
+        return "This is not valid Unicode"
+    if verbatim and (inner or "\0" not in text):
+        return ""
+    if found := _CONTROL.search(text):
+        return f"The control character {found[0]!a} cannot be part of it"
+    return f"At most {LONGEST_TEXT} characters fit here" if len(text) > LONGEST_TEXT else ""
+
+
+def usable_path(path: str) -> str:
+    """The same path, or `ValueError` if no file system takes it."""
+    encoded = path.encode()
+    if "\0" in path or len(encoded) > _LONGEST_PATH or any(len(name) > _LONGEST_NAME for name in encoded.split(b"/")):
+        raise PydanticCustomError("path", "No file system takes such a path")
+    return path
+
+
+PathText = Annotated[str, AfterValidator(usable_path)]
+"""A path in a command's parameters."""
 
 
 class Host(Protocol):

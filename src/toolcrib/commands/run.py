@@ -20,11 +20,11 @@ from pydantic import Field, model_validator
 from toolcrib.agents.agent import Agent
 from toolcrib.agents.roster import Roster
 from toolcrib.commands.leases import Lasts
-from toolcrib.commands.own_hands import own_tools_of
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.commands.own_hands import own_tools_of, said_of, settings_in
+from toolcrib.commands.registry import Context, Effect, Parameters, PathText, Reach, registry
 from toolcrib.commands.watch import Watch, described, offered
 from toolcrib.config.expand import expand
-from toolcrib.config.model import Config
+from toolcrib.config.model import WORKSPACE, Config
 from toolcrib.config.project import project_of
 from toolcrib.crib.crib import Crib
 from toolcrib.crib.project import Project
@@ -33,17 +33,18 @@ from toolcrib.policy import OWNER, Caller, Origin, Rule
 from toolcrib.policy import Effect as RuleEffect
 from toolcrib.servers.model import ServerState
 from toolcrib.store.jobs import JobRow
+from toolcrib.workspace.settings.model import Settings
 
 log = logging.getLogger(__name__)
 
 MARK = "run"
 """A file in an agent's private folder: the agent is a run's."""
-_INTRODUCTIONS = 10.0
-"""Seconds that servers may take to introduce themselves: some clients list the tools only once."""
 _CLOSE_CALL = 60.0
 """Seconds that the making of an agent may take at most."""
 _NO_JOBS = Rule(effect=RuleEffect.DENY, tools="crib:job_submit", origin=Origin.AGENT)
 """Jobs that wait for their own jobs could take all the room there is, and none would ever end."""
+_NO_SHELL = Rule(effect=RuleEffect.DENY, tools=f"{WORKSPACE}:run_shell_safe", origin=Origin.AGENT)
+"""For a run in CI: the daemon itself may have been started elsewhere."""
 _FAREWELL = 2.0
 """Seconds that a reader may take for the last notes."""
 
@@ -57,10 +58,11 @@ class Lease(Parameters):
     client: str = Field(default="", description="which program will run")
     conversation: str = Field(default="", description="what it goes on in; only one run at a time may")
     profile: str = "developer"
-    workdir: str = Field(default="", description="the whole path of the folder it works in")
+    workdir: PathText = Field(default="", description="the whole path of the folder it works in")
     lives: float = Field(default=0, description="seconds after which the agent ends whatever happens")
     parent: str = Field(default="", description="an agent that bounds what it may do, and that it ends with")
     job: str = Field(default="", description="the job that the run is; its agent submits none, and never outlasts it")
+    ci: str = Field(default="", description="the variable that says that the run is in CI")
     resume: Resume | None = Field(default=None, description="instead of all that: an agent that a daemon left behind")
 
     @model_validator(mode="after")
@@ -87,8 +89,9 @@ async def lease(context: Context, params: Lease) -> dict[str, Any]:
                 # Whoever ended it before we looked is told nowhere else.
                 context.crib.roster.find(name)
                 if params.resume is None:
-                    await context.project.introduced(_INTRODUCTIONS)
-                await context.emit({"lease": _lease(context, agent, token, job)})
+                    # Some clients list the tools only once. Each server has its own time to connect.
+                    await context.project.introduced(None)
+                await context.emit({"lease": await _lease(context, agent, token, job, params)})
                 why = await _until_its_end(context, watch, agent)
             finally:
                 # A job is never gone on with, so neither is its agent.
@@ -128,6 +131,10 @@ async def _minted(context: Context, name: str, params: Lease, job: JobRow | None
             f"{folder} is not in the project {context.project.root}.", remedy="Ask for the project that it is in."
         )
 
+    rules = (_NO_JOBS,) if params.job else ()
+    if params.ci and (await settings_in(context.crib, folder)).forbid_shell_in_ci:
+        rules = (*rules, _NO_SHELL)
+
     async def minted() -> tuple[Agent, str]:
         made = await roster.add(
             name,
@@ -135,7 +142,7 @@ async def _minted(context: Context, name: str, params: Lease, job: JobRow | None
             workdir=folder,
             lives=_life(roster, params),
             parent=params.parent or None,
-            rules=(_NO_JOBS,) if params.job else (),
+            rules=rules,
         )
         try:
             if job is not None and made.agent.workdir != Path(job.workdir):
@@ -191,11 +198,14 @@ def _resumed(context: Context, wanted: Resume) -> tuple[Agent, str]:
     return agent, wanted.token
 
 
-def _lease(context: Context, agent: Agent, token: str, job: JobRow | None) -> dict[str, Any]:
+async def _lease(context: Context, agent: Agent, token: str, job: JobRow | None, params: Lease) -> dict[str, Any]:
     crib, project, host = context.crib, context.project, context.host.describe()
     caller = Caller(agent=agent.name, permission=agent.permission)
     job_with = "" if job is None or job.submitter == OWNER.agent else job.runs
-    names = offered(crib.listings.tools(project.catalog, caller), project.catalog.by_public(crib.listings.style))
+    settings = await settings_in(crib, agent.workdir or project.root)
+    own = own_tools_of(crib, project, agent, settings, ci=params.ci, job_with=job_with)
+    listings = crib.listings(project)
+    names = offered(listings.tools(project.catalog, caller), project.catalog.by_public(listings.style))
     return {
         "agent": agent.name,
         "token": token,
@@ -203,9 +213,13 @@ def _lease(context: Context, agent: Agent, token: str, job: JobRow | None) -> di
         "for_runs": host["for_runs"],
         "daemon": host["pid"],
         "folder": str(crib.roster.folder.of(agent.name)),
-        "own_tools": str(own_tools_of(crib, project, agent, job_with=job_with)),
+        "own_tools": str(own.tools),
+        "own_shell": own.shell,
+        "guarded": own.guarded,
         "withheld": _variables(project.config),
-        "warnings": list(_warnings(project)),
+        "warnings": [*_warnings(project), *_refusing(settings), *said_of(own, agent, crib, params.client)],
+        "broken": settings.broken,
+        "away": {name: why for name, why in _not_there(project) if project.servers[name].tools is None},
         "tools": len(names),
         "names": names,
     }
@@ -215,12 +229,20 @@ def _warnings(project: Project) -> Iterator[str]:
     """Why the run has fewer tools than the person may expect."""
     for problem in project.config.problems:
         yield f"Configuration: {problem}"
+    for name, why in _not_there(project):
+        yield f"The server {name} is not there: {why}"
+
+
+def _not_there(project: Project) -> Iterator[tuple[str, str]]:
     for name, server in sorted(project.servers.items()):
-        status = server.status
-        if status.state is ServerState.CONNECTING and server.tools is None:
-            yield f"The server {name} is still starting; its tools come when it is there."
-        elif status.state not in (ServerState.READY, ServerState.CONNECTING):
-            yield f"The server {name} is not there: {status.last_error or status.state}"
+        state = server.status.state
+        if state is not ServerState.READY and (state is not ServerState.CONNECTING or server.tools is None):
+            yield name, server.status.last_error or state
+
+
+def _refusing(settings: Settings) -> Iterator[str]:
+    if settings.broken:
+        yield f"Every tool of the workspace will refuse. {settings.broken}"
 
 
 def _variables(config: Config) -> list[str]:
@@ -249,7 +271,7 @@ async def _until_its_end(context: Context, watch: Watch, agent: Agent) -> str:
 
 
 async def _tell(context: Context, watch: Watch) -> None:
-    redact = context.crib.attendant.redact.known
+    redact = context.crib.mask.known
     while (seen := await watch.next()) is not None:
         await context.emit(await described(seen, redact))
 

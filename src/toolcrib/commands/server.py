@@ -1,4 +1,4 @@
-"""server:* — the servers behind Toolcrib: list, add, remove, restart, believe."""
+"""server:* — the servers behind Toolcrib: list, add, remove, restart, trust."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, Via, registry
+from toolcrib.commands.registry import Context, Effect, Parameters, PathText, Reach, Via, registry
 from toolcrib.config import IfExists, InProject, add_server, remove_server
-from toolcrib.config.model import Layer, ServerConfig
-from toolcrib.config.one import server_config
-from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, project_config
-from toolcrib.errors import ConfigError, Denied, UnknownServer
+from toolcrib.config.edit import Edited
+from toolcrib.config.masking import mask_tree
+from toolcrib.config.model import Config, Layer, ServerConfig
+from toolcrib.config.one import read_one
+from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, home_of, project_config
+from toolcrib.config.redact import mask_args
+from toolcrib.config.values import Surroundings
+from toolcrib.errors import ConfigError, Denied, StoreError, UnknownServer, UsageError
+from toolcrib.events import Change
 from toolcrib.policy import OWNER, Verdict, decide
 from toolcrib.servers.model import ServerState
 
@@ -26,7 +31,9 @@ def describe_server(context: Context, name: str) -> dict[str, Any]:
         "transport": config.transport,
         "state": "disabled",
         "source": str(config.source),
-        "believed": context.crib.trust.believes(config),
+        "believed": context.crib.trust.trusted(config) is not None,
+        "new_or_changed": _new_or_changed(context, config),
+        "tasks_only": [tool.name for tool in context.project.catalog.of_server(name) if tool.needs_task],
         "tools": 0,
         "last_error": "",
     }
@@ -47,9 +54,16 @@ def describe_server(context: Context, name: str) -> dict[str, Any]:
         "last_error": status.last_error,
         "attempts": status.attempts,
         "root": status.root,
-        "server_info": dict(status.server_info),
+        "server_info": mask_tree(status.server_info, context.crib.mask.line),
         "stderr": server.stderr_tail(5),
     }
+
+
+def _new_or_changed(context: Context, config: ServerConfig) -> list[str]:
+    """Tools of a trusted server whose definitions its trust does not cover."""
+    if context.crib.trust.trusted(config) is None:
+        return []
+    return [tool.name for tool in context.project.catalog.of_server(config.name) if not tool.believed]
 
 
 @registry.command("server:list", effect=Effect.READS, reach=Reach.EVERYWHERE)
@@ -59,7 +73,7 @@ async def list_servers(context: Context, _: Parameters) -> dict[str, Any]:
         return {"servers": [seen_from_outside(context, name) for name in usable_servers(context)]}
     return {
         "servers": [describe_server(context, name) for name in sorted(context.project.config.servers)],
-        **describe_faults(context),
+        **await describe_faults(context),
     }
 
 
@@ -84,9 +98,17 @@ def seen_from_outside(context: Context, name: str) -> dict[str, Any]:
     }
 
 
-def describe_faults(context: Context) -> dict[str, Any]:
-    """What the configuration has wrong, and what waits for trust: nobody should wonder where a server went."""
-    config = context.project.config
+async def current_config(context: Context) -> Config:
+    """What the files say now; what is in force, while the database that knows which files are trusted is down."""
+    try:
+        return await context.crib.read_config(context.project.root)
+    except StoreError:
+        return context.project.config
+
+
+async def describe_faults(context: Context) -> dict[str, Any]:
+    """What its files have wrong now, in force or not, and what waits for trust: so that nobody misses a server."""
+    config = await current_config(context)
     return {
         "problems": [str(problem) for problem in config.problems],
         "untrusted": [str(file) for file in config.untrusted],
@@ -99,7 +121,7 @@ class Entry(Parameters):
     command: str | None = None
     args: list[str] = Field(default_factory=list)
     env: dict[str, str] = Field(default_factory=dict)
-    cwd: str | None = None
+    cwd: PathText | None = None
     url: str | None = None
     transport: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
@@ -117,12 +139,30 @@ async def add(context: Context, params: Add) -> dict[str, Any]:
     """Add an MCP server to the configuration and connect to it."""
     project = context.project
     entry = params.entry.model_dump(exclude_none=True, exclude_defaults=True)
+    crib, is_users = context.crib, params.scope == "user"
     # Checked as it will be read, variables and all, before a byte is written.
-    server_config(params.name, entry, environ=context.crib.environ)
-    file = context.crib.paths.user_config if params.scope == "user" else project_config(project.root)
+    around = Surroundings(
+        layer=Layer.USER if is_users else Layer.PROJECT,
+        environ=crib.environ,
+        home=home_of(crib.environ),
+        root=None if is_users else project.root,
+        neutral=crib.paths.start_folder if is_users else None,
+    )
+    read_one(params.name, entry, around)
+    file = crib.paths.user_config if is_users else project_config(project.root)
     if_exists = IfExists.REPLACE if params.replace else IfExists.REFUSE
     within = await _in_project(context, file)
-    await _written(context, file, add_server(file, {"name": params.name, **entry}, if_exists=if_exists, project=within))
+    edited = add_server(file, {"name": params.name, **entry}, if_exists=if_exists, project=within)
+    try:
+        await _trusted(context, file, edited)
+        words = [entry["url"]] if "url" in entry else [entry["command"], *entry.get("args", ())]
+        await _noted(context, "server added", params.name, file, runs=" ".join(mask_args(words)))
+    except StoreError as error:
+        edited.undo()
+        raise StoreError(
+            f"Nothing was changed, because the book could not be written: {error.message}", remedy=error.remedy
+        ) from error
+    await crib.reload(by=context.caller.agent, besides=params.name)
     if params.name not in project.config.servers:
         problems = [str(problem) for problem in project.config.problems if params.name in problem.key]
         raise ConfigError(
@@ -147,11 +187,15 @@ async def _in_project(context: Context, file: Path) -> InProject | None:
     return InProject(root=root, trusted=await context.crib.trust.files())
 
 
-async def _written(context: Context, file: Path, digest: str) -> None:
+async def _trusted(context: Context, file: Path, edited: Edited) -> None:
     """The file was changed on its terms: what stood there was trusted, and the owner wrote the rest here and now."""
     if file != context.crib.paths.user_config:
-        await context.crib.trust.add_file(file, digest)
-    await context.crib.reload()
+        await context.crib.trust.add_file(file, edited.digest)
+
+
+async def _noted(context: Context, what: str, name: str, file: Path, **more: str) -> None:
+    detail = {"server": name, "file": str(file), **more, "via": str(context.via)}
+    await context.crib.note(Change(what=what, agent=context.caller.agent, detail=detail))
 
 
 class Named(Parameters):
@@ -161,13 +205,27 @@ class Named(Parameters):
 @registry.command("server:remove", parameters=Named, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
 async def remove(context: Context, params: Named) -> dict[str, Any]:
     """Remove an MCP server from the configuration; its tools go with it."""
-    config = _configured(context, params.name)
+    file = _file_of(context, params.name)
+    try:
+        edited = remove_server(file, params.name, project=await _in_project(context, file))
+    except UnknownServer:
+        _configured(context, params.name)
+        raise
+    await _trusted(context, file, edited)
+    await context.crib.reload(by=context.caller.agent, besides=params.name)
+    await _noted(context, "server removed", params.name, file)
+    return {"server": params.name, "file": str(file)}
+
+
+def _file_of(context: Context, name: str) -> Path:
+    """The user's for a server that is not in force: its entry has a mistake, or was written by hand since."""
+    config = context.project.config.servers.get(name)
+    if config is None:
+        return context.crib.paths.user_config
     if config.source.file is None:
         where = "a variable" if config.source.layer is Layer.ENVIRONMENT else "a flag"
-        raise ConfigError(f"{params.name} comes from {where}.", remedy="Start again without it.")
-    file = config.source.file
-    await _written(context, file, remove_server(file, params.name, project=await _in_project(context, file)))
-    return {"server": params.name, "file": str(config.source.file)}
+        raise ConfigError(f"{name} comes from {where}.", remedy="Start again without it.")
+    return config.source.file
 
 
 @registry.command("server:restart", parameters=Named, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
@@ -192,9 +250,17 @@ def _configured(context: Context, name: str) -> ServerConfig:
 
 @registry.command("server:trust", parameters=Named, effect=Effect.CHANGES, reach=Reach.SOCKET)
 async def trust(context: Context, params: Named) -> dict[str, Any]:
-    """Believe what an MCP server says of its own tools; a changed command or URL is believed no longer."""
+    """Trust what an MCP server says of the tools that it lists now; not of those that it adds or changes later."""
     config = _configured(context, params.name)
-    changed = await context.crib.trust.believe(config)
+    server = context.project.servers.get(params.name)
+    listed = None if server is None else server.tools
+    if listed == ():
+        # Else the trust would cover whatever it lists later.
+        raise UsageError(
+            f"Server {params.name!r} lists no tools, so there is nothing to trust.",
+            remedy="Trust it when it lists some: `toolcrib servers` shows how many.",
+        )
+    changed = await context.crib.trust.add_server(config, listed or ())
     tools = context.project.catalog.of_server(params.name)
     return {
         "server": params.name,
@@ -207,6 +273,6 @@ async def trust(context: Context, params: Named) -> dict[str, Any]:
 
 @registry.command("server:untrust", parameters=Named, effect=Effect.CHANGES, reach=Reach.SOCKET)
 async def untrust(context: Context, params: Named) -> dict[str, Any]:
-    """Believe an MCP server no longer: every tool of it counts as one that may change things."""
+    """Trust an MCP server no longer: every tool of it counts as one that may change things."""
     config = _configured(context, params.name)
-    return {"server": params.name, "believed": False, "changed": await context.crib.trust.disbelieve(config)}
+    return {"server": params.name, "believed": False, "changed": await context.crib.trust.remove_server(config)}

@@ -8,10 +8,12 @@ import time
 from typing import Any
 
 from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
-from toolcrib.commands.server import describe_faults, describe_server, seen_from_outside, usable_servers
+from toolcrib.commands.server import current_config, describe_faults, describe_server, seen_from_outside, usable_servers
 from toolcrib.config.model import Severity
+from toolcrib.events import Change
 from toolcrib.policy import OWNER
 from toolcrib.servers.model import ServerState
+from toolcrib.store.clock import keep
 
 
 @registry.command("system:health", effect=Effect.READS, reach=Reach.EVERYWHERE)
@@ -25,7 +27,8 @@ async def health(context: Context, _: Parameters) -> dict[str, Any]:
         for status in states
         if status.state is not ServerState.READY
     ]
-    wrong = [str(p) for p in context.project.config.problems if p.severity is Severity.ERROR]
+    config = await current_config(context)
+    wrong = [str(problem) for problem in config.problems if problem.severity is Severity.ERROR]
     writable = context.crib.book.failure is None
     return {
         "healthy": not away and not wrong and writable,
@@ -75,12 +78,24 @@ async def status(context: Context, _: Parameters) -> dict[str, Any]:
         "project": str(context.project.root),
         "store": {"engine": context.crib.store.engine, "place": context.crib.store.place},
         "book": await context.crib.book.describe(),
+        "clock": {"ahead": round(context.crib.attendant.clock.ahead)},
         "agents": len(context.crib.roster.agents),
         "sessions": len(context.crib.sessions),
         "approvals": len(context.crib.approvals.waiting()),
         "servers": [describe_server(context, name) for name in sorted(config.servers)],
-        **describe_faults(context),
+        **await describe_faults(context),
     }
+
+
+@registry.command("clock:confirm", effect=Effect.CHANGES, reach=Reach.SOCKET)
+async def confirm(context: Context, _: Parameters) -> dict[str, Any]:
+    """Confirm that the system's clock is right: what is too old by it is deleted from now on."""
+    clock = context.crib.attendant.clock
+    ahead = round(clock.ahead)
+    clock.confirm()
+    await context.crib.store.write(keep, clock.row())
+    await context.crib.note(Change(what="clock confirmed", detail={"seconds": ahead}))
+    return {"seconds": ahead}
 
 
 @registry.command("system:stop", effect=Effect.CHANGES, reach=Reach.SOCKET)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import Field
 
 from toolcrib.calls import Request
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.commands.registry import VERBATIM, Context, Effect, Parameters, Reach, registry
 from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.crib.results import read_answer
 from toolcrib.errors import UnknownServer
@@ -26,7 +26,7 @@ async def list_tools(context: Context, params: Listed) -> dict[str, Any]:
         known = ", ".join(sorted(project.config.servers)) or "none"
         raise UnknownServer(f"There is no server {params.server!r}.", remedy=f"Servers: {known}.")
     await project.settled(None if params.server is None else [params.server])
-    style = context.crib.home.config.settings.names
+    style = project.config.settings.names
     return {
         "tools": [
             {
@@ -47,7 +47,7 @@ async def list_tools(context: Context, params: Listed) -> dict[str, Any]:
 
 class Called(Parameters):
     tool: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: Annotated[dict[str, Any], VERBATIM] = Field(default_factory=dict)
     timeout: float | None = None
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from toolcrib.book import tokens
 from toolcrib.catalog.tool import Tool
+from toolcrib.config.masking import mask_tree
 from toolcrib.events import (
     AgentEnded,
     Bus,
@@ -177,6 +178,7 @@ def _call(event: CallEvent, redact: Redact) -> dict[str, Any]:
         "arguments": _arguments(event.arguments, redact),
         "over": over is not None,
         "outcome": "" if over is None else over.outcome,
+        "failure": "" if over is None else redact(over.failure),
         "duration_ms": None if over is None else round(over.duration * 1000, 3),
         "decision": event.decision,
         "rule": event.rule,
@@ -187,7 +189,7 @@ def _call(event: CallEvent, redact: Redact) -> dict[str, Any]:
 
 def _arguments(raw: bytes | None, redact: Redact) -> dict[str, Any] | None:
     try:
-        found = None if raw is None else _masked(msgspec.json.decode(raw), redact)
+        found = None if raw is None else mask_tree(msgspec.json.decode(raw), redact)
     except (msgspec.MsgspecError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -195,19 +197,7 @@ def _arguments(raw: bytes | None, redact: Redact) -> dict[str, Any] | None:
 
 def _meta(meta: Mapping[str, Any], redact: Redact) -> dict[str, Any]:
     try:
-        return {redact(key): _masked(value, redact) for key, value in meta.items()}
+        masked: dict[str, Any] = mask_tree(meta, redact)
     except RecursionError:
         return {}
-
-
-def _masked(value: Any, redact: Redact) -> Any:
-    """A tree of plain JSON, its keys too, in which every text has passed `redact`."""
-    match value:
-        case str():
-            return redact(value)
-        case dict():
-            return {redact(key): _masked(inner, redact) for key, inner in value.items()}
-        case list():
-            return [_masked(inner, redact) for inner in value]
-        case _:
-            return value
+    return masked

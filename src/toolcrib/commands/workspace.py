@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.commands.registry import Context, Effect, Parameters, PathText, Reach, registry
 from toolcrib.errors import NotFound
 from toolcrib.workspace.settings.load import load_settings
 
 
 class Where(Parameters):
-    root: Path | None = None
+    root: PathText | None = None
     """The project's own folder if none is given."""
 
 
@@ -21,8 +22,8 @@ async def check(context: Context, params: Where) -> dict[str, Any]:
     from toolcrib.workspace.check import examine  # noqa: PLC0415 - all the tools
 
     crib = context.crib
-    root = params.root or context.project.root
-    if not root.is_dir():
+    root = Path(params.root) if params.root else context.project.root
+    if not os.path.isdir(root):  # noqa: PTH112 - pathlib raises for a folder above that is not ours
         raise NotFound(f"There is no folder {root}.", remedy="Name one that exists.")
     trusted = await crib.trust.files()
     loaded = load_settings(root, environ=crib.environ, is_trusted=lambda _, digest: digest in trusted)

@@ -1,6 +1,7 @@
 """`auth:` → one header.
 
-In: the mapping under `auth`. Out: the header's name and value, or None where there is none.
+In: the mapping under `auth`. Out: the header's name and value, or None where there is none; `with_token` reads a token
+file again for each connection.
 OAuth is accepted and warned of: the server stays, without a header.
 
     {type: none}
@@ -11,12 +12,16 @@ OAuth is accepted and warned of: the server stays, without a header.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from toolcrib.config.json_text import Unreadable
 from toolcrib.config.keys import AUTH_KEYS, Field, pick, plain
+from toolcrib.config.model import ServerConfig, TokenFile
 from toolcrib.config.problems import describe, describe_type
 from toolcrib.config.read import read_bytes
 from toolcrib.config.values import Values
@@ -25,7 +30,31 @@ _TOKEN_FILE_LIMIT = 64 * 1024
 _KINDS = "none, bearer, api_key, token_file or oauth"
 
 
-def auth_header(field: Field, values: Values) -> tuple[str, str] | None:
+class Header(NamedTuple):
+    name: str
+    value: str
+    file: TokenFile | None = None
+    """Where the value is from."""
+
+
+def with_token(config: ServerConfig) -> ServerConfig:
+    """With the token that its file holds now. Raises Unreadable."""
+    file = config.token_file
+    if file is None:
+        return config
+    headers = {**config.headers, file.header: file.before + _token_in(file.path)}
+    return dataclasses.replace(config, headers=MappingProxyType(headers))
+
+
+def has_new_token(config: ServerConfig) -> bool:
+    """Whether its file holds another token than the one in its headers."""
+    try:
+        return with_token(config).headers != config.headers
+    except Unreadable:
+        return False
+
+
+def auth_header(field: Field, values: Values) -> Header | None:
     report = values.report
     if not isinstance(field.value, Mapping):
         report.error(field.path, found=describe_type(field.value), expected=f"a mapping with type: {_KINDS}")
@@ -69,22 +98,22 @@ def _header_name(given: Mapping[str, Field], values: Values) -> str | None:
     return str(field.value) if field else None
 
 
-def _bearer(token: Field | None, values: Values) -> tuple[str, str] | None:
+def _bearer(token: Field | None, values: Values) -> Header | None:
     into = ("headers", "Authorization")
     text = values.text(token, into=into, secret=True) if token else None
     if text is None:
         return None
     if into in values.spelled:
         values.spelled[into] = f"Bearer {values.spelled[into]}"
-    return "Authorization", f"Bearer {text}"
+    return Header("Authorization", f"Bearer {text}")
 
 
-def _plain_header(header: str, secret: Field | None, values: Values) -> tuple[str, str] | None:
+def _plain_header(header: str, secret: Field | None, values: Values) -> Header | None:
     text = values.text(secret, into=("headers", header), secret=True) if secret else None
-    return None if text is None else (header, text)
+    return None if text is None else Header(header, text)
 
 
-def _from_file(given: Mapping[str, Field], auth: Field, values: Values) -> tuple[str, str] | None:
+def _from_file(given: Mapping[str, Field], auth: Field, values: Values) -> Header | None:
     field = _required(given, "token_path", auth, values)
     path = values.folder_or_file(field, into=("auth", "token_path")) if field else None
     if field is None or path is None:
@@ -94,13 +123,14 @@ def _from_file(given: Mapping[str, Field], auth: Field, values: Values) -> tuple
     except Unreadable as error:
         values.report.error(field.path, found=error.found, expected=error.expected)
         return None
-    header = _header_name(given, values)
-    return (header, token) if header else ("Authorization", f"Bearer {token}")
+    named = _header_name(given, values)
+    file = TokenFile(path=path, header=named or "Authorization", before="" if named else "Bearer ")
+    return Header(file.header, file.before + token, file)
 
 
 def _token_in(path: Path) -> str:
     try:
-        token = read_bytes(path, _TOKEN_FILE_LIMIT).decode("ascii").strip()
+        token = read_bytes(path, _TOKEN_FILE_LIMIT, private=True).decode("ascii").strip()
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else "no content"
         raise Unreadable(found=f"a file that cannot be read ({reason})", expected="a file with a token") from None

@@ -52,13 +52,30 @@ class InProject:
     to be trusted unseen."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Edited:
+    file: Path
+    digest: str
+    """Of the file as it is now."""
+    before: bytes | None
+    """None: there was no file."""
+
+    def undo(self) -> None:
+        """Gives the file its old bytes back, unless somebody changed it since."""
+        with _locked(self.file.parent):
+            content = _content(self.file)
+            if content is None or digest_of(self.file, content) != self.digest:
+                return
+            if self.before is None:
+                self.file.unlink()
+            else:
+                _replace(self.file, self.before)
+
+
 def add_server(
     path: Path, entry: Mapping[str, Any], *, if_exists: IfExists = IfExists.REFUSE, project: InProject | None = None
-) -> str:
-    """Raises `ConfigError` for an entry that `load` would refuse; variables need not be set yet.
-
-    Returns the digest of the file as it is then.
-    """
+) -> Edited:
+    """Raises `ConfigError` for an entry that `load` would refuse; variables need not be set yet."""
     name, body = _checked(entry, project.root if project else None)
 
     def change(text: str, data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -74,9 +91,7 @@ def add_server(
     return _change(path, change, project)
 
 
-def remove_server(path: Path, name: str, *, project: InProject | None = None) -> str:
-    """Returns the digest of the file as it is then."""
-
+def remove_server(path: Path, name: str, *, project: InProject | None = None) -> Edited:
     def change(text: str, data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         held = _find(data, name)
         if held != name:
@@ -176,7 +191,7 @@ def _indent(text: str) -> int | str | None:
 
 def _change(
     path: Path, change: Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]], project: InProject | None
-) -> str:
+) -> Edited:
     # A person's link, as dotfile tools make them, stays a link: its target is what changes.
     target = Path(os.path.realpath(path))
     if project is not None and not is_real(Path(os.path.realpath(project.root)) / path.relative_to(project.root)):
@@ -185,19 +200,19 @@ def _change(
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(target.parent):
-            content = _content(target)
-            if project is not None and content is not None and digest_of(target, content) not in project.trusted:
+            before = _content(target)
+            if project is not None and before is not None and digest_of(target, before) not in project.trusted:
                 raise ConfigError(
                     f"{path} holds what you have not trusted.",
                     remedy="Look at it with `toolcrib trust`, then change it.",
                 )
-            text, data = _parsed(content, form)
+            text, data = _parsed(before, form)
             changed, wanted = change(text, data)
             content = changed.encode()
             if len(content) > SIZE_LIMIT or parse_text(content, form).data != wanted:
                 raise ConfigError(f"{path} cannot hold this entry.", remedy="Change it by hand.")
             _replace(target, content)
-            return digest_of(target, content)
+            return Edited(file=target, digest=digest_of(target, content), before=before)
     except Unreadable as error:
         line = f":{error.line}" if error.line else ""
         raise ConfigError(f"{path}{line}: found {error.found}, expected {error.expected}.") from None

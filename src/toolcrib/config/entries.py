@@ -8,21 +8,33 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
 from toolcrib.config.auth import auth_header
 from toolcrib.config.keys import RETRY_KEYS, Field, pick, plain, spread
-from toolcrib.config.model import RESERVED_SERVER_NAMES, KeyPath, Retry, ServerConfig, Source, Transport
+from toolcrib.config.launching import misplaced
+from toolcrib.config.model import (
+    RESERVED_SERVER_NAMES,
+    WORKSPACE_FOLDER,
+    KeyPath,
+    Retry,
+    ServerConfig,
+    Source,
+    Start,
+    Transport,
+)
 from toolcrib.config.problems import Report, describe, describe_type, key_text
 from toolcrib.config.slug import same_name
 from toolcrib.config.values import Surroundings, Values
 
 _LONGEST_NAME = 128
 _DAY = 86_400.0
+_LARGEST_MESSAGE_MB = 1024.0
 _TRANSPORTS = {
     "stdio": Transport.STDIO,
     "http": Transport.HTTP,
@@ -77,7 +89,7 @@ def read_server(
         # The misspelt key was probably that one; a second complaint would only distract.
         return None
     source = Source(layer=around.layer, file=around.file, key=key_text(path))
-    values = Values(around, report)
+    values = Values(around, report, kept={WORKSPACE_FOLDER[2:-1]: WORKSPACE_FOLDER})
     enabled = _enabled(fields, values)
     if not enabled and "command" not in fields and "url" not in fields:
         return SwitchedOff(name=name, source=source) if report.errors == errors else None
@@ -96,6 +108,7 @@ def read_server(
         source=source,
         enabled=enabled,
         spelled=MappingProxyType(values.spelled),
+        supplied=MappingProxyType(values.supplied),
         **reach,
         **common,
     )
@@ -161,7 +174,7 @@ def _process(fields: Mapping[str, Field], values: Values) -> dict[str, Any]:
     command = values.text(field, into=("command",)) if isinstance(field.value, str) else None
     args = values.texts(fields["args"], into="args") if "args" in fields else ()
     env = values.table(fields["env"], into="env") if "env" in fields else {}
-    cwd = values.folder_or_file(fields["cwd"], into=("cwd",)) if "cwd" in fields else None
+    cwd, start = _start(fields.get("cwd"), values)
     if not isinstance(field.value, str) or (command is not None and not command.strip()):
         report.error(field.path, found=describe(field.value), expected="the program to start")
     elif command is not None and len(command.split()) > 1 and not args and "/" not in command.split()[0]:
@@ -176,12 +189,38 @@ def _process(fields: Mapping[str, Field], values: Values) -> dict[str, Any]:
             report.error((*fields["env"].path, name), found=describe(name), expected="a variable's name")
     if command and command.startswith("~/"):
         command = str(values.around.home / command[2:])
+    if values.around.neutral is not None and command:
+        _refuse_code_of_projects(fields, (command, *(args or ())), env or {}, start, report)
     return {
         "command": command or "",
         "args": args or (),
         "env": MappingProxyType(env or {}),
         "cwd": str(cwd) if cwd else None,
+        "start": start,
     }
+
+
+def _start(field: Field | None, values: Values) -> tuple[Path | None, Start]:
+    """`cwd: project` is for entries that have no project of their own."""
+    around = values.around
+    if field is None:
+        return around.neutral, Start.NEUTRAL if around.neutral is not None else Start.NAMED
+    if field.value == Start.PROJECT and around.root is None:
+        return None, Start.PROJECT
+    return values.folder_or_file(field, into=("cwd",)), Start.NAMED
+
+
+def _refuse_code_of_projects(
+    fields: Mapping[str, Field], words: Sequence[str], env: Mapping[str, str], start: Start, report: Report
+) -> None:
+    """An entry of the user's own holds in every project, also in one that nobody trusts."""
+    for (key, *rest), found in misplaced(words, env, in_project=start is Start.PROJECT):
+        report.error(
+            (*fields[str(key)].path, *rest),
+            found=found,
+            expected="an absolute path, which no project can change",
+            suggestion="A server that is part of a project belongs in its own file: `toolcrib add --project`.",
+        )
 
 
 def _far_side(fields: Mapping[str, Field], values: Values) -> dict[str, Any]:
@@ -189,15 +228,22 @@ def _far_side(fields: Mapping[str, Field], values: Values) -> dict[str, Any]:
     if url is not None or not isinstance(fields["url"].value, str):
         _check_url(url, fields["url"], values.report)
     headers = (values.table(fields["headers"], into="headers") if "headers" in fields else None) or {}
-    if auth := fields.get("auth"):
-        made = auth_header(auth, values)
-        if made and made[0].lower() in {name.lower() for name in headers}:
-            values.report.error(auth.path, found=f"auth and the header {made[0]}", expected="one of the two")
-        elif made:
-            headers[made[0]] = made[1]
+    made = auth_header(fields["auth"], values) if "auth" in fields else None
+    if made and made.name.lower() in {name.lower() for name in headers}:
+        values.report.error(fields["auth"].path, found=f"auth and the header {made.name}", expected="one of the two")
+    elif made:
+        headers[made.name] = made.value
     _check_headers(headers, fields, values.report)
+    for path in values.spelled:
+        if WORKSPACE_FOLDER in values.spelled[path]:
+            values.report.error(fields["url"].path, found=WORKSPACE_FOLDER, expected="it only beside a command")
     verify = values.flag(fields["verify_tls"]) if "verify_tls" in fields else True
-    return {"url": url or "", "headers": MappingProxyType(headers), "verify_tls": verify is not False}
+    return {
+        "url": url or "",
+        "headers": MappingProxyType(headers),
+        "token_file": made and made.file,
+        "verify_tls": verify is not False,
+    }
 
 
 def _check_url(url: str | None, field: Field, report: Report) -> None:
@@ -246,6 +292,9 @@ def _limits(fields: Mapping[str, Field], unit: TimeUnit, values: Values) -> dict
     for name in ("connect_timeout", "call_timeout"):
         if name in fields and (seconds := values.number(fields[name], least=0.001, most=_DAY)) is not None:
             limits[name] = seconds
+    if "max_message_mb" in fields:
+        size = values.number(fields["max_message_mb"], least=0.1, most=_LARGEST_MESSAGE_MB)
+        limits |= {} if size is None else {"max_message_mb": size}
     if timeout := fields.get("timeout"):
         if "call_timeout" in fields:
             values.report.error(timeout.path, found="both timeout and call_timeout", expected="one of the two")

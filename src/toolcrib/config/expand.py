@@ -11,7 +11,7 @@ malformed is told in it, never raised. What a variable holds is not expanded aga
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 _REFERENCE = re.compile(
@@ -32,6 +32,13 @@ class Expansion:
     @property
     def complete(self) -> bool:
         return not self.missing and not self.malformed
+
+
+def references(text: str) -> Iterator[tuple[str, bool]]:
+    """The variables that a text names, and whether each has a default."""
+    for found in _REFERENCE.finditer(text):
+        if found["name"]:
+            yield found["name"], found["default"] is not None
 
 
 def expand(text: str, environ: Mapping[str, str]) -> Expansion:

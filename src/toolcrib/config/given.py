@@ -34,6 +34,8 @@ class _Given(ABC):
     """Seconds that the server has to be there."""
     call_timeout: float = 300.0
     """Seconds that a call may take."""
+    max_message_mb: float = 64.0
+    """The largest message that is taken from the server."""
 
     def __post_init__(self) -> None:
         self.config()

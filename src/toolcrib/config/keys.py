@@ -46,6 +46,7 @@ SERVER_KEYS = {
     "timeout": "timeout",
     "connect_timeout": "connect_timeout",
     "call_timeout": "call_timeout",
+    "max_message_mb": "max_message_mb",
     "retry": "retry",
 }
 """Each spelling (after `plain`) and the name it has here."""

@@ -16,14 +16,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from toolcrib.config.entries import TimeUnit
-from toolcrib.config.keys import Field
+from toolcrib.config.keys import TOP_KEYS, Field, nearest_key, plain
 from toolcrib.config.last_store import usual_store
-from toolcrib.config.model import Config, Flags, Layer, Problem, ServerConfig, Settings, Waiting
+from toolcrib.config.model import Config, Flags, Layer, Problem, ServerConfig, Settings, Severity, Waiting
 from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, Paths, configs_in, home_of
 from toolcrib.config.problems import Report, describe, sorted_problems
 from toolcrib.config.read import Document, parse_document, read_document
 from toolcrib.config.redact import mask_args
-from toolcrib.config.shapes import Contribution, Entry, contribution_of, take_entry, take_setting
+from toolcrib.config.shapes import SECTIONS, Contribution, Entry, contribution_of, take_entry, take_setting
 from toolcrib.config.trust import digest_of, effects_of, is_real
 from toolcrib.config.values import Surroundings, Values
 from toolcrib.errors import ConfigError
@@ -51,9 +51,11 @@ def load(
     environ: Mapping[str, str],
     flags: Flags | None = None,
     is_trusted: IsTrusted = trust_nothing,
+    last_good: dict[Path, bytes] | None = None,
 ) -> Config:
-    around = Surroundings(layer=Layer.USER, environ=environ, home=home_of(environ))
-    user = list(_user(paths, around))
+    """`last_good` remembers the user's file; where it cannot be read any more, what it was before stays in force."""
+    around = Surroundings(layer=Layer.USER, environ=environ, home=home_of(environ), neutral=paths.start_folder)
+    user = list(_user(paths, around, {} if last_good is None else last_good))
     project, waiting = _project(root, around, is_trusted, user)
     return _merged(
         [*user, *project, _environment(around), _flags(flags or Flags(), around)], waiting=waiting, root=root
@@ -68,14 +70,38 @@ def store_place(paths: Paths, environ: Mapping[str, str], flags: Flags) -> str |
     return config.settings.store or usual_store(paths)
 
 
-def _user(paths: Paths, around: Surroundings) -> Iterator[Contribution]:
+def _user(paths: Paths, around: Surroundings, last_good: dict[Path, bytes]) -> Iterator[Contribution]:
     path = paths.user_config
     document = read_document(path)
     if document is None:
+        last_good.pop(path, None)
         return
     warn_of_others(configs_in(paths.config_dir)[1:], document)
     warn_if_open(path, document)
-    yield contribution_of(document, dataclasses.replace(around, file=path))
+    around = dataclasses.replace(around, file=path)
+    found = contribution_of(document, around)
+    if not _is_broken(found.report):
+        last_good[path] = document.content
+    elif path in last_good:
+        found = contribution_of(parse_document(str(path), last_good[path]), around)
+        found.report = document.report
+        found.report.warning(
+            (),
+            found="no servers, because of a mistake",
+            expected="a file that can be read",
+            suggestion="Its last version without the mistake stays in force until you correct it.",
+        )
+    yield found
+
+
+def _is_broken(report: Report) -> bool:
+    """Whether all servers are missed: the file is no YAML or JSON, or their section is misspelt or none."""
+    errors = [plain(problem.key) for problem in report.problems if problem.severity is Severity.ERROR]
+    return any(not key or key in SECTIONS or (key.isidentifier() and _is_like_a_section(key)) for key in errors)
+
+
+def _is_like_a_section(key: str) -> bool:
+    return key not in TOP_KEYS and nearest_key(key, TOP_KEYS) in SECTIONS
 
 
 def warn_of_others(others: tuple[Path, ...], document: Document) -> None:
@@ -110,10 +136,10 @@ def _project(
             contributions.append(Contribution(report=document.report))
         elif is_trusted(path, digest):
             inside = dataclasses.replace(
-                around, layer=Layer.PROJECT, file=path, root=root and Path(os.path.realpath(root))
+                around, layer=Layer.PROJECT, file=path, root=root and Path(os.path.realpath(root)), neutral=None
             )
             contributions.append(contribution_of(document, inside))
-        elif effects := effects_of(document, users_names):
+        elif effects := effects_of(document, users_names, around.environ):
             waiting.append(Waiting(file=path, digest=digest, effects=effects))
             contributions.append(Contribution(report=_waits(document)))
     return contributions, tuple(waiting)
@@ -140,9 +166,9 @@ def _project_documents(root: Path | None) -> Iterator[tuple[Path, Document]]:
 def _waits(document: Document) -> Report:
     document.report.warning(
         (),
-        found="a project's file that nobody trusted as it is now",
-        expected="your word",
-        suggestion="Nothing in it is used. Look at it, then run: toolcrib trust",
+        found="a project's file that you have not trusted as it is now",
+        expected="your trust",
+        suggestion="Nothing in it is used. `toolcrib trust` shows what it would do and asks you.",
     )
     return document.report
 

@@ -31,6 +31,9 @@ CLAIMS: Mapping[str, str] = MappingProxyType(
 )
 """What we call an annotation of a tool, and what the protocol calls it."""
 
+WORKSPACE_FOLDER = "${workspaceFolder}"
+"""In a command line or a variable: the root of the project that the server works for."""
+
 KeyPath = tuple[str | int, ...]
 """The way to a value inside a file: keys and list positions."""
 
@@ -49,6 +52,17 @@ class Layer(enum.IntEnum):
     PROJECT = 2
     ENVIRONMENT = 3
     FLAGS = 4
+
+
+class Start(enum.StrEnum):
+    """How it was chosen where a server's program starts."""
+
+    NAMED = "named"
+    """In its `cwd`; without one in the project's root, as entries of a trusted project's file and of a program do."""
+    PROJECT = "project"
+    """In the project's root, since the user's own entry says `cwd: project`."""
+    NEUTRAL = "neutral"
+    """In an empty folder of Toolcrib's, which is its `cwd` then, since the user's own entry names none."""
 
 
 class NameStyle(enum.StrEnum):
@@ -82,6 +96,16 @@ class Retry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenFile:
+    """Where a header's value is read from, anew for each connection."""
+
+    path: Path
+    header: str
+    before: str = ""
+    """What stands before the token in the header: `Bearer `."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """A server as the configuration has it. `server_config("NAME", {…})` makes one of an entry, `StdioServer` and the
     other classes are shorter in a program."""
@@ -93,23 +117,66 @@ class ServerConfig:
     args: tuple[str, ...] = field(default=(), repr=False)
     env: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
     cwd: str | None = None
-    """An absolute folder; with it, one instance serves every project."""
+    """An absolute folder; None: the project's root."""
+    start: Start = Start.NAMED
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
     """Includes what `auth` of the kinds bearer, api_key and token_file came to."""
+    token_file: TokenFile | None = None
     verify_tls: bool = True
     enabled: bool = True
     connect_timeout: float = 10.0
     call_timeout: float = 300.0
+    max_message_mb: float = 64.0
+    """The largest message that is taken from it, whatever carries it."""
     retry: Retry = Retry()
     spelled: Mapping[KeyPath, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
     """Values that held `${VAR}`, as they were written: `("env", "TOKEN")` → `${GITHUB_TOKEN}`. For `mask`."""
+    supplied: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False, compare=False)
+    """What the user's environment holds for these variables."""
 
     def works_in(self, root: Path | None) -> Path | None:
         """The folder that its process runs in, for the project at `root`. None: that is not ours to say."""
         if self.transport is not Transport.STDIO:
             return None
         return Path(self.cwd) if self.cwd else root
+
+    def reads_from(self, root: Path | None) -> Path | None:
+        """The folder that relative paths in its calls start at. None: nobody knows, as in a folder where nothing is."""
+        return None if self.start is Start.NEUTRAL else self.works_in(root)
+
+    @property
+    def is_per_project(self) -> bool:
+        """Whether each project has a process of its own; else one is for all."""
+        return self.transport is Transport.STDIO and (self.cwd is None or self.names_project)
+
+    @property
+    def names_project(self) -> bool:
+        """Whether `${workspaceFolder}` is to be filled in when it starts."""
+        return any(WORKSPACE_FOLDER in written for written in self.spelled.values())
+
+    def launched(self, root: Path | None) -> tuple[list[str], dict[str, str]]:
+        """The command line and the variables of its own, for the project at `root`."""
+        words, env = [self.command, *self.args], dict(self.env)
+        if root is not None and self.names_project:
+            words = [word.replace(WORKSPACE_FOLDER, str(root)) for word in words]
+            env = {name: value.replace(WORKSPACE_FOLDER, str(root)) for name, value in env.items()}
+        return words, env
+
+    def _lasting_headers(self) -> dict[str, str]:
+        """With a token file's path in place of its token: a new token makes no other server of it."""
+        file = self.token_file
+        return dict(self.headers) if file is None else {**self.headers, file.header: f"{file.before}{file.path}"}
+
+    @property
+    def limits(self) -> tuple[object, ...]:
+        """What may differ between two projects that name the same server; then each has a connection of its own."""
+        return self.connect_timeout, self.call_timeout, self.max_message_mb, self.retry
+
+    @property
+    def max_message(self) -> int:
+        """`max_message_mb` in bytes."""
+        return int(self.max_message_mb * 1024 * 1024)
 
     @property
     def identity(self) -> str:
@@ -124,8 +191,9 @@ class ServerConfig:
             list(self.args),
             sorted(self.env.items()),
             self.cwd,
+            self.start,
             self.url,
-            sorted(self.headers.items()),
+            sorted(self._lasting_headers().items()),
             self.verify_tls,
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -164,8 +232,9 @@ class ToolRule:
     """The tools that it is about are all of these."""
     written: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """As it stands in its file."""
-    secrets: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """Of its arguments, those that came from variables or have the name of a secret."""
+    secrets: Mapping[str, str] = field(default_factory=lambda: _frozen({}), compare=False, repr=False)
+    """Of its arguments, those that came from variables or have the name of a secret, and whose they are. What a
+    project's file says itself is not the user's secret, and nobody's."""
 
 
 class Severity(enum.StrEnum):
@@ -264,7 +333,7 @@ class Waiting:
     digest: str
     """What to keep when the person says yes: it covers the file's place and content."""
     effects: tuple[str, ...]
-    """What it would do, one line each, secrets masked, safe to print."""
+    """All that it says, as it is written, in lines that are safe to print. Not for logs: a token may stand there."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,11 @@ class Paths:
         )
 
     @property
+    def folders(self) -> tuple[Path, ...]:
+        """All that there are: keys and tokens are in them."""
+        return self.config_dir, self.state_dir, self.cache_dir, self.run_dir
+
+    @property
     def user_config(self) -> Path:
         """The configuration file that exists, or the one to make."""
         return next(iter(configs_in(self.config_dir)), self.config_dir / CONFIG_NAMES[0])
@@ -96,6 +101,11 @@ class Paths:
     @property
     def log(self) -> Path:
         return self.state_dir / "toolcrib.log"
+
+    @property
+    def start_folder(self) -> Path:
+        """Where servers of the user's configuration start: nothing is in it."""
+        return self.state_dir / "start"
 
     @property
     def programs(self) -> Path:

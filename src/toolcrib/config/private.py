@@ -32,6 +32,15 @@ def private_folder(folder: Path) -> None:
         )
 
 
+def empty_folder(folder: Path) -> None:
+    """Makes a private folder that nothing can be put into, except by root."""
+    private_folder(folder)
+    try:
+        folder.chmod(0o500)
+    except OSError as error:
+        raise unusable(error, folder) from error
+
+
 def unusable(error: OSError, place: Path) -> StoreError:
     """What to say of a file or folder of the user's that cannot be made, read or written."""
     return StoreError(

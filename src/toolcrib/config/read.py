@@ -54,12 +54,18 @@ def read_document(path: Path) -> Document | None:
     return parse_document(str(path), content)
 
 
-def read_bytes(path: Path, limit: int = SIZE_LIMIT) -> bytes:
-    """A regular file of limited size; never waits, as a pipe in its place would make it."""
+def read_bytes(path: Path, limit: int = SIZE_LIMIT, *, private: bool = False) -> bytes:
+    """A regular file of limited size; never waits, as a pipe in its place would make it. `private`: nobody else's."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode):
             raise Unreadable(found="something that is no regular file", expected="a file")
+        if private and state.st_uid not in (os.geteuid(), 0):
+            raise Unreadable(found="a file of another user", expected="your own: copy it, then chmod 600 the copy")
+        if private and state.st_mode & 0o077:
+            found = f"a file that others can use (mode {stat.S_IMODE(state.st_mode):o})"
+            raise Unreadable(found=found, expected="a file that only you can use: chmod 600 it")
         content = file.read(limit + 1)
     if len(content) > limit:
         raise Unreadable(found="a file that is too large", expected=f"at most {limit // 1024} KiB")

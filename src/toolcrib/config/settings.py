@@ -87,7 +87,5 @@ SETTINGS: Mapping[str, Callable[[Field, Values], Any]] = {
     "jobs": read_jobs,
 }
 
-USERS_ALONE = frozenset(
-    {"store", "audit_values", "audit_keep_days", "audit_keep_mb", "session_idle_hours", "workspace", "jobs"}
-)
+USERS_ALONE = frozenset(SETTINGS.keys() - {"names"})
 """Settings that a project's file may not have, trusted or not: they are about all projects."""

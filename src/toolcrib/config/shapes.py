@@ -25,7 +25,7 @@ from toolcrib.config.slug import same_name
 from toolcrib.config.tool_rules import read_tool_rules
 from toolcrib.config.values import Surroundings, Values
 
-_SECTIONS = {"servers": TimeUnit.SECONDS, "mcp_servers": TimeUnit.MILLISECONDS}
+SECTIONS = {"servers": TimeUnit.SECONDS, "mcp_servers": TimeUnit.MILLISECONDS}
 
 
 @dataclass(kw_only=True)
@@ -67,7 +67,7 @@ def entries_of(data: Mapping[str, Any], report: Report) -> Iterator[Entry]:
         yield Entry(name=name, entry=data, path=(), unit=TimeUnit.SECONDS)
         return
     for key, section in data.items():
-        unit = _SECTIONS.get(plain(key))
+        unit = SECTIONS.get(plain(key))
         if unit is not None:
             yield from _section(section, (key,), unit, report)
         elif plain(key) not in TOP_KEYS:
@@ -77,7 +77,7 @@ def entries_of(data: Mapping[str, Any], report: Report) -> Iterator[Entry]:
 def _is_single(data: Mapping[str, Any]) -> bool:
     words = {plain(key) for key in data}
     named = bool(words & {"name", "server_name"})
-    return named and bool(words & {"transport", "connection", "command", "url"}) and not words & _SECTIONS.keys()
+    return named and bool(words & {"transport", "connection", "command", "url"}) and not words & SECTIONS.keys()
 
 
 def _section(section: Any, path: KeyPath, unit: TimeUnit, report: Report) -> Iterator[Entry]:

@@ -9,12 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from toolcrib.config.masking import mask_tree
 from toolcrib.config.model import Config, JobSettings, KeyPath, ServerConfig, Transport
 from toolcrib.config.redact import HIDDEN, mask_args, mask_spelling, mask_text, printable
 from toolcrib.config.tool_rules import shown_rule
+from toolcrib.config.visible import visible
 
 
 def mask(config: Config) -> dict[str, Any]:
+    """Also with nothing in it that shows as something else."""
+    shown: dict[str, Any] = mask_tree(_masked(config), visible)
+    return shown
+
+
+def _masked(config: Config) -> dict[str, Any]:
     return {
         "servers": {printable(name): mask_server(server) for name, server in config.servers.items()},
         "settings": {
@@ -31,7 +39,7 @@ def mask(config: Config) -> dict[str, Any]:
         },
         "tools": [shown_rule(rule.written) for rule in config.tools],
         "problems": [str(problem) for problem in config.problems],
-        "untrusted": [{"file": str(item.file), "effects": list(item.effects)} for item in config.waiting],
+        "untrusted": [printable(str(file)) for file in config.untrusted],
     }
 
 
@@ -63,6 +71,7 @@ def mask_server(server: ServerConfig) -> dict[str, Any]:
         "enabled": server.enabled,
         "connect_timeout": server.connect_timeout,
         "call_timeout": server.call_timeout,
+        "max_message_mb": server.max_message_mb,
         "retry": retry,
     }
 

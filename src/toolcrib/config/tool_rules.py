@@ -12,14 +12,13 @@ In: a list of rules as it was written. Out: `ToolRule`s; one with a mistake is r
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from toolcrib.config.keys import Field, nearest_key, pick, plain
-from toolcrib.config.model import CLAIMS, Does, KeyPath, ToolRule, Which
+from toolcrib.config.model import CLAIMS, Does, KeyPath, Layer, ToolRule, Which
 from toolcrib.config.problems import describe, describe_type
 from toolcrib.config.redact import HIDDEN, mask_spelling, mask_text, printable, tells_a_secret
 from toolcrib.config.values import Values
@@ -30,7 +29,6 @@ PROVIDERS = ("openai", "anthropic", "google")
 
 _PLACE = re.compile(r"\{(\w+)\}")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_LONGEST_EFFECT = 200
 
 
 RULE_KEYS = {word.value: word.value for word in Does} | {"only": "only"}
@@ -38,12 +36,15 @@ FILTER_KEYS = {"annotation": "annotation", "not": "not"}
 ARGUMENT_KEYS = {"tool": "tool", "tools": "tool", "arguments": "arguments"}
 
 
+_WHOSE = "a rule under tools:"
+
+
 class _Reader(Values):
     """The values of one rule; remembers which of them are secrets."""
 
     def __init__(self, values: Values) -> None:
         super().__init__(values.around, values.report)
-        self.secrets: list[str] = []
+        self.secrets: dict[str, str] = {}
 
 
 def unknown_places(template: str) -> list[str]:
@@ -85,7 +86,8 @@ def _rule(given: Field, values: Values) -> ToolRule | None:
     if report.errors > before:
         return None
     written = MappingProxyType(dict(given.value))
-    return ToolRule(does=words[0], value=value, only=tools, written=written, secrets=tuple(reader.secrets))
+    secrets = reader.secrets | {held: f"{name} of {_WHOSE}" for name, held in reader.supplied.items()}
+    return ToolRule(does=words[0], value=value, only=tools, written=written, secrets=MappingProxyType(secrets))
 
 
 def _fields(given: Field, known: Mapping[str, str], values: Values) -> dict[str, Field]:
@@ -219,7 +221,7 @@ def _value(given: Field, reader: _Reader) -> Any:
         case str():
             text = reader.text(given, into=given.path, secret=True)
             if text and (given.path in reader.spelled or any(tells_a_secret(str(part)) for part in given.path[-2:])):
-                reader.secrets.append(text)
+                reader.secrets[text] = "" if reader.around.layer is Layer.PROJECT else _WHOSE
             return text
         case list():
             return [_value(Field(value=one, path=(*given.path, at)), reader) for at, one in enumerate(given.value)]
@@ -260,10 +262,3 @@ def _hidden(value: Any, name: str) -> Any:
             return {mask_text(key): _hidden(one, key) for key, one in value.items()}
         case other:
             return HIDDEN if other is not None and tells_a_secret(name) else other
-
-
-def effects_of_rules(written: Any) -> Iterator[str]:
-    """A line for each rule of a list that nobody checked yet."""
-    for rule in written if isinstance(written, list) else []:
-        text = json.dumps(shown_rule(rule), ensure_ascii=False)
-        yield f"tools: {printable(text[:_LONGEST_EFFECT])}" + ("…" if len(text) > _LONGEST_EFFECT else "")

@@ -1,27 +1,33 @@
 """Whether a project's file may do anything, and what it would do.
 
 In: a project's file, untouched: no variable is filled in and no file it names is read. Out: the digest that
-trust is bound to, and lines for the person who decides. Who is trusted is kept by `store`, which `load` asks.
+trust is bound to, and all that the file says, for the person who decides. Who is trusted is kept by `store`, which
+`load` asks.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from toolcrib.config.expand import references
 from toolcrib.config.json_text import Unreadable
 from toolcrib.config.keys import Field, plain, spread
-from toolcrib.config.problems import Report, describe, describe_type
+from toolcrib.config.model import WORKSPACE_FOLDER, KeyPath
+from toolcrib.config.problems import Report, describe_type, key_text
 from toolcrib.config.read import Document, read_bytes
-from toolcrib.config.redact import mask_args, mask_text, printable
 from toolcrib.config.settings import SETTINGS, USERS_ALONE
-from toolcrib.config.shapes import Entry, entries_of, rules_in
+from toolcrib.config.shapes import SECTIONS, Entry, entries_of
 from toolcrib.config.slug import same_name
-from toolcrib.config.tool_rules import effects_of_rules
+from toolcrib.config.visible import visible
 from toolcrib.errors import ConfigError
+
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./?&~${}-]+")
 
 
 def digest_of(path: Path, content: bytes) -> str:
@@ -44,47 +50,81 @@ def is_real(path: Path) -> bool:
     return not path.is_symlink() and os.path.realpath(path) == str(path)
 
 
-def effects_of(document: Document, users_names: Mapping[str, str]) -> tuple[str, ...]:
-    """One line for each thing the file would do; `users_names` are the names it could take over."""
+def effects_of(document: Document, users_names: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """All that the file says, as it is written there, safe to print: the person who trusts it has seen every word.
+
+    Nothing is masked, for nothing is filled in. Of a variable it is said whether `environ` holds it. `users_names` are
+    the names that the file could take over.
+    """
     silent = Report(document.report.source)
-    effects: list[str] = []
-    for entry in entries_of(document.data, silent):
-        name = printable(entry.name) if isinstance(entry.name, str) else describe_type(entry.name)
-        effects.append(f"{name}: {_effect(entry, silent)}")
+    entries = tuple(entries_of(document.data, silent))
+    lines: list[str] = []
+    for entry in entries:
+        name = visible(entry.name) if isinstance(entry.name, str) else describe_type(entry.name)
+        deed, told = _deed(entry, silent)
+        lines.append(f"{name}: {deed}")
         if isinstance(entry.name, str) and (held := users_names.get(same_name(entry.name))):
-            effects.append(f"{name}: takes the place of your own server {printable(held)}")
-    effects += [f"sets {key}" for key in document.data if plain(key) in SETTINGS.keys() - USERS_ALONE]
-    effects += [line for given in rules_in(document.data) for line in effects_of_rules(given.value)]
-    return tuple(effects)
+            lines.append(f"{name}: takes the place of your own server {visible(held)}")
+        rest = {key: value for key, value in _mapping(entry.entry).items() if (*entry.path, key) not in told}
+        lines += [f"  {line}" for line in (*_leaves(rest), *_variables(entry.entry, environ))]
+    is_one_server = any(not entry.path for entry in entries)
+    rest = {} if is_one_server else {k: value for k, value in document.data.items() if plain(k) not in SECTIONS}
+    if lines or {plain(key) for key in rest} & {*SETTINGS.keys() - USERS_ALONE, "tools"}:
+        lines += [f"sets {line}" for line in (*_leaves(rest), *_variables(rest, environ))]
+    return tuple(lines)
 
 
-def _effect(entry: Entry, silent: Report) -> str:
-    if not isinstance(entry.entry, Mapping):
-        return "is no server"
-    fields = spread(entry.entry, entry.path, silent)
-    if "url" in fields:
-        headers = _names(fields.get("headers"))
-        return f"connects to {_shown(fields['url'].value)}" + (f" with the headers {headers}" if headers else "")
-    if "command" in fields:
-        args = fields["args"].value if "args" in fields else []
-        words = [fields["command"].value, *(args if isinstance(args, list) else [args])]
-        line = " ".join(_quoted(word) for word in mask_args([_text(word) for word in words]))
-        variables = _names(fields.get("env"))
-        return f"starts {line}" + (f" with {variables} set" if variables else "")
-    return "is switched off" if {"enabled", "disabled"} & fields.keys() else "is no server"
+def _deed(entry: Entry, silent: Report) -> tuple[str, list[KeyPath]]:
+    """What it comes to, and the places whose values stand in that line."""
+    fields = spread(_mapping(entry.entry), entry.path, silent)
+    if url := fields.get("url"):
+        return f"connects to {_word(url.value)}", [url.path]
+    if command := fields.get("command"):
+        args = fields.get("args") or Field(value=[], path=())
+        words = [command.value, *(args.value if isinstance(args.value, list) else [args.value])]
+        return f"starts {' '.join(map(_word, words))}", [command.path, args.path]
+    return "is switched off" if {"enabled", "disabled"} & fields.keys() else "is no server", []
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else describe(value)
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
-def _quoted(word: str) -> str:
-    return f"'{word}'" if not word or any(character in " '\"" for character in word) else word
+def _leaves(value: Any, path: KeyPath = ()) -> Iterator[str]:
+    """One line for each value, whatever its key: what is added to the configuration one day is shown as well."""
+    if isinstance(value, Mapping) and (value or not path):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, key))
+    elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
+        for position, inner in enumerate(value):
+            yield f"{visible(key_text((*path, position)))}: {_json(inner)}"
+    else:
+        yield f"{visible(key_text(path))}: {_json(value)}"
 
 
-def _shown(value: Any) -> str:
-    return mask_text(value) if isinstance(value, str) else describe_type(value)
+def _variables(value: Any, environ: Mapping[str, str]) -> Iterator[str]:
+    for name, has_default in dict.fromkeys(found for text in _texts(value) for found in references(text)):
+        if name == WORKSPACE_FOLDER[2:-1]:
+            yield f"${{{name}}} is the folder of this project"
+        elif environ.get(name):
+            yield f"${{{name}}} is set in Toolcrib's environment, and its value is put in"
+        elif has_default:
+            yield f"${{{name}}} is not set in Toolcrib's environment: the text after :- is put in"
+        else:
+            yield f"${{{name}}} is {'empty' if name in environ else 'not set'} in Toolcrib's environment"
 
 
-def _names(field: Field | None) -> str:
-    return ", ".join(printable(name) for name in field.value) if field and isinstance(field.value, Mapping) else ""
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _texts(inner)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) and _PLAIN_WORD.fullmatch(value) else _json(value)
+
+
+def _json(value: Any) -> str:
+    """In JSON a backslash is not mistaken for the escape of a character that is spelled out."""
+    return visible(json.dumps(value, ensure_ascii=False, default=str))

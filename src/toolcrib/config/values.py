@@ -14,7 +14,7 @@ from typing import Any
 
 from toolcrib.config.expand import expand
 from toolcrib.config.keys import Field
-from toolcrib.config.model import KeyPath, Layer
+from toolcrib.config.model import WORKSPACE_FOLDER, KeyPath, Layer
 from toolcrib.config.problems import Report, describe, describe_type
 from toolcrib.config.redact import printable
 
@@ -38,6 +38,8 @@ class Surroundings:
     root: Path | None = None
     """The project, for a project's file: relative paths start there."""
     spelling: Spelling = Spelling.WITH_VARIABLES
+    neutral: Path | None = None
+    """For the user's own entries: where their programs start that name no folder."""
 
 
 _MERE_TEXT = object()
@@ -46,10 +48,14 @@ _MERE_TEXT = object()
 class Values:
     """The values of one server; remembers how those with `${VAR}` were written."""
 
-    def __init__(self, around: Surroundings, report: Report) -> None:
+    def __init__(self, around: Surroundings, report: Report, *, kept: Mapping[str, str] | None = None) -> None:
+        """`kept` are variables that are filled in later, and what stands for each until then."""
         self.around = around
         self.report = report
         self.spelled: dict[KeyPath, str] = {}
+        self.supplied: dict[str, str] = {}
+        """Variables that were filled in, and what the environment holds for them."""
+        self._kept = kept or {}
 
     def text(self, field: Field, *, into: KeyPath, secret: bool = False) -> str | None:
         """`into` is where the value ends up, for `spelled`. Whole numbers and yes/no are taken as they read."""
@@ -79,7 +85,8 @@ class Values:
     def _expanded(self, value: str, path: KeyPath) -> str | None:
         if not self._has_variables(value):
             return value
-        expansion = expand(value, self.around.environ)
+        expansion = expand(value, {**self.around.environ, **self._kept})
+        self.supplied |= {name: held for name in expansion.variables if (held := self.around.environ.get(name))}
         for name in expansion.missing:
             self.report.missing(path, name)
         for malformed in expansion.malformed:
@@ -148,6 +155,8 @@ class Values:
         text = self.text(field, into=into)
         if text is None:
             return None
+        if self.around.root is not None:
+            text = text.replace(WORKSPACE_FOLDER, str(self.around.root))
         if text == "~" or text.startswith("~/"):
             return self.around.home / text[2:]
         if Path(text).is_absolute():

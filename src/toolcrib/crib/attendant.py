@@ -6,30 +6,33 @@ wired together and closed in the right order. `Crib` has one; the rooms below do
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 
 from toolcrib.agents.approvals import Approvals
 from toolcrib.agents.roster import Roster
 from toolcrib.agents.sessions import Sessions
+from toolcrib.agents.token import naming_tokens
 from toolcrib.book import Book
 from toolcrib.book.entry import Entry, Kind
-from toolcrib.book.redact import Redactor
 from toolcrib.calls import Door
 from toolcrib.config import Paths
+from toolcrib.config.masking import Masker
 from toolcrib.config.model import Settings
 from toolcrib.events import Bus, Change
 from toolcrib.policy import CLIENT, OWNER
 from toolcrib.store import Store
+from toolcrib.store.clock import Clock, watch
+from toolcrib.store.clock import load as load_clock
 from toolcrib.store.commits import Commits
 
 
 async def note(book: Book, change: Change) -> None:
-    """Writes down that the owner changed something; durable when it returns."""
-    book.note(
-        Entry(kind=Kind.CHANGE, at=change.at, agent=change.agent, outcome=change.what, detail=dict(change.detail))
-    )
+    """Writes down that something was changed, by the owner where no agent is named; durable when it returns."""
+    agent = change.agent or OWNER.agent
+    book.note(Entry(kind=Kind.CHANGE, at=change.at, agent=agent, outcome=change.what, detail=dict(change.detail)))
     await book.kept()
 
 
@@ -46,7 +49,7 @@ class Attendant:
         sessions: Sessions,
         approvals: Approvals,
         door: Door,
-        redact: Redactor,
+        clock: Clock,
     ) -> None:
         self.commits = commits
         self.book = book
@@ -54,39 +57,47 @@ class Attendant:
         self.sessions = sessions
         self.approvals = approvals
         self.door = door
-        self.redact = redact
+        self.clock = clock
 
 
 @contextlib.asynccontextmanager
-async def attending(
-    store: Store, bus: Bus, paths: Paths, settings: Settings, secrets: Callable[[], frozenset[str]]
-) -> AsyncIterator[Attendant]:
-    redact = Redactor(secrets)
+async def attending(store: Store, bus: Bus, paths: Paths, settings: Settings, mask: Masker) -> AsyncIterator[Attendant]:
     async with contextlib.AsyncExitStack() as stack:
+        clock = Clock()
+        clock.resume(await store.read(load_clock))
         commits = Commits(store)
         stack.push_async_callback(commits.close)
         book = await Book.open(
             store,
             commits,
             folder=paths.state_dir,
-            secrets=redact,
+            mask=mask,
             values=settings.audit_values,
             keep_days=settings.audit_keep_days,
             keep_bytes=int(settings.audit_keep_mb * 1024 * 1024),
+            clock=clock,
         )
         stack.push_async_callback(book.close)
+        watching = asyncio.create_task(watch(clock, store, partial(note, book)))
+        stack.callback(watching.cancel)
 
-        roster = await Roster.open(store, bus=bus, note=partial(note, book), folder=paths.agents)
+        roster = await Roster.open(store, bus=bus, note=partial(note, book), folder=paths.agents, clock=clock)
         stack.push_async_callback(roster.close)
         sessions = await Sessions.open(
             store,
             commits,
             bus=bus,
-            exists=lambda name: name in _ALWAYS_THERE or roster.knows(name),
+            exists=lambda name: name in _ALWAYS_THERE or roster.holds(name),
             idle=settings.session_idle_hours * 3600,
+            clock=clock,
         )
         stack.push_async_callback(sessions.close)
-        approvals = Approvals(bus, mask=redact)
+
+        def holder(token: str) -> str:
+            agent = roster.authenticate(token)
+            return f"agent {agent.name}" if agent else ""
+
+        approvals = Approvals(bus, mask=lambda text: naming_tokens(mask.named(text), holder))
         door = Door(bus, book=book, roster=roster, approvals=approvals, sessions=sessions)
         yield Attendant(
             commits=commits,
@@ -95,5 +106,5 @@ async def attending(
             sessions=sessions,
             approvals=approvals,
             door=door,
-            redact=redact,
+            clock=clock,
         )

@@ -44,13 +44,15 @@ def told(
     }
     began = time.monotonic()
 
-    def finished(outcome: str) -> None:
+    def finished(outcome: str, failure: str = "") -> None:
         kind = CallFinished if outcome == "ok" else CallFailed
-        bus.publish(kind(**facts, outcome=outcome, duration=time.monotonic() - began))
+        bus.publish(kind(**facts, outcome=outcome, duration=time.monotonic() - began, failure=failure))
 
     bus.publish(CallIntended(**facts))
     try:
-        yield lambda result: finished("tool_error" if result.is_error else "ok")
+        yield lambda result: finished(
+            "tool_error" if result.is_error else "failed" if result.failure else "ok", result.failure
+        )
     except BaseException as error:
         finished(next((word for kind, word in _OUTCOMES if isinstance(error, kind)), "error"))
         raise

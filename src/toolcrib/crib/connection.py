@@ -55,6 +55,8 @@ _LIVES = 30 * 86_400.0
 """Seconds after which a lent agent ends, also if the program still holds it."""
 _CALLS_LAST = 86_400.0
 """Seconds: how long a call may take is the daemon's to say, by server."""
+_LARGEST_ANSWER_MB = 1024.0
+"""So is how large an answer may be."""
 _ANSWERS_WITHIN = 10.0
 _LENT_WITHIN = 30.0
 """Seconds for the whole way to a lent agent: its daemon waits for servers that nobody has seen yet."""
@@ -194,6 +196,7 @@ class Connection(Opened, Counter):
                 **labels,
             },
             call_timeout=_CALLS_LAST,
+            max_message_mb=_LARGEST_ANSWER_MB,
         )
 
     @property

@@ -84,7 +84,7 @@ class Counter(ABC):
         from toolcrib.catalog.idle import Idle  # noqa: PLC0415
         from toolcrib.catalog.toolbox import Tools  # noqa: PLC0415
 
-        whole = Tools(map(Offer.of, self.catalog.tools), call=self._call_tool)
+        whole = Tools((Offer.of(tool) for tool in self.catalog.tools if not tool.needs_task), call=self._call_tool)
         idle = Idle.REFUSED if self.all_known else Idle.TAKEN
         shaped = whole.shaped(keep=keep, drop=drop, transform=transform, idle=idle)
         for error in shaped.idle:

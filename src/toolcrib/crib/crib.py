@@ -23,8 +23,10 @@ from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config import Flags, Paths, load, store_place
 from toolcrib.config.given import GivenServer, config_of
-from toolcrib.config.model import Config, Problem, ServerConfig
+from toolcrib.config.masking import Masker, secrets_of
+from toolcrib.config.model import Config, NameStyle, Problem, ServerConfig
 from toolcrib.config.own_source import OwnSource, refuse_no_source, with_servers_of
+from toolcrib.config.private import empty_folder
 from toolcrib.config.project import project_of
 from toolcrib.crib.attendant import Attendant, attending, note
 from toolcrib.crib.connection import Connection
@@ -35,7 +37,6 @@ from toolcrib.crib.project import Builtin, Project
 from toolcrib.crib.projects import Projects
 from toolcrib.crib.registering import Registering
 from toolcrib.crib.results import Result, read_answer
-from toolcrib.crib.secrets import KnownSecrets
 from toolcrib.crib.trust import Trust, trusted_files
 from toolcrib.errors import UsageError
 from toolcrib.events import Bus, Change
@@ -44,7 +45,8 @@ from toolcrib.policy import OWNER
 from toolcrib.servers.model import ServerState, ServerStatus
 from toolcrib.servers.reaper import Reaper
 from toolcrib.store import Store
-from toolcrib.store.trust import believed_servers
+from toolcrib.store.lock import Holder
+from toolcrib.store.trust import servers as trusted_servers
 
 
 class Opening(enum.Enum):
@@ -73,16 +75,21 @@ class Crib(Opened, Counter):
         only: frozenset[str] | None = None,
         source: OwnSource | None = None,
         opening: Opening = Opening.AT_ONCE,
+        is_daemon: bool = False,
+        mask: Masker | None = None,
     ) -> None:
         """Unless said: this user's files, the folder we are in, our own environment; all servers, not `only` some."""
         self.environ = os.environ if environ is None else environ
         self.paths = paths or Paths.of_user(self.environ)
         self.root = (root or Path.cwd()).resolve()
         self.bus = Bus()
+        self.mask = mask or Masker()
+        """Knows the secrets of every configuration that was read."""
         self.flags = flags
         self._builtins = dict(builtins or {})
         self._source = source
         self._opening = opening
+        self._holder = Holder(home=str(self.paths.config_dir), daemon=is_daemon)
         self._store: Store | None = None
         self._attendant: Attendant | None = None
         self._held = contextlib.AsyncExitStack()
@@ -91,7 +98,9 @@ class Crib(Opened, Counter):
         self._last_known: LastKnown | None = None
         self._projects = Projects(self, builtins=self._builtins, only=only)
         self._registering = Registering(self._projects, lambda: self.home)
-        self._listings: Listings | None = None
+        self._listings: dict[NameStyle, Listings] = {}
+        self._last_good: dict[Path, bytes] = {}
+        """The user's file as it could last be read: a mistake in it takes nothing away that was in force."""
 
     @classmethod
     def from_config(
@@ -149,19 +158,19 @@ class Crib(Opened, Counter):
             await home.introduced(None)
 
     async def _open_books(self) -> None:
-        self._store = await Store.open(store_place(self.paths, self.environ, self.flags))
+        empty_folder(self.paths.start_folder)
+        self._store = await Store.open(store_place(self.paths, self.environ, self.flags), holder=self._holder)
         self._held.push_async_callback(self._store.close)
         self._last_known = LastKnown(self._store)
         settings = (await self.read_config(self.root)).settings
-        secrets = KnownSecrets(lambda: (project.config for project in self.projects))
         self._attendant = await self._held.enter_async_context(
-            attending(self._store, self.bus, self.paths, settings, secrets)
+            attending(self._store, self.bus, self.paths, settings, self.mask)
         )
         self._trust = Trust(
             self._store,
-            await self._store.read(believed_servers),
+            await self._store.read(trusted_servers),
             note=self.note,
-            on_belief=self._catalogs_changed,
+            on_change=self._catalogs_changed,
         )
 
     async def _open_builtins(self) -> None:
@@ -241,12 +250,10 @@ class Crib(Opened, Counter):
     def projects(self) -> tuple[Project, ...]:
         return tuple(self._projects.by_root.values())
 
-    @property
-    def listings(self) -> Listings:
-        style = self.home.config.settings.names
-        if self._listings is None or self._listings.style is not style:
-            self._listings = Listings(style)
-        return self._listings
+    def listings(self, project: Project) -> Listings:
+        """In the style of names that the project has."""
+        style = project.config.settings.names
+        return self._listings.setdefault(style, Listings(style))
 
     async def read_config(self, root: Path) -> Config:
         """The configuration as its files have it now; nothing is started or stopped."""
@@ -257,8 +264,12 @@ class Crib(Opened, Counter):
             environ=self.environ,
             flags=self.flags,
             is_trusted=lambda _, digest: digest in trusted,
+            last_good=self._last_good,
         )
-        return config if self._source is None else with_servers_of(self._source, config, environ=self.environ)
+        if self._source is not None:
+            config = with_servers_of(self._source, config, environ=self.environ)
+        self.mask.learn(secrets_of(config))
+        return config
 
     async def project(self, root: Path) -> Project:
         """The project at this root: read and connected when first asked for."""
@@ -270,9 +281,29 @@ class Crib(Opened, Counter):
         async with self._projects.working_in(root) as project:
             yield project
 
-    async def reload(self) -> None:
-        """Reads the configuration of every project again and starts, stops or exchanges what changed, nothing else."""
+    async def reload(self, *, by: str = OWNER.agent, besides: str = "") -> None:
+        """Reads the configuration of every project again and starts, stops or exchanges what changed, nothing else.
+
+        The book says which servers came, went or changed, `besides` the one that it speaks of already.
+        """
+        before = self._configured()
         await self._projects.reload()
+        after = self._configured()
+        found = {
+            "added": sorted(after.keys() - before.keys() - {besides}),
+            "removed": sorted(before.keys() - after.keys() - {besides}),
+            "changed": sorted(name for name in after.keys() & before.keys() - {besides} if after[name] != before[name]),
+        }
+        if detail := {what: names for what, names in found.items() if names}:
+            await self.note(Change(what="servers changed in files", agent=by, detail=detail))
+
+    def _configured(self) -> dict[str, frozenset[tuple[str, bool]]]:
+        """Of all projects, by name: what a server is, and whether it is on."""
+        servers = [server for project in self.projects for server in project.config.servers.values()]
+        return {
+            name: frozenset((one.identity, one.enabled) for one in servers if one.name == name)
+            for name in {one.name for one in servers}
+        }
 
     async def discover(self, server: GivenServer | ServerConfig) -> tuple[Tool, ...]:
         """Connects, looks at what the server offers and leaves again: nothing is registered."""

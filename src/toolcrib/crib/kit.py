@@ -96,6 +96,8 @@ class Kit(Opened, Counter):
         status = server.status
         if status.state is ServerState.READY:
             self._servers[config.name] = server
+            # It said that it is ready before it was in the table.
+            self._catalog = self._built(self._catalog)
             return
         why = status.last_error or f"It was not there within {limit:g} s."
         self._missing[config.name] = replace(status, state=ServerState.FAILED, last_error=why)
@@ -190,7 +192,7 @@ class Kit(Opened, Counter):
 
     def _built(self, previous: Catalog | None) -> Catalog:
         self._version += 1
-        folders = {name: server.config.works_in(self._root) for name, server in self._servers.items()}
+        folders = {name: server.config.reads_from(self._root) for name, server in self._servers.items()}
         return Catalog.build(
             {name: server.tools or () for name, server in self._servers.items()},
             version=self._version,

@@ -22,7 +22,7 @@ from toolcrib.config.model import WORKSPACE, Config, NameStyle, ServerConfig
 from toolcrib.config.slug import slug
 from toolcrib.errors import ServerAway, UnknownTool
 from toolcrib.policy import Caller
-from toolcrib.servers.model import Era, ServerState
+from toolcrib.servers.model import ServerState
 from toolcrib.servers.server import Server
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Project:
         *,
         builtins: Mapping[str, Builtin],
         next_version: Callable[[], int],
-        believes: Callable[[ServerConfig], bool],
+        trusted: Callable[[ServerConfig], frozenset[str] | None],
     ) -> None:
         self.root = root
         self.config = config
@@ -79,9 +79,10 @@ class Project:
         """When it was last used by a request that stands for itself, by the loop's clock."""
         self._builtins = builtins
         self._next_version = next_version
-        self._believes = believes
+        self._trusted = trusted
         self._catalog: Catalog | None = None
         self._last: Catalog | None = None
+        self._named = config.settings.names
         self._told_version = 0
         self._told_idle: set[str] = set()
         self._subscribers: list[Callable[[], None]] = []
@@ -105,21 +106,23 @@ class Project:
     def _built(self, listings: dict[str, tuple[bytes, ...]]) -> Catalog:
         """A new snapshot, or the last one where nothing that a client sees has changed."""
         last = self._last
-        believed = {name for name, server in self.servers.items() if self._believes(server.config)}
-        folders = {name: server.config.works_in(self.root) for name, server in self.servers.items()}
+        covered = {name: self._trusted(server.config) for name, server in self.servers.items()}
+        trusted = {name: digests for name, digests in covered.items() if digests is not None}
+        folders = {name: server.config.reads_from(self.root) for name, server in self.servers.items()}
         folders[WORKSPACE] = self.root
         made = Catalog.build(
             listings,
             version=self._next_version(),
             limit=LONGEST_NAME,
             previous=last,
-            believed=frozenset(believed | self._builtins.keys()),
+            believed=frozenset(trusted.keys() | self._builtins.keys()),
+            covered=trusted,
             folders={name: str(folder) for name, folder in folders.items() if folder is not None},
             rules=self.config.tools,
         )
-        if last is not None and made.tools == last.tools:
+        if last is not None and made.tools == last.tools and self._named is self.config.settings.names:
             return last
-        self._last = made
+        self._last, self._named = made, self.config.settings.names
         if all(server.tools is not None for server in self.servers.values()):
             idle = {error.text() for error in made.idle_rules()}
             for text in sorted(idle - self._told_idle):
@@ -180,11 +183,6 @@ class Project:
         if found is None:
             raise ServerAway(f"The server {server} was just removed.", remedy="List the tools again.")
         return found
-
-    def era_of(self, server: str) -> Era | None:
-        """The era that a live server speaks; the daemon's own commands answer as a legacy one would."""
-        found = self.servers.get(server)
-        return found.era if found is not None else None
 
     def changed(self) -> None:
         """A server's tools, or the set of servers, are not what they were: tell whoever listens, once a turn."""

@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from toolcrib.config.model import Config
 from toolcrib.crib.project import Builtin, Project
-from toolcrib.events import CatalogChanged
-from toolcrib.servers.pool import Pool
+from toolcrib.events import CatalogChanged, ConfigProblem
+from toolcrib.servers.pool import Pool, key_of
 from toolcrib.servers.server import Server
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ LINGER = 300.0
 
 class Projects:
     def __init__(self, crib: Crib, *, builtins: Mapping[str, Builtin], only: frozenset[str] | None) -> None:
-        self.pool = Pool(bus=crib.bus, on_tools=self._tools_changed, log_file=crib.paths.server_log)
+        self.pool = Pool(bus=crib.bus, on_tools=self._tools_changed, log_file=crib.paths.server_log, mask=crib.mask)
         self.by_root: dict[Path, Project] = {}
         self.registered: set[str] = set()
         """Servers that the program added to the home project; reading the configuration again leaves them alone."""
@@ -37,6 +38,8 @@ class Projects:
         self._builtins = builtins
         self._only = only
         self._versions = itertools.count(1)
+        self._told: set[str] = set()
+        """Problems of the configuration that were told since all of it was last read."""
         self._farewells: dict[Path, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -73,13 +76,13 @@ class Projects:
             found = self.by_root.get(root)
             if found is not None:
                 return found
-            config = await self._crib.read_config(root)
+            config = await self._read(root)
             project = Project(
                 root,
                 config,
                 builtins=self._builtins,
                 next_version=lambda: next(self._versions),
-                believes=self._crib.trust.believes,
+                trusted=self._crib.trust.trusted,
             )
             self.by_root[root] = project
             project.subscribe(lambda: self._announce(project))
@@ -90,11 +93,20 @@ class Projects:
 
     async def _reloaded(self) -> None:
         async with self._wiring:
+            self._told.clear()
             for builtin in self._builtins.values():
                 await builtin.refresh(self._crib)
             for project in tuple(self.by_root.values()):
-                project.config = await self._crib.read_config(project.root)
+                project.config = await self._read(project.root)
                 await self._connect(project)
+
+    async def _read(self, root: Path) -> Config:
+        config = await self._crib.read_config(root)
+        for problem in map(str, config.problems):
+            if problem not in self._told:
+                self._told.add(problem)
+                self._crib.bus.publish(ConfigProblem(problem=problem))
+        return config
 
     async def _to_its_end(self, work: Coroutine[None, None, T]) -> T:
         """Does the work whole, also if whoever waits for it goes away: half a project would serve nobody."""
@@ -109,20 +121,21 @@ class Projects:
         for name, server in list(project.servers.items()):
             if name in self.registered:
                 continue
-            if name not in wanted or wanted[name].identity != server.config.identity:
+            if name not in wanted or key_of(wanted[name], project.root) != key_of(server.config, project.root):
                 del project.servers[name]
                 await self.pool.release(server)
                 await self._forget(server)
-            else:
-                # Time limits may have changed; they need no new connection.
-                server.config = wanted[name]
         for name, config in wanted.items():
             if name not in project.servers:
                 known = await self._crib.last_known.of(config.identity, project.root)
-                project.servers[name] = self.pool.acquire(config, project.root, known_tools=known)
+                project.servers[name] = server = self.pool.acquire(config, project.root, known_tools=known)
+                if server.tools is not None:
+                    await self._crib.trust.cover_first(config, server.tools)
         project.changed()
 
     def _tools_changed(self, server: Server) -> None:
+        if server.tools is not None:
+            self._spawn(self._crib.trust.cover_first(server.config, server.tools))
         for project in self.by_root.values():
             if server in project.servers.values():
                 project.changed()

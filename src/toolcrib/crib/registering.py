@@ -98,6 +98,7 @@ class Registering:
                     home = self._home()
                     server = self._pool.acquire(server.config, home.root, known_tools=server.tools)
                     home.servers[name] = server
+                    home.changed()
                     await server.settled()
                 case ServerState.AWAY | ServerState.FAILED:
                     await server.restart()

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
+from toolcrib.agent_events import failure_in
 from toolcrib.catalog.api import Api
 from toolcrib.crib import messages
 from toolcrib.crib.blocks import (
@@ -59,6 +60,11 @@ class Result:
         block = {"type": "text", "text": why.text() if isinstance(why, ToolcribError) else why}
         raw = {"content": [block], "isError": True}
         return cls(blocks=(read_block(block),), structured=None, is_error=True, raw=raw)
+
+    @property
+    def failure(self) -> str:
+        """In a few words, that what the tool ran failed (a command's exit code, tests), though the call went well."""
+        return failure_in(self.raw.get("_meta"))
 
     @property
     def text(self) -> str:

@@ -23,6 +23,7 @@ from toolcrib.config.project import project_of
 from toolcrib.daemon.starting import FOR_RUNS
 from toolcrib.errors import AlreadyRunning, ConfigError, PortTaken, StoreError, ToolcribError
 from toolcrib.servers.environment import MARKER
+from toolcrib.signals import with_default_signals
 
 _START_LIMIT = 20.0
 _KINDS = {kind.__name__: kind for kind in (AlreadyRunning, ConfigError, PortTaken, StoreError)}
@@ -46,7 +47,7 @@ def start_detached(root: Path, flags: Flags, lasts: Lasts = Lasts.UNTIL_STOPPED)
     # -P: the project's folder is no place to import from, or a file of its own making would run untrusted.
     with (paths.state_dir / "start.log").open("ab") as words:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "toolcrib.daemon"],
+            with_default_signals([sys.executable, "-P", "-m", "toolcrib.daemon"]),
             stdin=subprocess.PIPE,
             stdout=words,
             stderr=words,

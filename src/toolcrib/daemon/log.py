@@ -11,7 +11,8 @@ import logging.handlers
 import os
 from pathlib import Path
 
-from toolcrib.events import CallFailed, Event, ServerStateChanged
+from toolcrib.config.masking import Masker
+from toolcrib.events import CallFailed, ConfigProblem, Event, ServerStateChanged
 
 log = logging.getLogger(__name__)
 
@@ -19,11 +20,22 @@ _BYTES = 5 * 1024 * 1024
 _KEPT = 3
 
 
-def log_to(file: Path, level: str) -> logging.Handler:
+class _MaskedFormatter(logging.Formatter):
+    """Whoever logs, and whatever stands in a traceback: no line holds a known secret."""
+
+    def __init__(self, mask: Masker) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+        self._mask = mask
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._mask.known(super().format(record))
+
+
+def log_to(file: Path, level: str, mask: Masker) -> logging.Handler:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     handler = logging.handlers.RotatingFileHandler(file, maxBytes=_BYTES, backupCount=_KEPT, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    handler.setFormatter(_MaskedFormatter(mask))
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
@@ -31,7 +43,7 @@ def log_to(file: Path, level: str) -> logging.Handler:
     return handler
 
 
-LOGGED = (ServerStateChanged, CallFailed)
+LOGGED = (ServerStateChanged, CallFailed, ConfigProblem)
 _TROUBLE = frozenset({"away", "failed"})
 
 
@@ -41,6 +53,8 @@ def write_to_log(event: Event) -> None:
             log.warning("%s is %s: %s", _plain(server), state, _plain(reason))
         case ServerStateChanged(server=server, state=state):
             log.info("%s is %s", _plain(server), state)
+        case ConfigProblem(problem=problem):
+            log.warning("configuration: %s", _plain(problem))
         case CallFailed(server=""):
             # A name that no tool has may be anything; the book keeps it, with what is secret masked.
             return

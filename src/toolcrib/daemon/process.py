@@ -12,7 +12,6 @@ import contextlib
 import gc
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -30,6 +29,7 @@ from toolcrib.commands.leases import Lasts, Leases
 from toolcrib.commands.run import end, left_behind
 from toolcrib.config import Flags, Paths
 from toolcrib.config.last_store import remember_store
+from toolcrib.config.masking import Masker
 from toolcrib.config.model import WORKSPACE
 from toolcrib.config.private import unusable
 from toolcrib.crib.crib import Crib
@@ -38,13 +38,15 @@ from toolcrib.daemon.lock import held, write_info
 from toolcrib.daemon.log import LOGGED, log_to, write_to_log
 from toolcrib.daemon.socket import CommandSocket
 from toolcrib.daemon.token import owner_token
+from toolcrib.descriptors import raise_limit
 from toolcrib.errors import PortTaken
 from toolcrib.events import Event, TokenReplaced
 from toolcrib.gateway.http import HttpGateway
+from toolcrib.signals import ending_signals
 
 log = logging.getLogger(__name__)
 
-_REQUESTS_MAY_END = 1.5
+_REQUESTS_MAY_END = 1.0
 """Of the five seconds that a stop may take; the servers' processes need the rest."""
 
 _FIRST_RUN = 20.0
@@ -59,6 +61,7 @@ class Daemon:
     def __init__(self, paths: Paths, root: Path, flags: Flags, lasts: Lasts) -> None:
         self.leases = Leases(lasts, on_idle=self.stop)
         self.jobs = Desk(self.leases)
+        self.mask = Masker()
         self._paths = paths
         self._root = root
         self._flags = flags
@@ -142,15 +145,18 @@ class Daemon:
 
     async def run(self, ready: Ready) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in ending_signals():
             loop.add_signal_handler(number, self.stop)
         token = owner_token(self._paths.owner_token)
+        self.mask.learn({token: "token of the owner"})
         crib = Crib(
             paths=self._paths,
             root=self._root,
             environ=os.environ,
             flags=self._flags,
             builtins=builtins(registry, self, unsafe_no_sandbox=self._flags.unsafe_no_sandbox),
+            is_daemon=True,
+            mask=self.mask,
         )
         async with crib, self._minding_orphans(crib):
             self.jobs.crib = crib
@@ -225,6 +231,7 @@ def run_foreground(root: Path, flags: Flags, *, ready: Ready, lasts: Lasts = Las
     """Runs until a signal or `toolcrib down`; for runs, until none is left."""
     paths = Paths.of_user(os.environ)
     _keep_files_from_children()
+    raise_limit()
     try:
         return _run_locked(paths, Daemon(paths, root, flags, lasts), ready)
     except OSError as error:
@@ -233,7 +240,7 @@ def run_foreground(root: Path, flags: Flags, *, ready: Ready, lasts: Lasts = Las
 
 def _run_locked(paths: Paths, daemon: Daemon, ready: Ready) -> int:
     with held(paths):
-        handler = log_to(paths.log, os.environ.get("TOOLCRIB_LOG_LEVEL", "info"))
+        handler = log_to(paths.log, os.environ.get("TOOLCRIB_LOG_LEVEL", "info"), daemon.mask)
         try:
             # The loop's own close waits for the default executor's threads: nothing of ours outlives it.
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(KeyboardInterrupt):

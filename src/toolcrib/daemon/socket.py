@@ -22,12 +22,12 @@ from typing import Any
 import msgspec
 
 from toolcrib.commands.all import registry
-from toolcrib.commands.registry import Context, Host, Via
+from toolcrib.commands.registry import Context, Host, Via, usable_path
 from toolcrib.crib.crib import Crib
 from toolcrib.crib.project import Project
 from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ConfigError, ToolcribError, UsageError
 from toolcrib.gateway.answers import Rejected, failure
-from toolcrib.gateway.envelope import MAX_BODY
+from toolcrib.gateway.envelope import MAX_BODY, count_values
 from toolcrib.gateway.pipe import PipeClient
 from toolcrib.gateway.reception import UNLABELLED, Reception, conversation_of
 from toolcrib.policy import OWNER
@@ -42,6 +42,7 @@ _OF_NO_PROJECT = (
     "agent:",
     "approval:",
     "audit:",
+    "clock:",
     "job:list",
     "job:result",
     "job:cancel",
@@ -96,6 +97,9 @@ class CommandSocket:
         try:
             if _is_owner(writer.get_extra_info("socket")):
                 await self._serve(reader, writer)
+        except UsageError as error:
+            with contextlib.suppress(ConnectionError):
+                await _say(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": error.message}})
         except asyncio.CancelledError:
             # The daemon stops: what the other side has not read by now is not waited for.
             writer.transport.abort()
@@ -109,19 +113,19 @@ class CommandSocket:
                 await writer.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = await reader.readline()
+        line = await _next_line(reader)
         while line:
             try:
-                request_id, method, params, root = _read_command(line)
+                request_id, method, params, root = await _read_command(line)
             except UsageError as error:
                 await _say(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": error.message}})
-                line = await reader.readline()
+                line = await _next_line(reader)
                 continue
             if method == _BRIDGE:
                 await self._bridge(params, reader, writer)
                 return
             # Whoever asked may leave before the answer (`logs -f`, Ctrl-C): then the work ends too.
-            following = asyncio.create_task(reader.readline())
+            following = asyncio.create_task(_next_line(reader))
             work = asyncio.create_task(self._command(request_id, method, params, root, writer))
             try:
                 await asyncio.wait({work, following}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +146,7 @@ class CommandSocket:
                 guest = self._reception.admit(str(token)) if token else self._reception.unnamed()
                 conversation = conversation_of(str(params.get("conversation") or "")) or UNLABELLED
                 # An agent works where its token says, wherever its client was started.
-                root = Path(str(params.get("root") or self._crib.root)).resolve()
+                root = _root(params.get("root") or str(self._crib.root))
                 if guest.workdir is not None:
                     root = self._reception.root_of(guest, guest.workdir)
                 project = await stack.enter_async_context(self._crib.working_in(root))
@@ -157,7 +161,7 @@ class CommandSocket:
                 told = f"The root cannot be used: {error}."
                 await _say(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": told}})
                 return
-            await PipeClient(self._crib, project, guest, conversation, reader, writer).serve()
+            await PipeClient(self._crib, project, guest, conversation, self._reception.turns, reader, writer).serve()
 
     async def _command(
         self, request_id: Any, name: str, params: dict[str, Any], root: Path | None, writer: asyncio.StreamWriter
@@ -196,18 +200,38 @@ class CommandSocket:
             yield project
 
 
-def _read_command(line: bytes) -> tuple[Any, str, dict[str, Any], Path | None]:
+async def _next_line(reader: asyncio.StreamReader) -> bytes:
     try:
+        return await reader.readline()
+    except ValueError as error:
+        raise UsageError(f"Not a command: a line has at most {MAX_BODY} bytes.") from error
+
+
+async def _read_command(line: bytes) -> tuple[Any, str, dict[str, Any], Path | None]:
+    try:
+        await count_values(line)
         message = msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"Not a command: {error}") from error
+    except Rejected as rejected:
+        raise UsageError(f"Not a command: {rejected.message}") from rejected
     method, params = message.get("method"), message.get("params", {})
     if not isinstance(method, str) or not isinstance(params, dict):
         raise UsageError("Not a command: method must be a string and params an object.")
     root = message.get("root")
-    if root is not None and not (isinstance(root, str) and Path(root).is_absolute()):
-        raise UsageError("Not a command: root must be the absolute path of a folder.")
-    return message.get("id"), method, params, None if root is None else Path(root).resolve()
+    if root is None:
+        return message.get("id"), method, params, None
+    try:
+        return message.get("id"), method, params, _root(root)
+    except ValueError as error:
+        raise UsageError(f"Not a command: root: {error}.") from error
+
+
+def _root(given: Any) -> Path:
+    if not isinstance(given, str) or not Path(given).is_absolute():
+        raise ValueError("It must be the absolute path of a folder")
+    # Not by pathlib, which raises for a loop of links.
+    return Path(os.path.realpath(usable_path(given)))
 
 
 async def _say(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

@@ -145,14 +145,16 @@ def _start(
     deadline: float,
     given_up: Callable[[], bool],
 ) -> socket.socket:
-    # Only a cold start pays for these two.
+    # Only a cold start pays for these.
     import subprocess  # noqa: PLC0415
     import tempfile  # noqa: PLC0415
+
+    from toolcrib.signals import with_default_signals  # noqa: PLC0415
 
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(
-                list(start),
+                with_default_signals(start),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=said,

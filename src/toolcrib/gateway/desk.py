@@ -175,7 +175,7 @@ class Desk:
                 raise Rejected(Case.METHOD, method=message.method[:80])
 
     def _tools(self, client: Client) -> bytes:
-        caller, catalog, listings = client.caller(), client.project.catalog, self._crib.listings
+        caller, catalog, listings = client.caller(), client.project.catalog, self._crib.listings(client.project)
         tools = listings.tools(catalog, caller, client.reader)
         self._crib.sessions.listed(client.session)
         if self._crib.bus.hears(ToolsListed):
@@ -199,16 +199,14 @@ class Desk:
 
         request = Request(
             tool=name,
-            style=self._crib.listings.style,
+            style=client.project.config.settings.names,
             params=params,
             meta=eras.forwarded_meta(message.meta),
+            takes_input=era is Era.MODERN and client.reader is Reader.MODEL,
             on_progress=None if token is None else progress,
         )
-        server_era: Era | None = None
         try:
-            outcome = await self._through_the_door(client, request)
-            answer = outcome.answer
-            server_era = client.project.era_of(outcome.tool.server)
+            answer = (await self._through_the_door(client, request)).answer
         except (InvalidArguments, ServerFailure, Denied, BookUnwritable) as error:
             if client.reader is Reader.PROGRAM:
                 raise
@@ -216,7 +214,7 @@ class Desk:
         if answer.result is None:
             error_bytes = answer.error or b'{"code":-32603,"message":"no error was given"}'
             return Reply(raw_error_message(request_id, error_bytes), _status_of(error_bytes, era))
-        return eras.tool_result(answer.result, client=era, server=server_era)
+        return eras.tool_result(answer.result, client=era)
 
     async def _through_the_door(self, client: Client, request: Request) -> Outcome:
         if not client.project.knows(request.tool):

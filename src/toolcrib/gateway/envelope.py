@@ -5,13 +5,18 @@ In: one JSON text from outside. Out: its envelope decoded, its params one level 
 
 Two parsers that disagree about one text are a hole: what we check must be what the server reads. So a text with
 duplicate keys, with bytes that are not UTF-8, or nested deeper than anything honest is refused here.
+
+Parsers hold the interpreter, in a thread too. What they cost is the number of values far more than the number of bytes,
+so a large text is counted first, in small steps between which others go on, and each agent has one read at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -19,11 +24,21 @@ from msgspec import Raw
 
 from toolcrib.errors import Case
 from toolcrib.gateway.answers import Rejected
-from toolcrib.servers.wire import deeper_than
+from toolcrib.servers.wire import Weight, deeper_than
 
 MAX_BODY = 16 * 1024 * 1024
 MAX_DEPTH = 128
-_LARGE = 256 * 1024
+MAX_VALUES = 131_072
+"""Objects, lists and what they hold: about a tenth of a second for any parser of ours."""
+MAX_DIGITS = 512
+"""Of an integer: making a number of digits costs the square of their count."""
+SMALL = 8 * 1024
+"""Bytes that are read at once, without being counted first."""
+_STEP = 64 * 1024
+_QUICK = 8192
+"""Values that are read on the event loop: some milliseconds."""
+_PAUSE, _LONGEST_PAUSE = 3.0, 1.0
+"""An agent's next large text waits so many times as long as reading the last one took; in seconds at most."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,9 +96,68 @@ def read_message(body: bytes) -> Message:
     return Message(method=envelope.method, id=request_id, params=params, meta=meta)
 
 
-async def read_aside(body: bytes) -> Message:
-    """The same; a large body is read in a thread, so that others need not wait for it."""
-    return read_message(body) if len(body) < _LARGE else await asyncio.to_thread(read_message, body)
+class Turns:
+    """One large text per agent at a time, with a pause after each: nobody takes all of the interpreter's time."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, _Turn] = {}
+
+    @asynccontextmanager
+    async def of(self, agent: str) -> AsyncIterator[_Turn]:
+        turn = self._turns.get(agent)
+        if turn is None:
+            self._turns = {name: other for name, other in self._turns.items() if other.in_use}
+            turn = self._turns[agent] = _Turn()
+        async with turn.lock:
+            await asyncio.sleep(max(0.0, turn.rests_until - time.monotonic()))
+            yield turn
+
+
+class _Turn:
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.rests_until = 0.0
+
+    @property
+    def in_use(self) -> bool:
+        return self.lock.locked() or self.rests_until > time.monotonic()
+
+    async def read(self, body: bytes) -> Message:
+        began = time.monotonic()
+        try:
+            values = await count_values(body)
+            if values <= _QUICK and len(body) <= _STEP:
+                return read_message(body)
+            return await asyncio.to_thread(read_message, body)
+        finally:
+            now = time.monotonic()
+            self.rests_until = now + min(_LONGEST_PAUSE, _PAUSE * (now - began))
+
+
+async def read_aside(body: bytes, agent: str, turns: Turns) -> Message:
+    """The same; a text that is not small takes the agent's turn, and others need not wait for it."""
+    if len(body) <= SMALL:
+        return read_message(body)
+    async with turns.of(agent) as turn:
+        return await turn.read(body)
+
+
+async def count_values(text: bytes) -> int:
+    """Raises `Rejected` for a text of more values, or levels, than are read."""
+    weight = Weight()
+    for start in range(0, len(text), _STEP):
+        if start:
+            await asyncio.sleep(0)
+        weight.add(text[start : start + _STEP])
+        if weight.deepest > MAX_DEPTH:
+            raise _too_deep()
+        if weight.values > MAX_VALUES:
+            raise Rejected(Case.TOO_LARGE, most=f"{MAX_VALUES} values")
+    return weight.values
+
+
+def _too_deep() -> Rejected:
+    return Rejected(Case.MALFORMED, why=f"nested deeper than {MAX_DEPTH} levels")
 
 
 def _request_id(envelope: _Envelope) -> bytes | None:
@@ -101,7 +175,7 @@ def _refuse_ambiguous(body: bytes) -> None:
     except UnicodeDecodeError as error:
         raise Rejected(Case.MALFORMED, why=f"byte {error.start} is not UTF-8") from error
     if deeper_than(MAX_DEPTH, body):
-        raise Rejected(Case.MALFORMED, why=f"nested deeper than {MAX_DEPTH} levels")
+        raise _too_deep()
     try:
         _strict.decode(text)
     except Rejected:
@@ -130,7 +204,12 @@ def _twice(pairs: list[tuple[str, Any]]) -> str:
     raise ValueError("no key stands twice")
 
 
-_strict = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+def _no_long_integer(digits: str) -> None:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
+
+
+_strict = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_no_long_integer)
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -31,6 +32,7 @@ from toolcrib.errors import (
 from toolcrib.gateway.answers import Rejected
 from toolcrib.gateway.envelope import Message
 from toolcrib.servers.model import MODERN_VERSION, Era
+from toolcrib.servers.wire import result_type
 
 LEGACY_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 ASSUMED_LEGACY_VERSION = "2025-03-26"
@@ -158,23 +160,15 @@ def complete(era: Era, result: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode({"resultType": "complete", **result, "_meta": meta})
 
 
-class _Typed(msgspec.Struct):
-    kind: Any = msgspec.field(name="resultType", default=None)
-
-
-def _says_its_type(result: bytes) -> bool:
-    """A second `resultType` would be a key that stands twice; looked for only where the word is there at all."""
-    if b'"resultType"' not in result:
-        return False
-    try:
-        return msgspec.json.decode(result, type=_Typed).kind is not None
-    except (msgspec.MsgspecError, RecursionError):
-        return False
-
-
-def tool_result(result: bytes, *, client: Era, server: Era | None) -> bytes:
-    """A server's result for a client that may be of the other era: a modern one must be told the result's type."""
-    if client is Era.LEGACY or server is Era.MODERN or _says_its_type(result):
+def tool_result(result: bytes, *, client: Era) -> bytes:
+    """A server's result for a client: a modern one must be given the result's type, and a result without one is
+    complete. Servers of the legacy era never give it, some modern ones forget it."""
+    if client is Era.LEGACY or result_type(result):
         return result
+    if b'"resultType"' in result:
+        # Perhaps as a key with null, or a number, and a second one would make the result ambiguous.
+        with contextlib.suppress(msgspec.MsgspecError):
+            fields = msgspec.json.decode(result, type=dict[str, msgspec.Raw])
+            return msgspec.json.encode({**fields, "resultType": "complete"})
     rest = result.lstrip()[1:].lstrip()
     return b'{"resultType":"complete"%b%b' % (b"" if rest[:1] == b"}" else b",", rest)

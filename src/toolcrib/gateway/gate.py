@@ -14,7 +14,7 @@ import msgspec
 from toolcrib.errors import Case
 from toolcrib.gateway import eras
 from toolcrib.gateway.answers import Rejected
-from toolcrib.gateway.envelope import MAX_BODY
+from toolcrib.gateway.envelope import MAX_BODY, SMALL
 from toolcrib.gateway.reception import Guest, Reception, conversation_of, no_token
 from toolcrib.listing import Reader
 
@@ -133,10 +133,18 @@ def _accepts(headers: Mapping[str, str], *kinds: str) -> bool:
     return "*/*" in accepted or all(k in accepted or f"{k.partition('/')[0]}/*" in accepted for k in kinds)
 
 
-async def read_body(headers: Mapping[str, str], receive: Callable[[], Awaitable[Any]]) -> bytes:
-    length = headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > MAX_BODY:
-        raise Rejected(Case.TOO_LARGE, most=MAX_BODY)
+def is_large(headers: Mapping[str, str]) -> bool:
+    """Whether the body is more than a small one, or may be: it does not say."""
+    length = headers.get("content-length", "")
+    return not length.isdigit() or int(length) > SMALL
+
+
+async def read_body(visitor: Visitor, receive: Callable[[], Awaitable[Any]]) -> bytes:
+    # Nothing that an agent without any permission may ask for is large.
+    most = SMALL if is_large(visitor.headers) and visitor.guest.permission().allows_nothing else MAX_BODY
+    length = visitor.headers.get("content-length", "0")
+    if not length.isdigit() or int(length) > most:
+        raise Rejected(Case.TOO_LARGE, most=f"{most} bytes")
     parts: list[bytes] = []
     size = 0
     while True:
@@ -145,7 +153,7 @@ async def read_body(headers: Mapping[str, str], receive: Callable[[], Awaitable[
             raise Rejected(Case.HALF)
         parts.append(event.get("body", b""))
         size += len(parts[-1])
-        if size > MAX_BODY:
-            raise Rejected(Case.TOO_LARGE, most=MAX_BODY)
+        if size > most:
+            raise Rejected(Case.TOO_LARGE, most=f"{most} bytes")
         if not event.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -19,8 +19,17 @@ from toolcrib.events import Event, PermissionChanged
 from toolcrib.gateway import eras
 from toolcrib.gateway.answers import Rejected, Reply, failure
 from toolcrib.gateway.desk import LIST_CHANGED, Client, Desk, UnderWay
-from toolcrib.gateway.envelope import Message, read_aside
-from toolcrib.gateway.gate import Gate, Visitor, check_legacy_verb, check_post, check_stream, no_such_verb, read_body
+from toolcrib.gateway.envelope import Message, read_message
+from toolcrib.gateway.gate import (
+    Gate,
+    Visitor,
+    check_legacy_verb,
+    check_post,
+    check_stream,
+    is_large,
+    no_such_verb,
+    read_body,
+)
 from toolcrib.gateway.legacy import LegacyConnections
 from toolcrib.gateway.reception import UNLABELLED, Reception
 from toolcrib.gateway.streams import EventStream, Exchange, Receive, Send, send_json, until_gone
@@ -62,6 +71,12 @@ class HttpGateway:
             raise RuntimeError(f"only HTTP is served here, not {scope['type']}")
         try:
             visitor = self._gate.admit(scope)
+        except Rejected as rejected:
+            # Nobody whom we do not know keeps a connection.
+            reply = rejected.reply()
+            await send_json(send, msgspec.structs.replace(reply, extra=(*reply.extra, (b"connection", b"close"))))
+            return
+        try:
             match scope["method"]:
                 case "POST":
                     await self._post(visitor, receive, send)
@@ -78,13 +93,20 @@ class HttpGateway:
 
     async def _post(self, visitor: Visitor, receive: Receive, send: Send) -> None:
         check_post(visitor.headers)
-        message = await read_aside(await read_body(visitor.headers, receive))
+        message = await self._read(visitor, receive)
         if eras.era_of(message, visitor.headers.get("mcp-protocol-version")) is Era.MODERN:
             await self._modern_request(message, visitor, receive, send)
         elif message.method == "initialize" and message.id is not None:
             await self._initialize(message, visitor, send)
         else:
             await self._legacy_request(message, visitor, receive, send)
+
+    async def _read(self, visitor: Visitor, receive: Receive) -> Message:
+        """A large body is not even taken in before the agent's last one is read."""
+        if not is_large(visitor.headers):
+            return read_message(await read_body(visitor, receive))
+        async with self._reception.turns.of(visitor.guest.name) as turn:
+            return await turn.read(await read_body(visitor, receive))
 
     async def _modern_request(self, message: Message, visitor: Visitor, receive: Receive, send: Send) -> None:
         if message.id is None:

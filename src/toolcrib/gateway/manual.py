@@ -34,6 +34,15 @@ MODEL = """\
 These are results with `isError: true`, status 200 and no code, so that clients hand the text to the model. A tool that
 is denied is told with the rule that decided. Suggestions, and what is known of a server, name only what the agent may
 use.
+
+A tool may ask for input before it goes on (`input_required`). A modern client gets the question as the server sent it.
+A legacy client cannot answer it: the call fails with a text that says so. It fails alike in the library and on the
+command line. A tool whose `execution.taskSupport` is `required` is not listed, since tasks are not supported yet;
+`toolcrib servers` names it, and a call is denied with that reason. A result without a `resultType` is complete, and a
+modern client gets it with that type.
+
+Arguments are checked as JSON Schema says, with one difference: null is also taken where a server allows it in other
+words, by OpenAPI's `nullable: true`, by a default of null, or by null in only one of `type` and `enum`.
 """
 
 

@@ -17,7 +17,7 @@ from toolcrib.events import AgentEnded, Event, PermissionChanged
 from toolcrib.gateway import eras
 from toolcrib.gateway.answers import Rejected, Reply, failure
 from toolcrib.gateway.desk import LIST_CHANGED, Desk, UnderWay
-from toolcrib.gateway.envelope import Message, read_aside
+from toolcrib.gateway.envelope import Message, Turns, read_aside
 from toolcrib.gateway.reception import Guest, bad_token
 from toolcrib.gateway.subscriptions import acknowledged, ended, listen_notice, wants_tools
 from toolcrib.servers.model import Era
@@ -39,6 +39,7 @@ class PipeClient:
         project: Project,
         guest: Guest,
         conversation: str,
+        turns: Turns,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -47,6 +48,7 @@ class PipeClient:
         self._project = project
         self._guest = guest
         self._conversation = conversation
+        self._turns = turns
         self._under_way = UnderWay()
         self._reader = reader
         self._writer = writer
@@ -102,7 +104,7 @@ class PipeClient:
 
     async def _take(self, line: bytes) -> None:
         try:
-            message = await read_aside(line)
+            message = await read_aside(line, self._guest.name, self._turns)
             self._settle_era(message)
             if self._era is Era.MODERN and message.id is not None:
                 eras.check_modern(message, None)

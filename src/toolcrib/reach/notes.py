@@ -42,7 +42,10 @@ class CallSeen:
     """Bytes."""
     over: bool
     outcome: str
-    """ok, tool_error, error, timeout, cancelled, away, denied, invalid, unknown or refused; empty while not over."""
+    """ok, failed, tool_error, error, timeout, cancelled, away, denied, invalid, unknown or refused; empty while not
+    over."""
+    failure: str = ""
+    """What the tool says of what it ran, where that failed."""
     duration_ms: float | None
     decision: str
     rule: str

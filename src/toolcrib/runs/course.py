@@ -16,6 +16,7 @@ from pathlib import Path
 
 from toolcrib.agent_events import AgentEvent, Kind
 from toolcrib.coding_agents.headless import Launch, Reader, Usage
+from toolcrib.config.model import WORKSPACE
 from toolcrib.errors import Denied, ToolcribError
 from toolcrib.reach.notes import CallSeen, Ended, Listed, Lost, Note
 from toolcrib.runs.environment import past_proxies
@@ -23,7 +24,7 @@ from toolcrib.runs.matching import Matching
 from toolcrib.runs.preparing import Prepared, RunOrder
 from toolcrib.runs.printed import Printed
 from toolcrib.runs.process import Line, Running
-from toolcrib.runs.result import OnMcpFailure, Status, Summary
+from toolcrib.runs.result import REMEDIES, OnMcpFailure, Status, Summary
 from toolcrib.runs.tally import Tally
 
 _READ_AHEAD = 256
@@ -34,6 +35,9 @@ _ASKS_WITHIN = 10.0
 """Seconds after a model's first word within which a program has asked for the tools that it was to have."""
 _LAST_NOTES = 2.0
 """Seconds that the gateway's word on the last calls is waited for, once the program has ended."""
+
+
+_AGAIN = "Run it again; `--conversation last` goes on where it was."
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ class Course:
         """Whether the program has asked for the tools: some go on without a word if they cannot."""
         self._asks_until: float | None = None
         """When it should have: some time after a model has first answered it."""
+        self._away = {} if ready.lease is None else dict(ready.lease.away)
 
     @property
     def session(self) -> str:
@@ -192,6 +197,8 @@ class Course:
                 self._asked, self._asks_until = True, None
                 self._matching.names = item.names
                 self._tally.listed(item)
+                for server, _ in item.names.values():
+                    self._away.pop(server, None)
             case Ended() | Lost():
                 yield from self._tools_gone(item)
             case _:
@@ -291,21 +298,38 @@ class Course:
     def summary(self, exit_code: int | None, seconds: float) -> Summary:
         told = self._reader.told
         status, error = self.ending.status, self.ending.error
-        if status is Status.FINISHED and (exit_code != 0 or told.failure):
-            status = Status.FAILED
-            error = told.failure or f"{self._ready.client.title} ended with code {exit_code}."
+        remedy = REMEDIES.get(status, "")
+        if status is Status.FINISHED and (failure := self._failure(exit_code)):
+            status, (error, remedy) = Status.FAILED, failure
         return Summary(
             status=status,
-            exit_code=exit_code,
+            program_exit_code=exit_code,
             seconds=seconds,
             text=told.text,
             error=error,
-            remedy=told.remedy if status is Status.FAILED else "",
+            remedy=remedy,
             session=told.session,
             model=told.model,
             usage=told.usage.since(self._ready.used),
             session_usage=told.usage if self._ready.headless.counts_session else Usage(),
             tools=dict(self._tally.tools),
             denials=self._tally.denials,
+            failures=self._tally.failures,
             listing=self._tally.listing,
+            away=self._away,
         )
+
+    def _failure(self, exit_code: int | None) -> tuple[str, str] | None:
+        """Why a run that ended by itself has failed all the same, and what can be done about it."""
+        told, title, lease = self._reader.told, self._ready.client.title, self._ready.lease
+        if exit_code != 0:
+            return told.failure or f"{title} ended with code {exit_code}.", told.remedy
+        if told.failure and (told.ended or told.remedy):
+            return told.failure, told.remedy
+        if not told.ended:
+            said = f" It said: {told.failure}" if told.failure else ""
+            return f"{title} ended without the line that ends a run: its answer is lost, or not whole.{said}", _AGAIN
+        called = any(name.startswith(f"{WORKSPACE}:") for name in self._tally.tools)
+        if lease is not None and lease.broken and called and not self._tally.succeeded:
+            return f"No call of a tool succeeded. {lease.broken}", "`toolcrib workspace check` shows the mistakes."
+        return None

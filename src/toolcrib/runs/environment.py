@@ -21,7 +21,7 @@ from toolcrib.coding_agents.search_path import SearchPath
 from toolcrib.config.redact import printable
 from toolcrib.errors import UsageError
 from toolcrib.policy.own_tools import OwnTools
-from toolcrib.servers.environment import SHORTEST_SECRET, inherits
+from toolcrib.servers.environment import inherits
 
 OURS = "TOOLCRIB_"
 """How names of variables of our own begin; the marker of children among them."""
@@ -80,7 +80,7 @@ def program_environment(
     hidden = [*wanted.values(), *added.values(), *(passed[name] for name in secret & passed.keys())]
     return Given(
         environ=given,
-        secrets=frozenset(_secrets(hidden)),
+        secrets=frozenset(hidden),
         left_out=tuple(sorted(environ.keys() - given.keys())),
         warnings=tuple(warnings),
     )
@@ -115,14 +115,6 @@ def _path(environ: Mapping[str, str], workdir: Path, own_tools: OwnTools) -> tup
         folders = ", ".join(printable(str(folder)) for folder in search.of_the_project)
         warnings.append(f"Left out of PATH, for the project could have a node or a git of its own there: {folders}.")
     return search.kept, warnings
-
-
-def _secrets(values: Iterable[str]) -> Iterator[str]:
-    """Also the lines of a value of several, for a key may be printed line by line."""
-    for value in values:
-        for part in (value, value.strip(), *(line.strip() for line in value.splitlines())):
-            if len(part) >= SHORTEST_SECRET:
-                yield part
 
 
 def _named(name: str, environ: Mapping[str, str]) -> str:

@@ -12,18 +12,15 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from toolcrib.book.redact import Redactor
+from toolcrib.config.masking import Masker
 from toolcrib.config.redact import HIDDEN
-from toolcrib.servers.environment import SHORTEST_SECRET
 
 _DEEPEST = 100
 
 
 class Masking:
     def __init__(self, secrets: Iterable[str]) -> None:
-        values = frozenset(secret for secret in secrets if len(secret) >= SHORTEST_SECRET)
-        self._values = values
-        self._text = Redactor(lambda: values).known
+        self._text = Masker(secrets).known
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
         if value is None or isinstance(value, bool):
@@ -31,7 +28,7 @@ class Masking:
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, int | float):
-            return HIDDEN if str(value) in self._values else number(value)
+            return HIDDEN if self._text(str(value)) == HIDDEN else number(value)
         if depth >= _DEEPEST:
             return self._text(_as_text(value))
         if isinstance(value, Mapping):

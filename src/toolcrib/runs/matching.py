@@ -9,6 +9,7 @@ events stand in the order of its lines. `run` is the only neighbour.
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -63,8 +64,8 @@ class Matching:
         self._provider = provider
         self._mark = mark
         self._open: list[_Call] = []
-        self._starts: dict[str, float] = {}
-        """When calls of tools that are not ours began, by the program's id."""
+        self._starts: dict[str, AgentEvent] = {}
+        """The starts of calls of tools that are not ours and go on, by the program's id."""
         self._settled: set[str] = set()
         """Calls that were told to be over by one side's word alone, by the other's id: its word may still come."""
         self._behind: deque[tuple[AgentEvent, float]] = deque()
@@ -112,6 +113,8 @@ class Matching:
             yield from self._without_waiting(call)
             if call in self._open:
                 yield from self._over(call)
+        for start in self._starts.values():
+            yield replace(start, role="tool", raw=None, time=time.time(), tool_status=ToolStatus.CANCELLED)
 
     def _awaited(self) -> list[_Call]:
         return [call for call in self._open if call.end is not None]
@@ -207,6 +210,7 @@ class Matching:
         yield replace(
             base,
             time=base.time if end is not None else outcome.at,
+            text=base.text if outcome.failure in base.text else f"{outcome.failure}\n{base.text}".rstrip(),
             tool_args=base.tool_args if outcome.arguments is None else outcome.arguments,
             tool_status=_STATUS.get(outcome.outcome, ToolStatus.ERROR),
             tool_duration_ms=outcome.duration_ms,
@@ -250,12 +254,12 @@ class Matching:
     def _timed(self, event: AgentEvent) -> AgentEvent:
         """A tool that is not ours: its time is between its lines, unless the program says it."""
         if event.tool_status is ToolStatus.STARTED:
-            self._starts[event.call] = event.time
+            self._starts[event.call] = event
             return event
         began = self._starts.pop(event.call, None)
         if event.tool_duration_ms is not None or began is None:
             return event
-        return replace(event, tool_duration_ms=round(max(0.0, event.time - began) * 1000, 1))
+        return replace(event, tool_duration_ms=round(max(0.0, event.time - began.time) * 1000, 1))
 
 
 def _kept(event: AgentEvent) -> AgentEvent:

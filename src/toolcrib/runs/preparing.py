@@ -20,11 +20,12 @@ from pathlib import Path
 from toolcrib.agents.folder import AgentFolders
 from toolcrib.coding_agents.client import Client, labels
 from toolcrib.coding_agents.headless import Headless, Launch, Order, Usage
+from toolcrib.coding_agents.plain_git import search_path_with_plain_git
 from toolcrib.coding_agents.program import Program, find
 from toolcrib.config.paths import Paths, home_of
 from toolcrib.config.project import project_of
 from toolcrib.errors import ConfigError, Denied, NotFound, ToolcribError, UsageError, WorkspaceError
-from toolcrib.policy.own_tools import OwnTools
+from toolcrib.policy.own_tools import OwnLimit, OwnTools, allowed_by
 from toolcrib.policy.profile import BUILTIN
 from toolcrib.reach.lease import Lease, Wanted
 from toolcrib.runs.alive import began
@@ -34,7 +35,9 @@ from toolcrib.runs.log import RunLog
 from toolcrib.runs.result import Metadata, OnMcpFailure
 from toolcrib.runs.seal import Seals
 from toolcrib.runs.shelf import latest_of
+from toolcrib.workspace.ci import in_ci
 from toolcrib.workspace.confined.roots import check_root
+from toolcrib.workspace.settings.load import load_settings
 
 _AFTERWARDS = 120.0
 """Seconds that an identity outlives the time limit of its run, if nobody is left to end it."""
@@ -135,9 +138,8 @@ def _refuse_unfit(order: RunOrder) -> None:
         raise UsageError(
             f"The name of {str(order.workdir)!r} is not UTF-8.", remedy="Rename the folder, or work in another."
         ) from error
-    paths = Paths.of_user(order.environ)
     try:
-        check_root(order.workdir, (paths.config_dir, paths.state_dir, paths.run_dir), home=home_of(order.environ))
+        check_root(order.workdir, Paths.of_user(order.environ).folders, home=home_of(order.environ))
     except WorkspaceError as error:
         raise UsageError(error.message.replace("be a workspace", "be a run's folder"), remedy=error.remedy) from error
 
@@ -179,6 +181,7 @@ async def _leased(
         lives=order.timeout + _AFTERWARDS,
         parent=order.parent,
         job=order.job,
+        ci=in_ci(order.environ),
     )
     try:
         house = await stack.enter_async_context(open_house(Paths.of_user(order.environ), root, order.environ))
@@ -203,28 +206,34 @@ def _ready(
     warnings: tuple[str, ...],
     stack: contextlib.AsyncExitStack,
 ) -> Prepared:
-    own_tools = _own_tools(order.profile) if lease is None else lease.own_tools
+    own = _own_tools(order) if lease is None else lease.own_tools
     given = program_environment(
         order.environ,
         workdir=order.workdir,
-        own_tools=own_tools,
+        own_tools=own.tools,
         keeps=headless.keeps,
         withheld=frozenset() if lease is None else lease.withheld,
         named=order.env,
         file=order.env_file,
     )
     folder = _folder_without_agent(stack) if lease is None else lease.folder
+    environ = dict(given.environ)
+    if own.tools is not OwnTools.ALL:
+        environ["PATH"] = search_path_with_plain_git(folder, environ["PATH"])
     client_order = Order(
         prompt=order.prompt,
         session=conversation.session,
         new_session=str(uuid.uuid4()),
-        own_tools=own_tools,
+        own_tools=own.tools,
+        own_shell=own.shell,
+        guarded=own.guarded,
         url="" if lease is None else lease.url,
         token="" if lease is None else lease.token,
         headers={} if lease is None else labels(lease.agent, conversation.id),
         folder=folder,
         workdir=order.workdir,
-        environ=given.environ,
+        environ=environ,
+        private=Paths.of_user(order.environ).folders,
         extra=order.extra,
     )
     launch = headless.launch(client_order)
@@ -243,7 +252,7 @@ def _ready(
         lease=lease,
         order=client_order,
         launch=launch,
-        environ=given.environ,
+        environ=environ,
         metadata=metadata,
         log=log,
         warnings=(*warnings, *_told_of(given)),
@@ -269,10 +278,12 @@ def _put(launch: Launch, folder: Path) -> None:
         folders.link(folder.name, name, place)
 
 
-def _own_tools(profile: str) -> OwnTools:
-    """Without a daemon the person's own profiles are not known: nothing is allowed by them."""
-    known = BUILTIN.get(profile)
-    return OwnTools.NONE if known is None else known.own_tools
+def _own_tools(order: RunOrder) -> OwnLimit:
+    """Without a daemon neither the person's own profiles nor what they trust is known: nothing is allowed by them."""
+    known = BUILTIN.get(order.profile)
+    settings = load_settings(order.workdir, environ=order.environ).settings
+    profile = OwnLimit(tools=OwnTools.NONE if known is None else known.own_tools)
+    return profile & allowed_by(settings, ci=in_ci(order.environ))
 
 
 def _told_of(given: Given) -> tuple[str, ...]:

@@ -14,8 +14,11 @@ import asyncio
 import codecs
 import contextlib
 import enum
+import errno
+import fcntl
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -23,11 +26,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from toolcrib.errors import ToolcribError
 from toolcrib.servers import reaper_child
 from toolcrib.servers.environment import MARKER
-from toolcrib.servers.reaper import Reaper
+from toolcrib.servers.reaper import Reaper, guarded
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,9 @@ LONGEST_PIECE = 32 * 1024 * 1024
 _UNREAD = 1024 * 1024
 """Bytes that are taken in before somebody wants them; after that the program waits."""
 _AT_ONCE = 64 * 1024
+_PIPE = 1024 * 1024
+"""Bytes that the program's stdout holds: the most that Linux gives everybody. Gemini CLI ends without waiting until
+what it printed last is taken, so what does not fit then is lost."""
 _FULLEST_PIPE = 2 * 1024 * 1024
 """Bytes that a pipe without a writer can still hold, generously."""
 _GRACE = 3.0
@@ -129,6 +136,7 @@ class Running:
             # Before the program: whatever happens to us from here on, the helper finds the marker.
             reaper.start()
             process = _popen(argv, {**environ, MARKER: marker}, cwd)
+            _enlarge(process.stdout)
             reaper.watch(process.pid)
             running = cls(process, reaper, marker, stdin.encode(errors="replace"))
             running._begin()
@@ -179,8 +187,7 @@ class Running:
         """Asks the tree to end, then ends it; returns when it is gone. What was printed can still be read.
 
         It is asked by SIGINT first: coding agents then note in their session that they were interrupted, and tell what
-        was used up until then; SIGTERM just ends them. That comes next, for a program may have inherited to ignore the
-        other one: from a shell that started us in the background.
+        was used up until then; SIGTERM just ends them. That comes next, for a program may ignore the other one.
         """
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -293,8 +300,11 @@ class Running:
 
 
 def _popen(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+    if shutil.which(argv[0], path=environ.get("PATH")) is None:
+        why = errno.EACCES if Path(argv[0]).exists() else errno.ENOENT
+        raise OSError(why, os.strerror(why))
     return subprocess.Popen(
-        list(argv),
+        guarded(argv),
         env=dict(environ),
         cwd=cwd,
         stdin=subprocess.PIPE,
@@ -303,6 +313,13 @@ def _popen(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> subpro
         bufsize=0,
         start_new_session=True,
     )
+
+
+def _enlarge(pipe: IO[bytes] | None) -> None:
+    # A user who has many pipes is refused, and only Linux can: the program has one of the usual size then.
+    with contextlib.suppress(OSError, AttributeError):
+        if pipe is not None:
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)
 
 
 async def _within(event: asyncio.Event, limit: float) -> bool:

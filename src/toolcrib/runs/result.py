@@ -27,7 +27,7 @@ class Status(enum.StrEnum):
     """Only in what is shown of a log that has no end yet."""
     FINISHED = "finished"
     FAILED = "failed"
-    """The program says that it failed, or ended with another code than 0."""
+    """The program says that it failed, ended with another code than 0, or without the line that ends its run."""
     TIMEOUT = "timeout"
     INTERRUPTED = "interrupted"
     """A person or the calling program ended it."""
@@ -37,6 +37,14 @@ class Status(enum.StrEnum):
     """Toolcrib's tools could not be had, and the run was not to go on without."""
     KILLED = "killed"
     """Only in what is shown of a log that has no end and no living process."""
+
+
+REMEDIES: Mapping[Status, str] = {
+    Status.TIMEOUT: "It may take longer with --timeout, for instance --timeout=4h.",
+    Status.REVOKED: "Its identity was taken away while it ran: `toolcrib audit` tells when. A new run has a new one.",
+    Status.NO_TOOLS: "`toolcrib status` tells whether the daemon runs, `toolcrib up` starts it; "
+    "--on-mcp-failure continue goes on without these tools.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +91,8 @@ class Summary:
     """The last line of a log."""
 
     status: Status
-    exit_code: int | None
-    """The program's own; None where it was never started."""
+    program_exit_code: int | None = None
+    """None where the program was never started. `toolcrib run` has an exit code of its own, by the status."""
     seconds: float
     text: str
     error: str = ""
@@ -100,7 +108,11 @@ class Summary:
     tools: Mapping[str, int] = field(default_factory=dict)
     """How often each was called: `workspace:read_file`, or the program's own by their names alone."""
     denials: int = 0
+    failures: int = 0
+    """Calls that did not end well, without those that were denied."""
     listing: Listing = field(default_factory=Listing)
+    away: Mapping[str, str] = field(default_factory=dict)
+    """Servers whose tools the run never had, and why."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -115,10 +127,10 @@ class ExecutionResult:
     """All of them, in order."""
     usage: Usage
     status: Status
-    exit_code: int | None
+    program_exit_code: int | None
     error: str
     metadata: Mapping[str, Any]
-    """run_id, log (its path), conversation, agent, profile, provider, workdir, seconds, tools, denials, listing …"""
+    """run_id, log (its path), conversation, agent, profile, provider, workdir, seconds, tools, denials, away …"""
 
     @property
     def ok(self) -> bool:

@@ -83,14 +83,14 @@ class Run:
 
 def _result(ready: Prepared, summary: Summary, events: Iterable[AgentEvent]) -> ExecutionResult:
     about: dict[str, Any] = {**ready.metadata.to_json(), **summary.to_json(), "log": str(ready.log.path)}
-    for said_beside in ("text", "usage", "status", "exit_code", "error"):
+    for said_beside in ("text", "usage", "status", "program_exit_code", "error"):
         del about[said_beside]
     return ExecutionResult(
         text=summary.text,
         raw_events=tuple(events),
         usage=summary.usage,
         status=summary.status,
-        exit_code=summary.exit_code,
+        program_exit_code=summary.program_exit_code,
         error=summary.error,
         metadata=about,
     )

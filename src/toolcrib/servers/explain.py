@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Iterator
 
 from toolcrib.errors import ToolcribError
+from toolcrib.servers.framing import TooLarge
 from toolcrib.servers.posting import ProxyRefused
 from toolcrib.servers.web import shown
 
@@ -34,7 +35,7 @@ def root_cause(error: BaseException) -> BaseException:
 
 def explain_network(error: BaseException, url: str) -> str:
     where = shown(url)
-    if isinstance(error, ProxyRefused):
+    if isinstance(error, ProxyRefused | TooLarge):
         return str(error)
     for cause in _chain(error):
         if isinstance(cause, ssl.SSLCertVerificationError):

@@ -1,26 +1,40 @@
 """Chunks of bytes → whole lines → server-sent events, in time linear in the bytes.
 
 In: chunks as a pipe or socket hands them out. Out: lines (`Lines`), events (`EventStream`). `stdio` reads lines,
-`http` and `sse` read events. A line that grows past the limit is dropped up to its end and said so once.
+`http` and `sse` read events. A line past the limit is dropped up to its end, and what it began and ended with is said;
+an event past the limit raises `TooLarge`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NoReturn, Self
 
-LONGEST_LINE = 256 * 1024 * 1024
+EDGE = 300
+"""How much of either end of a line that was too long is still shown."""
+_LONGEST_ID = 1024
+
+
+class TooLarge(OSError):
+    """A server sent more than is taken from it. The text says what it was and which setting allows more."""
+
+    @classmethod
+    def message(cls, limit: int) -> Self:
+        size = round(limit / 1024 / 1024, 3)
+        return cls(f"It sent a message of more than {size:g} MB. Raise its max_message_mb if it should be taken.")
 
 
 class Lines:
-    """Collects chunks and joins them once per line, however many chunks a line came in."""
+    """Collects chunks and copies them once per line, however many chunks a line came in."""
 
-    def __init__(self, *, limit: int = LONGEST_LINE, on_overlong: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, *, limit: int, on_overlong: Callable[[bytes], None] = lambda edges: None) -> None:
+        """`on_overlong` gets the beginning and the end of a line that was dropped."""
         self._limit = limit
         self._on_overlong = on_overlong
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._dropping = False
+        self._kept = bytearray()
+        self._tail = b""
+        self.dropping = False
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         start = 0
@@ -34,29 +48,29 @@ class Lines:
 
     def rest(self) -> bytes:
         """What came after the last line end."""
-        rest = b"".join(self._parts)
-        self._parts, self._size, self._dropping = [], 0, False
+        rest = bytes(self._kept)
+        self._kept, self._tail, self.dropping = bytearray(), b"", False
         return rest
 
     def _keep(self, part: bytes) -> None:
-        if self._dropping:
-            return
-        self._size += len(part)
-        if self._size > self._limit:
-            self._dropping = True
-            self._parts = []
-            self._on_overlong()
-        else:
-            self._parts.append(part)
+        if not self.dropping:
+            self._kept += part
+            if len(self._kept) <= self._limit:
+                return
+            self.dropping = True
+            part = bytes(self._kept[-EDGE:])
+            self._kept = self._kept[:EDGE]
+        self._tail = (self._tail + part[-EDGE:])[-EDGE:]
 
     def _finish(self, last: bytes) -> bytes | None:
-        if not self._parts and not self._dropping and len(last) <= self._limit:
-            self._size = 0
+        if not self._kept and not self.dropping and len(last) <= self._limit:
             return last
         self._keep(last)
-        dropped = self._dropping
-        line = self.rest()
-        return None if dropped else line
+        if not self.dropping:
+            return self.rest()
+        tail = self._tail
+        self._on_overlong(self.rest() + b"\n" + tail)
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,14 +86,15 @@ class ServerEvent:
 
 
 class EventStream:
-    """The text/event-stream format, as far as MCP uses it."""
+    """The text/event-stream format, as far as MCP uses it. Raises `TooLarge`."""
 
-    def __init__(self, *, limit: int = LONGEST_LINE) -> None:
-        self._lines = Lines(limit=limit)
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
+        self._lines = Lines(limit=limit, on_overlong=self._refuse)
         self._after_return = False
         self._first = True
         self._kind = ""
-        self._data: list[bytes] = []
+        self._data: bytearray | None = None
         self._id: str | None = None
         self._retry: float | None = None
 
@@ -89,6 +104,11 @@ class EventStream:
                 self._field(line)
             elif (event := self._dispatch()) is not None:
                 yield event
+        if self._lines.dropping:
+            self._refuse()
+
+    def _refuse(self, _edges: bytes = b"") -> NoReturn:
+        raise TooLarge.message(self._limit)
 
     def _unified(self, chunk: bytes) -> bytes:
         """CR LF and CR as LF, also where a pair falls into two chunks."""
@@ -107,17 +127,22 @@ class EventStream:
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name == b"data":
-            self._data.append(value)
+            if self._data is None:
+                self._data = bytearray(value)
+            else:
+                self._data += b"\n" + value
+                if len(self._data) > self._limit:
+                    self._refuse()
         elif name == b"event":
             self._kind = value.decode(errors="replace")
-        elif name == b"id" and b"\0" not in value:
+        elif name == b"id" and b"\0" not in value and len(value) <= _LONGEST_ID:
             self._id = value.decode(errors="replace")
         elif name == b"retry" and value.isdigit() and len(value) < 10:
             self._retry = int(value) / 1000
 
     def _dispatch(self) -> ServerEvent | None:
         kind, data, retry = self._kind or "message", self._data, self._retry
-        self._kind, self._data, self._retry = "", [], None
-        if not data and retry is None:
+        self._kind, self._data, self._retry = "", None, None
+        if data is None and retry is None:
             return None
-        return ServerEvent(kind=kind, data=b"\n".join(data), id=self._id, retry=retry)
+        return ServerEvent(kind=kind, data=bytes(data or b""), id=self._id, retry=retry)

@@ -19,12 +19,14 @@ from typing import Any
 
 from msgspec import UNSET
 
+from toolcrib.config.auth import has_new_token
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ProtocolViolation, ServerAway
 from toolcrib.servers import posting, sdk, web, wire
 from toolcrib.servers.address import Address
 from toolcrib.servers.explain import explain_network, explain_status
-from toolcrib.servers.framing import EventStream, ServerEvent
+from toolcrib.servers.framing import EventStream, ServerEvent, TooLarge
+from toolcrib.servers.intake import HANDED_ON
 from toolcrib.servers.link import Link, Peer, SessionGone
 from toolcrib.servers.model import Answer, Era
 
@@ -59,7 +61,9 @@ class HttpLink(Link):
         on_tools_changed: Callable[[], None],
     ) -> None:
         super().__init__(config.name, on_tools_changed=on_tools_changed)
+        self._config = config
         self._url = config.url
+        self._limit = config.max_message
         self._lease = lease
         self._poster = lease.poster
         self._proxy = proxy
@@ -119,6 +123,8 @@ class HttpLink(Link):
             reason = explain_network(error, self._url)
             self.lose(reason)
             raise self.away(f"{reason} The call did not run.") from None
+        except TooLarge as error:
+            raise ProtocolViolation(f"Server '{self.name}': {error} The call may have run.") from None
         except OSError as error:
             self.last_error = explain_network(error, self._url)
             raise self.away(f"{self.last_error} The call may have run.") from None
@@ -135,7 +141,7 @@ class HttpLink(Link):
 
     async def _post(self, body: bytes, head: bytes) -> posting.Response:
         for _ in range(web.MOST_REDIRECTS):
-            response = await self._poster.request(b"POST", self._address, head, body)
+            response = await self._poster.request(b"POST", self._address, head, body, limit=self._limit)
             if response.status not in web.REDIRECTS:
                 return response
             response.close()
@@ -148,6 +154,8 @@ class HttpLink(Link):
 
     async def _read(self, request_id: str, response: posting.Response) -> Answer:
         kind = response.content_type
+        if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise self._violation("it is compressed, though nobody asked for that")
         if response.status >= 400 or response.status in web.REDIRECTS:
             return await self._refused(response)
         if kind == "application/json":
@@ -184,17 +192,27 @@ class HttpLink(Link):
 
     async def _listen(self, request_id: str, response: posting.Response, last: _Position) -> Answer | None:
         """Reads one stream to its end or to the answer."""
-        stream = EventStream()
+        stream = EventStream(limit=self._limit)
+        answer: Answer | None = None
+
+        def read(piece: bytes) -> bool:
+            nonlocal answer
+            for event in stream.feed(piece):
+                last.note(event)
+                if event.kind == "message" and event.data:
+                    answer = self._heard(request_id, event.data)
+                    if answer is not None:
+                        return True
+            return False
+
         try:
             async for chunk in response.chunks():
-                for event in stream.feed(chunk):
-                    last.note(event)
-                    if event.kind == "message" and event.data:
-                        answer = self._heard(request_id, event.data)
-                        if answer is not None:
-                            return answer
-        except OSError:
-            if not last.id:
+                if await self.intake.take(chunk, read):
+                    return answer
+                if self.misbehaved:
+                    raise self.away(f"{self.last_error} The call may have run.")
+        except OSError as error:
+            if not last.id or isinstance(error, TooLarge):
                 raise
         return None
 
@@ -218,6 +236,7 @@ class HttpLink(Link):
         if envelope.id is UNSET:
             self.notice(envelope.method, wire.params_object(envelope.params))
         elif self._talk is not None:
+            self.intake.charge(HANDED_ON)
             self._talk.feed(message)
         return None
 
@@ -228,6 +247,9 @@ class HttpLink(Link):
         if self._session_id and _forgot_session(status, error):
             self.forget()
             raise SessionGone(f"Server '{self.name}': it has forgotten our session. The call did not run.")
+        if status == 401 and await asyncio.to_thread(has_new_token, self._config):
+            self.forget()
+            raise SessionGone(f"Server '{self.name}': its token was replaced meanwhile. The call did not run.")
         if error is not None and status != 401:
             return Answer(error=error)
         self.last_error = explain_status(status, self._url)
@@ -309,6 +331,8 @@ async def open_http(
     late: asyncio.TimerHandle | None = None
 
     def check() -> None:
+        if watch.refusal:
+            raise ServerAway(watch.refusal)
         if watch.failure is not None:
             raise ServerAway(explain_network(watch.failure, config.url))
         if watch.status in {401, 403}:
@@ -325,6 +349,7 @@ async def open_http(
                 watch=watch,
                 check=check,
                 notice=link.notice,
+                intake=link.intake,
             ) as talk:
                 link.meet(await _negotiate(talk, known, probe_limit, watch, check, config), watch.session_id, talk)
                 watch.on_unreachable = link.lose

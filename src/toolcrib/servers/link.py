@@ -19,6 +19,7 @@ from typing import Any
 from toolcrib import __version__
 from toolcrib.errors import CallTimeout, ServerAway
 from toolcrib.servers import wire
+from toolcrib.servers.intake import HANDED_ON, Intake
 from toolcrib.servers.model import Answer, Era, OnProgress
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,9 @@ class Link(abc.ABC):
         self.last_error = ""
         self.forgotten = False
         """The far side lost our session and nothing else: a new one can be opened at once."""
+        self.misbehaved = False
+        """We ended the connection because of what the far side sent: the next attempt comes later each time."""
+        self.intake = Intake(self.condemn)
         self._peer: Peer | None = None
         self._on_tools_changed = on_tools_changed
         self._numbers = itertools.count(1)
@@ -165,6 +169,7 @@ class Link(abc.ABC):
             on_progress = self._progress.get(token) if isinstance(token, str) else None
             if on_progress is None:
                 return False
+            self.intake.charge(HANDED_ON, asked=True)
             try:
                 on_progress({key: value for key, value in params.items() if key != wire.PROGRESS_TOKEN_KEY})
             except Exception:
@@ -180,6 +185,11 @@ class Link(abc.ABC):
         if not self.lost.done():
             self.last_error = reason
             self.lost.set_result(reason)
+
+    def condemn(self, reason: str) -> None:
+        """The far side sends what nobody can take: the connection ends."""
+        self.misbehaved = self.misbehaved or not self.lost.done()
+        self.lose(reason)
 
     def forget(self) -> None:
         """The far side does not know our session any more."""

@@ -2,8 +2,7 @@
 
 In: whole messages from the far side (`receive`), a function that sends one. Out: answers to our requests by their id.
 What is not ours goes to the SDK's half of the connection (`sdk.Conversation`): answers to its own requests, requests
-of the server, news about subscriptions. All else that a server says unasked is dropped here, so that a flood of it
-costs nothing.
+of the server, news about subscriptions. All else that a server says unasked is dropped here.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from msgspec import UNSET
 from toolcrib.config.redact import printable
 from toolcrib.errors import ProtocolViolation, ServerAway
 from toolcrib.servers import wire
+from toolcrib.servers.framing import TooLarge
+from toolcrib.servers.intake import HANDED_ON
 from toolcrib.servers.link import PROGRESS, TOOLS_CHANGED, Link, Peer
 from toolcrib.servers.model import Answer
 
@@ -53,17 +54,31 @@ class PipeLink(Link):
     def meet(self, peer: Peer) -> None:
         self._peer = peer
 
-    def receive(self, message: bytes) -> None:
-        """One message as it came. Never raises: whatever the far side sends must not harm the reader."""
+    def receive(self, message: bytes) -> bool:
+        """One message as it came; whether it answers a request of ours.
+
+        Never raises: whatever the far side sends must not harm the reader.
+        """
         self.last_seen = time.time()
         try:
             if message.startswith(b"["):
-                for part in wire.split_batch(message):
-                    self._route(part)
-            else:
-                self._route(message)
+                return sum(map(self._route, wire.split_batch(message))) > 0
+            return self._route(message)
         except wire.NotAMessage as error:
-            self._odd(message, str(error))
+            return self._odd(message, str(error))
+
+    def refuse(self, edges: bytes, *, limit: int) -> None:
+        """A message was too large and is gone but for its ends. If they show whose it was, that call is told."""
+        why = str(TooLarge.message(limit))
+        log.warning("%s: %s", self.name, why)
+        request_id = wire.own_id_in(edges)
+        future = self._pending.get(request_id) if request_id else None
+        if self._peer is None:
+            self.condemn(why)
+        elif future is None:
+            self.last_error = why
+        elif not future.done():
+            future.set_exception(ProtocolViolation(f"Server '{self.name}': {why} The call may have run."))
 
     def lose(self, reason: str) -> None:
         super().lose(reason)
@@ -74,19 +89,25 @@ class PipeLink(Link):
         if self._listener is not None:
             self._listener.end()
 
-    def _route(self, message: bytes) -> None:
+    def _route(self, message: bytes) -> bool:
         envelope = wire.decode(message)
         if envelope.method is not UNSET:
             self._hear(envelope, envelope.method, message)
-            return
+            return False
         if isinstance(envelope.id, str) and envelope.id.startswith(wire.PREFIX):
             future = self._pending.get(envelope.id)
-            if future is not None and not future.done():
-                self._settle(future, envelope.answer())
-            return
+            if future is None or future.done():
+                return False
+            self._settle(future, envelope.answer())
+            return True
         if envelope.id is UNSET or (envelope.result is UNSET and envelope.error is UNSET):
             raise wire.NotAMessage("neither a request nor an answer")
+        self._hand_on(message)
+        return False
+
+    def _hand_on(self, message: bytes) -> None:
         if self._listener is not None:
+            self.intake.charge(HANDED_ON)
             self._listener.feed(message)
 
     def _settle(self, future: asyncio.Future[Answer], answer: Answer | None) -> None:
@@ -98,23 +119,22 @@ class PipeLink(Link):
             )
 
     def _hear(self, envelope: wire.Envelope, method: str, message: bytes) -> None:
-        if envelope.id is not UNSET:
-            if self._listener is not None:
-                self._listener.feed(message)
+        if envelope.id is not UNSET or method.startswith(_FOR_THE_SDK):
+            self._hand_on(message)
         elif method in {PROGRESS, TOOLS_CHANGED}:
             self.notice(method, wire.params_object(envelope.params))
-        elif method.startswith(_FOR_THE_SDK) and self._listener is not None:
-            self._listener.feed(message)
 
-    def _odd(self, message: bytes, why: str) -> None:
+    def _odd(self, message: bytes, why: str) -> bool:
         """Not a message: skipped, and said so. If it was meant as an answer to a call, that call is told."""
         self._garbage += 1
         if self._garbage <= _SHOWN_GARBAGE:
             log.warning("%s: skipped %d bytes that are no message: %s", self.name, len(message), printable(why))
         broken_id = wire.own_id_in(message)
         future = self._pending.get(broken_id) if broken_id else None
-        if future is not None and not future.done():
-            future.set_exception(_violation(self.name, why))
+        if future is None or future.done():
+            return False
+        future.set_exception(_violation(self.name, why))
+        return True
 
     async def _exchange(
         self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]

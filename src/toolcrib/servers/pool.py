@@ -1,8 +1,8 @@
 """Which servers run: one instance per (server, its configuration, project root), shared by all who need it.
 
 In: configurations and roots as projects come and go. Out: started `Server`s; one that nobody holds any more is stopped.
-Servers over the network, and processes with a folder of their own (`cwd`), do not depend on a project: all roots
-share them. `crib` is the user.
+Servers that do not depend on a project are shared by all roots: those over the network, and processes that neither
+start in the project's folder nor name it (`${workspaceFolder}`). `crib` is the user.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from toolcrib.config.model import ServerConfig, Transport
+from toolcrib.config.masking import Masker
+from toolcrib.config.model import ServerConfig
 from toolcrib.events import Bus
-from toolcrib.servers.environment import Mask
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 
-Key = tuple[str, Path | None]
+Key = tuple[str, tuple[object, ...], Path | None]
 
 
 def key_of(config: ServerConfig, root: Path | None) -> Key:
     """What makes two wishes for a server the same instance."""
-    shared = config.transport is not Transport.STDIO or config.cwd is not None
-    return config.identity, None if shared else root
+    return config.identity, config.limits, root if config.is_per_project else None
 
 
 class Pool:
@@ -34,6 +33,7 @@ class Pool:
         on_tools: Callable[[Server], None],
         log_file: Callable[[str, Path | None], Path] | None = None,
         reaper: Reaper | None = None,
+        mask: Masker | None = None,
     ) -> None:
         self._bus = bus
         self._on_tools = on_tools
@@ -41,8 +41,7 @@ class Pool:
         self._reaper = reaper or Reaper()
         self._servers: dict[Key, Server] = {}
         self._holders: dict[Key, int] = {}
-        self._masks: dict[str, Mask] = {}
-        """Of every server that there was, by identity: their secrets may still be said when they are gone."""
+        self._mask = mask or Masker()
 
     @property
     def reaper(self) -> Reaper:
@@ -64,25 +63,18 @@ class Pool:
         if server is None:
             server = Server(
                 config,
-                root=key[1],
+                root=key[-1],
                 on_tools=self._on_tools,
                 bus=self._bus,
                 reaper=self._reaper,
-                log_file=self._log_file(config.name, key[1]) if self._log_file else None,
-                hide=self._hide,
+                log_file=self._log_file(config.name, key[-1]) if self._log_file else None,
+                mask=self._mask,
                 known_tools=known_tools,
             )
             self._servers[key] = server
-            self._masks[config.identity] = server.mask
             server.start()
         self._holders[key] = self._holders.get(key, 0) + 1
         return server
-
-    def _hide(self, text: str) -> str:
-        """Without the secrets of any server: an agent may have told one what it heard from another."""
-        for mask in self._masks.values():
-            text = mask(text)
-        return text
 
     async def release(self, server: Server) -> None:
         """Gives back what `acquire` gave; the last one stops the server."""

@@ -16,13 +16,24 @@ from urllib.parse import urlsplit
 import httptools
 
 from toolcrib.servers.address import Address, proxy_authorization
+from toolcrib.servers.framing import TooLarge
 
 IDLE = 4.0
 """Seconds a connection is kept for the next call. Common servers close theirs after 5, and a call that meets the
 closing could not be told from one that ran."""
 _CONNECT = 10.0
 _MOST_HEADERS = 256
-_LONGEST_HEAD = 64 * 1024
+LARGEST_HEAD = 64 * 1024
+"""Bytes of an answer's head, interim answers and what follows the body included."""
+LARGEST_UNREAD = 1024 * 1024
+"""Bytes of an answer that nobody asked to be larger."""
+_SCATTERED = 4096
+_MOST_WASTE = 1024 * 1024
+"""Each piece of a body costs a call, however small it is."""
+_AHEAD = 256 * 1024
+"""Bytes of a stream that may wait for its reader; beyond this nothing is read."""
+_FULL_READ = 64 * 1024
+"""After a piece of this size the rest waits for the next turn of the loop, so that others have theirs."""
 
 
 class ConnectFailed(OSError):
@@ -38,14 +49,18 @@ class Broken(ConnectionResetError):
 
 
 class Response:
-    """An answer, from the end of its head on, and the hold on its connection: `with` lets go of it."""
+    """An answer, from the end of its head on, and the hold on its connection: `with` lets go of it.
 
-    def __init__(self, connection: _Connection) -> None:
+    More than `limit` bytes of it, or of what of a stream was not read, raise `TooLarge`.
+    """
+
+    def __init__(self, connection: _Connection, limit: int) -> None:
         self._connection = connection
+        self.limit = limit
         self.status = 0
         self.headers: dict[str, str] = {}
         self.complete = False
-        self._chunks: list[bytes] = []
+        self._body = bytearray()
         self._failed: OSError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -56,18 +71,28 @@ class Response:
     async def read(self) -> bytes:
         while not self.complete:
             await self._more()
-        body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks.clear()
+            if len(self._body) > self.limit:
+                self._body.clear()
+                raise TooLarge.message(self.limit)
+        body, self._body = bytes(self._body), bytearray()
         return body
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        while self._chunks or not self.complete:
-            if not self._chunks:
+        while self._body or not self.complete:
+            if not self._body:
                 await self._more()
                 continue
-            ready, self._chunks = self._chunks, []
-            for chunk in ready:
-                yield chunk
+            ready, self._body = bytes(self._body), bytearray()
+            yield ready
+
+    @property
+    def full(self) -> bool:
+        """Whether it is a stream whose reader is behind."""
+        return len(self._body) > _AHEAD and self._waiter is None and self.is_stream
+
+    @property
+    def is_stream(self) -> bool:
+        return self.content_type == "text/event-stream"
 
     def __enter__(self) -> Self:
         return self
@@ -86,13 +111,16 @@ class Response:
         if self._failed is not None:
             raise self._failed
         self._waiter = self._connection.loop.create_future()
+        self._connection.read_on()
         try:
             await self._waiter
         finally:
             self._waiter = None
 
-    def _take(self, chunk: bytes) -> None:
-        self._chunks.append(chunk)
+    def _take(self, chunk: bytes) -> bool:
+        """Whether there was room for it."""
+        self._body += chunk
+        return len(self._body) <= self.limit or self.is_stream
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -100,6 +128,8 @@ class Response:
 
     def _fail(self, error: OSError) -> None:
         self._failed = error
+        # The error and what it refers to may stay for a while.
+        self._body.clear()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 
@@ -116,6 +146,14 @@ class _Connection(asyncio.Protocol):
         self._response: Response | None = None
         self._head_waiter: asyncio.Future[Response] | None = None
         self._head_done = False
+        self._head_size = 0
+        self._between = 0
+        """Bytes since the body last grew: sizes of chunks, and what follows the last."""
+        self._taken = 0
+        self._waste = 0
+        """Bytes of reads that held less of a body than of what stands around its pieces."""
+        self._refusal: TooLarge | None = None
+        self._paused = False
         self._may_stay = False
         self._lost = False
         self.idle_since = 0.0
@@ -126,13 +164,14 @@ class _Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return not self._lost and self._transport is not None and not self._transport.is_closing()
 
-    async def ask(self, request: bytes) -> Response:
+    async def ask(self, request: bytes, limit: int) -> Response:
         """Raises `ConnectFailed`, `Broken`. Cancelled or failed, the connection is gone."""
         if self._transport is None or self._lost:
             raise ConnectFailed("The connection was closed.") from ConnectionResetError()
         self._parser = httptools.HttpResponseParser(self)
-        self._response = Response(self)
+        self._response = Response(self, limit)
         self._head_done = self._may_stay = False
+        self._head_size = self._between = self._taken = self._waste = 0
         self._head_waiter = self.loop.create_future()
         try:
             self._transport.write(request)
@@ -153,6 +192,7 @@ class _Connection(asyncio.Protocol):
         self._response = None
         self._parser = None
         if keep:
+            self.read_on()
             self._poster.keep(self)
         elif self._transport is not None:
             self._transport.abort()
@@ -171,13 +211,19 @@ class _Connection(asyncio.Protocol):
                 self._transport.abort()
             return
         try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._parse(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, TooLarge) as error:
             self._may_stay = False
             # What follows a whole answer does not undo it.
             if self._response is None or not self._response.complete:
-                self._end(Broken(f"It answered with something that is not HTTP ({type(error).__name__})."))
+                refusal = self._refusal or (error if isinstance(error, TooLarge) else None)
+                self._end(refusal or Broken(f"It answered with something that is not HTTP ({type(error).__name__})."))
                 return
+        full = self._response is not None and self._response.full
+        if (full or len(data) >= _FULL_READ) and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+            self.loop.call_soon(self.read_on)
         response, waiter = self._response, self._head_waiter
         if response is None or not self._head_done:
             return
@@ -185,6 +231,32 @@ class _Connection(asyncio.Protocol):
             waiter.set_result(response)
         else:
             response._wake()
+
+    def _parse(self, data: bytes) -> None:
+        """Raises `TooLarge`, and what the parser raises."""
+        if not self._head_done:
+            head, data = data[: LARGEST_HEAD - self._head_size], data[LARGEST_HEAD - self._head_size :]
+            self._head_size += len(head)
+            self._parser.feed_data(head)
+            if not data:
+                return
+            if not self._head_done:
+                raise _too_many_headers()
+        self._between += len(data)
+        before = self._taken
+        self._parser.feed_data(data)
+        if len(data) >= _SCATTERED and self._taken - before < len(data) * 3 // 4:
+            self._waste += len(data)
+            if self._waste > _MOST_WASTE:
+                raise TooLarge("It sent its answer in a great many tiny pieces.")
+        if self._between > LARGEST_HEAD and not (self._response and self._response.complete):
+            raise _too_many_headers()
+
+    def read_on(self) -> None:
+        """Reads again, unless the reader of a stream is behind."""
+        if self._paused and self.usable and self._transport and not (self._response and self._response.full):
+            self._paused = False
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         # An answer without a length ends with the connection.
@@ -226,7 +298,8 @@ class _Connection(asyncio.Protocol):
         if response is None:
             return
         if len(response.headers) >= _MOST_HEADERS:
-            raise httptools.HttpParserError("too many headers")
+            self._refusal = TooLarge(f"It sent more than {_MOST_HEADERS} headers.")
+            raise self._refusal
         response.headers[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
 
     def on_headers_complete(self) -> None:
@@ -238,10 +311,21 @@ class _Connection(asyncio.Protocol):
             self._response.headers.clear()
             return
         self._head_done = True
+        length = self._response.headers.get("content-length", "")
+        limit = self._response.limit
+        if length.isdigit() and int(length) > limit and not self._response.is_stream:
+            self._refuse(limit)
 
     def on_body(self, body: bytes) -> None:
-        if self._response is not None:
-            self._response._take(body)
+        self._between = 0
+        self._taken += len(body)
+        if self._response is not None and not self._response._take(body):
+            self._refuse(self._response.limit)
+
+    def _refuse(self, limit: int) -> None:
+        # The parser raises an error of its own in place of this one.
+        self._refusal = TooLarge.message(limit)
+        raise self._refusal
 
     def on_message_complete(self) -> None:
         if self._response is not None and self._head_done:
@@ -261,8 +345,10 @@ class Poster:
         self._all: set[_Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def request(self, method: bytes, address: Address, head: bytes, body: bytes = b"") -> Response:
-        """`head` is header lines, each with its end. Raises `ConnectFailed`, `Broken`."""
+    async def request(
+        self, method: bytes, address: Address, head: bytes, body: bytes = b"", *, limit: int = LARGEST_UNREAD
+    ) -> Response:
+        """`head` is header lines, each with its end. Raises `ConnectFailed`, `Broken`, `TooLarge`."""
         connection = self._take(address) or await self._connect(address)
         request = b"%b %b HTTP/1.1\r\nHost: %b\r\n%b%bContent-Length: %d\r\n\r\n%b" % (
             method,
@@ -273,7 +359,7 @@ class Poster:
             len(body),
             body,
         )
-        return await connection.ask(request)
+        return await connection.ask(request, limit)
 
     def close(self) -> None:
         if self._sweep is not None:
@@ -342,7 +428,7 @@ class Poster:
         if not address.tls:
             await loop.create_connection(lambda: connection, host, port)
             return
-        reader, writer = await asyncio.open_connection(host, port, limit=_LONGEST_HEAD)
+        reader, writer = await asyncio.open_connection(host, port, limit=LARGEST_HEAD)
         try:
             where = address.tunnel
             writer.write(b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (where, where, proxy_authorization(proxy)))
@@ -361,3 +447,7 @@ class Poster:
             raise ProxyRefused(f"The proxy {host}:{port} closed the connection.")
         connection.tunnel = writer
         connection.connection_made(secured)
+
+
+def _too_many_headers() -> TooLarge:
+    return TooLarge(f"It sent more than {LARGEST_HEAD // 1024} KB of headers.")

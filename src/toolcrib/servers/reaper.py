@@ -18,15 +18,24 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from toolcrib.servers import reaper_child
 from toolcrib.servers.environment import MARKER
+from toolcrib.signals import with_default_signals
 
 log = logging.getLogger(__name__)
 
 _LEAVE = 0.3
 """Seconds that the rest of a group gets to leave after its leader."""
+
+
+def guarded(words: Sequence[str]) -> list[str]:
+    """The words that start this program with default signals and, on Linux, below a guard that ends with all of it."""
+    if not sys.platform.startswith("linux"):
+        return with_default_signals(words)
+    return [sys.executable, "-I", "-S", reaper_child.__file__, reaper_child.GUARD, *words]
 
 
 class Reaper:
@@ -75,7 +84,7 @@ class Reaper:
             deadline = time.monotonic() + _LEAVE
             while time.monotonic() < deadline and reaper_child.signal_group(group, 0):
                 time.sleep(0.01)
-            reaper_child.signal_group(group, signal.SIGKILL)
+            reaper_child.kill_group(group)
         reaper_child.kill_marked(f"{MARKER}={marker}".encode())
         self.forget(group)
 

@@ -1,4 +1,8 @@
-"""The reaper's own process: waits until its parent is gone, then ends what the parent left behind.
+"""The reaper's own processes: one waits until its parent is gone, then ends what the parent left behind; a guard stands
+above each program that is started (Linux).
+
+A guard is the subreaper of its program: whatever that starts stays below the guard, also if it leaves its session and
+group and clears its environment. When the program has ended, the guard ends the rest, then ends as the program did.
 
 In: on stdin, lines `+ <group>`, `- <group>` and `f <mark> <path in hex>`; as argument, the marker that the parent's
 children carry. Out: nothing. When stdin ends, the files that are still the same, the groups that are still listed and
@@ -14,6 +18,12 @@ import time
 
 GRACE = 1.0
 """Seconds between asking and forcing."""
+GUARD = "guard"
+LAST_WORDS = 0.5
+"""Seconds that what a program left behind may take to end by itself."""
+ASKED = 0.3
+"""Seconds to end when asked."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def marked_processes(marker: bytes) -> list[int]:
@@ -36,8 +46,46 @@ def marked_processes(marker: bytes) -> list[int]:
     return found
 
 
+def below(guard: int) -> list[int]:
+    """All processes that descend from this one. Empty where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    try:
+        entries = os.listdir("/proc")  # noqa: PTH208
+    except OSError:
+        return []
+    for entry in filter(str.isdigit, entries):
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:  # noqa: PTH123
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+        except OSError:
+            continue
+        if state not in (b"Z", b"X"):
+            children.setdefault(int(parent), []).append(int(entry))
+    found = children.get(guard, [])
+    for one in found:
+        found += children.get(one, ())
+    return found
+
+
+def _is_guard(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/cmdline", "rb") as file:  # noqa: PTH123
+            return b"\0" + os.fsencode(__file__) + b"\0" + GUARD.encode() + b"\0" in file.read()
+    except OSError:
+        return False
+
+
+def _signal_all(processes: list[int], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, number)
+
+
 def signal_group(group: int, number: int) -> bool:
-    """False if the group has nobody left."""
+    """False if the group has nobody left. A guard is not killed before all that is below it."""
+    if number == signal.SIGKILL and _is_guard(group) and (left := below(group)):
+        _signal_all(left, number)
+        return True
     try:
         os.killpg(group, number)
     except ProcessLookupError:
@@ -56,9 +104,7 @@ def kill_marked(marker: bytes) -> int:
         if not found:
             break
         total += len(found)
-        for process in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
+        _signal_all(found, signal.SIGKILL)
         time.sleep(0.01)
     return total
 
@@ -84,10 +130,90 @@ def end_groups(groups: set[int]) -> None:
         time.sleep(0.02)
         left = {group for group in left if signal_group(group, 0)}
     for group in left:
-        signal_group(group, signal.SIGKILL)
+        kill_group(group)
+
+
+def kill_group(group: int) -> None:
+    """Looks again, for one may be starting another."""
+    deadline = time.monotonic() + GRACE
+    while signal_group(group, signal.SIGKILL) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def guard(words: list[str]) -> None:
+    import ctypes  # noqa: PLC0415 - the other process needs neither
+    import resource  # noqa: PLC0415
+
+    prctl, me = ctypes.CDLL(None).prctl, os.getpid()
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signals = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    program = os.fork()
+    if program == 0:
+        # Whoever gives up while we start kills the guard alone.
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != me:
+            os._exit(126)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        try:
+            os.execvpe(words[0], words, _given())  # noqa: S606
+        except OSError as error:
+            os.write(2, f"{words[0]} cannot be started: {error.strerror}\n".encode(errors="replace"))
+        os._exit(126)
+    # What ends the group is for the program. Its pipes are not ours, or nobody would see it close them.
+    for number in signals:
+        signal.signal(number, signal.SIG_IGN)
+    empty = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(empty, standard)
+    status = _waited_for(program)
+    _end_rest()
+    if os.WIFSIGNALED(status):
+        ended_by = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):
+            signal.signal(ended_by, signal.SIG_DFL)
+        os.kill(os.getpid(), ended_by)
+    os._exit(os.WEXITSTATUS(status))
+
+
+def _given() -> dict[bytes, bytes]:
+    """The environment as it was given: Python itself may have added to it."""
+    with open("/proc/self/environ", "rb") as file:  # noqa: PTH123
+        entries = (entry.partition(b"=") for entry in file.read().split(b"\0") if b"=" in entry)
+        return {name: value for name, _, value in entries if name}
+
+
+def _waited_for(program: int) -> int:
+    """Buries whoever else ends below us meanwhile."""
+    while True:
+        process, status = os.wait()
+        if process == program:
+            return status
+
+
+def _end_rest() -> None:
+    """What the program left below us: it may end by itself, is asked, then ended."""
+    me, began, asked = os.getpid(), time.monotonic(), False
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            return
+        waited = time.monotonic() - began
+        if waited > LAST_WORDS + ASKED:
+            _signal_all(below(me), signal.SIGKILL)
+        elif waited > LAST_WORDS and not asked:
+            asked = True
+            _signal_all(below(me), signal.SIGTERM)
+        time.sleep(0.01)
 
 
 def main() -> None:
+    if sys.argv[1] == GUARD:
+        guard(sys.argv[2:])
     # The terminal's Ctrl-C and a stop of the parent's group must not end the one who cleans up after them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from toolcrib.config.redact import printable
 from toolcrib.errors import ServerAway
+from toolcrib.servers.intake import Intake, pieces
 from toolcrib.servers.link import CLIENT_INFO, EndedEarly, Peer
 from toolcrib.servers.model import Era
+from toolcrib.servers.posting import LARGEST_HEAD
 from toolcrib.servers.web import KEEPALIVE
 
 if TYPE_CHECKING:
@@ -35,12 +37,21 @@ log = logging.getLogger(__name__)
 
 _INBOX = 1000
 """Messages that may wait for the SDK. A server that sends more than this unread loses the rest."""
+LARGEST = 1024 * 1024
+"""Bytes of a message that the SDK gets: openings, and what a server says unasked. It decodes one in a single step, at
+many times its size in memory."""
 _METHOD_NOT_FOUND = -32601
 _LISTEN_AGAIN = 1.0
 _LISTEN_AGAIN_AT_MOST = 60.0
 _LASTED = 60.0
 """Seconds after which a subscription that ends is not taken for one that cannot be held."""
+_LINE = 0.00005
+"""Seconds that the SDK spends on a line of a stream of events."""
 _importing = threading.Lock()
+_ENDS_OF_EVENTS = (b"\n\n", b"\r\r", b"\r\n\r\n")
+_TOO_LARGE = f"It introduced itself, or said something unasked, with more than {LARGEST // 1024} KB."
+_TOO_MANY_HEADERS = f"It sent more than {LARGEST_HEAD // 1024} KB of headers."
+_COMPRESSED = "It compresses its answers, though nobody asked for that."
 
 
 def _import() -> SimpleNamespace:
@@ -126,6 +137,9 @@ class Conversation:
 
     def feed(self, message: bytes) -> None:
         """One message that is not for us."""
+        if len(message) > LARGEST:
+            log.warning("a message of %d bytes that is not an answer to a call was dropped", len(message))
+            return
         try:
             parsed = self._sdk.parse.validate_json(message, by_name=False)
             self._inbox.send_nowait(self._sdk.SessionMessage(parsed))
@@ -250,6 +264,8 @@ class HttpWatch:
         self.session_id: str | None = None
         self.status: int | None = None
         self.failure: Exception | None = None
+        self.refusal = ""
+        """What it sent that is not taken, where it did."""
         self.on_unreachable: Callable[[str], None] = lambda reason: None
         """Set once the connection stands: told when nothing listens there any more."""
 
@@ -277,6 +293,7 @@ async def converse_http(
     watch: HttpWatch,
     check: Callable[[], None],
     notice: Callable[[str, Mapping[str, Any]], bool],
+    intake: Intake,
 ) -> AsyncIterator[Conversation]:
     """The SDK's half of a Streamable HTTP connection. `check` raises where what came shows that going on is useless."""
     sdk = await load()
@@ -284,9 +301,11 @@ async def converse_http(
         transport=_forgiving(
             sdk,
             watch,
+            intake,
             sdk.httpx2.AsyncHTTPTransport(verify=tls, proxy=proxy, socket_options=KEEPALIVE, trust_env=False),
         ),
-        headers=dict(headers),
+        # Inflating is work without a limit; who compresses all the same is refused.
+        headers={**headers, "Accept-Encoding": "identity"},
         timeout=sdk.httpx2.Timeout(10.0, read=None),
         trust_env=False,
     )
@@ -303,7 +322,7 @@ async def converse_http(
     async with (
         client,
         sdk.streamable_http_client(
-            url, http_client=client, terminate_on_close=False, max_sse_event_size=None
+            url, http_client=client, terminate_on_close=False, max_sse_event_size=LARGEST
         ) as streams,
     ):
         with contextlib.closing(inbox), contextlib.closing(unread):
@@ -318,8 +337,38 @@ async def converse_http(
                     await asyncio.gather(pumping, return_exceptions=True)
 
 
-def _forgiving(sdk: SimpleNamespace, watch: HttpWatch, inner: httpx2.AsyncBaseTransport) -> httpx2.AsyncBaseTransport:
-    """A transport that answers 503 instead of raising: one failed request must not end the SDK's whole client."""
+def _forgiving(
+    sdk: SimpleNamespace, watch: HttpWatch, intake: Intake, inner: httpx2.AsyncBaseTransport
+) -> httpx2.AsyncBaseTransport:
+    """A transport that answers 503 instead of raising: one failed request must not end the SDK's whole client.
+
+    What is larger than the SDK may get does not reach it.
+    """
+
+    class Bounded(sdk.httpx2.AsyncByteStream):  # type: ignore[misc, name-defined]
+        def __init__(self, stream: Any, kind: str) -> None:
+            self._stream = stream
+            self._events = kind.lower().startswith("text/event-stream")
+            # The errors of either that the SDK answers its request with.
+            self._error = sdk.httpx2.SSEError if self._events else sdk.httpx2.StreamError
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            size = 0
+            async for chunk in self._stream:
+                ended = max(map(chunk.rfind, _ENDS_OF_EVENTS)) if self._events else -1
+                size = len(chunk) - ended if ended >= 0 else size + len(chunk)
+                if size > LARGEST:
+                    watch.refusal = _TOO_LARGE
+                    raise self._error(_TOO_LARGE)
+                for piece in pieces(chunk):
+                    yield piece
+                    if self._events:
+                        # What the SDK spends on a line is not seen here; it is close to this.
+                        intake.charge(_LINE * (piece.count(b"\n") + piece.count(b"\r")))
+                        await intake.rest()
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
 
     class Forgiving(sdk.httpx2.AsyncBaseTransport):  # type: ignore[misc, name-defined]
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -330,6 +379,12 @@ def _forgiving(sdk: SimpleNamespace, watch: HttpWatch, inner: httpx2.AsyncBaseTr
                 return cast("httpx2.Response", sdk.httpx2.Response(503, request=request))
             response.request = request
             watch.answered(response)
+            head = sum(len(name) + len(value) for name, value in response.headers.raw)
+            if head > LARGEST_HEAD or response.headers.get("content-encoding", "identity").lower() != "identity":
+                watch.refusal = _TOO_MANY_HEADERS if head > LARGEST_HEAD else _COMPRESSED
+                await response.aclose()
+                return cast("httpx2.Response", sdk.httpx2.Response(503, request=request))
+            response.stream = Bounded(response.stream, response.headers.get("content-type", ""))
             return response
 
         async def aclose(self) -> None:

@@ -20,10 +20,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from toolcrib.config.auth import with_token
+from toolcrib.config.json_text import Unreadable
+from toolcrib.config.masking import Masker, secrets_of_server
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerAway, ServerFailure
 from toolcrib.events import Bus, ServerStateChanged
-from toolcrib.servers.environment import Mask
 from toolcrib.servers.explain import explain, root_cause
 from toolcrib.servers.link import EndedEarly, Link, Peer, SessionGone
 from toolcrib.servers.model import Answer, Era, OnProgress, ServerState, ServerStatus, ToolCall
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 LONGEST_PAUSE = 60.0
 _CALM = 0.03
 """Seconds to wait after word of a change, for it seldom comes alone."""
+_REST_PER_TOOL = 0.0005
+"""Seconds after a listing before the next, per tool: making a catalog of them takes a tenth of this."""
 _KICK = 1.0
 """A call to a server that is away may hasten the next attempt, at most this often (seconds)."""
 _LIVED = 5.0
@@ -56,10 +60,10 @@ class Server:
         bus: Bus,
         reaper: Reaper,
         log_file: Path | None = None,
-        hide: Callable[[str], str] | None = None,
+        mask: Masker | None = None,
         known_tools: tuple[bytes, ...] | None = None,
     ) -> None:
-        """`hide` takes secrets out of what it says on stderr; unless given, its own."""
+        """`mask` takes secrets out of all that it says, those of other servers too: an agent may have told it one."""
         self.config = config
         self.name = config.name
         self.root = root
@@ -68,13 +72,16 @@ class Server:
         self._on_tools = on_tools
         self._bus = bus
         self._reaper = reaper
-        self.mask = Mask(config)
-        self._stderr = StderrLog(log_file, hide or self.mask)
+        self.mask = mask or Masker()
+        self.mask.learn(secrets_of_server(config))
+        self._stderr = StderrLog(log_file, self.mask.line)
         self._state = ServerState.STOPPED
         self._since = time.time()
         self._last_error = ""
         self._last_seen: float | None = None
         self._failures = 0
+        self._misbehaved = False
+        """Whether we ended the last connection because of what came: then the reason stays to be seen."""
         self._ready_at: float | None = None
         self._peer: Peer | None = None
         self._known_era: Era | None = None
@@ -106,7 +113,7 @@ class Server:
             tools=len(self.tools or ()),
             since=self._since,
             last_seen=link.last_seen if link else self._last_seen,
-            last_error=self.mask((link.last_error if link else "") or self._last_error),
+            last_error=self.mask.line((link.last_error if link else "") or self._last_error),
             attempts=0 if self._state is ServerState.READY else self._failures,
             server_info=peer.server_info if peer else {},
             instructions=peer.instructions if peer else "",
@@ -228,7 +235,7 @@ class Server:
                 self._enter(ServerState.CONNECTING)
                 continue
             self._failures = 0 if self._lived() else self._failures + 1
-            self._last_error = self.mask(error)
+            self._last_error = self.mask.line(error)
             most = self.config.retry.max_attempts
             if most is not None and self._failures >= most:
                 self._enter(ServerState.FAILED)
@@ -278,7 +285,7 @@ class Server:
         )
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(limit):
-                link = await stack.enter_async_context(open_link(self.config, around))
+                link = await stack.enter_async_context(open_link(await self._current_config(), around))
                 tools = await list_tools(link, limit)
             self._ready(link, tools)
             try:
@@ -286,16 +293,31 @@ class Server:
             finally:
                 self._link = None
                 self._last_seen = link.last_seen
-            self._last_error = self.mask(why or "")
+                self._misbehaved = link.misbehaved
+                if link.misbehaved:
+                    self._ready_at = None
+            self._last_error = self.mask.line(why or "")
             # Said before the leaving, which may take its time.
             self._enter(ServerState.AWAY if why else ServerState.CONNECTING)
             return why
+
+    async def _current_config(self) -> ServerConfig:
+        if self.config.token_file is None:
+            return self.config
+        try:
+            config = await asyncio.to_thread(with_token, self.config)
+        except Unreadable as error:
+            path = self.config.token_file.path
+            raise ServerAway(f"Its token file {path}: found {error.found}, expected {error.expected}.") from None
+        self.mask.learn(secrets_of_server(config))
+        return config
 
     def _ready(self, link: Link, tools: tuple[bytes, ...]) -> None:
         self.tools = tools
         self._peer = link.peer
         self._known_era = link.peer.era
-        self._last_error = ""
+        if not self._misbehaved:
+            self._last_error = ""
         self._link = link
         self._links.add(link)
         self._ready_at = time.monotonic()
@@ -320,7 +342,8 @@ class Server:
             try:
                 await self._list(link)
             except ServerFailure as error:
-                log.warning("%s: its tools could not be listed again: %s", self.name, self.mask(error.text()))
+                log.warning("%s: its tools could not be listed again: %s", self.name, self.mask.line(error.text()))
+            await asyncio.sleep(_REST_PER_TOOL * len(self.tools or ()))
 
     async def _list(self, link: Link) -> None:
         async with self._listing:

@@ -1,7 +1,7 @@
 """The older HTTP+SSE transport: one standing stream brings all messages, each of ours is a POST.
 
-In: the address of the stream. Out: `open_sse`, a `PipeLink`. Raw, and without a limit on an event's size, which the
-SDK's own client has. Neighbours: `web` (connections), `framing` (events).
+In: the address of the stream. Out: `open_sse`, a `PipeLink`. Raw, and with our own limit on an event's size in place of
+the SDK's. Neighbours: `web` (connections), `framing` (events).
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urljoin
 
+from toolcrib.config.auth import has_new_token
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerAway
 from toolcrib.servers import web
 from toolcrib.servers.address import Address
 from toolcrib.servers.explain import explain_network, explain_status
-from toolcrib.servers.framing import EventStream
+from toolcrib.servers.framing import EventStream, TooLarge
+from toolcrib.servers.intake import pieces
 from toolcrib.servers.link import SessionGone
 from toolcrib.servers.pipe import PipeLink
 from toolcrib.servers.posting import ConnectFailed, Poster, Response
@@ -27,7 +29,9 @@ class _Stream:
     """The standing stream and the address that it named for our messages."""
 
     def __init__(self, config: ServerConfig, poster: Poster) -> None:
+        self._config = config
         self._name = config.name
+        self._limit = config.max_message
         self._url = config.url
         self._poster = poster
         self._head = web.head_lines(config.headers)
@@ -50,15 +54,24 @@ class _Stream:
         return response
 
     async def read(self, response: Response, link: PipeLink) -> None:
-        events = EventStream()
+        events = EventStream(limit=self._limit)
         reason = "The server has ended its stream."
+
+        def read(piece: bytes) -> bool:
+            answered = False
+            for event in events.feed(piece):
+                if event.kind == "message" and event.data:
+                    answered = link.receive(event.data) or answered
+                elif event.kind == "endpoint":
+                    self._name_endpoint(event.data.decode(errors="replace"))
+            return answered
+
         try:
             async for chunk in response.chunks():
-                for event in events.feed(chunk):
-                    if event.kind == "message" and event.data:
-                        link.receive(event.data)
-                    elif event.kind == "endpoint":
-                        self._name_endpoint(event.data.decode(errors="replace"))
+                for piece in pieces(chunk):
+                    await link.intake.take(piece, read)
+        except TooLarge as error:
+            link.condemn(str(error))
         except OSError as error:
             reason = explain_network(error, self._url)
         link.lose(reason)
@@ -80,16 +93,18 @@ class _Stream:
         endpoint = await self.endpoint
         try:
             head = self._head + b"Content-Type: application/json\r\n"
-            with await self._poster.request(b"POST", Address.of(endpoint, self._proxy), head, message) as response:
+            where = Address.of(endpoint, self._proxy)
+            with await self._poster.request(b"POST", where, head, message, limit=self._limit) as response:
                 await response.read()
         except OSError as error:
             reason = explain_network(error, endpoint)
             ran = "did not run" if isinstance(error, ConnectFailed | ssl.SSLError) else "may have run"
             raise ServerAway(f"Server '{self._name}': {reason} The call {ran}.") from None
         status = response.status
-        if status == 404:
+        if status == 404 or (status == 401 and await asyncio.to_thread(has_new_token, self._config)):
             self.on_forgotten()
-            raise SessionGone(f"Server '{self._name}': it has forgotten our session. The call did not run.")
+            why = "it has forgotten our session" if status == 404 else "its token was replaced meanwhile"
+            raise SessionGone(f"Server '{self._name}': {why}. The call did not run.")
         if status >= 300:
             reason = explain_status(status, endpoint)
             raise ServerAway(f"Server '{self._name}': {reason} The call did not run.")

@@ -29,7 +29,7 @@ class StderrLog:
         self._file = file
         self._mask = mask
         self._kept: deque[str] = deque(maxlen=KEPT_LINES)
-        self._lines = Lines(limit=64 * 1024, on_overlong=lambda: self._keep(["(a very long line was left out)"]))
+        self._lines = Lines(limit=64 * 1024, on_overlong=lambda _: self._keep(["(a very long line was left out)"]))
         self._writable = file is not None
         self._out: io.FileIO | None = None
 

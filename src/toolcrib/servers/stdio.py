@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import functools
 import logging
 import os
 import shutil
 import signal
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from toolcrib.config.model import ServerConfig
+from toolcrib.config.launching import safe_launch
+from toolcrib.config.model import ServerConfig, Start
+from toolcrib.descriptors import restore_limit
 from toolcrib.errors import ServerAway
 from toolcrib.servers import reaper_child, wire
 from toolcrib.servers.environment import child_environment
 from toolcrib.servers.framing import Lines
+from toolcrib.servers.intake import Intake, pieces
 from toolcrib.servers.pipe import PipeLink
-from toolcrib.servers.reaper import Reaper
+from toolcrib.servers.reaper import Reaper, guarded
 from toolcrib.servers.stderr_log import StderrLog
 
 log = logging.getLogger(__name__)
@@ -41,7 +48,7 @@ _OPEN_FILES = "/dev/fd"
 class Child(asyncio.SubprocessProtocol):
     """One process and its three pipes."""
 
-    def __init__(self, name: str, stderr: StderrLog) -> None:
+    def __init__(self, name: str, stderr: StderrLog, limit: int) -> None:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._outgoing: list[bytes] = []
@@ -52,10 +59,17 @@ class Child(asyncio.SubprocessProtocol):
         """Done when both output pipes have ended."""
         self.deaf: asyncio.Future[int] = loop.create_future()
         """Done when it does not read any more."""
-        self.on_line: Callable[[bytes], None] = lambda line: None
+        self.on_line: Callable[[bytes], bool] = lambda line: False
+        """Says whether the line is an answer that was asked for."""
+        self.intake: Intake | None = None
+        self._unread: deque[tuple[int, bytes | None]] = deque()
+        """Pieces of either output pipe in their order; None for its end."""
+        self._pausing: asyncio.TimerHandle | None = None
+        self._leaving = False
         self._open_pipes = {_STDOUT, _STDERR}
         self._stderr = stderr
-        self._lines = Lines(on_overlong=lambda: log.warning("%s: a line was too long and left out", name))
+        self.on_overlong: Callable[[bytes], None] = lambda edges: None
+        self._lines = Lines(limit=limit, on_overlong=self._overlong)
         self._transport: asyncio.SubprocessTransport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -78,20 +92,66 @@ class Child(asyncio.SubprocessProtocol):
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        if fd == _STDERR:
-            self._stderr.feed(data)
+        if fd == _STDOUT and self._leaving:
             return
-        for line in self._lines.feed(data):
-            if line and not line.isspace():
-                self.on_line(line)
+        self._unread.extend((fd, piece) for piece in pieces(data))
+        self._read_on()
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        if fd == _STDERR:
-            self._stderr.end()
-        elif fd == _STDIN:
+        if fd == _STDIN:
             self._writable.set()
             if not self.deaf.done():
                 self.deaf.set_result(0)
+            return
+        self._unread.append((fd, None))
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Takes in what has come, piece by piece. Of a server that floods the rest waits, and so does its writer."""
+        if self._pausing is not None:
+            return
+        while self._unread:
+            fd, piece = self._unread.popleft()
+            if piece is None:
+                self._closed(fd)
+                continue
+            began = time.thread_time()
+            if self._take(fd, piece) or self.intake is None:
+                continue
+            self.intake.charge(time.thread_time() - began)
+            if pause := self.intake.pause:
+                self._each_output(lambda pipe: pipe.pause_reading())
+                self._pausing = self._loop.call_later(pause, self._resume)
+                return
+
+    def _resume(self) -> None:
+        self._pausing = None
+        self._read_on()
+        if self._pausing is None:
+            self._each_output(lambda pipe: pipe.resume_reading())
+
+    def _each_output(self, do: Callable[[asyncio.ReadTransport], None]) -> None:
+        for fd in self._open_pipes:
+            if (pipe := self.transport.get_pipe_transport(fd)) is not None:
+                do(cast(asyncio.ReadTransport, pipe))
+
+    def _take(self, fd: int, piece: bytes) -> bool:
+        """Whether it was asked for: an answer, or a part of a line that may become one."""
+        if fd == _STDERR:
+            self._stderr.feed(piece)
+            return False
+        asked = b"\n" not in piece
+        for line in self._lines.feed(piece):
+            if line and not line.isspace():
+                asked = self.on_line(line) or asked
+        return asked and not self._lines.dropping
+
+    def _overlong(self, edges: bytes) -> None:
+        self.on_overlong(edges)
+
+    def _closed(self, fd: int) -> None:
+        if fd == _STDERR:
+            self._stderr.end()
         self._open_pipes.discard(fd)
         if not self._open_pipes and not self.silent.done():
             self.silent.set_result(0)
@@ -136,6 +196,7 @@ class Child(asyncio.SubprocessProtocol):
 
     async def leave(self) -> None:
         """Close stdin, wait; ask the group to end, wait; end it."""
+        self._leaving = True
         self._flush()
         self.stdin.close()
         for number, patience in (
@@ -148,6 +209,11 @@ class Child(asyncio.SubprocessProtocol):
             await asyncio.wait({self.exited}, timeout=patience)
             if self.exited.done():
                 return
+
+    def forget_unread(self) -> None:
+        self._unread.clear()
+        if self._pausing is not None:
+            self._pausing.cancel()
 
 
 def _how_it_ended(code: int, words: Iterable[str]) -> str:
@@ -170,11 +236,15 @@ async def open_stdio(
         link = PipeLink(config.name, send=child.send, on_tools_changed=on_tools_changed)
         link.pid = child.pid
         child.on_line = link.receive
+        child.intake = link.intake
+        child.on_overlong = functools.partial(link.refuse, limit=config.max_message)
         watching = asyncio.create_task(_tell_end(child, link))
         try:
             yield link
         finally:
             watching.cancel()
+            if link.misbehaved:
+                reaper_child.signal_group(child.pid, signal.SIGTERM)
             link.lose("It was stopped.")
             await link.end_errands(limit=0)
 
@@ -197,6 +267,7 @@ async def _running(config: ServerConfig, root: Path | None, reaper: Reaper, stde
             await child.leave()
         finally:
             # Also when this task is cancelled once more: what follows does not wait for the loop.
+            child.forget_unread()
             reaper_child.signal_group(group, signal.SIGTERM if child.exited.done() else signal.SIGKILL)
             child.transport.close()
             stderr.end()
@@ -204,17 +275,22 @@ async def _running(config: ServerConfig, root: Path | None, reaper: Reaper, stde
 
 
 async def _start(config: ServerConfig, root: Path | None, marker: str, stderr: StderrLog) -> Child:
-    environment = child_environment(config, os.environ, marker)
+    words, env = config.launched(root)
+    if config.start is not Start.NAMED:
+        words, safe = safe_launch(words)
+        env = {**safe, **env}
+    environment = child_environment(env, os.environ, marker)
     cwd = config.works_in(root)
     if cwd is not None and not cwd.is_dir():
         raise ServerAway(f"The folder {cwd} that it should run in does not exist.")
-    command = _find(config.command, environment, cwd)
+    argv = [_find(words[0], environment, cwd), *words[1:]]
     loop = asyncio.get_running_loop()
     try:
+        if not os.access(argv[0], os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         _, child = await loop.subprocess_exec(
-            lambda: Child(config.name, stderr),
-            command,
-            *config.args,
+            lambda: Child(config.name, stderr, config.max_message),
+            *guarded(argv),
             env=environment,
             cwd=cwd,
             start_new_session=True,
@@ -238,6 +314,7 @@ def _sealed(loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
 
 def _keep_to_ourselves() -> None:
     """Runs in the child before its pipes are put in place. What cannot be marked is not open."""
+    restore_limit()
     for name in os.listdir(_OPEN_FILES):  # noqa: PTH208 - as little as there can be between fork and exec
         if int(name) > _STDERR:
             with contextlib.suppress(OSError):

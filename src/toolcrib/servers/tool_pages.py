@@ -6,6 +6,7 @@ tool of the same name is left out and logged; it never hides the others. `server
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -21,6 +22,13 @@ from toolcrib.servers.model import Era
 log = logging.getLogger(__name__)
 
 MOST_PAGES = 1000
+MOST_TOOLS = 5000
+"""Of one server. A catalog of so many takes some tenths of a second, in which nobody else is served."""
+LARGEST_LISTING = 16 * 1024 * 1024
+"""Bytes of all pages together."""
+_MOST_VALUES = 500_000
+"""Objects, lists and what they hold, in one page."""
+_STEP = 64 * 1024
 
 
 class _Page(msgspec.Struct):
@@ -47,8 +55,14 @@ async def list_tools(link: Link, limit: float) -> tuple[bytes, ...]:
     tools: dict[str, bytes] = {}
     cursors: set[str] = set()
     params: dict[str, Any] = {}
+    size = 0
     for _ in range(MOST_PAGES):
-        page = await _page(link, params, limit)
+        page, length = await _page(link, params, limit)
+        size += length
+        if size > LARGEST_LISTING:
+            raise _too_much(link, f"{LARGEST_LISTING // 1024 // 1024} MB")
+        if len(tools) + len(page.tools) > MOST_TOOLS:
+            raise _too_much(link, f"{MOST_TOOLS:,} tools")
         for raw in page.tools:
             _take(link, bytes(raw), tools)
         cursor = page.nextCursor
@@ -63,17 +77,38 @@ async def list_tools(link: Link, limit: float) -> tuple[bytes, ...]:
     return tuple(tools.values())
 
 
-async def _page(link: Link, params: dict[str, Any], limit: float) -> _Page:
+async def _page(link: Link, params: dict[str, Any], limit: float) -> tuple[_Page, int]:
+    """One page and its size in bytes."""
     answer = await link.request("tools/list", params, meta={}, limit=limit)
     if answer.result is None:
         error = wire.fault_in(answer.error or b"{}")
         if error.code == METHOD_NOT_FOUND:
-            return _Page(tools=[])
+            return _Page(tools=[]), 0
         raise ServerAway(f"Server '{link.name}' refuses to list its tools: {error.message} (code {error.code}).")
+    await _weigh(link, answer.result)
     try:
-        return _pages.decode(answer.result)
+        return _pages.decode(answer.result), len(answer.result)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolViolation(f"Server '{link.name}' gave a list of tools that is not MCP: {error}.") from None
+
+
+async def _weigh(link: Link, page: bytes) -> None:
+    """Refuses what would take long to decode: the decoder holds the interpreter. Counting goes in steps."""
+    if len(page) > LARGEST_LISTING:
+        raise _too_much(link, f"{LARGEST_LISTING // 1024 // 1024} MB")
+    weight = wire.Weight()
+    for start in range(0, len(page) - _STEP, _STEP):
+        weight.add(page[start : start + _STEP])
+        if weight.values > _MOST_VALUES:
+            raise _too_much(link, f"{_MOST_VALUES:,} values")
+        await asyncio.sleep(0)
+
+
+def _too_much(link: Link, what: str) -> ProtocolViolation:
+    return ProtocolViolation(
+        f"Server '{link.name}' lists more than {what}, which is the most that is taken from one server.",
+        remedy="Have it list fewer tools, or split it into several servers.",
+    )
 
 
 def _take(link: Link, raw: bytes, tools: dict[str, bytes]) -> None:

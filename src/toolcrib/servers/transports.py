@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolcrib.config.model import ServerConfig, Transport
+from toolcrib.errors import ServerAway
 from toolcrib.servers import sdk
 from toolcrib.servers.link import EndedEarly, Link
 from toolcrib.servers.model import Era
@@ -101,7 +102,9 @@ async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> 
         except EndedEarly as early:
             # How the far side ended says more than that it did.
             await asyncio.wait({link.lost}, timeout=_LAST_WORDS)
-            raise EndedEarly(link.lost.result()) if link.lost.done() else early from None
+            if not link.lost.done():
+                raise early from None
+            raise (ServerAway if link.misbehaved else EndedEarly)(link.lost.result()) from None
         yield talk
 
 

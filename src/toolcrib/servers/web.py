@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import socket
 import ssl
 import urllib.request
@@ -33,9 +34,22 @@ REDIRECTS = frozenset({307, 308})
 MOST_REDIRECTS = 3
 
 
-@functools.cache
 def tls_context(*, verify: bool) -> ssl.SSLContext:
-    """Loading the trust store costs tens of milliseconds, so there is one for all."""
+    """Loading the trust store costs tens of milliseconds, so there is one for all until its files change."""
+    paths = ssl.get_default_verify_paths()
+    return _made_context(verify, _stamp(paths.cafile), _stamp(paths.capath))
+
+
+def _stamp(path: str | None) -> tuple[object, ...]:
+    try:
+        state = os.stat(path or "")  # noqa: PTH116 - the path may be none
+    except OSError:
+        return ()
+    return path, state.st_ino, state.st_size, state.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=4)
+def _made_context(verify: bool, *_: object) -> ssl.SSLContext:  # noqa: FBT001 - a key, not a switch
     context = ssl.create_default_context()
     if not verify:
         context.check_hostname = False
@@ -61,22 +75,21 @@ class Lease:
             self.poster.close()
 
 
-_leases: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, Lease]] = weakref.WeakKeyDictionary()
+_leases: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ssl.SSLContext, Lease]] = weakref.WeakKeyDictionary()
 
 
-def _drop(leases: dict[bool, Lease], verify: bool) -> None:  # noqa: FBT001 - a key, not a switch
-    leases.pop(verify, None)
+def _drop(leases: dict[ssl.SSLContext, Lease], context: ssl.SSLContext) -> None:
+    leases.pop(context, None)
 
 
 @contextlib.asynccontextmanager
 async def shared_poster(*, verify: bool) -> AsyncIterator[Lease]:
     """The process's connections for this TLS setting. Who needs them for longer than the block holds the lease."""
     per_loop = _leases.setdefault(asyncio.get_running_loop(), {})
-    if verify not in per_loop:
-        context = await asyncio.to_thread(tls_context, verify=verify)
-        if verify not in per_loop:
-            per_loop[verify] = Lease(Poster(context), functools.partial(_drop, per_loop, verify))
-    lease = per_loop[verify]
+    context = await asyncio.to_thread(tls_context, verify=verify)
+    if context not in per_loop:
+        per_loop[context] = Lease(Poster(context), functools.partial(_drop, per_loop, context))
+    lease = per_loop[context]
     lease.hold()
     try:
         yield lease

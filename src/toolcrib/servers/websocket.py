@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 
 import aiohttp
@@ -16,6 +17,7 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerAway
 from toolcrib.servers import web
 from toolcrib.servers.explain import explain_network, explain_status
+from toolcrib.servers.framing import TooLarge
 from toolcrib.servers.pipe import PipeLink
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 _HEARTBEAT = 120.0
 """Half of it is what a busy server has for its answer; a shorter one would cut off servers that block while working."""
 _CLOSE = 1.0
+_FRAME = 0.00005
+"""Seconds that aiohttp spends on a frame before we see it."""
 
 Socket = aiohttp.ClientWebSocketResponse[bool]
 
@@ -39,7 +43,7 @@ async def open_websocket(config: ServerConfig, on_tools_changed: Callable[[], No
                 raise ServerAway(f"Server '{config.name}': {reason} The call did not run.") from None
 
         link = PipeLink(config.name, send=send, on_tools_changed=on_tools_changed)
-        reading = asyncio.create_task(_read(socket, link, config.url))
+        reading = asyncio.create_task(_read(socket, link, config))
         try:
             yield link
         finally:
@@ -49,20 +53,30 @@ async def open_websocket(config: ServerConfig, on_tools_changed: Callable[[], No
             await link.end_errands(limit=0)
 
 
-async def _read(socket: Socket, link: PipeLink, url: str) -> None:
+async def _read(socket: Socket, link: PipeLink, config: ServerConfig) -> None:
     while True:
         frame = await socket.receive()
+        began = time.thread_time()
         if frame.type is aiohttp.WSMsgType.TEXT:
-            link.receive(frame.data)
+            if link.receive(frame.data):
+                continue
+        elif frame.type is aiohttp.WSMsgType.PING:
+            await socket.pong(frame.data)
+        elif frame.type is aiohttp.WSMsgType.PONG:
+            pass
         elif frame.type is aiohttp.WSMsgType.BINARY:
             log.warning("%s: skipped a binary frame of %d bytes", link.name, len(frame.data))
         elif frame.type is aiohttp.WSMsgType.ERROR:
-            link.lose(explain_network(frame.data, url))
+            if socket.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG:
+                link.condemn(str(TooLarge.message(config.max_message)))
+            link.lose(explain_network(frame.data, config.url))
             return
         else:
             code = f" (code {socket.close_code})" if socket.close_code else ""
             link.lose(f"The server has closed the connection{code}.")
             return
+        link.intake.charge(time.thread_time() - began + _FRAME)
+        await link.intake.rest()
 
 
 @contextlib.asynccontextmanager
@@ -81,7 +95,9 @@ async def _connected(config: ServerConfig) -> AsyncIterator[Socket]:
                 headers=dict(config.headers),
                 proxy=web.proxy_for(config.url),
                 heartbeat=_HEARTBEAT,
-                max_msg_size=0,
+                # Answered here, where a flood of them is noticed.
+                autoping=False,
+                max_msg_size=config.max_message,
                 decode_text=False,
                 timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE),
             )

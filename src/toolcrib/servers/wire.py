@@ -9,6 +9,7 @@ one pipe without meeting.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Mapping
 from itertools import accumulate
@@ -31,8 +32,34 @@ _OWN_ID = re.compile(rb'"id"\s*:\s*"(' + PREFIX.encode() + rb'\d+)"')
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
+_STEP = 1024 * 1024
+_utf8 = codecs.getincrementaldecoder("utf-8")
+_MOST_ESCAPES = 100_000
+"""Of a message that is mended: each costs a call."""
+_LARGEST_BATCH = 1024 * 1024
+_LARGEST_PARAMS = 64 * 1024
+"""Bytes of what a server says unasked that is looked into: making objects of JSON costs many times its size."""
 _EDGE = 300
 """How far from either end of a broken message its id is looked for."""
+
+
+class _Typed(msgspec.Struct):
+    kind: Any = msgspec.field(name="resultType", default=None)
+
+
+_typed = msgspec.json.Decoder(_Typed).decode
+
+
+def result_type(result: bytes) -> str | None:
+    """The `resultType` of a raw result; None where it has none that is a text. Looked for only where the word is there
+    at all."""
+    if b'"resultType"' not in result:
+        return None
+    try:
+        kind = _typed(result).kind
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return kind if isinstance(kind, str) else None
 
 
 class NotAMessage(Exception):
@@ -76,14 +103,24 @@ def decode(message: bytes) -> Envelope:
     """Raises NotAMessage. The text is checked to be UTF-8: raw parts go on to others who rely on it."""
     try:
         if not message.isascii():
-            message.decode()
+            _check_text(message)
         return _decode_whole(message)
-    except UnicodeDecodeError as error:
-        raise NotAMessage(f"not UTF-8 (byte {error.start})") from None
     except msgspec.MsgspecError as error:
         raise NotAMessage(str(error)) from None
     except RecursionError:
         raise NotAMessage("nested too deeply") from None
+
+
+def _check_text(message: bytes) -> None:
+    """In steps: the text of a large message may take four times its bytes."""
+    decoder = _utf8()
+    for start in range(0, len(message), _STEP):
+        step = message[start : start + _STEP]
+        try:
+            decoder.decode(step, final=start + _STEP >= len(message))
+        except UnicodeDecodeError as error:
+            # What is reported begins with the bytes that were left of the step before.
+            raise NotAMessage(f"not UTF-8 (byte {start + len(step) - len(error.object) + error.start})") from None
 
 
 def _decode_whole(message: bytes) -> Envelope:
@@ -94,7 +131,7 @@ def _decode_whole(message: bytes) -> Envelope:
     try:
         return _envelope.decode(message)
     except msgspec.DecodeError:
-        if b"\\ud" not in message.lower():
+        if message.count(b"\\") > _MOST_ESCAPES or b"\\ud" not in message.lower():
             raise
     return _envelope.decode(_ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], message))
 
@@ -108,6 +145,8 @@ def fault_in(error: bytes) -> Fault:
 
 def split_batch(message: bytes) -> list[bytes]:
     """The messages of a batch, which protocol 2025-03-26 allowed."""
+    if len(message) > _LARGEST_BATCH:
+        raise NotAMessage(f"a batch of more than {_LARGEST_BATCH // 1024} KB")
     try:
         return [bytes(part) for part in _batch.decode(message)]
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -143,22 +182,51 @@ def cancelled(request_id: str, reason: str) -> bytes:
     return encode({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
 
 
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?', re.DOTALL)
-"""Takes an unterminated string too, and never goes back over what it took: the time is linear in any text."""
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 """One up for what opens, one down (as a signed byte) for what closes."""
 _NO_STEP = bytes(set(range(256)) - set(b"[{]}"))
 
 
-def deeper_than(limit: int, text: bytes) -> bool:
-    """Whether a JSON text nests deeper. Most have so few brackets that counting them is enough.
+class Weight:
+    """How many values a JSON text holds and how deep it nests, counted piece by piece before anything parses it.
 
-    The rest is done without a loop of ours: a text of many megabytes of brackets must not hold up everybody.
+    Exact for JSON. A text that is none is counted right up to its first mistake, which is as far as a parser gets.
+    No loop of ours looks at single bytes.
     """
+
+    __slots__ = ("_depth", "_inside", "_left", "deepest", "values")
+
+    def __init__(self) -> None:
+        self.values = 1
+        self.deepest = 0
+        self._depth = 0
+        self._inside = False
+        """Whether the last piece ended within a string."""
+        self._left = b""
+        """A backslash at the end of the last piece: what it escapes comes with the next."""
+
+    def add(self, piece: bytes) -> None:
+        piece = self._left + piece
+        self._left = b"\\" if (len(piece) - len(piece.rstrip(b"\\"))) % 2 else b""
+        piece = piece[: len(piece) - len(self._left)].replace(b"\\\\", b"").replace(b'\\"', b"")
+        parts = piece.split(b'"')
+        outside = b"".join(parts[self._inside :: 2])
+        self._inside ^= len(parts) % 2 == 0
+        self.values += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        steps = memoryview(outside.translate(_STEPS, _NO_STEP)).cast("b")
+        if steps:
+            highest = max(accumulate(steps, initial=self._depth))
+            self.deepest = max(self.deepest, highest)
+            self._depth += sum(steps)
+
+
+def deeper_than(limit: int, text: bytes) -> bool:
+    """Whether a JSON text nests deeper. Most have so few brackets that counting them is enough."""
     if text.count(b"{") + text.count(b"[") <= limit:
         return False
-    steps = _STRING.sub(b"", text).translate(_STEPS, _NO_STEP)
-    return max(accumulate(memoryview(steps).cast("b")), default=0) > limit
+    weight = Weight()
+    weight.add(text)
+    return weight.deepest > limit
 
 
 def on_one_line(message: bytes) -> bytes:
@@ -169,8 +237,8 @@ def on_one_line(message: bytes) -> bytes:
 
 
 def params_object(params: Raw | UnsetType) -> dict[str, Any]:
-    """Params as a dict; empty where they are missing, odd or too deep."""
-    if params is UNSET:
+    """Params as a dict; empty where they are missing, odd, too large or too deep."""
+    if params is UNSET or len(memoryview(params)) > _LARGEST_PARAMS:
         return {}
     try:
         decoded = msgspec.json.decode(params)

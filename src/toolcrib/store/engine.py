@@ -46,7 +46,7 @@ def database_url(where: str | Path) -> sa.URL:
     return url
 
 
-def make_engine(url: sa.URL, *, busy_timeout: float) -> sa.Engine:
+def make_engine(url: sa.URL, *, busy_timeout: float, connections: int = 2, label: str = "toolcrib") -> sa.Engine:
     postgres = url.get_backend_name() == "postgresql"
     if not postgres:
         _prepare_file(url)
@@ -54,11 +54,11 @@ def make_engine(url: sa.URL, *, busy_timeout: float) -> sa.Engine:
         engine = sa.create_engine(
             url,
             poolclass=sa.QueuePool,
-            pool_size=2,
+            pool_size=connections,
             max_overflow=0,
             pool_pre_ping=postgres,
             hide_parameters=True,
-            connect_args=_limits(url) if postgres else {},
+            connect_args=_limits(url, label) if postgres else {},
         )
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         raise StoreError(
@@ -108,7 +108,7 @@ def _set_up_sqlite(engine: sa.Engine, busy_timeout: float) -> None:
         driver.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
 
 
-def _limits(url: sa.URL) -> dict[str, Any]:
+def _limits(url: sa.URL, label: str) -> dict[str, Any]:
     """Without them a host that vanished would be waited for many minutes. What the URL itself says stands."""
     limits = {
         "connect_timeout": _REACH_WITHIN,
@@ -116,7 +116,7 @@ def _limits(url: sa.URL) -> dict[str, Any]:
         "keepalives_idle": _SILENCE,
         "keepalives_interval": _SILENCE // 2,
         "keepalives_count": 2,
-        "application_name": "toolcrib",
+        "application_name": label,
     }
     return {name: value for name, value in limits.items() if name not in url.query}
 
@@ -128,5 +128,9 @@ def _set_up_postgres(engine: sa.Engine, busy_timeout: float) -> None:
         cursor.execute(f"SET lock_timeout = {int(busy_timeout * 1000)}")
         # Whatever the server's habit: what was acknowledged is on its disk.
         cursor.execute("SET synchronous_commit = on")
+        # The server, too, lets go of a session whose client vanished, and of its lock.
+        cursor.execute(f"SET tcp_keepalives_idle = {_SILENCE}")
+        cursor.execute(f"SET tcp_keepalives_interval = {_SILENCE // 2}")
+        cursor.execute("SET tcp_keepalives_count = 2")
         cursor.close()
         connection.commit()

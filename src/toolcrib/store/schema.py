@@ -54,6 +54,26 @@ trusted_servers = sa.Table(
     sa.Column("trusted_at", sa.Double, nullable=False),
 )
 
+trusted_definitions = sa.Table(
+    "trusted_definitions",
+    metadata,
+    sa.Column("identity", Text, primary_key=True),
+    sa.Column("sha256", Text, primary_key=True),
+    sa.Column("tool", Text, nullable=False),
+    sa.Column("trusted_at", sa.Double, nullable=False),
+)
+"""The definitions of tools that the trust in a server was given for."""
+
+clock = sa.Table(
+    "clock",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("seen_at", sa.Double, nullable=False),
+    sa.Column("passed", sa.Double, nullable=False),
+    sa.Column("boot", Text, nullable=False),
+)
+"""One row: the time that was seen last, and what the computer had counted by then, since which boot."""
+
 counters = sa.Table(
     "counters",
     metadata,
@@ -345,7 +365,33 @@ def _jobs(connection: sa.Connection) -> None:
     tables.create_all(connection, checkfirst=False)
 
 
-MIGRATIONS: tuple[Migration, ...] = (_tools_and_trust, _agents_and_audit, _jobs)
+def _trusted_definitions(connection: sa.Connection) -> None:
+    tables = sa.MetaData()
+    sa.Table(
+        "trusted_definitions",
+        tables,
+        sa.Column("identity", sa.Text, primary_key=True),
+        sa.Column("sha256", sa.Text, primary_key=True),
+        sa.Column("tool", sa.Text, nullable=False),
+        sa.Column("trusted_at", sa.Double, nullable=False),
+    )
+    tables.create_all(connection, checkfirst=False)
+
+
+def _clock(connection: sa.Connection) -> None:
+    tables = sa.MetaData()
+    sa.Table(
+        "clock",
+        tables,
+        sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("seen_at", sa.Double, nullable=False),
+        sa.Column("passed", sa.Double, nullable=False),
+        sa.Column("boot", sa.Text, nullable=False),
+    )
+    tables.create_all(connection, checkfirst=False)
+
+
+MIGRATIONS: tuple[Migration, ...] = (_tools_and_trust, _agents_and_audit, _jobs, _trusted_definitions, _clock)
 """The first leads to version 1, and so on."""
 
 _POSTGRES_LOCK = 0x746F6F6C63726962

@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from toolcrib.errors import StoreError
 from toolcrib.store.database import BUSY_TIMEOUT, Database
+from toolcrib.store.lock import Holder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,9 +40,10 @@ class Store:
         """Why nothing more is written."""
 
     @classmethod
-    async def open(cls, where: str | Path, *, busy_timeout: float = BUSY_TIMEOUT) -> Self:
+    async def open(cls, where: str | Path, *, busy_timeout: float = BUSY_TIMEOUT, holder: Holder | None = None) -> Self:
+        """For a `holder`, which has it alone until it is closed."""
         writer = ThreadPoolExecutor(1, thread_name_prefix="toolcrib-store")
-        opening = writer.submit(Database.open, where, busy_timeout=busy_timeout)
+        opening = writer.submit(Database.open, where, busy_timeout=busy_timeout, holder=holder)
         try:
             database = await asyncio.shield(asyncio.wrap_future(opening))
         except BaseException:

@@ -1,4 +1,4 @@
-"""What a person trusts: project files with exactly their content, and servers whose word on their own tools counts.
+"""What a person trusts: project files with exactly their content, and servers with the definitions of their tools.
 
 In: a connection. Out: rows. `crib` asks; nothing here is trusted by itself.
 """
@@ -6,12 +6,13 @@ In: a connection. Out: rows. `crib` asks; nothing here is trusted by itself.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from toolcrib.store.schema import trusted_files, trusted_servers
+from toolcrib.store.schema import trusted_definitions, trusted_files, trusted_servers
 from toolcrib.store.upsert import upsert
 
 
@@ -36,19 +37,39 @@ def files(connection: sa.Connection) -> tuple[TrustedFile, ...]:
     return tuple(TrustedFile(**row._mapping) for row in rows)
 
 
-def believe_server(connection: sa.Connection, identity: str, name: str) -> None:
-    """The identity is the server's as it is now: with another command or address it is another server."""
-    upsert(connection, trusted_servers, [{"identity": identity, "name": name, "trusted_at": time.time()}])
+def trust_server(connection: sa.Connection, identity: str, name: str, definitions: Mapping[str, str]) -> None:
+    """The identity is the server's as it is now: with another command or address it is another server.
+
+    `definitions`: the digests of its tools' definitions, and the tools' names. They join those trusted before.
+    """
+    now = time.time()
+    upsert(connection, trusted_servers, [{"identity": identity, "name": name, "trusted_at": now}])
+    rows = [
+        {"identity": identity, "sha256": digest, "tool": tool, "trusted_at": now}
+        for digest, tool in definitions.items()
+    ]
+    upsert(connection, trusted_definitions, rows)
 
 
-def disbelieve_server(connection: sa.Connection, identity: str) -> bool:
-    """False: it was not believed anyway."""
+def untrust_server(connection: sa.Connection, identity: str) -> bool:
+    """False: it was not trusted anyway."""
+    connection.execute(trusted_definitions.delete().where(trusted_definitions.c.identity == identity))
     return bool(connection.execute(trusted_servers.delete().where(trusted_servers.c.identity == identity)).rowcount)
 
 
-def believed_servers(connection: sa.Connection) -> frozenset[str]:
-    """Their identities."""
-    return frozenset(connection.execute(sa.select(trusted_servers.c.identity)).scalars())
+def untrust_definitions(connection: sa.Connection, identity: str, definitions: Collection[str]) -> None:
+    of_server = trusted_definitions.c.identity == identity
+    connection.execute(trusted_definitions.delete().where(of_server, trusted_definitions.c.sha256.in_(definitions)))
+
+
+def servers(connection: sa.Connection) -> dict[str, frozenset[str]]:
+    """By identity: the digests of the definitions that are trusted."""
+    found: dict[str, set[str]] = {
+        one: set() for one in connection.execute(sa.select(trusted_servers.c.identity)).scalars()
+    }
+    for row in connection.execute(sa.select(trusted_definitions.c.identity, trusted_definitions.c.sha256)):
+        found.setdefault(row.identity, set()).add(row.sha256)
+    return {identity: frozenset(digests) for identity, digests in found.items()}
 
 
 def _absolute(path: str | Path) -> str:

@@ -3,8 +3,8 @@
 In: a file with the steps, `{"steps": [{"call": "workspace_read_file", "arguments": {…}}, …], "last_words": "…"}`. Out:
 the model's base URL on stdout; it answers until stdin is closed. A step is one of `call`, `anyway` (with `namespace`),
 `garble` (with `text`), `together` (a list of these), `say`, `refuse` (an HTTP status, with `retry_after`) and `break`
-(a text, with `status`); all may have `thinking` and `ending`, and calls `says`. Where requests without tools are about
-something else, as with the coding agents, the file says `"toolless": "aside"`.
+(a text, with `status`); all may have `thinking`, `ending`, `stop_reason` and `cut_after`, and calls `says`. Where
+requests without tools are about something else, as with the coding agents, the file says `"toolless": "aside"`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STEPS: Mapping[str, tuple[Callable[..., Step], tuple[str, ...]]] = {
 
 
 def step_from(data: Mapping[str, Any]) -> Step:
-    spoken = {key: data[key] for key in ("thinking", "says") if key in data}
+    spoken = {key: data[key] for key in ("thinking", "says", "stop_reason", "cut_after") if key in data}
     if "ending" in data:
         spoken["ending"] = Ending(data["ending"])
     if "together" in data:

@@ -46,7 +46,7 @@ def answer(provider: Provider, turn: Turn, path: str, body: dict[str, Any]) -> A
 
 
 def _messages(provider: Provider, turn: Turn, path: str, body: dict[str, Any]) -> list[Message]:
-    messages = list(provider.write(turn, path, body))
+    messages = list(provider.write(turn, path, body))[: turn.cut_after]
     if turn.cut is None:
         return messages
     begun = messages[: len(messages) // 2]

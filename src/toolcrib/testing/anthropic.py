@@ -121,7 +121,7 @@ def _usage(turn: Turn) -> dict[str, Any]:
 
 
 def _reason(turn: Turn) -> str:
-    return ENDINGS.get(turn.ending) or ("tool_use" if turn.invocations else "end_turn")
+    return turn.stop_reason or ENDINGS.get(turn.ending) or ("tool_use" if turn.invocations else "end_turn")
 
 
 def _content(turn: Turn) -> list[dict[str, Any]]:

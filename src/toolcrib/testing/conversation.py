@@ -156,6 +156,10 @@ class Turn:
     invocations: tuple[Invocation, ...] = ()
     usage: Usage
     ending: Ending = Ending.NATURAL
+    stop_reason: str = ""
+    """The provider's own word for why the answer is over; empty: the one that fits `ending`."""
+    cut_after: int | None = None
+    """How many messages of the stream are sent before it ends cleanly; a negative number counts from the end."""
     hold: Hold | None = None
     cut: Cut | None = None
 

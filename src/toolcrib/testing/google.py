@@ -120,10 +120,11 @@ def _message(turn: Turn, parts: list[dict[str, Any]], usage: dict[str, Any], **m
 
 
 def _last(turn: Turn, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    if garbled := [call for call in turn.invocations if call.garbled]:
+    garbled = [call for call in turn.invocations if call.garbled]
+    if garbled and not turn.stop_reason:
         why = f"Malformed function call: print(default_api.{garbled[0].name}({garbled[0].garbled}"
         return _message(turn, parts, _usage(turn), finishReason="MALFORMED_FUNCTION_CALL", finishMessage=why)
-    return _message(turn, parts, _usage(turn), finishReason=ENDINGS[turn.ending])
+    return _message(turn, parts, _usage(turn), finishReason=turn.stop_reason or ENDINGS[turn.ending])
 
 
 def _usage(turn: Turn) -> dict[str, Any]:

@@ -153,4 +153,4 @@ def _call(invocation: Invocation, arguments: str) -> Mapping[str, Any]:
 
 
 def _reason(turn: Turn) -> str:
-    return ENDINGS.get(turn.ending) or ("tool_calls" if turn.invocations else "stop")
+    return turn.stop_reason or ENDINGS.get(turn.ending) or ("tool_calls" if turn.invocations else "stop")

@@ -18,6 +18,8 @@ CALLS = {"function_call": "function_call_output", "custom_tool_call": "custom_to
 OUTPUTS = ("function_call_output", "custom_tool_call_output", "mcp_tool_call_output")
 CODE_TOOL = "exec"
 ENDINGS = {Ending.LENGTH: "max_output_tokens", Ending.FILTER: "content_filter"}
+STATUSES = ("completed", "failed", "incomplete")
+"""Stop reasons that are the status of a response; any other is why it is incomplete."""
 LAST = 999
 """The number of a message that nobody awaited."""
 JOINT = "__"
@@ -92,7 +94,9 @@ def _response(turn: Turn, body: dict[str, Any], **told: Any) -> dict[str, Any]:
 
 def _ended(turn: Turn, body: dict[str, Any]) -> dict[str, Any]:
     told = {"output": _items(turn, _offering(body)), "usage": _usage(turn)}
-    if reason := ENDINGS.get(turn.ending):
+    if turn.stop_reason in STATUSES:
+        return _response(turn, body, status=turn.stop_reason, **told)
+    if reason := turn.stop_reason or ENDINGS.get(turn.ending):
         return _response(turn, body, status="incomplete", incomplete_details={"reason": reason}, **told)
     return _response(turn, body, **told)
 

@@ -39,6 +39,10 @@ class Step:
     says: str = field(default="", kw_only=True)
     """Words before a call."""
     ending: Ending = field(default=Ending.NATURAL, kw_only=True)
+    stop_reason: str = field(default="", kw_only=True)
+    """The provider's own word for why the answer is over, in the place of the one for `ending`."""
+    cut_after: int | None = field(default=None, kw_only=True)
+    """How many messages of the stream are sent before it ends cleanly; a negative number leaves out the last ones."""
     hold: Hold | None = field(default=None, kw_only=True)
 
 
@@ -171,8 +175,8 @@ class Script:
         )
         text = step.text if isinstance(step, Say | Break) else step.says
         cut = Cut(status=step.status) if isinstance(step, Break) else None
-        spoken = {"thinking": step.thinking, "text": text, "ending": step.ending}
-        return self._say(number, **spoken, invocations=calls, hold=step.hold, cut=cut)
+        spoken = {"thinking": step.thinking, "text": text, "ending": step.ending, "stop_reason": step.stop_reason}
+        return self._say(number, **spoken, invocations=calls, hold=step.hold, cut=cut, cut_after=step.cut_after)
 
     def _say(self, number: int, **what: Any) -> Turn:
         return Turn(id=f"{self._mark}_{number}", usage=usage(number), **what)
@@ -217,6 +221,8 @@ def _calls(step: Step) -> Sequence[Call | Anyway | Garble]:
 
 def _leaves_nothing(step: Step) -> bool:
     """Whether it may be that the conversation will not tell that the step was done."""
+    if step.stop_reason or step.cut_after is not None:
+        return True
     if isinstance(step, Say):
         return not step.text
     return isinstance(step, Refuse | Break) or any(isinstance(call, Garble) for call in _calls(step))

@@ -34,6 +34,8 @@ class Done:
 
     data: msgspec.Struct
     text: str
+    failure: str = ""
+    """In a few words, that what it ran failed: an exit code, failing tests. The call itself went well."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import msgspec
 
+from toolcrib.agent_events import FAILURE
 from toolcrib.config.paths import home_of
 from toolcrib.errors import ToolcribError, WorkspaceError
 from toolcrib.workspace.arguments import decode
@@ -61,7 +62,15 @@ class Workspace:
     ) -> None:
         """`tools`: the table of what can be called, whose rows may wear other names and parameters than ours."""
         self.settings = settings
-        self.folder = Folder(root, hidden=settings.hidden, above=settings.above, unfit=unfit, home=home_of(environ))
+        self.folder = Folder(
+            root,
+            hidden=settings.hidden,
+            guarded=settings.guarded,
+            repositories=settings.repositories,
+            above=settings.above,
+            unfit=unfit,
+            home=home_of(environ),
+        )
         self.root = self.folder.root
         self.unsafe = unsafe_no_sandbox
         self._environ = environ
@@ -241,7 +250,8 @@ class Workspace:
         if tool.result is not None:
             warning = {"warning": UNSAFE} if is_unsafe else {}
             answer["structuredContent"] = {**warning, **msgspec.to_builtins(done.data)}
-        result = msgspec.json.encode({**answer, "isError": False})
+        meta = {"_meta": {FAILURE: done.failure}} if done.failure else {}
+        result = msgspec.json.encode({**answer, **meta, "isError": False})
         limits = self.settings.limits
         most = 2 * _ESCAPED * max(limits.read, limits.output) + 256 * KB
         if len(result) > most:

@@ -60,6 +60,8 @@ class RawServer:
         plain = [f"{options.prefix}{number:05d}" for number in range(options.tools)]
         described = {"type": "object", "properties": {"path": {"type": "string", "description": "Where to look."}}}
         self.tools = [{"name": name, "description": f"Does {name}.", "inputSchema": described} for name in plain]
+        if options.task:
+            self.tools.append({"name": "later", "inputSchema": {}, "execution": {"taskSupport": "required"}})
         if not options.plain:
             self.tools += [
                 {"name": name, "description": f"Odd: {name}.", "inputSchema": {"type": "object", "properties": wants}}
@@ -254,6 +256,7 @@ def main() -> None:
     parser.add_argument("--tools", type=int, default=0)
     parser.add_argument("--prefix", default="tool_")
     parser.add_argument("--plain", action="store_true", help="only the plain tools")
+    parser.add_argument("--task", action="store_true", help="one more tool, which runs only as a task")
     parser.add_argument("--page", type=int, default=0)
     parser.add_argument("--slow-start", type=float, default=0.0)
     parser.add_argument("--deaf", action="store_true")

@@ -25,6 +25,14 @@ class Wordless(UnexpectedModelBehavior):
     """An answer without a word, a thought or a call."""
 
 
+class BrokenAnswer(UnexpectedModelBehavior):
+    """An answer that is not whole, or cannot be read."""
+
+
+class AnswerStopped(UnexpectedModelBehavior):
+    """The provider ended the answer for a reason that asking again does not change."""
+
+
 Failure = (ModelAPIError, UnexpectedModelBehavior)
 """All that a request may end in, of which some will pass."""
 
@@ -38,7 +46,7 @@ LONGEST = 300
 def will_pass(error: Exception) -> bool:
     """Whether the same request may succeed later. One without an answer has done nothing on our side, so it may be
     repeated; a quota that is used up, or a request that is wrong, stays so."""
-    if isinstance(error, ModelQuotaExceededError | ContentFilterError):
+    if isinstance(error, ModelQuotaExceededError | ContentFilterError | AnswerStopped):
         return False
     if isinstance(error, ModelHTTPError):
         passing = error.status_code in PASSING or error.status_code >= 500

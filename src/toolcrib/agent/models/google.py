@@ -26,6 +26,8 @@ SETTINGS = {"google": frozenset(GoogleModelSettings.__annotations__)}
 
 
 class _Google(AsGiven, GoogleModel):
+    provider_name = "google"
+
     async def _build_content_and_config(self, *request: Any) -> Any:
         contents: Any
         config: Any

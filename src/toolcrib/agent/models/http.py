@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import ssl
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 
@@ -32,6 +33,7 @@ class Line(httpx2.AsyncClient):
 
     def __init__(self, where: Place) -> None:
         self._under_way: httpx2.Response | None = None
+        self._read: AsyncGenerator[bytes] | None = None
         super().__init__(
             verify=trusted(),
             timeout=httpx2.Timeout(SILENCE_LIMIT, connect=CONNECT_LIMIT, pool=CONNECT_LIMIT),
@@ -47,8 +49,26 @@ class Line(httpx2.AsyncClient):
         if self._under_way is not None:
             await self._under_way.aclose()
 
+    async def __aexit__(self, *what: Any) -> None:
+        await self._let_go()
+        await super().__aexit__(*what)
+
+    async def _let_go(self) -> None:
+        """Closes what reads an answer that broke within an SDK: the garbage collector would close all that it reads
+        from at the same time, each in a task of its own."""
+        if self._read is not None:
+            await self._read.aclose()
+
     async def _note(self, response: httpx2.Response) -> None:
-        self._under_way = response
+        await self._let_go()
+        self._under_way, self._read = response, None
+        read = response.aiter_bytes
+
+        def noted(chunk_size: int | None = None) -> AsyncGenerator[bytes]:
+            self._read = read(chunk_size)
+            return self._read
+
+        response.aiter_bytes = noted  # type: ignore[method-assign]
 
 
 @functools.cache

@@ -6,8 +6,13 @@ In: a `Place`, an HTTP client, the tools' definitions. Out: a model. `models` op
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx2
+import msgspec
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
 from pydantic_ai.models.openai import (
     OpenAIChatModel,
     OpenAIChatModelSettings,
@@ -20,7 +25,7 @@ from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 from toolcrib.agent.models.definitions import Definitions
 from toolcrib.agent.models.http import NO_KEY
 from toolcrib.agent.models.place import Format, Place
-from toolcrib.agent.models.wire import AsGiven
+from toolcrib.agent.models.wire import AsGiven, checked
 
 COMPATIBLE = "openai-compatible"
 SETTINGS = {
@@ -31,11 +36,93 @@ SETTINGS = {
 
 
 class _Chat(AsGiven, OpenAIChatModel):
-    pass
+    provider_name = "openai"
 
 
 class _Responses(AsGiven, OpenAIResponsesModel):
-    pass
+    provider_name = "openai-responses"
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    # Some servers that copy the interface send an object.
+    arguments: str | dict[str, Any] | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Item(msgspec.Struct):
+    type: str
+    id: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    encrypted_content: str | None = None
+
+
+class _Part(msgspec.Struct):
+    text: str | None = None
+
+
+class _Details(msgspec.Struct):
+    reason: str | None = None
+
+
+class _Response(msgspec.Struct):
+    id: str | None = None
+    model: str | None = None
+    status: str | None = None
+    incomplete_details: _Details | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """A message of a stream of chat completions, as far as it is used."""
+
+    id: str | None = None
+    model: str | None = None
+    choices: list[_Choice] | None = None
+
+
+class _Event(msgspec.Struct):
+    """A message of a stream of responses, as far as it is used."""
+
+    type: str
+    item_id: str | None = None
+    output_index: int | None = None
+    delta: str | None = None
+    text: str | None = None
+    arguments: str | None = None
+    part: _Part | None = None
+    item: _Item | None = None
+    response: _Response | None = None
+
+
+class _Client(AsyncOpenAI):
+    def _process_response_data(self, *, data: object, cast_to: Any, **how: Any) -> Any:
+        if cast_to not in (ChatCompletion, Response):
+            checked(data, _Chunk if cast_to is ChatCompletionChunk else _Event)
+        if cast_to is ChatCompletionChunk and isinstance(data, dict):
+            # The last one may have only a stop reason, which pydantic-ai passes over without a delta.
+            choices = [{**choice, "delta": choice.get("delta") or {}} for choice in data.get("choices") or ()]
+            data = {**data, "choices": choices}
+        return super()._process_response_data(data=data, cast_to=cast_to, **how)
 
 
 def model(where: Place, client: httpx2.AsyncClient, definitions: Definitions) -> OpenAIChatModel | OpenAIResponsesModel:
@@ -53,7 +140,7 @@ def model(where: Place, client: httpx2.AsyncClient, definitions: Definitions) ->
 
 
 def client_of(where: Place, client: httpx2.AsyncClient) -> AsyncOpenAI:
-    sdk = AsyncOpenAI(api_key=where.key or NO_KEY, base_url=where.url, http_client=client, max_retries=0)
+    sdk = _Client(api_key=where.key or NO_KEY, base_url=where.url, http_client=client, max_retries=0)
     sdk.organization, sdk.project = where.organization or None, where.project or None
     # OPENAI_CUSTOM_HEADERS are meant for another address.
     sdk._custom_headers = {}

@@ -6,6 +6,7 @@ In: a `Place`, an HTTP client, the tools' definitions. Out: a model. `models` op
 from __future__ import annotations
 
 import httpx2
+from pydantic_ai.messages import ModelResponse
 from pydantic_ai.models.openai import OpenAIChatModelSettings
 from pydantic_ai.models.openrouter import OpenRouterModel, OpenRouterModelSettings
 from pydantic_ai.providers.openrouter import OpenRouterProvider
@@ -23,7 +24,12 @@ SETTINGS = {
 
 
 class _OpenRouter(AsGiven, OpenRouterModel):
-    pass
+    provider_name = "openrouter"
+
+    def _stop_reason(self, answer: ModelResponse) -> str | None:
+        """OpenRouter's word, which is the same for all; pydantic-ai keeps that of the provider behind it."""
+        given = super()._stop_reason(answer)
+        return "tool_calls" if given and answer.finish_reason == "tool_call" else given and answer.finish_reason
 
 
 def model(where: Place, client: httpx2.AsyncClient, definitions: Definitions) -> OpenRouterModel:

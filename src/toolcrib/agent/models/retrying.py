@@ -92,6 +92,8 @@ class Retrying(WrapperModel):
         while True:
             attempt += 1
             async with AsyncExitStack() as stack:
+                # Also where the answer breaks before there is a stream of it to leave.
+                stack.push_async_callback(self._hang_up)
                 try:
                     stream = await stack.enter_async_context(
                         self.wrapped.request_stream(messages, model_settings, model_request_parameters, run_context)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.coding_agents.client import SERVER_NAME
-from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.coding_agents.headless import Launch, Order, without_command
+from toolcrib.coding_agents.known.instructions import project_text
 from toolcrib.config.paths import PROJECT_FOLDER, home_of
 from toolcrib.errors import ConfigError
 from toolcrib.policy.own_tools import OwnTools
@@ -76,9 +77,10 @@ def launch(order: Order) -> Launch:
     more = _freely(order) if order.own_tools is OwnTools.ALL else _restrictedly(order)
     return Launch(
         words=(*words, *more.words, *order.extra),
-        environ=more.environ,
+        # With `@path` in a prompt, which often holds text of others, it would read the file whatever its tools may.
+        environ={**more.environ, "CLAUDE_CODE_DISABLE_FILE_MENTIONS": "1"},
         files={**files, **more.files},
-        stdin=order.prompt,
+        stdin=order.prompt if order.own_tools is OwnTools.ALL else without_command(order.prompt),
         governed=more.governed,
         ungoverned=more.ungoverned,
     )
@@ -110,25 +112,31 @@ def _freely(order: Order) -> Launch:
 def _restrictedly(order: Order) -> Launch:
     folder = _own_folder(order.environ)
     settings = _settings(folder / "settings.json")
-    own_words = _text(folder / "CLAUDE.md")
+    told, environ = [_text(folder / "CLAUDE.md")], {}
     files = {_SETTINGS: json.dumps(settings, indent=2)}
     words = [
         *("--restricted", "--strict-mcp-config", f"--settings={order.folder / _SETTINGS}"),
         f"--tools={','.join(_OWN[order.own_tools])}",
         f"--allowedTools={_OUR_TOOLS}",
         f"--permission-mode={'acceptEdits' if order.own_tools is OwnTools.EDIT else 'dontAsk'}",
-        # What the workspace may do is settled there.
-        f"--disallowedTools=Edit({PROJECT_FOLDER}/**)",
-        # Restricted, it would not read the project's CLAUDE.md either; of an added folder it does, and of nothing else.
-        # Not by its path: a link may stand there by the time that Claude Code looks.
-        "--add-dir=.",
+        # What the workspace may do is settled in our folder. HEAD is what makes a repository of a folder.
+        f"--disallowedTools={','.join(f'Edit({name})' for name in (f'{PROJECT_FOLDER}/**', 'HEAD', *order.guarded))}",
     ]
-    if own_words:
-        files[_WORDS] = own_words
+    # Restricted, it would not read the project's CLAUDE.md either.
+    if order.own_tools is OwnTools.NONE:
+        # It would also read what that imports.
+        told.append(project_text(order.workdir, ("CLAUDE.md",)))
+    else:
+        # Of an added folder it reads it, and nothing else. Not by its path: a link may stand there by the time that
+        # Claude Code looks.
+        words.append("--add-dir=.")
+        environ["CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD"] = "1"
+    if said := "\n\n".join(text for text in told if text):
+        files[_WORDS] = said
         words.append(f"--append-system-prompt-file={order.folder / _WORDS}")
     return Launch(
         words=tuple(words),
-        environ={"CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD": "1"},
+        environ=environ,
         files=files,
         governed=_governed(order),
         ungoverned=_ungoverned(order, folder, settings),
@@ -171,7 +179,7 @@ def _governed(order: Order) -> tuple[str, ...]:
         OwnTools.NONE: "Claude Code has no tools of its own but the search for Toolcrib's.",
         OwnTools.READ: f"Claude Code may read files in {order.workdir}, and no others.",
         OwnTools.EDIT: f"Claude Code may read and change files in {order.workdir}, and no others; "
-        f"git's, its own and {PROJECT_FOLDER} it may not change.",
+        f"git's, its own, {PROJECT_FOLDER} and what other programs obey it may not change.",
     }
     never = "write, " if order.own_tools is not OwnTools.EDIT else ""
     return (
@@ -179,6 +187,8 @@ def _governed(order: Order) -> tuple[str, ...]:
         f"It cannot {never}run commands, fetch from the network or start subagents by itself.",
         "Hooks, plugins, skills, permissions and other MCP servers, yours and the project's, are left out; "
         "your login, model and refusals stay, and what CLAUDE.md says, yours and the project's.",
+        "No file is read because the prompt names it with @, and no command of its own runs for a prompt that begins "
+        "with a slash.",
     )
 
 

@@ -129,7 +129,7 @@ class ClaudeReader:
             return _event(Kind.LOG, role="system", text=text)
         if role == "assistant" and not line.get("parent_tool_use_id"):
             # The last words, should the program never come to tell its result.
-            self.told.text = text
+            self.told.text, self.told.ended = text, False
         return _event(Kind.MESSAGE, role=role, text=text)
 
     def _started(self, block: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
@@ -173,7 +173,7 @@ class ClaudeReader:
         what = as_text(line.get("terminal_reason")) or as_text(line.get("subtype"))
         failed = line.get("is_error") is True
         self.told.text = said if said and not failed else self.told.text
-        self._last_lines.over = True
+        self.told.ended = True
         self.told.failure = plainly(said or errors or what or "It does not say why.") if failed else ""
         self.told.remedy = self.told.remedy if failed else ""
         yield _event(Kind.LOG, role="system", text=f"{what}: {self.told.failure}" if failed else what)

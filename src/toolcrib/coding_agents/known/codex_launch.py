@@ -2,7 +2,7 @@
 
 In: an `Order`. Out: a `Launch`. Codex keeps the person's home, login, model and settings; what differs in a run is said
 by words (`-c key=value`), which stand above the person's file and a project's. The token goes by a variable, for Codex
-has no other place of ours to read from. `codex_instructions` has what the project tells it; `codex_reader` reads what
+has no other place of ours to read from. `instructions` has what the project tells it; `codex_reader` reads what
 it prints.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from toolcrib.coding_agents.client import SERVER_NAME, TOKEN_VARIABLE
 from toolcrib.coding_agents.headless import Launch, Order
-from toolcrib.coding_agents.known.codex_instructions import before_prompt
+from toolcrib.coding_agents.known.instructions import before_prompt
 from toolcrib.coding_agents.toml_entry import as_toml
 from toolcrib.config.paths import PROJECT_FOLDER
 from toolcrib.errors import ConfigError
@@ -33,18 +33,6 @@ _CALL_SECONDS = 3600
 """Toolcrib has limits of its own, and a call that waits for a person's word may take long."""
 
 _PROFILE = "toolcrib_run"
-_EDITS = {
-    "filesystem": {":root": "read", ":workspace_roots": {".": "write", PROJECT_FOLDER: "read"}},
-    "network": {"enabled": False},
-}
-"""The folder alone, without ours, where it is settled what the workspace may do. Git's and its own Codex leaves out."""
-_SANDBOX: dict[OwnTools, dict[str, Any]] = {
-    OwnTools.NONE: {"sandbox_mode": "read-only"},
-    OwnTools.READ: {"sandbox_mode": "read-only"},
-    # Said by words, a profile stands above every mode and profile of the person's file.
-    OwnTools.EDIT: {"default_permissions": _PROFILE, "permissions": {_PROFILE: _EDITS}},
-    OwnTools.ALL: {"sandbox_mode": "danger-full-access"},
-}
 
 _OFF = (
     *("apps", "plugins", "remote_plugin", "hooks", "tool_suggest", "skill_mcp_dependency_install"),
@@ -53,7 +41,8 @@ _OFF = (
     *("request_permissions_tool", "exec_permission_approvals", "network_proxy"),
 )
 """Features below `all`: what acts past the sandbox, what widens it, what brings tools of others."""
-_OFF_WITHOUT_TOOLS = ("shell_tool", "unified_exec", "view_image", "goals")
+_OFF_WITHOUT_SHELL = ("shell_tool", "unified_exec")
+_OFF_WITHOUT_TOOLS = (*_OFF_WITHOUT_SHELL, "view_image", "goals")
 _OLD_SANDBOX = "use_legacy_landlock"
 """Confines less. Codex warns of it whenever it is named, be it off: so only where the person's file names it."""
 
@@ -71,7 +60,7 @@ def launch(order: Order) -> Launch:
         words=("exec", *resume, "--json", "--skip-git-repo-check", *rules, *words, *order.extra, "--", *last),
         environ={TOKEN_VARIABLE: order.token} if order.url else {},
         stdin=_instructions(order, settings) + order.prompt,
-        governed=_governed(order.own_tools),
+        governed=_governed(order.own_tools, shell=order.own_shell),
         ungoverned=_ungoverned(order),
     )
 
@@ -121,13 +110,33 @@ def _server(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _limits(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
-    said: dict[str, Any] = {**_SANDBOX[order.own_tools], "approval_policy": "never"}
+    said: dict[str, Any] = {"approval_policy": "never"}
     if order.own_tools is OwnTools.ALL:
-        return said
-    off = [*_OFF, *(_OFF_WITHOUT_TOOLS if order.own_tools is OwnTools.NONE else ())]
+        return {**said, "sandbox_mode": "danger-full-access"}
+    said |= _sandbox(order)
+    off = [*_OFF]
+    if order.own_tools is OwnTools.NONE:
+        off += _OFF_WITHOUT_TOOLS
+    elif not order.own_shell:
+        off += _OFF_WITHOUT_SHELL
     off += [_OLD_SANDBOX] if any(_OLD_SANDBOX in _table(one, "features") for one in settings) else []
     said |= {"web_search": "disabled", "agents.enabled": False, "notify": []}
     return {**said, **{f"features.{feature}": False for feature in off}}
+
+
+def _sandbox(order: Order) -> dict[str, Any]:
+    """Said by words, a profile stands above every mode and profile of the person's file."""
+    files: dict[str, Any] = {":root": "read"}
+    private = {path for folder in order.private for path in (folder, folder.resolve())}
+    # Codex cannot make its sandbox where one of them lies in another.
+    files |= {str(path): "none" for path in sorted(private) if private.isdisjoint(path.parents)}
+    if order.own_tools is OwnTools.EDIT:
+        # Without our folder, where it is settled what the workspace may do, and what other programs obey at the top;
+        # HEAD would make a repository of it. Git's and its own Codex leaves out.
+        kept = (PROJECT_FOLDER, "HEAD", *(name for name in order.guarded if "*" not in name))
+        files[":workspace_roots"] = {".": "write", **dict.fromkeys(kept, "read")}
+    profile = {"filesystem": files, "network": {"enabled": False}}
+    return {"default_permissions": _PROFILE, "permissions": {_PROFILE: profile}}
 
 
 def _trust(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
@@ -155,14 +164,18 @@ def _table(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _governed(own: OwnTools) -> tuple[str, ...]:
+def _governed(own: OwnTools, *, shell: bool) -> tuple[str, ...]:
     if own is OwnTools.ALL:
         return ()
+    nothing = "Codex has no shell, and its own patches are refused."
+    writers = "Codex's commands and patches" if shell else "Codex has no shell; its patches"
     files = {
-        OwnTools.NONE: "Codex has no shell, and its own patches are refused.",
-        OwnTools.READ: "Codex's commands run in its sandbox: they read, but cannot write or reach the network.",
-        OwnTools.EDIT: "Codex's commands and patches write in the folder alone, not in its .git, .codex, .agents and "
-        f"{PROJECT_FOLDER}; no network.",
+        OwnTools.NONE: nothing,
+        OwnTools.READ: "Codex's commands run in its sandbox: they read, but cannot write or reach the network."
+        if shell
+        else nothing,
+        OwnTools.EDIT: f"{writers} write in the folder alone, not in its .git, .codex, .agents and {PROJECT_FOLDER}, "
+        "nor what other programs obey at its top; no network.",
     }
     return (
         files[own],
@@ -177,8 +190,10 @@ def _ungoverned(order: Order) -> tuple[str, ...]:
             "Whatever Codex does by itself: commands, files, network, your other MCP servers, the project's hooks.",
         )
     lines = []
-    if order.own_tools is not OwnTools.NONE:
-        lines.append("Codex's commands read whatever you may read, outside the folder, too.")
+    if order.own_tools is not OwnTools.NONE and order.own_shell:
+        lines.append(
+            "Codex's commands read whatever you may read, outside the folder, too; but not Toolcrib's own folders."
+        )
     if order.own_tools is OwnTools.EDIT:
         lines.append(f"Where the folder has a hard link to a file in {PROJECT_FOLDER}, they change that file.")
     if order.extra:

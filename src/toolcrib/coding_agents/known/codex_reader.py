@@ -68,9 +68,13 @@ class CodexReader:
         match kind:
             case "thread.started":
                 text = self._started(line)
+            case "turn.started":
+                self.told.ended = False
+                return [_event(Kind.RAW, line)]
             case "turn.completed":
                 text = self._completed(line)
             case "turn.failed" | "error":
+                self.told.ended = kind == "turn.failed"
                 text = self._failed(line)
             case _:
                 return [_event(Kind.RAW, line)]
@@ -101,7 +105,7 @@ class CodexReader:
     def _completed(self, line: Mapping[str, Any]) -> str:
         # An attempt that failed before was made good.
         self.told.failure = self.told.remedy = self.told.last_trouble = ""
-        self._last_lines.over = True
+        self.told.ended = True
         usage = line.get("usage")
         if isinstance(usage, Mapping):
             self.told.usage = Usage(
@@ -242,7 +246,9 @@ def _outcome(item: Mapping[str, Any]) -> str:
     content = result.get("content") if isinstance(result, Mapping) else None
     parts = content if isinstance(content, list) else []
     said = [as_text(part.get("text")) for part in parts if isinstance(part, Mapping)]
-    return _why(item) or as_text(item.get("aggregated_output")) or "\n".join(filter(None, said))
+    if code := as_count(item.get("exit_code")):
+        said = [f"Exit code {code}", as_text(item.get("aggregated_output"))]
+    return _why(item) or "\n".join(filter(None, said)) or as_text(item.get("aggregated_output"))
 
 
 def _plan(item: Mapping[str, Any]) -> str:

@@ -48,12 +48,10 @@ class LastLines:
         self._told = told
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._failure = ""
-        self.over = False
-        """Whether the program has told how its run ended."""
 
     def add(self, line: str) -> None:
         text = plainly(_COLOUR.sub("", line).strip())
-        if not text or self.over or self._told.failure != self._failure:
+        if not text or self._told.ended or self._told.failure != self._failure:
             return
         self._lines.append(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
         self._failure = self._told.failure = "\n".join(self._lines)

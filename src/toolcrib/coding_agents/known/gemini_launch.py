@@ -9,18 +9,21 @@ of the person's and ours, links to the person's login, key and sessions, and at 
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from toolcrib.coding_agents.client import SERVER_NAME
-from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.coding_agents.headless import Launch, Order, without_command
 from toolcrib.coding_agents.known.gemini_env import settled
 from toolcrib.coding_agents.known.gemini_policy import EDITS, KEPT_FROM_IT, aliases, policy
+from toolcrib.coding_agents.known.instructions import inside
 from toolcrib.coding_agents.links import Aliases
 from toolcrib.config.paths import PROJECT_FOLDER
+from toolcrib.config.project import project_of
 from toolcrib.errors import ConfigError, UsageError
 from toolcrib.policy.own_tools import OwnTools
 
@@ -49,7 +52,7 @@ _GOVERNED = {
     OwnTools.NONE: "Its own tools: none. It has Toolcrib's alone.",
     OwnTools.READ: "Its own tools: those that look at files in the folder. None that writes, runs or fetches.",
     OwnTools.EDIT: "Its own tools: those that look at and change files in the folder, but not in .git, .gemini or "
-    f"{PROJECT_FOLDER}. None that runs or fetches.",
+    f"{PROJECT_FOLDER}, nor what other programs obey. None that runs or fetches.",
 }
 _REFUSES = (
     "It refuses to change build files (package.json, pyproject.toml, Makefile and the like) in runs that nobody "
@@ -60,6 +63,9 @@ _EMPTIED = ("GEMINI_WRITE_SYSTEM_MD", "GEMINI_CLI_IDE_WORKSPACE_PATH")
 _READ_FIRST = (".gemini/.env", ".gemini/settings.json", ".geminiignore", ".gitignore", ".git/info/exclude")
 _MODE = {OwnTools.EDIT: "auto_edit", OwnTools.ALL: "yolo"}
 
+_IMPORT = re.compile(r"(?:^|(?<=[ \t\n\r]))@([./A-Za-z][^ \t\n\r]*)")
+_MENTION = re.compile(r"(?<!\\)@")
+_MENTIONS = "\n\n(In this message, \\@ stands for an at sign.)"
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 
 
@@ -73,7 +79,8 @@ def launch(order: Order) -> Launch:
     words = ["--output-format", "stream-json", "--skip-trust", "--approval-mode", _MODE.get(order.own_tools, "default")]
     if not free:
         _refuse_pipes(order, settings)
-        files[_POLICY] = policy(_OWN[order.own_tools], links.names)
+        _refuse_reads(order, settings)
+        files[_POLICY] = policy(_OWN[order.own_tools], links.names, [name for name in order.guarded if "*" not in name])
         words += ["--admin-policy", str(order.folder / _POLICY)]
     words += ["--resume", order.session] if order.session else ["--session-id", order.new_session]
     governed, ungoverned = _told(order, links)
@@ -82,7 +89,7 @@ def launch(order: Order) -> Launch:
         environ=_environ(order),
         files=files,
         links={".gemini": order.folder, **_links(theirs, everything=free)},
-        stdin=order.prompt,
+        stdin=_stdin(order),
         governed=governed,
         ungoverned=ungoverned,
     )
@@ -96,6 +103,22 @@ def _links(theirs: Path, *, everything: bool) -> dict[str, Path]:
     there = [entry.name for entry in theirs.iterdir() if entry.exists()] if theirs.is_dir() else []
     linked = [name for name in there if (name not in _NEVER if everything else name in _PERSONS)]
     return {name: theirs / name for name in (*_SESSIONS, *linked)}
+
+
+def _names(settings: Mapping[str, Any]) -> list[str]:
+    """Of the files in which somebody tells it something."""
+    told = _part(settings, "context").get("fileName")
+    named = [name for name in (told if isinstance(told, list) else [told]) if isinstance(name, str) and name]
+    # A person's own names come on top of its own.
+    return [*named, "GEMINI.md"]
+
+
+def _stdin(order: Order) -> str:
+    """The prompt as text: Gemini CLI would read files that are named with @, whatever its tools may, and take a first
+    word with a slash for a command, a project's included. It has a way to write such an @, but leaves it so."""
+    prompt = order.prompt if order.own_tools is OwnTools.ALL else without_command(order.prompt)
+    written = _MENTION.sub(r"\\@", prompt)
+    return prompt if written == prompt else written + _MENTIONS
 
 
 def _settings(order: Order, theirs: dict[str, Any]) -> dict[str, Any]:
@@ -157,17 +180,39 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _refuse_pipes(order: Order, settings: Mapping[str, Any]) -> None:
     """Gemini CLI reads these before it does anything, and of a pipe it would wait for the end."""
-    told = _part(settings, "context").get("fileName")
-    named = [name for name in (told if isinstance(told, list) else [told]) if isinstance(name, str) and name]
     workdir, home = order.workdir.resolve(), _home(order.environ).resolve()
     for folder in (workdir, *workdir.parents):
         # What the person has at home is theirs: somebody may write into it.
-        for name in (*_READ_FIRST, *(named or ["GEMINI.md"])) if folder != home else ():
+        for name in (*_READ_FIRST, *_names(settings)) if folder != home else ():
             if _is_no_file(folder / name):
                 raise UsageError(
                     f"{folder / name} is no file: Gemini CLI would wait for it without end.",
                     remedy="Move it out of the way.",
                 )
+
+
+def _refuse_reads(order: Order, settings: Mapping[str, Any]) -> None:
+    """Gemini CLI itself reads what the project tells it, wherever a link leads, and the files that this imports."""
+    root, workdir = project_of(order.workdir), order.workdir.resolve()
+    files = (folder / name for folder in (workdir, *workdir.parents) for name in _names(settings))
+    for file in (file for file in files if file.is_relative_to(root) and os.path.isfile(file)):  # noqa: PTH113
+        real = inside(file, root)
+        if real is None:
+            raise UsageError(
+                f"{file} leads out of the project, or to a file of another kind, and Gemini CLI would read that.",
+                remedy="Put the text itself there.",
+            )
+        for path in _imports(real, file.parent) if order.own_tools is OwnTools.NONE else ():
+            raise UsageError(
+                f"{file} imports {path}, and Gemini CLI would read it, which this run may not.",
+                remedy="Take the @ away there. With a profile that may read, and where nothing is hidden, it can stay.",
+            )
+
+
+def _imports(file: Path, folder: Path) -> Iterator[str]:
+    """What it names with @ and is there."""
+    named = _IMPORT.findall(file.read_text(encoding="utf-8", errors="replace"))
+    return (path for path in named if os.path.exists(folder / path))  # noqa: PTH110 - no name is an error to it.
 
 
 def _is_no_file(path: Path) -> bool:
@@ -214,13 +259,17 @@ def _told(order: Order, links: Aliases) -> tuple[tuple[str, ...], tuple[str, ...
         _GOVERNED[order.own_tools],
         "Off: its other MCP servers, hooks, extensions, skills and sub-agents, yours as well as the project's.",
         "The project's own Gemini settings and .env files do not count.",
+        "No file is read because the prompt names it with @, and no command of its own runs for a prompt that begins "
+        "with a slash.",
         *refuses,
     )
     linked = _of_links(links) if order.own_tools is OwnTools.EDIT else ()
-    looks = () if order.own_tools is OwnTools.NONE else ("Its glob tool tells names of files outside the folder, too.",)
-    reads = "It reads the folder's GEMINI.md, wherever that leads, and files that the prompt names with @."
+    looks = (
+        "It reads files of the project that GEMINI.md imports.",
+        "Its glob tool tells names of files outside the folder, too.",
+    )
     words = ("What your own words for Gemini CLI permit.",) if order.extra else ()
-    return governed, (reads, *looks, *linked, *words)
+    return governed, (*(looks if order.own_tools is not OwnTools.NONE else ()), *linked, *words)
 
 
 def _of_links(links: Aliases) -> tuple[str, ...]:

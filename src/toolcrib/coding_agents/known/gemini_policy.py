@@ -28,11 +28,11 @@ def aliases(workdir: Path) -> Aliases:
     return aliases_of(KEPT_FROM_IT, workdir, not_into=_NOT_INTO)
 
 
-def policy(own: tuple[str, ...], links: Collection[str]) -> str:
-    """`links`: names that count as those of the kept folders."""
+def policy(own: tuple[str, ...], links: Collection[str], guarded: Collection[str] = ()) -> str:
+    """`links`: names that count as those of the kept folders. `guarded`: names of what it does not write either."""
     rules = (
         f'mcpName = "{SERVER_NAME}"\ntoolName = "*"\ndecision = "allow"\npriority = 999\n',
-        *(_never(pattern) for pattern in (_NAMES_THEM, *_name_these((*_NOT_INTO, *sorted(links))))),
+        *(_never(pattern) for pattern in (_NAMES_THEM, *_name_these((*_NOT_INTO, "HEAD", *guarded, *sorted(links))))),
         f'toolName = {json.dumps(own)}\ndecision = "allow"\npriority = 998\n',
         'toolName = "*"\ndecision = "deny"\npriority = 997\n',
     )

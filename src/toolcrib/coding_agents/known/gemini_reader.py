@@ -60,12 +60,26 @@ _WORDINGS = (
 )
 """Of its own, in an error's text: these count before its word for it."""
 
+_COMMAND_WORDINGS = (
+    ("Command exited with code: ", ToolStatus.ERROR),
+    ("Command terminated by signal: ", ToolStatus.ERROR),
+    ("Command failed: ", ToolStatus.ERROR),
+    ("Command was automatically cancelled because it exceeded the timeout", ToolStatus.TIMEOUT),
+    ("Command cancelled by user.", ToolStatus.CANCELLED),
+)
+"""How a result of its own shell begins that failed: its status is success all the same. The first three it prints only
+where the command itself printed nothing; in all other cases it does not say how the command ended."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
     name: str
     server: str
     arguments: Mapping[str, Any] | None
+
+    @property
+    def is_shell(self) -> bool:
+        return (self.server, self.name) == ("", "run_shell_command")
 
 
 class GeminiReader:
@@ -81,7 +95,7 @@ class GeminiReader:
 
     def read(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
         if _gets_on(line):
-            self.told.last_trouble = ""
+            self.told.last_trouble, self.told.ended = "", False
         if self._is_piece(line):
             self._pieces.append(as_text(line.get("content")))
             self.told.text = "".join(self._pieces)
@@ -111,7 +125,7 @@ class GeminiReader:
 
     def _of_failure(self, line: str) -> str:
         """A line that may say why it fails, in words for a person."""
-        if self._last_lines.over or not _NOT_LOGGED_IN.match(line):
+        if self.told.ended or not _NOT_LOGGED_IN.match(line):
             self.told.remedy = _LOG_IN if line.startswith(_NO_KEY) else self.told.remedy
             self._last_lines.add(line)
             return line
@@ -155,7 +169,8 @@ class GeminiReader:
         error = as_map(line.get("error"))
         text = as_text(error.get("message")) or as_text(line.get("output"))
         failed = bool(error) or line.get("status") == "error"
-        yield _tool(call, known, _failure(error, text) if failed else ToolStatus.OK, text=_own_words(text))
+        status = _failure(error, text) if failed else _of_command(text) if known.is_shell else ToolStatus.OK
+        yield _tool(call, known, status, text=_own_words(text))
 
     def _trouble(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         text = as_text(line.get("message"))
@@ -172,7 +187,7 @@ class GeminiReader:
                 cached=as_count(stats.get("cached")),
                 told=stats,
             )
-        self._last_lines.over = True
+        self.told.ended = True
         self.told.failure = self.told.remedy = ""
         status = as_text(line.get("status"))
         if status == "success":
@@ -213,6 +228,10 @@ def _named(name: str) -> tuple[str, str]:
 def _failure(error: Mapping[str, Any], text: str) -> ToolStatus:
     by_text = next((status for words, status in _WORDINGS if words in text), None)
     return by_text or _STATUS.get(as_text(error.get("type")), ToolStatus.ERROR)
+
+
+def _of_command(text: str) -> ToolStatus:
+    return next((status for words, status in _COMMAND_WORDINGS if text.startswith(words)), ToolStatus.OK)
 
 
 def _tool(call: str, known: _Call, status: ToolStatus, *, text: str = "") -> AgentEvent:

@@ -202,7 +202,7 @@ class Desk:
     def _forget(self, connection: sa.Connection) -> None:
         """Nothing while nobody can say for how long results are kept."""
         with contextlib.suppress(ConfigError):
-            before = time.time() - settings_of(self._open()).keep_days * 86_400
+            before = self._open().attendant.clock.patient() - settings_of(self._open()).keep_days * 86_400
             jobs.forget(connection, before=before, most=MOST_KEPT)
 
     async def _found(self, caller: Caller, job: str) -> JobRow:
@@ -382,7 +382,7 @@ class Desk:
         return True
 
     def _masked(self, text: str) -> str:
-        return storable(self._open().attendant.redact.known(text))
+        return storable(self._open().mask.known(text))
 
     async def _note(self, row: JobRow, what: str, **detail: Any) -> None:
         """A line in the book; durable when it returns."""

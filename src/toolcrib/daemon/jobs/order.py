@@ -9,6 +9,7 @@ while a job waits is looked at again when it begins.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import secrets
 import time
@@ -56,7 +57,7 @@ def row_for(crib: Crib, caller: Caller, root: Path, order: JobOrder, *, daemon: 
     if order.runs != AGENT and caller.agent != OWNER.agent:
         _check_allowed(order.runs, settings)
         _refuse_mentions(prompt)
-    kept = storable(crib.attendant.redact.known(prompt))
+    kept = storable(crib.mask.known(prompt))
     folder = _folder(caller, agent, root, order.workdir)
     return JobRow(
         id=f"job-{secrets.token_hex(5)}",
@@ -136,12 +137,13 @@ def _no_owner(profile: str) -> str:
 def _folder(caller: Caller, agent: Agent | None, root: Path, wanted: str) -> Path:
     """The submitter's own, or one beneath it. The owner may name any."""
     own = (root if agent is None or agent.workdir is None else agent.workdir).resolve()
-    folder = (own / wanted).resolve()
+    # As in `os.path`: pathlib raises for a loop of links, and for a folder that we may not look into.
+    folder = Path(os.path.realpath(own / wanted))
     if caller.agent != OWNER.agent and not folder.is_relative_to(own):
         raise Denied(
             f"{wanted[:200]!r} is not beneath {own}, the folder of {caller.agent}.", remedy="A job works inside of it."
         )
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112
         raise UsageError(f"{folder} is no folder.", remedy="Name one that exists.")
     project = project_of(folder)
     if caller.agent != OWNER.agent and project != project_of(own) and is_project(project):

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
+from toolcrib.descriptors import restore_limit
 from toolcrib.errors import ToolcribError
 from toolcrib.servers import reaper_child
 from toolcrib.servers.environment import MARKER
@@ -65,6 +66,7 @@ async def start_worker(order: Mapping[str, Any], *, environ: Mapping[str, str], 
         raise ToolcribError(
             f"The job's process cannot be started: {error.strerror or error}.", remedy="See `toolcrib logs`."
         ) from error
+    restore_limit(process.pid)
     reaper.watch(process.pid)
     return _Process(process, reaper, marker, order)
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined import names
 from toolcrib.workspace.confined.beneath import Last, reach, step
 from toolcrib.workspace.confined.folder import Folder, Spot
 from toolcrib.workspace.confined.refusal import kind_of, refusal
@@ -85,6 +86,7 @@ def target(folder: Folder, asked: Spot, parents: Parents) -> Iterator[Target]:
 
 def put(there: Target, data: bytes, *, existing: Existing, after: int | None = None) -> os.stat_result:
     """The file gets these bytes, or what `after` (a descriptor) holds and then these. Gives what it is then."""
+    _check_head(there, data, after)
     name = f".toolcrib-{os.urandom(8).hex()}.tmp"
     try:
         made = os.open(
@@ -208,6 +210,21 @@ def _target(folder: Folder, asked: Spot, dirfd: int, name: str) -> Target:
 def _check_writable(folder: Folder, real: Spot, asked: Spot) -> None:
     if why := folder.why_not_writable(real):
         raise WorkspaceError(f"{asked} cannot be written: {why}.", remedy="Write elsewhere.", data={"path": str(asked)})
+
+
+def _check_head(there: Target, data: bytes, after: int | None) -> None:
+    """Without a HEAD that git accepts no folder becomes a repository, in whatever order its files are written."""
+    if there.folder.repositories or names.folded(there.real.name) != names.folded(names.HEAD):
+        return
+    start = os.pread(after, names.MOST_HEAD, 0) if after is not None else b""
+    if names.is_head((start + data)[: names.MOST_HEAD]):
+        raise WorkspaceError(
+            f"{there.asked} cannot be written: with this content git would take its folder for a repository, whose "
+            "configuration can start programs.",
+            remedy="Write other content or another name. A person can allow it: repositories: true in workspace.yml "
+            "(a project's file needs `toolcrib trust`).",
+            data={"path": str(there.asked)},
+        )
 
 
 def _check_fit(there: Target, before: os.stat_result) -> None:

@@ -12,7 +12,7 @@ import functools
 import os
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,8 @@ __all__ = ["Folder", "Spot", "check_root"]
 LONGEST_PATH = 4095
 LONGEST_NAME = 255
 _SHOWN = 200
+_SPECIAL = frozenset("*?[]{}!#\\/ ")
+"""What a pattern has that is more than a name."""
 _RELATIVE = "Paths are relative to the workspace's folder, as in src/main.py."
 
 
@@ -59,11 +61,14 @@ class Folder:
         root: Path,
         *,
         hidden: Sequence[str] = (),
+        guarded: Sequence[str] = (),
+        repositories: bool = False,
         above: str = "",
         unfit: Sequence[Path] = (),
         home: Path | None = None,
     ) -> None:
-        """`hidden`: globs as in .gitignore, of whatever case, which start `above`. `unfit`: Toolcrib's own folders."""
+        """`hidden`, `guarded`: globs as in .gitignore, of whatever case, which start `above`. `repositories`: whether
+        they may be made. `unfit`: Toolcrib's own folders."""
         if not hasattr(os, "O_PATH") or not Path("/proc/self/fd").is_dir():
             raise WorkspaceError("The workspace needs Linux with /proc.", remedy="Use it there, or in a container.")
         self.given = Path(os.path.normpath(root.absolute()))
@@ -86,9 +91,11 @@ class Folder:
         self.owner = (there.st_uid, there.st_gid)
         self.writing = threading.Lock()
         """Held from reading a file to replacing it, so that no change is lost."""
-        self._hidden = tuple(hidden)
-        self._above = tuple(above.split("/")) if above else ()
-        self._is_hidden_below = functools.lru_cache(maxsize=1024)(self._hides)
+        self.repositories = repositories
+        way = tuple(above.split("/")) if above else ()
+        self._hidden = _Patterns("hidden", hidden, way, str.casefold)
+        self._guarded = _Patterns("guarded", guarded, way, names.folded)
+        self.guarded_names = self._guarded.names
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -137,19 +144,53 @@ class Folder:
 
     def readable(self, real: Spot) -> bool:
         """By its names: no log of a run, nothing hidden."""
-        return not names.is_run_log(real.parts) and not self._is_hidden(real)
+        return not names.is_run_log(real.parts) and not self._hidden.fit(real.parts)
 
-    def writable(self, real: Spot) -> bool:
-        """By its names: neither git's nor Toolcrib's own, nothing hidden, nothing that runs us."""
-        return not self.why_not_writable(real)
+    def guarded(self, real: Spot) -> bool:
+        """By its names: whether programs other than git and Toolcrib obey it."""
+        return self._guarded.fit(real.parts)
 
     def why_not_writable(self, real: Spot) -> str:
-        """Empty if its names allow it."""
+        """By its names: neither git's nor Toolcrib's own, nothing that other programs obey, nothing hidden, nothing
+        that runs us. Empty if they allow it."""
         if name := names.guarded(real.parts):
             return f"{name} belongs to {'git' if 'git' in names.folded(name) else 'Toolcrib'} and is not for tools"
         if any(real.parts[: len(place)] == place for place in self.running):
             return "it belongs to the Python environment that Toolcrib itself runs in"
-        return "it is hidden by the workspace's settings" if self._is_hidden(real) else ""
+        if self._hidden.fit(real.parts):
+            return "it is hidden by the workspace's settings"
+        if pattern := self._guarded.first(real.parts):
+            return (
+                f"other programs obey {pattern} when a person opens the folder. A person can allow it: "
+                f'guarded: {{"{pattern}": off}} in workspace.yml (a project\'s file needs `toolcrib trust`)'
+            )
+        return self._why_not_git(real)
+
+    def _why_not_git(self, real: Spot) -> str:
+        """A folder that has a HEAD would become a repository by it, or the repository there another one."""
+        for depth, name in enumerate(real.parts):
+            if names.folded(name) in names.GIT_PARTS and self._has_head(Spot(real.parts[:depth])):
+                return f"{Spot(real.parts[:depth])} has a HEAD of git's, and {name} would be part of that repository"
+        return ""
+
+    def _has_head(self, folder: Spot) -> bool:
+        try:
+            found = reach(self.fd, (*folder.parts, names.HEAD), Last.LINK)
+        except OSError:
+            return False
+        try:
+            mode = os.fstat(found).st_mode
+            if stat.S_ISLNK(mode):
+                return names.is_head_link(os.readlink("", dir_fd=found))
+            if not stat.S_ISREG(mode):
+                return False
+            with open(f"/proc/self/fd/{found}", "rb") as file:  # noqa: PTH123 - by descriptor
+                return names.is_head(file.read(names.MOST_HEAD))
+        except OSError:
+            # What cannot be read may be one.
+            return True
+        finally:
+            os.close(found)
 
     @contextlib.contextmanager
     def reaching(self, spot: Spot, last: Last = Last.TARGET) -> Iterator[tuple[int, Spot]]:
@@ -219,24 +260,58 @@ class Folder:
                 f"{asked} cannot be read: it is {why}.", remedy="Work without it.", data={"path": str(asked)}
             )
 
-    def _is_hidden(self, real: Spot) -> bool:
-        if not self._hidden or not real.parts:
-            return False
-        return self._is_hidden_below(real.parts[:-1]) or self._matches((*self._above, *real.parts))
 
-    def _hides(self, folder: tuple[str, ...]) -> bool:
+class _Patterns:
+    """Globs of the settings, and what lies at or below a place that one of them fits. Names and `*.ending` are compared
+    without an expression: a folder has many files, and each of them is asked about before every command."""
+
+    def __init__(self, key: str, patterns: Sequence[str], above: tuple[str, ...], fold: Callable[[str], str]) -> None:
+        self._key = key
+        self._patterns = tuple(patterns)
+        self._above = above
+        self._fold = fold
+        folded = [pattern.casefold() for pattern in patterns]
+        self.names = frozenset(pattern for pattern in folded if _SPECIAL.isdisjoint(pattern))
+        self._ends = tuple(pattern[1:] for pattern in folded if _is_ending(pattern))
+        self._others = [one for one in folded if one not in self.names and not _is_ending(one)]
+        self._fit_below = functools.lru_cache(maxsize=1024)(self._fit_folder)
+
+    def fit(self, parts: tuple[str, ...]) -> bool:
+        if not self._patterns or not parts:
+            return False
+        return self._fit_below(parts[:-1]) or self._matches((*self._above, *parts))
+
+    def first(self, parts: tuple[str, ...]) -> str:
+        """The pattern that fits; empty if there is none."""
+        if not self.fit(parts):
+            return ""
+        each = (_Patterns(self._key, [pattern], self._above, self._fold) for pattern in self._patterns)
+        return next(one._patterns[0] for one in each if one.fit(parts))
+
+    def _fit_folder(self, folder: tuple[str, ...]) -> bool:
         way = (*self._above, *folder)
         return any(self._matches(way[:length]) for length in range(1, len(way) + 1))
 
     def _matches(self, parts: tuple[str, ...]) -> bool:
-        return self._rules.verdict("/".join(parts).casefold(), is_folder=True) is not None
+        name = self._fold(parts[-1])
+        if name in self.names or name.endswith(self._ends):
+            return True
+        if not self._others:
+            return False
+        return self._rules.verdict("/".join(map(self._fold, parts)), is_folder=True) is not None
 
     @functools.cached_property
     def _rules(self) -> Rules:
-        rules = Rules(pattern.casefold() for pattern in self._hidden)
+        rules = Rules(self._others)
         if not rules.is_whole:
-            raise WorkspaceError("The patterns of `hidden:` are too many or too large.", remedy="Name fewer places.")
+            raise WorkspaceError(
+                f"The patterns of `{self._key}:` are too many or too large.", remedy="Name fewer places."
+            )
         return rules
+
+
+def _is_ending(pattern: str) -> bool:
+    return pattern.startswith("*") and _SPECIAL.isdisjoint(pattern[1:])
 
 
 def _plain(parts: Sequence[str]) -> tuple[str, ...] | None:

@@ -72,7 +72,9 @@ async def run_lint(scene: Scene, given: RunLint) -> Done:
         ran.append(state)
     findings.sort(key=lambda finding: (finding.severity != "error", finding.file, finding.line, finding.column))
     result = gathered_from(findings, ran, scene.settings.limits.output)
-    return Done(result, told(result))
+    text = told(result)
+    clean = not findings and all(one.state == "ran" for one in ran)
+    return Done(result, text, failure="" if clean else text.partition("\n")[0])
 
 
 def gathered_from(findings: Sequence[Finding], ran: list[LinterRan], room: int) -> LintRan:

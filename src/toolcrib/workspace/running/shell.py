@@ -2,7 +2,8 @@
 
 In: what a model wants to run, and in which folder. Out: exit code, what was printed, and where the whole of it is
 kept. It is the sandbox that makes it safe; no command is judged by its words, for that never held anywhere.
-A command that ran is no failed call, whatever its exit code: the first line of the text says how it ended.
+A command that ran is no failed call, whatever its exit code: the first line of the text says how it ended, and so does
+`Done.failure`, for people.
 
 There is no parameter for variables: the line can set its own (`NAME=value command`), and nothing is gained by a
 second way. There is none for the shell either: bash where there is one, else sh.
@@ -75,7 +76,7 @@ async def run_shell_safe(scene: Scene, given: RunShellSafe) -> Done:
         output_file=kept_as(finished),
         notes=list(finished.notes),
     )
-    return Done(ran, _text(ran, ending))
+    return Done(ran, _text(ran, ending), failure="" if finished.code == 0 else ending)
 
 
 def words(command: str | list[str]) -> tuple[str, ...]:

@@ -119,7 +119,8 @@ async def run_tests(scene: Scene, given: RunTests) -> Done:
         forget(scene.folder)
         raise none_has(scene, found, "pytest")
     ran = judge(finished, tally, turn)
-    return Done(ran, told(ran, scene.settings.limits.output))
+    text = told(ran, scene.settings.limits.output)
+    return Done(ran, text, failure="" if ran.outcome == "passed" else text.partition("\n")[0])
 
 
 async def _run(turn: Turn, argv: tuple[str, ...], tally: Tally) -> Finished:

@@ -22,18 +22,22 @@ from collections.abc import Callable
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.confined.folder import Folder
+from toolcrib.workspace.sandbox.disarm import disarm
 from toolcrib.workspace.sandbox.git import Before
 from toolcrib.workspace.sandbox.patience import in_a_thread
 from toolcrib.workspace.sandbox.survey import Survey, look
 
 _PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _DOWNGRADE_SECONDS = 5.0
+_ROUNDS = 3
+_MOST_NOTES = 20
 
 
 class Floor:
     """Of one sandbox. Several may stand on the same folder, here or in other processes."""
 
     def __init__(self, folder: Folder, survey: Callable[[], Survey], *, hides: bool, commits: bool) -> None:
+        """`survey` looks through the folder, before the first command and after the last."""
         self._folder = folder
         self._survey = survey
         self._hides = hides
@@ -96,17 +100,27 @@ class Floor:
             self._running -= 1
             return []
         self._is_mending = True
-        before = self._before
         try:
-            return await in_a_thread(lambda: before.mend(self._folder)) if before and self._wrote else []
-        except OSError as error:
-            return [f"The repository could not be put right: {error}. Look at it before you use git."]
+            return await in_a_thread(self._mend) if self._wrote else []
+        except (OSError, WorkspaceError) as error:
+            return [f"What the command left could not be put right: {error}. Look at it before you use git."]
         finally:
             self._is_mending = False
             self._running = 0
             self._wrote = False
             self._let_go()
             self._empty.set()
+
+    def _mend(self) -> list[str]:
+        done = self._before.mend(self._folder) if self._before else []
+        # Again, as what was a repository is one by its own name, too, until its HEAD has another one.
+        for _ in range(_ROUNDS):
+            new = disarm(self._folder, self._settled, self._survey())
+            done += new
+            if not new:
+                break
+        left = len(done) - _MOST_NOTES
+        return [*done[:_MOST_NOTES], f"And {left} more like these."] if left > 0 else done
 
     async def _try(self) -> Survey | None:
         if self._is_mending or self._is_closing:
@@ -143,7 +157,11 @@ class Floor:
                 # The last one left meanwhile.
                 return None
         try:
-            return self._settled.where(lambda found: look(self._folder, found.parts) == found)
+            same = self._settled.where(lambda found: look(self._folder, found.parts) == found)
+            # At the top another file may be mounted over as well: a person's editor replaces what it saves.
+            tops = [look(self._folder, found.parts) for found in self._settled.guarded if len(found.parts) == 1]
+            same.guarded = list({*same.guarded, *filter(None, tops)})
+            return same
         except PermissionError:
             # A folder was closed by one that still runs, who could open it again.
             return None

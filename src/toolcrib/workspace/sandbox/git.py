@@ -57,7 +57,8 @@ MOST_SHARED = 100
 MOST_DEPTH = 32
 SECONDS = 10.0
 """For reading all of a repository's indexes."""
-DISARMED = ".git.disarmed"
+_KEPT_OF_NAME = 50
+"""Characters: the new name must not be too long for the file system."""
 _HEAD = re.compile(rb"(ref: refs/[^\0\n]+|[0-9a-f]{40}|[0-9a-f]{64})\n?")
 
 
@@ -165,11 +166,10 @@ class Before:
         for parts in there or ():
             if parts in self.submodules:
                 continue
-            _open_way(folder, parts)
             with contextlib.suppress(OSError):
                 if look(folder, (*parts, GIT)) is not None:
-                    _rename(folder, parts)
-                    done.append(f"{'/'.join((*parts, GIT))} is now {DISARMED}: git would follow it by itself.")
+                    name = put_aside(folder, (*parts, GIT))
+                    done.append(f"{'/'.join((*parts, GIT))} is now {name}: git would follow it by itself.")
         if self.head and not self._has_head(folder):
             _restore(folder, "HEAD", self.head)
             done.append(f"{GIT}/HEAD was put back: it was none.")
@@ -195,6 +195,19 @@ def _open_way(folder: Folder, parts: tuple[str, ...]) -> None:
         with contextlib.suppress(OSError), inside(folder, parts[:length]) as place:
             if not may_enter(folder, place):
                 os.chmod(f"/proc/self/fd/{place}", stat.S_IMODE(os.fstat(place).st_mode) | stat.S_IRWXU)  # noqa: PTH101
+
+
+def put_aside(folder: Folder, parts: tuple[str, ...]) -> str:
+    """Gives it a name by which no program knows it, and tells the name. What a command has closed is opened."""
+    name = f"{parts[-1][:_KEPT_OF_NAME]}.disarmed-{os.urandom(4).hex()}"
+    _open_way(folder, parts[:-1])
+    with inside(folder, parts[:-1]) as place:
+        try:
+            os.rename(parts[-1], name, src_dir_fd=place, dst_dir_fd=place)
+        except PermissionError:
+            os.chmod(f"/proc/self/fd/{place}", stat.S_IMODE(os.fstat(place).st_mode) | stat.S_IRWXU)  # noqa: PTH101
+            os.rename(parts[-1], name, src_dir_fd=place, dst_dir_fd=place)
+    return name
 
 
 def _disarm_indexes(folder: Folder) -> None:
@@ -233,11 +246,6 @@ def _put_away(folder: Folder, name: str) -> None:
     _open_way(folder, (GIT, away))
     with contextlib.suppress(OSError):
         _remove(folder, f"{GIT}/{away}")
-
-
-def _rename(folder: Folder, parts: tuple[str, ...]) -> None:
-    with inside(folder, parts) as place:
-        os.rename(GIT, f"{DISARMED}-{os.urandom(4).hex()}", src_dir_fd=place, dst_dir_fd=place)
 
 
 def _restore(folder: Folder, name: str, content: bytes) -> None:

@@ -20,7 +20,6 @@ SYSCALL = _ctypes.dlsym(_ctypes.dlopen(None, 0), "syscall")  # type: ignore[arg-
 READ_ONLY = 1
 CREATE, ADD_RULE, RESTRICT = 444, 445, 446
 BENEATH = 1
-IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE, SIGXFSZ
 NOT_RUN, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
 
 
@@ -96,6 +95,13 @@ def set_limits() -> None:
             give_up(f"limit {kind} cannot be set")
 
 
+def default_signals() -> None:
+    """Also for those that whoever started the server ignores or blocks."""
+    for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}:
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
 def become_the_command() -> None:
     argv = PLAN["argv"]
     try:
@@ -114,8 +120,7 @@ def main() -> None:
         if PLAN["landlock"]:
             forbid_writing()
         set_limits()
-        for number in IGNORED_BY_PYTHON:
-            _signal.signal(number, _signal.SIG_DFL)
+        default_signals()
         os.set_inheritable(CONTROL, False)
     except Exception as error:
         give_up(f"{type(error).__name__}: {error}")

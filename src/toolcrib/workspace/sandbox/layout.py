@@ -121,7 +121,10 @@ def lay_out(folder: Folder, mode: GitMode, seen: Survey, placeholders: Placehold
         _repository(layout, folder, mode, seen, placeholders)
         for parts in seen.submodules:
             _submodule(layout, folder, parts, placeholders)
-        for found in [*seen.repositories, *seen.running]:
+        bare = [_repository_at(folder, head) for head in seen.bare]
+        # A link is not mounted over, so another one may take its place; that is put right afterwards.
+        guarded = [found for found in seen.guarded if found.kind is not Kind.LINK]
+        for found in [*seen.repositories, *bare, *guarded, *seen.running]:
             _make_read_only(layout, folder, found)
         for found in layout.masks:
             _pin_way_to(layout, folder, found)
@@ -144,6 +147,16 @@ def _repository(layout: Layout, folder: Folder, mode: GitMode, seen: Survey, pla
     if may_commit:
         for part in [*git.hold_missing(folder, placeholders), *((name,) for name in seen.under_way)]:
             layout.fix(_must_be_there(folder, (GIT, *part)), read_only=part not in git.PINNED)
+
+
+def _repository_at(folder: Folder, head: Found) -> Found:
+    if len(head.parts) > 1:
+        return _must_be_there(folder, head.parts[:-1])
+    raise WorkspaceError(
+        "The folder itself is a git repository, without a .git: commands could change its configuration, which can "
+        "start programs.",
+        remedy=f"If it is none of yours, remove {head.parts[0]}. Else open another folder, or use read-only mode.",
+    )
 
 
 def _submodule(layout: Layout, folder: Folder, parts: tuple[str, ...], placeholders: Placeholders) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolcrib.errors import WorkspaceError
+from toolcrib.signals import with_default_signals
 from toolcrib.workspace.sandbox import bwrap, landlock
 from toolcrib.workspace.sandbox.programs import find_program
 from toolcrib.workspace.sandbox.syscalls import MACHINES
@@ -85,7 +86,8 @@ def remedy_for(why: str) -> str:
 
 def _version_of(program: Path) -> str:
     try:
-        done = subprocess.run([program, "--version"], env={}, capture_output=True, timeout=10, check=False)
+        words = with_default_signals([str(program), "--version"])
+        done = subprocess.run(words, env={}, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return (done.stdout or done.stderr).decode(errors="replace").strip()[:200]

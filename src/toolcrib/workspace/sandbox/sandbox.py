@@ -14,6 +14,7 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from toolcrib.errors import WorkspaceError
@@ -197,7 +198,7 @@ class Sandbox:
         is_root = os.geteuid() == 0
         self._means = await asyncio.to_thread(means.find, self._environ, self.folder.root, is_root=is_root)
         if is_root:
-            needed = [*self._bound, self.folder.root]
+            needed = [*self._bound, self.folder.root, Path(self._means.bwrap).parent]
             interpreter = places.interpreter()
             try:
                 self._stage = await asyncio.to_thread(

@@ -2,16 +2,18 @@
 
 In: the machine's name and whether a cgroup counts memory. Out: bytes that bubblewrap's `--seccomp` takes. Calls are
 allowed unless named in `syscalls`, or refused for an argument below; calls of another machine end the process.
+`without_children` is another filter, for a program that must not start others: `coding_agents.plain_git` uses it.
 """
 
 from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from toolcrib.workspace.sandbox.syscalls import (
     FORBIDDEN,
+    FORKS,
     MACHINES,
     NEWEST,
     NONE,
@@ -36,6 +38,7 @@ _NUMBER, _ARCH = 0, 4
 
 NEW_NAMESPACES = 0x7E020000
 NEW_TIME = 0x80
+NEW_THREAD = 0x10000
 SET_ID = 0o6000
 CREATES = 0o100 | 0o20000000
 """O_CREAT and O_TMPFILE; without them the mode is no argument."""
@@ -53,8 +56,17 @@ Code = list[tuple[int, int, int, int]]
 
 def program(machine: str, *, counts_memory: bool) -> bytes:
     """KeyError for a machine that is not known."""
-    known = MACHINES[machine]
     no_call = [*NOT_THERE, *(() if counts_memory else UNCOUNTED)]
+    return _program(MACHINES[machine], no_call, FORBIDDEN, _checks(counts_memory=counts_memory))
+
+
+def without_children(machine: str) -> bytes:
+    """Threads can be made, and no process: what runs under it starts no program. KeyError as above."""
+    threads: Code = [_argument(0), (_ANY_BIT, 1, 0, NEW_THREAD), _refuse(errno.EPERM), _answer(ALLOW)]
+    return _program(MACHINES[machine], ["clone3"], FORKS, {"clone": threads})
+
+
+def _program(known: Machine, no_call: Sequence[str], forbidden: Sequence[str], checks: Mapping[str, Code]) -> bytes:
     code: Code = [
         (_LOAD, 0, 0, _ARCH),
         (_EQUAL, 1, 0, known.audit),
@@ -66,9 +78,9 @@ def program(machine: str, *, counts_memory: bool) -> bytes:
     ]
     for number in _numbers(no_call, known):
         code += [(_EQUAL, 0, 1, number), _refuse(errno.ENOSYS)]
-    for number in _numbers(FORBIDDEN, known):
+    for number in _numbers(forbidden, known):
         code += [(_EQUAL, 0, 1, number), _refuse(errno.EPERM)]
-    for name, check in _checks(counts_memory=counts_memory).items():
+    for name, check in checks.items():
         for number in _numbers([name], known):
             code += [(_EQUAL, 0, len(check), number), *check]
     code.append(_answer(ALLOW))

@@ -86,10 +86,13 @@ def _closed_above(path: str, uid: int, gid: int) -> str:
 
 def _open_way(libc: ctypes.CDLL, top: str, paths: Sequence[str]) -> None:
     """Puts an empty folder over the closed one, and into it what is needed, at its own place."""
-    held = [(path, os.open(path, os.O_PATH)) for path in paths]
+    held = [(path, os.open(path, os.O_PATH), Path(path).is_dir()) for path in paths]
     _mount(libc, "tmpfs", top, 0, "tmpfs", "mode=0755,size=1m")
-    for path, descriptor in held:
-        Path(path).mkdir(0o755, parents=True, exist_ok=True)
+    for path, descriptor, is_folder in held:
+        place = Path(path)
+        (place if is_folder else place.parent).mkdir(0o755, parents=True, exist_ok=True)
+        if not is_folder:
+            place.touch()
         _mount(libc, f"/proc/self/fd/{descriptor}", path, _BIND | _REC)
         os.close(descriptor)
 

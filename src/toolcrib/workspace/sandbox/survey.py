@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined import names
 from toolcrib.workspace.confined.folder import Folder, Spot
 from toolcrib.workspace.sandbox.steps import inside, may_enter
 
@@ -31,6 +32,7 @@ NOT_WALKED = frozenset({"node_modules", "__pycache__", ".venv", "venv", ".tox", 
 """Large, made by programs, and no place where a person runs git."""
 GIT = ".git"
 TOOLCRIB = ".toolcrib"
+_HEAD = names.HEAD.casefold()
 Parts = tuple[str, ...]
 
 
@@ -61,12 +63,21 @@ class Found:
     kind: Kind
     device: int
     inode: int
+    changed: float = field(default=0, compare=False)
+    """When, by the file system's word, which nobody can set."""
 
 
 @dataclass(kw_only=True)
 class Survey:
+    began: float = field(default_factory=time.time)
     repositories: list[Found] = field(default_factory=list)
     """Whatever is called `.git` below the root's own."""
+    heads: list[Found] = field(default_factory=list)
+    """Files by which git takes a folder for a repository that is not called `.git`."""
+    bare: list[Found] = field(default_factory=list)
+    """Those of them whose folder has all the rest, too."""
+    guarded: list[Found] = field(default_factory=list)
+    """The topmost of what other programs obey."""
     own: list[Found] = field(default_factory=list)
     """Whatever is called `.toolcrib` below the root's own."""
     hidden: list[Found] = field(default_factory=list)
@@ -90,13 +101,17 @@ class Survey:
 
     @property
     def is_empty(self) -> bool:
-        places = (self.repositories, self.own, self.hidden, self.closed, self.sockets, self.running)
-        return not (any(places) or self.submodules or self.unreadable or self.under_way)
+        places = (self.repositories, self.bare, self.own, self.hidden, self.closed, self.sockets, self.running)
+        # At the top nothing can be exchanged on the way.
+        is_guarded = any(len(found.parts) > 1 for found in self.guarded)
+        return not (any(places) or is_guarded or self.submodules or self.unreadable or self.under_way)
 
     def where(self, is_so: Callable[[Found], bool]) -> Survey:
         return replace(
             self,
             repositories=list(filter(is_so, self.repositories)),
+            bare=list(filter(is_so, self.bare)),
+            guarded=list(filter(is_so, self.guarded)),
             own=list(filter(is_so, self.own)),
             hidden=list(filter(is_so, self.hidden)),
             closed=list(filter(is_so, self.closed)),
@@ -106,7 +121,8 @@ class Survey:
 
     def known(self) -> list[Parts]:
         """What the next look shall not miss, however many files there are by then."""
-        return [found.parts for kind in (self.repositories, self.own, self.sockets) for found in kind]
+        kinds = (self.repositories, self.heads, self.guarded, self.own, self.sockets)
+        return [found.parts for kind in kinds for found in kind]
 
 
 def look(folder: Folder, parts: Parts) -> Found | None:
@@ -122,6 +138,9 @@ def survey(folder: Folder, bounds: Bounds, *, hides: bool, known: Iterable[Parts
     at_work = _Look(folder, bounds, hides=hides)
     for parts in known:
         at_work.again(parts)
+    # However many files there are: what matters most lies at the top.
+    for name in (names.HEAD, *folder.guarded_names):
+        at_work.again((name,))
     at_work.doors_of_git()
     at_work.all()
     return at_work.result
@@ -210,7 +229,8 @@ class _Look:
         is_hidden = self._hides and not self._folder.readable(Spot(parts))
         is_folder = entry.is_dir(follow_symlinks=False)
         is_plain = is_folder or entry.is_file(follow_symlinks=False) or entry.is_symlink()
-        if is_hidden or not is_plain or entry.name.casefold() in {GIT, TOOLCRIB}:
+        is_guarded = not is_hidden and self._guards(parts)
+        if is_hidden or is_guarded or not is_plain or entry.name.casefold() in {GIT, TOOLCRIB, _HEAD}:
             self._sort(parts, entry.stat(follow_symlinks=False), is_hidden=is_hidden)
         if is_folder and not is_hidden and self._goes_into(parts):
             self._waiting.append(parts)
@@ -225,6 +245,28 @@ class _Look:
             self._add(self.result.own, parts, there, MOST_PLACES)
         elif stat.S_ISSOCK(there.st_mode):
             self._add(self.result.sockets, parts, there, MOST_PLACES)
+        elif name == _HEAD and self._is_head(parts, there):
+            self._add(self.result.heads, parts, there, MOST_PLACES)
+        elif self._guards(parts) and not self._guards(parts[:-1]):
+            self._add(self.result.guarded, parts, there, MOST_PLACES)
+
+    def _guards(self, parts: Parts) -> bool:
+        """Not in packages: no person opens those, and they may hold many."""
+        return self._folder.guarded(Spot(parts)) and NOT_WALKED.isdisjoint(parts)
+
+    def _is_head(self, parts: Parts, there: os.stat_result) -> bool:
+        """If its folder has all that makes a repository, that is noted, too."""
+        if parts in self._seen or any(part.casefold() == GIT for part in parts):
+            return False
+        with contextlib.suppress(OSError), inside(self._folder, parts[:-1]) as place:
+            if stat.S_ISLNK(there.st_mode):
+                is_one = names.is_head_link(os.readlink(parts[-1], dir_fd=place))
+            else:
+                is_one = stat.S_ISREG(there.st_mode) and names.is_head(_start(place, parts[-1]))
+            if is_one and (_has(place, "commondir") or (_has(place, "objects") and _has(place, "refs"))):
+                self.result.bare.append(found_at(parts, there))
+            return is_one
+        return False
 
     def _add(self, kind: list[Found], parts: Parts, there: os.stat_result, most: int) -> None:
         if parts in self._seen:
@@ -262,6 +304,20 @@ class _Look:
             )
 
 
+def _start(place: int, name: str) -> bytes:
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - by descriptor
+        return file.read(names.MOST_HEAD)
+
+
+def _has(place: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=place, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def found_at(parts: Parts, there: os.stat_result) -> Found:
     kind = {stat.S_IFDIR: Kind.FOLDER, stat.S_IFREG: Kind.FILE, stat.S_IFLNK: Kind.LINK}
     return Found(
@@ -269,4 +325,5 @@ def found_at(parts: Parts, there: os.stat_result) -> Found:
         kind=kind.get(stat.S_IFMT(there.st_mode), Kind.OTHER),
         device=there.st_dev,
         inode=there.st_ino,
+        changed=there.st_ctime,
     )

@@ -41,6 +41,8 @@ NUMBERS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "socket": (41, 198),
         "socketpair": (53, 199),
         "clone": (56, 220),
+        "fork": (57, NONE),
+        "vfork": (58, NONE),
         "creat": (85, NONE),
         "chmod": (90, NONE),
         "fchmod": (91, 52),
@@ -157,3 +159,6 @@ NOT_THERE = (
 
 UNCOUNTED = ("memfd_create", "shmget")
 """Memory that belongs to no process, so only a cgroup can count it; where there is none, answered with ENOSYS."""
+
+FORKS = ("fork", "vfork")
+"""The old ways to make a process, on machines that have them; `clone` makes threads, too."""

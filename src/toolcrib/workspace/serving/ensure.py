@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 from toolcrib.config.paths import Paths
 from toolcrib.config.private import private_folder
 from toolcrib.errors import ConfigError, ServerAway, WorkspaceError
+from toolcrib.signals import with_default_signals
 from toolcrib.workspace.serving.listeners import LONGEST_PATH
 from toolcrib.workspace.serving.token import VARIABLE
 
@@ -199,7 +200,7 @@ def _start(root: Path, folder: Path, lock: int, environ: Mapping[str, str]) -> t
     log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         subprocess.run(
-            words,
+            with_default_signals(words),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -107,7 +107,7 @@ async def _body(headers: Mapping[str, str], receive: Any) -> bytes | None:
     """None: the client went away, or took too long to send it."""
     length = headers.get("content-length", "0")
     if not length.isdigit() or int(length) > LARGEST_BODY:
-        raise Refused(Case.TOO_LARGE, most=LARGEST_BODY)
+        raise Refused(Case.TOO_LARGE, most=f"{LARGEST_BODY} bytes")
     parts: list[bytes] = []
     size = 0
     while True:
@@ -117,7 +117,7 @@ async def _body(headers: Mapping[str, str], receive: Any) -> bytes | None:
         parts.append(event.get("body", b""))
         size += len(parts[-1])
         if size > LARGEST_BODY:
-            raise Refused(Case.TOO_LARGE, most=LARGEST_BODY)
+            raise Refused(Case.TOO_LARGE, most=f"{LARGEST_BODY} bytes")
         if not event.get("more_body", False):
             return b"".join(parts)
 

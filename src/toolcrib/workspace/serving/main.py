@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 from toolcrib.config.paths import Paths
 from toolcrib.config.private import private_folder
 from toolcrib.errors import ConfigError, ToolcribError, UsageError
+from toolcrib.signals import begin, ending_signals
 from toolcrib.workspace.serving.pipes import claim
 from toolcrib.workspace.serving.token import VARIABLE, token
 from toolcrib.workspace.settings.load import load_settings
@@ -46,6 +46,7 @@ HELP = {
 
 
 def main(words: list[str] | None = None) -> int:
+    begin()
     options = _options(words)
     log_to_stderr()
     try:
@@ -137,7 +138,7 @@ def open_workspace(
 async def live(workspace: Workspace, serve: Serve) -> None:
     """Until it is over or a signal comes; then everything that runs is ended."""
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ending_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     workspace.start()
     serving = asyncio.ensure_future(serve(workspace))

@@ -46,6 +46,13 @@ EXAMPLE = """\
 # Files that no tool reads, writes, lists or finds; patterns as in .gitignore, such as [".env*", "secrets/**"].
 #hidden: []
 
+# What other programs obey when you open the folder (.vscode, .envrc, .claude …, all in docs/workspace.md) is not
+# written. `off` allows one of them, `on` adds a pattern, such as {.vscode: off, "deploy/**": on}.
+#guarded: {}
+
+# Whether tools and commands may make git repositories. Without it, one that a command has made is renamed.
+#repositories: false
+
 # The interpreter for tests and linters: a path, seen from this folder, or a name. Nothing: .venv, venv, env, python3.
 #python: null
 

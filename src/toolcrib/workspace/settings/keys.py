@@ -57,6 +57,8 @@ TOP_KEYS = (
     "environment",
     "readable",
     "hidden",
+    "guarded",
+    "repositories",
     "python",
     "limits",
 )
@@ -74,6 +76,8 @@ def flat(settings: Settings) -> dict[str, Any]:
         "environment": list(settings.environment),
         "readable": [str(folder) for folder in settings.readable],
         "hidden": list(settings.hidden),
+        "guarded": list(settings.guarded),
+        "repositories": settings.repositories,
         "python": settings.python,
     }
     values |= {f"limits.seconds.{name}": _plain(limits.seconds[name]) for name in TOOL_NAMES}

@@ -192,9 +192,9 @@ def _waiting(source: _Source, told: tuple[str, ...]) -> Waiting | None:
     path = source.file.path
     source.document.report.warning(
         (),
-        found="a project's file that nobody trusted as it is now",
-        expected="your word",
-        suggestion="What it forbids holds, what it would allow does not. Look at it, then run: toolcrib trust",
+        found="a project's file that you have not trusted as it is now",
+        expected="your trust",
+        suggestion="What it forbids is in force, what it would allow is not: `toolcrib trust` shows that and asks you.",
     )
     return Waiting(file=path, digest=digest_of(path, source.document.content), effects=told)
 
@@ -215,6 +215,7 @@ def _safe(settings: Settings, problems: tuple[Problem, ...]) -> Settings:
         read_only=True,
         git=GitMode.READ_ONLY,
         network=False,
+        repositories=False,
         environment=(),
         readable=(),
         python=None,

@@ -44,6 +44,18 @@ SHELL_TOOLS = frozenset({"run_shell_safe"})
 """What `forbid_shell_in_ci` takes away where the environment says CI."""
 
 
+GUARDED = (
+    *(".agents", ".aider.conf.yml", ".amazonq", ".claude", ".codex", ".continue", ".cursor", ".gemini", ".kiro"),
+    *(".mcp.json", ".opencode", "opencode.json", ".qwen", ".roo", ".windsurf"),
+    *("*.code-workspace", ".devcontainer", ".devcontainer.json", ".dir-locals.el", ".idea", ".vscode", ".zed"),
+    *(".exrc", ".nvim.lua", ".nvimrc", ".vimrc", ".gdbinit", ".lldbinit"),
+    *(".direnv", ".envrc", ".mise.toml", ".tool-versions", "mise.toml"),
+    *(".githooks", ".hg", ".husky", ".lefthook.yml", ".pre-commit-config.yaml", "lefthook.yml"),
+)
+"""What coding agents, editors, debuggers, shells and git's hooks obey by themselves when a person opens the folder,
+goes into it or commits. Not what only the project's own build obeys, nor instructions such as AGENTS.md."""
+
+
 class GitMode(enum.StrEnum):
     READ_ONLY = "read-only"
     """`.git` cannot be written by anything."""
@@ -91,6 +103,10 @@ class Settings:
     """Folders outside that commands may read."""
     hidden: tuple[str, ...] = ()
     """Patterns of files that no tool shows, finds, reads or writes; they start at `above`."""
+    guarded: tuple[str, ...] = GUARDED
+    """Patterns of files that tools and commands do not write, as other programs obey them; they start at `above`."""
+    repositories: bool = False
+    """Whether tools and commands may make git repositories."""
     above: str = ""
     """The way down to the root from the folder of the outermost settings that hold there; empty: the same folder."""
     python: str | None = None

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from toolcrib.config.redact import printable
+from toolcrib.config.visible import visible
 from toolcrib.workspace.settings.keys import flat
 from toolcrib.workspace.settings.model import GitMode, Limits, Settings
 
@@ -32,24 +32,29 @@ class Said:
     environment: tuple[str, ...] | None = None
     readable: tuple[Path, ...] | None = None
     hidden: tuple[str, ...] | None = None
+    guarded: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
+    """By pattern: whether it is guarded."""
+    repositories: bool | None = None
     python: str | None = None
     seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """By the fields of `Limits`."""
 
 
-_REPLACED = ("read_only", "git", "network", "forbid_shell_in_ci", "environment", "readable", "python")
+_REPLACED = ("read_only", "git", "network", "forbid_shell_in_ci", "environment", "readable", "repositories", "python")
 
 
 def over(below: Settings, said: Said) -> Settings:
     """The settings of a file that may widen, on top of those below it. What one file hides, no other shows."""
     chosen = {name: value for name in _REPLACED if (value := getattr(said, name)) is not None}
     on = {name for name, is_on in said.tools.items() if is_on}
+    guarded = tuple(pattern for pattern, is_on in said.guarded.items() if is_on)
     return dataclasses.replace(
         below,
         **chosen,
         off=frozenset((below.off - on) | (said.tools.keys() - on)),
         hidden=_joined(below.hidden, said.hidden or ()),
+        guarded=_joined(tuple(one for one in below.guarded if said.guarded.get(one) is not False), guarded),
         limits=dataclasses.replace(
             below.limits, **said.limits, seconds=MappingProxyType({**below.limits.seconds, **said.seconds})
         ),
@@ -58,10 +63,13 @@ def over(below: Settings, said: Said) -> Settings:
 
 def starting_at(way: tuple[str, ...], said: Said) -> Said:
     """With patterns as they read from further up: a file's own start in the folder that it is for."""
-    if not way or not said.hidden:
+    if not way:
         return said
     start = "/" + "/".join(_SPECIAL.sub(r"\\\g<0>", part) for part in way)
-    return dataclasses.replace(said, hidden=tuple(f"{start}{_anchored(pattern)}" for pattern in said.hidden))
+    hidden = said.hidden and tuple(f"{start}{_anchored(pattern)}" for pattern in said.hidden)
+    # What is no longer guarded is one of the usual patterns, which have no place.
+    guarded = {f"{start}{_anchored(one)}" if is_on else one: is_on for one, is_on in said.guarded.items()}
+    return dataclasses.replace(said, hidden=hidden, guarded=MappingProxyType(guarded))
 
 
 _SPECIAL = re.compile(r"[\\*?\[\]{}!#]")
@@ -84,6 +92,8 @@ def narrow(first: Settings, second: Settings) -> Settings:
         # Equal paths only: one that lies beneath another may be a link to somewhere else.
         readable=tuple(folder for folder in first.readable if folder in second.readable),
         hidden=_joined(first.hidden, second.hidden),
+        guarded=_joined(first.guarded, second.guarded),
+        repositories=first.repositories and second.repositories,
         python=first.python,
         limits=_narrow_limits(first.limits, second.limits),
         broken=first.broken or second.broken,
@@ -111,7 +121,7 @@ def effects(wanted: Settings, allowed: Settings) -> tuple[str, ...]:
 
 
 def _effect(key: str, wished: Any, given: Any) -> str:
-    more = printable(", ".join(one for one in wished if one not in given)) if isinstance(wished, list) else ""
+    more = visible(", ".join(one for one in wished if one not in given)) if isinstance(wished, list) else ""
     match key:
         case "read_only":
             return "allows writing and the shell, which are off now (read_only: false)"
@@ -125,8 +135,13 @@ def _effect(key: str, wished: Any, given: Any) -> str:
             return f"gives commands these variables: {more}"
         case "readable":
             return f"lets commands read {more}"
+        case "guarded":
+            less = visible(", ".join(one for one in given if one not in wished))
+            return f"lets tools and commands write what other programs obey: {less}"
+        case "repositories":
+            return "lets tools and commands make git repositories"
         case "python":
-            return f"runs tests and linters with {printable(wished)}"
+            return f"runs tests and linters with {visible(wished)}"
         case _ if key.startswith("tools."):
             return f"switches {key.removeprefix('tools.')} on"
         case _:

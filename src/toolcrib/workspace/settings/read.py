@@ -22,7 +22,7 @@ from toolcrib.config.read import Document
 from toolcrib.workspace.patterns.ignores import ignores_something
 from toolcrib.workspace.settings.environment_names import why_not_passed
 from toolcrib.workspace.settings.keys import LIMITS, LIMITS_KEYS, SECONDS, SECONDS_KEYS, TOP_KEYS, LimitKey
-from toolcrib.workspace.settings.model import TOOL_NAMES, TOOL_SECONDS, USUAL_SECONDS, GitMode
+from toolcrib.workspace.settings.model import GUARDED, TOOL_NAMES, TOOL_SECONDS, USUAL_SECONDS, GitMode
 from toolcrib.workspace.settings.narrow import Said
 from toolcrib.workspace.settings.readable import Private, why_not_readable
 
@@ -131,12 +131,17 @@ def _tools(given: Field, reader: Reader) -> dict[str, Any]:
     switched: dict[str, bool] = {}
     for name, field in reader.table(given, TOOL_NAMES).items():
         # `on` and `off` are plain text in our YAML; whoever writes true or false means the same.
-        value = _SWITCH.get(field.value) if isinstance(field.value, str) else field.value
-        if isinstance(value, bool):
+        if (value := _switch(field, reader)) is not None:
             switched[name] = value
-        else:
-            reader.wrong(field, "on or off")
     return {"tools": MappingProxyType(switched)}
+
+
+def _switch(given: Field, reader: Reader) -> bool | None:
+    value = _SWITCH.get(given.value) if isinstance(given.value, str) else given.value
+    if isinstance(value, bool):
+        return value
+    reader.wrong(given, "on or off")
+    return None
 
 
 def _git(given: Field, reader: Reader) -> dict[str, Any]:
@@ -188,6 +193,28 @@ def _hides(pattern: str) -> bool:
     return ignores_something(pattern)
 
 
+def _guarded(given: Field, reader: Reader) -> dict[str, Any]:
+    if not isinstance(given.value, Mapping) or len(given.value) > MOST_ENTRIES:
+        reader.wrong(given, f"a mapping such as {{.vscode: off, deploy/**: on}}, of {MOST_ENTRIES} entries at most")
+        return {}
+    switched: dict[str, bool] = {}
+    for key, value in given.value.items():
+        pattern = reader.text(Field(value=key, path=(*given.path, key)))
+        is_on = _switch(Field(value=value, path=(*given.path, key)), reader)
+        if pattern is None or is_on is None:
+            continue
+        if not is_on and pattern not in GUARDED:
+            near = difflib.get_close_matches(pattern, GUARDED, n=1)
+            hint = f"Did you mean {near[0]}?" if near else ""
+            found = "off for what is not guarded by default"
+            reader.report.error((*given.path, key), found=found, expected=", ".join(GUARDED), suggestion=hint)
+        elif is_on and not _hides(pattern):
+            reader.wrong(Field(value=key, path=(*given.path, key)), "a pattern such as deploy/**, without .., ! and \\")
+        else:
+            switched[pattern] = is_on
+    return {"guarded": MappingProxyType(switched)}
+
+
 def _python(given: Field, reader: Reader) -> dict[str, Any]:
     text = reader.text(given)
     if text is not None and text.startswith("~/"):
@@ -224,6 +251,8 @@ _READ: Mapping[str, Callable[[Field, Reader], dict[str, Any]]] = {
     "environment": _environment,
     "readable": _readable,
     "hidden": _hidden,
+    "guarded": _guarded,
+    "repositories": _flag("repositories"),
     "python": _python,
     "limits": _limits,
 }

@@ -1,8 +1,8 @@
-"""What a project tells Codex by its `AGENTS.md`, where Codex itself does not read it.
+"""What a project tells a program by its `AGENTS.md` or the like, where the program itself must not read it.
 
-In: the folder of a run, the settings that Codex will read. Out: the text that stands before the prompt, in Codex's own
-form. Codex leaves out the instructions of a project that it does not trust together with the project's settings, but
-only these are hostile. The person's own `AGENTS.md` it reads all the same. `codex_launch` is above.
+In: the folder of a run, names of files. Out: their text, to be put before the prompt in Codex's form. Codex leaves out
+the instructions of a project that it does not trust together with the project's settings, but only these are hostile.
+Claude Code and Gemini CLI would also read every file that such instructions import. Each program's `launch` is above.
 """
 
 from __future__ import annotations
@@ -24,23 +24,30 @@ _END = re.compile(r"</(?=\s*INSTRUCTIONS\s*>)", re.IGNORECASE)
 
 
 def before_prompt(workdir: Path, settings: Iterable[Mapping[str, Any]]) -> str:
-    """Empty where the project tells nothing. `settings`: later ones stand above earlier ones."""
-    names, left = _NAMES, _BYTES
+    """Empty where the project tells nothing. `settings`: those that Codex will read; later ones stand above earlier
+    ones."""
+    names, size = _NAMES, _BYTES
     for one in settings:
         names = _names(one.get("project_doc_fallback_filenames"), names)
-        left = _size(one.get("project_doc_max_bytes"), left)
-    texts = []
+        size = _size(one.get("project_doc_max_bytes"), size)
+    text = project_text(workdir, names, size)
+    if not text:
+        return ""
+    # What the project says must not look as if it were the prompt.
+    said = _END.sub(r"<\\/", text)
+    return f"# AGENTS.md instructions for {workdir.resolve()}\n\n<INSTRUCTIONS>\n{said}\n</INSTRUCTIONS>\n\n"
+
+
+def project_text(workdir: Path, names: tuple[str, ...], size: int = _BYTES) -> str:
+    """Of the files of these names from the project's root down to the folder; of each folder's the first alone."""
+    texts, left = [], size
     for file in _files(workdir, names):
         content = _start(file, left)
         text = content.decode(errors="replace")
         if text.strip():
             texts.append(text)
             left -= len(content)
-    if not texts:
-        return ""
-    # What the project says must not look as if it were the prompt.
-    said = _END.sub(r"<\\/", "\n\n".join(texts))
-    return f"# AGENTS.md instructions for {workdir.resolve()}\n\n<INSTRUCTIONS>\n{said}\n</INSTRUCTIONS>\n\n"
+    return "\n\n".join(texts)
 
 
 def _names(told: object, before: tuple[str, ...]) -> tuple[str, ...]:
@@ -57,15 +64,16 @@ def _files(workdir: Path, names: tuple[str, ...]) -> Iterator[Path]:
     root, here = project_of(workdir), workdir.resolve()
     for folder in reversed((here, *here.parents)):
         if folder.is_relative_to(root):
-            found = (_inside(folder / name, root) for name in names)
+            found = (inside(folder / name, root) for name in names)
             yield from [file for file in found if file is not None][:1]
 
 
-def _inside(file: Path, root: Path) -> Path | None:
-    """The file itself, whatever links lead there; None if there is none, or not in the project."""
+def inside(file: Path, root: Path) -> Path | None:
+    """The file itself, whatever links lead there; None if there is none, or not in the project. A link may lead to
+    another text of this kind (`CLAUDE.md` to `AGENTS.md`), but to no other file."""
     try:
         real = file.resolve(strict=True)
-        return real if real.is_relative_to(root) and real.is_file() else None
+        return real if real.is_relative_to(root) and real.suffix == file.suffix and real.is_file() else None
     except (OSError, ValueError, RuntimeError):
         return None
 

@@ -8,24 +8,26 @@ import string
 import threading
 from urllib.parse import quote, quote_plus
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.book import redact as redact_module
-from toolcrib.book.redact import Redactor, redact_all
+from toolcrib.config import masking
+from toolcrib.config.masking import Masker, mask_tree, secrets_of
+from toolcrib.config.model import Config, JobSettings, Settings
+from toolcrib.config.one import server_config
 from toolcrib.config.redact import mask_text, tells_a_secret
 
-LIMIT = 10.0
+LIMIT = 60.0
 SECRET = 'p@ss/w"ord+é?1'
 
 SECRETS = st.text(string.ascii_letters + string.digits + "+/=?&%\"'\\ é", min_size=8, max_size=40).filter(str.strip)
 SURROUNDINGS = st.text(string.ascii_letters + ":/ .", max_size=20)
 
 
-def redactor(*values: str) -> Redactor:
-    known = frozenset(values)
-    return Redactor(lambda: known)
+def redactor(*values: str) -> Masker:
+    return Masker(values)
 
 
 @pytest.mark.req("KSI-5")
@@ -78,10 +80,9 @@ def test_what_only_looks_like_a_secret_is_hidden_as_well() -> None:
 
 
 def test_a_secret_that_becomes_known_later_is_hidden_from_then_on() -> None:
-    known: list[frozenset[str]] = [frozenset()]
-    redact = Redactor(lambda: known[0])
+    redact = Masker()
     assert redact("see hunter2hunter2") == "see hunter2hunter2"
-    known[0] = frozenset({"hunter2hunter2"})
+    redact.learn(["hunter2hunter2"])
     assert redact("see hunter2hunter2") == "see ****"
 
 
@@ -89,22 +90,21 @@ def test_a_secret_that_becomes_known_later_is_hidden_from_then_on() -> None:
 def test_what_one_thread_masks_while_another_learns_of_a_secret_is_not_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known: list[frozenset[str]] = [frozenset()]
-    redact = Redactor(lambda: known[0])
-    masking, go_on = threading.Event(), threading.Event()
+    redact = Masker()
+    begun, go_on = threading.Event(), threading.Event()
 
     def slow(text: str) -> str:
         if threading.current_thread().name == "slow":
-            masking.set()
+            begun.set()
             assert go_on.wait(LIMIT)
         return mask_text(text)
 
-    monkeypatch.setattr(redact_module, "mask_text", slow)
+    monkeypatch.setattr(masking, "mask_text", slow)
     thread = threading.Thread(target=redact, args=("see hunter2hunter2",), name="slow")
     thread.start()
     try:
-        assert masking.wait(LIMIT)
-        known[0] = frozenset({"hunter2hunter2"})
+        assert begun.wait(LIMIT)
+        redact.learn(["hunter2hunter2"])
         redact("something else")
     finally:
         go_on.set()
@@ -127,7 +127,7 @@ def test_in_a_tree_keys_and_what_stands_under_a_telling_name_are_hidden() -> Non
         "flag": True,
         "none": None,
     }
-    assert redact_all(tree, redactor("hunter2hunter2")) == {
+    assert mask_tree(tree, redactor("hunter2hunter2"), tells_a_secret) == {
         "****": [1, {"path": "x/****"}],
         "api_key": "****",
         "password": "****",
@@ -143,3 +143,38 @@ def test_in_a_tree_keys_and_what_stands_under_a_telling_name_are_hidden() -> Non
 )
 def test_names_that_tell_of_a_secret(name: str, tells: bool) -> None:
     assert tells_a_secret(name) is tells
+
+
+def test_secrets_that_overlap_leave_nothing_between_them() -> None:
+    assert redactor("abcdefgh", "efghijkl").known("<abcdefghijkl>") == "<****>"
+
+
+def test_a_mask_that_names_is_not_masked_itself() -> None:
+    mask = Masker({"secret-1": "KEY of server docs", "server": "WORD of server other"})
+    assert mask.named("a secret-1 server") == "a [secret KEY of server docs] [secret WORD of server other]"
+
+
+def test_a_value_of_several_lines_is_hidden_line_by_line() -> None:
+    assert redactor("first line\nsecond line\n").known("has second line") == "has ****"
+
+
+@pytest.mark.req("KSI-5")
+@pytest.mark.parametrize("written", ['p@ss!(w)"ord', "p%40ss%21(w)%22ord", "p%40ss!(w)%22ord"])
+def test_a_secret_in_an_url_is_hidden_as_it_is_written_as_clients_send_it_and_as_servers_read_it(written: str) -> None:
+    far = server_config("far", {"url": f"https://h/mcp?key={quote(written, safe='%!()@')}"})
+    mask = Masker(secrets_of(Config(servers={"far": far}))).known
+    for shape in ('p@ss!(w)"ord', quote('p@ss!(w)"ord', safe=""), str(httpx2.URL(far.url)).partition("key=")[2]):
+        assert mask(f"<{shape}>") == "<****>"
+
+
+def test_every_secret_of_a_configuration_says_whose_it_is() -> None:
+    entry = {"url": "https://h/mcp?key=in-the-url", "headers": {"Authorization": "Bearer in-a-header"}}
+    far = server_config("far", entry)
+    near = server_config("near", {"command": "x", "args": ["--token", "in-the-args"], "env": {"KEY": "in-the-env"}})
+    jobs = JobSettings(api_keys={"openai": "in-the-jobs"})
+    settings = Settings(store="postgresql://me:in-the-store@h/db", jobs=jobs)
+    mask = Masker(secrets_of(Config(servers={"far": far, "near": near}, settings=settings)))
+    assert mask.named("in-the-url, in-a-header, in-the-args, in-the-env, in-the-jobs, in-the-store") == (
+        "[secret url of server far], [secret Authorization of server far], [secret args of server near], "
+        "[secret KEY of server near], [secret api_keys.openai of jobs], [secret store]"
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.coding_agents.known.codex_instructions import before_prompt
+from toolcrib.coding_agents.known.instructions import before_prompt
 
 pytestmark = pytest.mark.req("FRG-3")
 
@@ -92,6 +92,16 @@ def test_a_file_that_cannot_be_read_is_passed_over(project: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "open", refuse)
     assert told(project / "a") == "root"
+
+
+def test_a_link_counts_only_to_a_text_of_the_same_kind(project: Path) -> None:
+    (project / ".env").write_text("secret")
+    (project / "CLAUDE.md").write_text("be kind")
+    (project / "AGENTS.md").symlink_to("CLAUDE.md")
+    assert "be kind" in before_prompt(project, ())
+    (project / "AGENTS.md").unlink()
+    (project / "AGENTS.md").symlink_to(".env")
+    assert before_prompt(project, ()) == ""
 
 
 def test_what_the_project_says_cannot_pass_for_the_prompt(project: Path) -> None:

@@ -1,0 +1,244 @@
+"""Which words of a server's command line decide what code runs.
+
+In: the command line and variables of an entry in the user's own configuration. Out: where the project's folder would
+choose the code (`misplaced`), the same command line with safe-path settings (`safe_launch`), and what `toolcrib add`
+makes of the words that a person typed (`settled_words`). `entries` and `servers.stdio` use it.
+
+What is not known here counts as a program of its own: only its name decides, and its arguments are free.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from toolcrib.config.model import WORKSPACE_FOLDER, KeyPath
+
+NEEDS_PROJECT = frozenset({"mcp-server-git", "mcp_server_git", "mcp-server-sqlite", "mcp_server_sqlite"})
+"""Of the most used servers, those that read or write their files by paths from the folder they start in."""
+
+
+class _Kind(enum.Enum):
+    INTERPRETER = enum.auto()
+    """Runs the script that is its first argument."""
+    PACKAGE = enum.auto()
+    """Runs the package that is its first argument."""
+    SHELL = enum.auto()
+    WRAPPER = enum.auto()
+    """Runs the rest of the command line."""
+    BUILDER = enum.auto()
+    """Runs what the files of a folder say."""
+
+
+_KINDS = {
+    name: kind
+    for kind, names in (
+        (
+            _Kind.INTERPRETER,
+            "python pypy node nodejs ruby perl php lua java tsx ts-node deno bun Rscript pwsh powershell osascript "
+            "julia elixir nodemon electron jbang fastmcp mcp",
+        ),
+        (_Kind.PACKAGE, "npx uvx uv pipx bunx pnpx pnpm yarn npm"),
+        (_Kind.SHELL, "sh bash dash zsh fish ksh"),
+        (
+            _Kind.WRAPPER,
+            "env nice ionice nohup timeout setsid stdbuf sudo doas time xvfb-run dotenv busybox conda mamba micromamba",
+        ),
+        (
+            _Kind.BUILDER,
+            "make just task rake cargo go dotnet gradle mvn poetry hatch pdm pipenv bundle composer docker-compose "
+            "direnv mise nix nix-shell swift",
+        ),
+    )
+    for name in names.split()
+}
+_OBEYS_ITS_FOLDER = frozenset(["bun", "bunx", "deno", "pnpm", "pnpx", "yarn"])
+"""They run or obey files of the folder they start in (`bunfig.toml`, `.pnpmfile.cjs`, `.yarnrc.yml`)."""
+_LOOSE_OPTIONS = frozenset(["npm", "pnpm", "yarn"])
+"""They take their own options also after the name of what they run."""
+_SUBCOMMANDS = frozenset(["run", "tool", "exec", "x", "dlx"])
+_FLAGS = {
+    "python": re.compile(r"-[uIEsSBbPOvqxdi]+"),
+    "node": re.compile(r"--(?:enable-source-maps|trace-[\w-]+|experimental-strip-types|use-system-ca|inspect)"),
+    "npx": re.compile(r"-[yqs]|--(?:yes|quiet|silent|offline|prefer-offline|prefer-online)"),
+    "uv": re.compile(r"-[qvsn]|--(?:quiet|verbose|script|offline|isolated|refresh|frozen|locked|active|exact)"),
+}
+"""Options that take no value; of any other, the next word counts as its value, which errs on the safe side."""
+_NO_VALUE = re.compile(r"--no-[\w-]+|--[\w-]+=.*", re.DOTALL)
+_MODULE = re.compile(r"-[A-Za-z]*m|--module")
+_CODE = re.compile(r"-[A-Za-z]*[ce]|--eval|--print")
+_LOADS = re.compile(r"-[rIC]|--(?:require|import|loader|experimental-loader|preload|env-file|eval|print|config)|-[ep]")
+_CODE_VARIABLES = re.compile(
+    r"(?:PATH|HOME|USERPROFILE|ENV|BASH_ENV|ZDOTDIR|CLASSPATH|_JAVA_OPTIONS|GOFLAGS|SHELL|EDITOR|VISUAL|PAGER|BROWSER)"
+    r"|(?:LD_|DYLD_|PYTHON|NODE_|NPM_CONFIG_|UV_|PIP_|RUBY|GEM_|BUNDLE_|PERL5|PHP|LUA_|XDG_|DENO_|BUN_|VIRTUAL_ENV).*"
+    r"|(?:JAVA_|JDK_|MAVEN_|CARGO_|DOTNET_|CORECLR_|JULIA_|CONDA_|R_PROFILE|OPENSSL_).*|.*_EXECUTABLE(?:_PATH)?"
+    # Not all of git's: servers have variables such as GIT_BASE_DIR for the folder to work on.
+    r"|GIT_(?:DIR|COMMON_DIR|CONFIG|EXEC_PATH|TEMPLATE|SSH|PROXY|ASKPASS|PAGER|EXTERNAL|.*EDITOR).*",
+    re.IGNORECASE,
+)
+_PATH_VARIABLES = re.compile(
+    r"PATH|LD_\w+|PYTHON(?:PATH|HOME|STARTUP)|NODE_PATH|RUBYLIB|PERL5LIB|CLASSPATH|(?:BASH_)?ENV"
+)
+
+
+def misplaced(words: Sequence[str], env: Mapping[str, str], *, in_project: bool) -> Iterator[tuple[KeyPath, str]]:
+    """Where the project's folder decides which code runs, and what stands there. `in_project`: it starts there."""
+    zone = words[: _code_words(words)]
+    for position, word in enumerate(zone):
+        if WORKSPACE_FOLDER in word:
+            yield _place(position), f"{WORKSPACE_FOLDER} where it decides what code runs"
+        elif in_project and _is_of_the_folder(zone, position):
+            yield _place(position), "code that is looked for in the project's folder"
+    for name, value in env.items():
+        if _CODE_VARIABLES.fullmatch(name) and WORKSPACE_FOLDER in value:
+            yield ("env", name), f"{WORKSPACE_FOLDER} in a variable that decides what code runs"
+        elif in_project and _PATH_VARIABLES.fullmatch(name) and not all(map(os.path.isabs, value.split(os.pathsep))):
+            yield ("env", name), "a relative path in a variable that decides what code runs"
+
+
+def _place(position: int) -> KeyPath:
+    return ("args", position - 1) if position else ("command",)
+
+
+def _is_of_the_folder(zone: Sequence[str], position: int) -> bool:
+    """Whether a word that decides what code runs leads into the folder that the program starts in."""
+    word, before = zone[position], zone[position - 1] if position else ""
+    name = _name(word)
+    if position == 0 and (_kind(zone) is _Kind.BUILDER or (os.sep in word and not Path(word).is_absolute())):
+        return True
+    if name in _OBEYS_ITS_FOLDER or (name == "uv" and "run" in zone and not _names_its_project(zone)):
+        return True
+    option, _, value = word.partition("=")
+    if word.startswith(".") or value.startswith("."):
+        return True
+    interpreter = _interpreter(zone[:position])
+    if interpreter and interpreter not in ("python", "pypy"):
+        loads = _LOADS.fullmatch(before) or (value and _LOADS.fullmatch(option))
+    else:
+        loads = None
+    return bool(loads or _is_script(zone, position)) and not Path(value or word).is_absolute()
+
+
+def _interpreter(words: Sequence[str]) -> str:
+    """The last of them that is one, or nothing."""
+    found = [name for name in map(_name, words) if _KINDS.get(name) in (_Kind.INTERPRETER, _Kind.SHELL)]
+    return found[-1] if found else ""
+
+
+def _is_script(zone: Sequence[str], position: int) -> bool:
+    before = zone[position - 1] if position else ""
+    is_last = position == len(zone) - 1 and not _MODULE.fullmatch(before) and not _CODE.fullmatch(before)
+    return is_last and bool(_interpreter(zone[:position]))
+
+
+def _names_its_project(zone: Sequence[str]) -> bool:
+    return bool({"--project", "--directory"} & {word.partition("=")[0] for word in zone})
+
+
+def _code_words(words: Sequence[str]) -> int:
+    """How many words, from the first on, decide what code runs."""
+    start = 0
+    while True:
+        kind = _kind(words[start:])
+        if kind is None:
+            return start + 1
+        if kind is _Kind.BUILDER or (kind is _Kind.SHELL and any(_CODE.fullmatch(word) for word in words[start:])):
+            return len(words)
+        found = _wrapped(words, start) if kind is _Kind.WRAPPER else _program(words, start)
+        if found is None:
+            return len(words)
+        if kind in (_Kind.INTERPRETER, _Kind.SHELL):
+            return found + 1
+        start = found
+
+
+def _kind(words: Sequence[str]) -> _Kind | None:
+    name = _name(words[0])
+    if name in _LOOSE_OPTIONS and not {"exec", "x", "dlx"} & set(words):
+        return _Kind.BUILDER
+    return _Kind.BUILDER if name == "docker" and "compose" in words else _KINDS.get(name)
+
+
+def _name(word: str) -> str:
+    """`/usr/bin/python3.12` is `python`, `tsx@4` is `tsx`; `@playwright/mcp` is itself."""
+    name = re.sub(r"(?<=.)@.*|\.exe$|\.cmd$", "", word if word.startswith("@") else Path(word).name)
+    return re.sub(r"(?<=^python)[\d.]+$|(?<=^pypy)[\d.]+$", "", name)
+
+
+def _wrapped(words: Sequence[str], start: int) -> int | None:
+    return next((place for place in range(start + 1, len(words)) if _name(words[place]) in _KINDS), None)
+
+
+def _program(words: Sequence[str], start: int) -> int | None:
+    """Where the script, module or package stands that `words[start]` runs. None: any of the words may be it."""
+    name = _name(words[start])
+    flags = _FLAGS.get("uv" if name == "uvx" else name)
+    takes_code = _KINDS[name] is _Kind.INTERPRETER
+    before = ""
+    for place in range(start + 1, len(words)):
+        word = words[place]
+        if before == "--" or _MODULE.fullmatch(before) or (takes_code and _CODE.fullmatch(before)):
+            return place
+        has_none = _NO_VALUE.fullmatch(before) or (flags is not None and flags.fullmatch(before))
+        is_value = before.startswith("-") and not has_none
+        before = word
+        if word.startswith("-") or is_value or word in _SUBCOMMANDS:
+            continue
+        if name not in _LOOSE_OPTIONS:
+            return place
+    return None
+
+
+def safe_launch(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The command line and variables for known launchers that find no code in the folder they start in."""
+    safe, env = list(words), {}
+    names = {_name(word) for word in words[: _code_words(words)]}
+    if names & {"python", "pypy", "uv", "uvx", "pipx"}:
+        script = _KINDS.get(_name(words[0])) is _Kind.INTERPRETER and not any(map(_MODULE.fullmatch, words))
+        # A script finds what lies beside it by the very path that the variable switches off.
+        env = {} if script else {"PYTHONSAFEPATH": "1"}
+    for place, word in enumerate(words[: _code_words(words)]):
+        if _name(word) in ("npx", "npm"):
+            # Only as an option: npm takes no variable for it.
+            safe.insert(place + 1, f"--prefix={os.sep}")
+            break
+    return safe, env
+
+
+def settled_words(words: Sequence[str], folder: Path, root: Path) -> tuple[list[str], list[str]]:
+    """The words as typed in `folder`, good for any folder, and what was changed: one sentence for each.
+
+    Relative paths of programs, scripts and files become absolute, those of folders in the project at `root` start at
+    `${workspaceFolder}`, except where they decide what code runs.
+    """
+    settled, told = [], []
+    zone = words[: _code_words(words)]
+    for place, word in enumerate(words):
+        option, sign, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
+        is_last = place in (0, len(zone) - 1) and not _is_script(zone, place)
+        # A program on PATH, a module or a package.
+        is_name = is_last and os.sep not in value and not value.startswith(".")
+        changed = value if is_name else _settled(value, folder, root, is_code=place < len(zone))
+        settled.append(f"{option}{sign}{changed}")
+        if changed != value:
+            each = ", the folder of each project" if changed.startswith(WORKSPACE_FOLDER) else ""
+            told.append(f"{value} is written as {changed}{each}.")
+    return settled, told
+
+
+def _settled(word: str, folder: Path, root: Path, *, is_code: bool) -> str:
+    path = Path(os.path.normpath(folder / word))
+    if not word or Path(word).is_absolute() or not path.exists():
+        return word
+    if not is_code and path.is_dir() and path.is_relative_to(root):
+        return str(Path(WORKSPACE_FOLDER) / path.relative_to(root))
+    return str(path)
+
+
+def needs_project(words: Sequence[str]) -> bool:
+    """Whether it is one of the servers that have to start in the project's folder."""
+    names = {re.sub(r"(?<=.)@[^/]*$|==.*", "", word) for word in words[: _code_words(words)]}
+    return bool(NEEDS_PROJECT & (names | {name.rpartition(os.sep)[2] for name in names}))

@@ -1,0 +1,301 @@
+"""A server that sends more than is taken from it: the call is told so, over every transport, and the next one runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import json
+import re
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from parts import fleet
+from parts.daemon import StartDaemon
+from parts.own import StartServer
+from parts.raw_client import Endpoint
+from parts.sizes import some
+from servers_own.odd_web import EXACT, OddWeb, running
+from toolcrib.config.model import Layer, Retry, ServerConfig, Source, Transport
+from toolcrib.errors import ProtocolViolation, ServerFailure
+from toolcrib.events import Bus, Event, ServerStateChanged
+from toolcrib.servers import intake
+from toolcrib.servers.model import ServerState, ToolCall
+from toolcrib.servers.reaper import Reaper
+from toolcrib.servers.server import Server
+
+OWN = Path(__file__).parent.parent / "servers_own"
+
+pytestmark = pytest.mark.req("BNS-5", "BNS-10")
+
+
+class Bench:
+    """Starts servers and ends them with the test."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.reaper = Reaper()
+        self.made: list[Server] = []
+        self.bus = Bus()
+        self.reasons: asyncio.Queue[str] = asyncio.Queue()
+        """Why servers went away."""
+        self.bus.subscribe(self._changed, ServerStateChanged)
+
+    def _changed(self, event: Event) -> None:
+        if isinstance(event, ServerStateChanged) and event.reason:
+            self.reasons.put_nowait(event.reason)
+
+    async def started(self, transport: Transport, **settings: Any) -> Server:
+        settings = {"max_message_mb": 0.1, "retry": Retry(backoff=0.05), **settings}
+        config = ServerConfig(name="it", transport=transport, source=Source(layer=Layer.FLAGS), **settings)
+        server = Server(config, root=self.root, on_tools=lambda _: None, bus=self.bus, reaper=self.reaper)
+        self.made.append(server)
+        server.start()
+        await server.settled()
+        return server
+
+    async def stdio(self, script: str = "odd_stdio.py", **settings: Any) -> Server:
+        return await self.started(
+            Transport.STDIO, command=sys.executable, args=("-I", "-S", str(OWN / script)), **settings
+        )
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    for server in bench.made:
+        await server.stop()
+    bench.reaper.close()
+
+
+def call(name: str, /, **arguments: Any) -> ToolCall:
+    return ToolCall(name=name, params={"arguments": Raw(json.dumps(arguments).encode())})
+
+
+async def test_over_stdio_only_the_call_that_asked_for_too_much_fails(bench: Bench) -> None:
+    server = await bench.stdio()
+    with pytest.raises(ProtocolViolation, match=r"'it'.* more than 0\.1 MB.*max_message_mb"):
+        await server.call(call("big", size=200_000))
+    assert (await server.call(call("big", size=50_000))).result is not None
+    assert server.status.attempts == 0
+
+
+@pytest.mark.parametrize("tool", ["big", "bigchunks", "bigstream", "biglines", "headers", "gzip"])
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+async def test_over_http_only_the_call_that_asked_for_too_much_fails(era: str, tool: str, bench: Bench) -> None:
+    told = {"headers": "64 KB of headers", "gzip": "compressed"}.get(tool, r"0\.1 MB.*max_message_mb")
+    async with running(OddWeb(era)) as odd:
+        server = await bench.started(Transport.HTTP, url=odd.url)
+        with pytest.raises(ProtocolViolation, match=rf"'it'.*{told}"):
+            await server.call(call(tool, size=200_000))
+        assert (await server.call(call("echo"))).result == EXACT
+        assert server.status.state is ServerState.READY
+        assert len([seen for seen in odd.calls() if seen.message["params"]["name"] == tool]) == 1
+        await server.stop()
+
+
+@pytest.mark.parametrize("transport", [Transport.WEBSOCKET, Transport.SSE])
+async def test_over_websocket_and_sse_the_connection_ends_with_the_reason_and_comes_back(
+    transport: Transport, start_server: StartServer, bench: Bench
+) -> None:
+    words = {
+        Transport.WEBSOCKET: [str(OWN / "ws_server.py")],
+        Transport.SSE: [str(fleet.SERVERS / "own_v2.py"), "--transport", "sse"],
+    }[transport]
+    far = start_server([sys.executable, *words])
+    server = await bench.started(transport, url=far.url("ws" if transport is Transport.WEBSOCKET else "sse"))
+    with pytest.raises(ServerFailure, match=r"0\.1 MB.*max_message_mb"):
+        await server.call(call("big", n=200_000))
+    assert (await server.call(call("big", n=50_000))).result is not None
+
+
+@pytest.mark.parametrize(
+    ("opening", "told"), [("body", "more than 1024 KB"), ("headers", "64 KB of headers"), ("gzip", "compresses")]
+)
+async def test_an_opening_that_is_too_large_is_refused_with_the_reason(opening: str, told: str, bench: Bench) -> None:
+    async with running(OddWeb("legacy")) as odd:
+        odd.opening = opening
+        server = await bench.started(Transport.HTTP, url=odd.url)
+        assert server.status.state is not ServerState.READY
+        assert told in server.status.last_error
+        await server.stop()
+
+
+async def test_an_opening_that_is_too_large_over_stdio_is_refused_with_the_reason(bench: Bench) -> None:
+    server = await bench.stdio(env={"ODD": "verbose"}, connect_timeout=60)
+    assert server.status.state is not ServerState.READY
+    assert "max_message_mb" in server.status.last_error
+
+
+NOISES = (
+    "garbage",
+    "newlines",
+    "stderr",
+    "stderr newlines",
+    "messages",
+    "changes",
+    "requests",
+    "answers",
+    "batches",
+    "endless",
+    "progress",
+)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood is ended after a few pauses instead of a few hundred."""
+    monkeypatch.setattr(intake, "MOST", 0.06)
+    monkeypatch.setattr(intake, "_LASTING", 0.0)
+
+
+async def calls_until(flood: asyncio.Future[Any], quiet: Server) -> int:
+    """How many calls of another server are answered meanwhile."""
+    answered = 0
+    while not flood.done():
+        assert (await quiet.call(call("echo"))).result is not None
+        answered += 1
+    return answered
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("what", NOISES)
+async def test_a_process_that_floods_is_ended_with_the_reason_and_the_others_go_on(what: str, bench: Bench) -> None:
+    flooding, quiet = await bench.stdio(), await bench.stdio()
+    flood = asyncio.create_task(flooding.call(call("flood", what=what), on_progress=lambda _: None))
+    assert await calls_until(flood, quiet) >= 2
+    with pytest.raises(ServerFailure, match=r"'it'.*floods us.*may have run"):
+        await flood
+    assert await bench.reasons.get() == intake.ENDED
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_why_a_server_was_ended_is_still_shown_when_it_is_back(bench: Bench) -> None:
+    server = await bench.stdio()
+    with pytest.raises(ServerFailure):
+        await server.call(call("flood", what="garbage"))
+    assert (await server.call(call("echo"))).result is not None
+    assert (server.status.state, server.status.last_error) == (ServerState.READY, intake.ENDED)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("way", ["answer", "standing", "sse"])
+async def test_a_stream_of_events_that_floods_is_ended_with_the_reason(way: str, bench: Bench) -> None:
+    async with running(OddWeb("legacy")) as odd:
+        odd.status_for_get = 200 if way == "standing" else 405
+        transport = Transport.SSE if way == "sse" else Transport.HTTP
+        url = odd.url.replace("/mcp", "/sse") if way == "sse" else odd.url
+        server, quiet = await bench.started(transport, url=url), await bench.stdio()
+        odd.flooding.set()
+        flood = asyncio.ensure_future(server.call(call("flood")) if way == "answer" else bench.reasons.get())
+        assert await calls_until(flood, quiet) >= 2
+        odd.flooding.clear()
+        if way == "answer":
+            with pytest.raises(ServerFailure, match="floods us"):
+                await flood
+        else:
+            assert await flood == intake.ENDED
+        await server.stop()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_websocket_that_floods_is_ended_with_the_reason(start_server: StartServer, bench: Bench) -> None:
+    far = start_server([sys.executable, str(OWN / "ws_server.py")])
+    server, quiet = await bench.started(Transport.WEBSOCKET, url=far.url("ws")), await bench.stdio()
+    flood = asyncio.create_task(server.call(call("flood")))
+    assert await calls_until(flood, quiet) >= 2
+    with pytest.raises(ServerFailure, match="floods us"):
+        await flood
+
+
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [("many", "5,000 tools"), ("endless pages", "5,000 tools"), ("large", "16 MB"), ("ones", "500,000 values")],
+)
+async def test_a_list_of_too_many_tools_is_refused_with_the_limit(odd: str, told: str, bench: Bench) -> None:
+    server = await bench.stdio(env={"ODD": odd}, max_message_mb=64, connect_timeout=60)
+    assert server.status.state is not ServerState.READY
+    assert f"lists more than {told}" in server.status.last_error
+
+
+class Endless(http.server.BaseHTTPRequestHandler):
+    """A legacy server whose tool answers with as many bytes as it is asked for, with a length or without."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.send_error(405)
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        results = {
+            "initialize": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": INFO},
+            "tools/list": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in WAYS]},
+        }
+        if message.get("method") == "tools/call":
+            with contextlib.suppress(ConnectionError):
+                self._flood(message["params"]["name"], message["params"]["arguments"]["mb"])
+            self.close_connection = True
+            return
+        told = {"jsonrpc": "2.0", "id": message.get("id")}
+        known = results.get(message["method"])
+        told |= {"error": {"code": -32601, "message": "no"}} if known is None else {"result": known}
+        body = json.dumps(told).encode()
+        self.send_response(200 if "id" in message else 202)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _flood(self, way: str, megabytes: int) -> None:
+        self.send_response(200)
+        if way == "headers":
+            self.flush_headers()
+            for _ in range(megabytes):
+                self.wfile.write(b"X-A: " + b"x" * 1_000_000 + b"\r\n")
+            return
+        self.send_header("Content-Type", "text/event-stream" if way == "event" else "application/json")
+        if way == "length":
+            self.send_header("Content-Length", str(megabytes * 1_000_000))
+        self.end_headers()
+        self.wfile.write(b"data: " if way == "event" else b'{"t":"')
+        for _ in range(megabytes):
+            self.wfile.write(b"x" * 1_000_000)
+
+
+INFO = {"name": "endless", "version": "1"}
+WAYS = ("length", "close", "event", "headers")
+
+
+def kilobytes(pid: int, key: str) -> int:
+    found = re.search(rf"^{key}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize("megabytes", some([100], [1500]))
+def test_what_is_refused_costs_little_memory_and_none_afterwards(daemon: StartDaemon, megabytes: int) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as far:
+        threading.Thread(target=far.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{far.server_address[1]}/mcp"
+        started = daemon({"servers": {"far": {"url": url, "max_message_mb": 16}}})
+        started.wait_until_ready("far")
+        door = Endpoint(started)
+        pid = started.status()["pid"]
+        before = kilobytes(pid, "VmRSS")
+        for way in (*WAYS, "close", "close"):
+            told = door.call(f"far_{way}", {"mb": megabytes}).result
+            assert told["isError"], way
+            assert ("64 KB of headers" if way == "headers" else "max_message_mb") in told["content"][0]["text"]
+        assert kilobytes(pid, "VmHWM") - before < 60_000
+        assert kilobytes(pid, "VmRSS") - before < 30_000
+        far.shutdown()

@@ -1,0 +1,127 @@
+"""A file that lies in a project, or that an agent puts there, is never run by a server of the user's own configuration.
+
+With the real `python -m` and the real npx, through the daemon.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parts.crowd import Member, Owner, refusal
+from parts.daemon import Cli, Daemon, Home, StartDaemon
+from parts.own import stdio_words
+
+pytestmark = [pytest.mark.req("BNS-10"), pytest.mark.slow]
+
+CWDS = [None, "project"]
+
+
+@pytest.fixture
+def proof(toolcrib_home: Home) -> Path:
+    return toolcrib_home.path / "proof"
+
+
+@pytest.fixture
+def project(toolcrib_home: Home) -> Path:
+    folder = toolcrib_home.path / "cloned"
+    (folder / ".git" / "HEAD").mkdir(parents=True)
+    return folder
+
+
+def by_module(home: Home, cwd: str | None) -> dict[str, Any]:
+    """A server that is installed as the module `mymcp`."""
+    installed = home.path / "installed"
+    installed.mkdir()
+    words = stdio_words("raw_server", "--plain", "--tools", "1")
+    text = f"import sys, runpy\nsys.argv[1:] = {words[4:]!r}\nrunpy.run_path({words[3]!r}, run_name='__main__')\n"
+    (installed / "mymcp.py").write_text(text)
+    entry = {"command": sys.executable, "args": ["-m", "mymcp"], "env": {"PYTHONPATH": str(installed)}}
+    return entry | ({"cwd": cwd} if cwd else {})
+
+
+def python_trap(proof: Path) -> str:
+    return f"open({str(proof)!r}, 'w')\nraise SystemExit('planted')\n"
+
+
+def ready_in(running: Daemon, project: Path, name: str) -> bool:
+    """Whether the server answers there."""
+    found = running.command("server:restart", project, name=name)
+    return bool(found["state"] == "ready")
+
+
+@pytest.mark.parametrize("cwd", CWDS)
+def test_a_module_of_the_repository_is_not_run_for_one_of_the_users(
+    toolcrib_home: Home, daemon: StartDaemon, project: Path, proof: Path, cwd: str | None
+) -> None:
+    for name in ("mymcp.py", "runpy.py", "sitecustomize.py"):
+        (project / name).write_text(python_trap(proof))
+    running = daemon({"servers": {"m": by_module(toolcrib_home, cwd)}})
+    assert ready_in(running, project, "m"), running.command("server:list", project)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("cwd", CWDS)
+def test_an_agent_cannot_plant_the_module_that_a_server_runs(
+    toolcrib_home: Home, daemon: StartDaemon, project: Path, proof: Path, cwd: str | None
+) -> None:
+    running = daemon({"servers": {"m": by_module(toolcrib_home, cwd)}})
+    token = Owner(running).add("planter", profile="developer", workdir=str(project))
+    with Member(running, "planter", token, "legacy") as agent:
+        agent.tools()
+        assert not refusal(agent.call("workspace_write_file", path="mymcp.py", content=python_trap(proof)))
+        assert ready_in(running, project, "m")
+        assert "m_tool_00000" in agent.tools()
+    assert (project / "mymcp.py").exists()
+    assert not proof.exists()
+
+
+def plant_package(project: Path, proof: Path) -> None:
+    package = project / "node_modules" / "mymcp"
+    package.mkdir(parents=True)
+    (package / "package.json").write_text('{"name": "mymcp", "version": "1.0.0", "bin": {"mymcp": "run.js"}}')
+    script = package / "run.js"
+    script.write_text(f"#!/usr/bin/env node\nrequire('fs').writeFileSync({str(proof)!r}, '')\n")
+    script.chmod(0o755)
+    (project / "node_modules" / ".bin").mkdir()
+    (project / "node_modules" / ".bin" / "mymcp").symlink_to("../mymcp/run.js")
+    (project / "package.json").write_text('{"name": "cloned"}')
+
+
+@pytest.mark.skipif(shutil.which("npx") is None, reason="npx is not installed")
+def test_a_package_of_the_repository_is_not_run_for_one_of_the_users(
+    toolcrib_home: Home, daemon: StartDaemon, project: Path, proof: Path
+) -> None:
+    plant_package(project, proof)
+    cache = {"npm_config_cache": str(toolcrib_home.path / "npm"), "npm_config_update_notifier": "false"}
+    words = ["npx", "--offline", "-y", "mymcp"]
+    subprocess.run(words, cwd=project, env=toolcrib_home.environ(cache), check=True, timeout=60)
+    assert proof.exists(), "the trap is armed"
+    proof.unlink()
+    entry = {"command": words[0], "args": words[1:], "env": cache, "connect_timeout": 60}
+    servers = {"neutral": entry, "inside": {**entry, "cwd": "project"}}
+    running = daemon({"servers": servers})
+    for name in servers:
+        found = running.command("server:restart", project, name=name)
+        # npm looked for the package where it may, and has none without the network.
+        assert "ENOTCACHED" in " ".join(found["stderr"]) + found["last_error"], found
+    assert not proof.exists()
+
+
+def test_servers_of_the_user_start_in_one_empty_folder_and_folders_are_handed_to_them(
+    toolcrib_home: Home, daemon: StartDaemon, cli: Cli, project: Path
+) -> None:
+    running = daemon({})
+    words = stdio_words("own_v2")
+    cli("add", "one", "--", *words, cwd=project).ok()
+    told = cli("add", "each", "--", *words, "--seen", ".", cwd=project)
+    assert ". is written as ${workspaceFolder}" in told.err
+    listed = {row["name"]: row for row in running.command("server:list", project)["servers"]}
+    assert Path(f"/proc/{listed['one']['pid']}/cwd").readlink() == toolcrib_home.toolcrib / "state" / "start"
+    at_home = {row["name"]: row for row in running.command("server:list")["servers"]}
+    assert at_home["one"]["pid"] == listed["one"]["pid"]

@@ -1,0 +1,128 @@
+"""What a configuration that changes does to a crib with several projects, and what each key of a project does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from toolcrib.config import Flags, NameStyle, Paths, load, store_place, trust_digest
+from toolcrib.config.settings import SETTINGS, USERS_ALONE
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.project import Project
+from toolcrib.events import ConfigProblem, Event
+from toolcrib.policy import OWNER
+from toolcrib.store import Store, tools
+
+pytestmark = pytest.mark.req("BNS-3")
+
+GOOD = "servers:\n  far: {url: 'http://127.0.0.1:9/mcp'}\n"
+
+
+@pytest.fixture
+async def crib(tmp_path: Path) -> AsyncIterator[Crib]:
+    """With a server in the user's file that is away, but was seen before."""
+    environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
+    paths = Paths.of_user(environ)
+    (tmp_path / "home").mkdir()
+    for name in ("project", "other"):
+        (tmp_path / name / ".toolcrib").mkdir(parents=True)
+    (tmp_path / "home" / "config.yml").write_text(GOOD)
+    store = await Store.open(store_place(paths, environ, Flags()))
+    (far,) = load(paths=paths, root=None, environ=environ).servers.values()
+    await store.write(tools.remember, far.identity, str(tmp_path / "project"), (b'{"name": "read"}',))
+    await store.write(tools.remember, far.identity, str(tmp_path / "other"), (b'{"name": "read"}',))
+    await store.close()
+    async with Crib(paths=paths, root=tmp_path / "project", environ=environ) as crib:
+        yield crib
+
+
+async def other(crib: Crib, tmp_path: Path, text: str = "") -> Project:
+    """A second project, with this as its trusted file."""
+    if text:
+        file = tmp_path / "other" / ".toolcrib" / "config.yml"
+        file.write_text(text)
+        await crib.trust.add_file(file, trust_digest(file))
+    return await crib.project(tmp_path / "other")
+
+
+def listed(crib: Crib, project: Project) -> list[str]:
+    return [tool["name"] for tool in json.loads(crib.listings(project).tools(project.catalog, OWNER))]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "servers: [unclosed\n",
+        "servers: 5\n",
+        GOOD.replace("servers", "server"),
+        f"{GOOD}servers: {{}}\n",
+        "- a list\n",
+        "\x00",
+        "servers: {far: {url: 'http://127.0.0.1:9/mcp'}}\n  odd: indent\n",
+    ],
+)
+async def test_a_mistake_in_the_users_file_takes_no_server_away_and_is_told_everywhere(
+    crib: Crib, tmp_path: Path, mistake: str
+) -> None:
+    told: list[Event] = []
+    crib.bus.subscribe(told.append, ConfigProblem)
+    second = await other(crib, tmp_path)
+    running = dict(second.servers)
+    crib.paths.user_config.write_text(mistake)
+    await crib.reload()
+    third = await crib.project(tmp_path / "third")
+    assert second.servers == running, "not even for a moment"
+    assert [set(one.servers) for one in (crib.home, third)] == [{"far"}, {"far"}]
+    for project in (crib.home, second, third):
+        texts = [str(problem) for problem in project.config.problems]
+        assert any("stays in force" in text for text in texts), texts
+        assert len(texts) > 1, "what the mistake is"
+        assert [event.problem for event in told if isinstance(event, ConfigProblem)] == texts, "each once"
+    crib.paths.user_config.write_text("servers: {}\n")
+    await crib.reload()
+    assert [(project.servers, project.config.problems) for project in crib.projects] == [({}, ())] * 3
+
+
+async def test_a_users_file_that_was_removed_is_no_mistake(crib: Crib) -> None:
+    crib.paths.user_config.unlink()
+    await crib.reload()
+    assert (crib.home.servers, crib.home.config.problems) == ({}, ())
+
+
+async def test_each_project_has_its_own_style_of_names_and_clients_hear_of_another(crib: Crib, tmp_path: Path) -> None:
+    second = await other(crib, tmp_path, "names: mcp\n")
+    assert listed(crib, crib.home) == ["far_read"]
+    assert listed(crib, second) == ["mcp_far_read"]
+    version = second.catalog.version
+    await other(crib, tmp_path, "names: plain\n")
+    await crib.reload()
+    assert listed(crib, second) == ["read"]
+    assert second.catalog.version > version, "which is what clients are told of"
+    assert second.config.settings.names is NameStyle.PLAIN
+
+
+@pytest.mark.parametrize("key", sorted(SETTINGS))
+async def test_a_projects_file_may_set_what_holds_for_the_project_alone(crib: Crib, tmp_path: Path, key: str) -> None:
+    values = {"names": "plain", "port": 1, "log_level": "debug", "store": "x.db", "workspace": False, "jobs": {}}
+    second = await other(crib, tmp_path, json.dumps({key: values.get(key, True if key == "audit_values" else 2)}))
+    told = [str(problem) for problem in second.config.problems]
+    if key in USERS_ALONE:
+        assert ["only your own file may set it" in text for text in told] == [True]
+        assert second.config.settings == crib.home.config.settings
+    else:
+        assert told == []
+        assert second.config.settings != crib.home.config.settings
+
+
+@pytest.mark.parametrize("limit", ["call_timeout: 7", "connect_timeout: 7", "max_message_mb: 7", "retry: {backoff: 7}"])
+async def test_a_project_has_its_own_limits_for_a_server_that_others_have_too(
+    crib: Crib, tmp_path: Path, limit: str
+) -> None:
+    second = await other(crib, tmp_path, f"servers: {{far: {{url: 'http://127.0.0.1:9/mcp', {limit}}}}}")
+    third = await crib.project(tmp_path / "third")
+    (mine,), (theirs,), (shared,) = (one.servers.values() for one in (second, crib.home, third))
+    assert mine.config.limits != theirs.config.limits
+    assert shared is theirs

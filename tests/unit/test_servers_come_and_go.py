@@ -1,0 +1,275 @@
+"""Three servers connect, change, fail and come back in every order: the tools of those that are there are there."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import quote
+
+import pytest
+
+from parts.sizes import FULL
+from toolcrib.config.given import HttpServer, StdioServer, configs_of
+from toolcrib.config.masking import Masker
+from toolcrib.config.model import Config
+from toolcrib.crib.crib import Crib
+from toolcrib.crib.kit import Kit
+from toolcrib.crib.project import Project
+from toolcrib.crib.projects import Projects
+from toolcrib.crib.registering import Registering
+from toolcrib.errors import ServerAway
+from toolcrib.events import Bus
+from toolcrib.servers import server as server_module
+from toolcrib.servers.link import Link, Peer
+from toolcrib.servers.model import Answer, Era, ServerState
+from toolcrib.servers.server import Server
+from toolcrib.servers.transports import Surroundings
+
+LIVES = (
+    {"a": ("come", "change", "return"), "b": ("come", "change", "return"), "c": ("fail", "come", "change")}
+    if FULL
+    else {"a": ("come", "change"), "b": ("come", "return"), "c": ("fail", "come")}
+)
+"""What happens to each server, in its own order; how the three are mixed is what is tried."""
+TURNS = 25
+"""Of the loop, after which nothing is left to do: no process and no clock is involved."""
+
+
+def every_order() -> Iterator[tuple[tuple[str, str], ...]]:
+    """Every way to mix the three lives: 90, and 1680 in a full run."""
+    places = range(sum(map(len, LIVES.values())))
+    for of_a in itertools.combinations(places, len(LIVES["a"])):
+        for of_b in itertools.combinations(sorted(set(places) - set(of_a)), len(LIVES["b"])):
+            lives = {name: iter(steps) for name, steps in LIVES.items()}
+            whose = ("a" if place in of_a else "b" if place in of_b else "c" for place in places)
+            yield tuple((name, next(lives[name])) for name in whose)
+
+
+class Near(Link):
+    """A connection to a server inside this test."""
+
+    def __init__(self, far: Far, around: Surroundings) -> None:
+        super().__init__(far.name, on_tools_changed=around.on_tools_changed)
+        self._peer = Peer(era=Era.LEGACY, version="2025-06-18")
+        self._far = far
+
+    async def _exchange(
+        self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
+    ) -> Answer:
+        return Answer(result=json.dumps({"tools": [{"name": name} for name in self._far.tools]}).encode())
+
+    def _abandon(self, request_id: str, reason: str) -> None:
+        raise AssertionError("no request is abandoned here")
+
+
+class Far:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tools = [f"{name}1"]
+        self.link: Near | None = None
+        self.refusal = "It does not want to."
+        self._attempt: asyncio.Queue[bool] = asyncio.Queue()
+
+    @contextlib.asynccontextmanager
+    async def opened(self, around: Surroundings) -> AsyncIterator[Near]:
+        if not await self._attempt.get():
+            raise ServerAway(self.refusal)
+        self.link = Near(self, around)
+        try:
+            yield self.link
+        finally:
+            self.link = None
+
+    def do(self, step: str) -> None:
+        if step in {"come", "fail"}:
+            self._attempt.put_nowait(step == "come")
+            return
+        self.tools = [*self.tools[-1:], f"{self.name}{len(self.tools) + 1}{step}"]
+        if self.link is None:
+            # It was not there in time, and nobody listens any more.
+            return
+        if step == "change":
+            self.link.notice("notifications/tools/list_changed", {})
+        else:
+            self.link.lose("It fell over.")
+            self._attempt.put_nowait(True)
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Far]]:
+    """Servers of this test, anew for each order; no pauses."""
+    present: dict[str, Far] = {}
+    monkeypatch.setattr(server_module, "open_link", lambda config, around: present[config.name].opened(around))
+    monkeypatch.setattr(server_module, "_CALM", 0)
+    monkeypatch.setattr(Server, "_pause", lambda self: 0)
+
+    def anew() -> dict[str, Far]:
+        present.update({name: Far(name) for name in LIVES})
+        return present
+
+    return anew
+
+
+async def rest() -> None:
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+def configs() -> Any:
+    return configs_of([StdioServer(name, command="none") for name in LIVES])
+
+
+async def test_a_kit_has_the_tools_of_every_server_that_is_connected_whatever_came_first(
+    far: Callable[[], dict[str, Far]],
+) -> None:
+    for order in every_order():
+        servers = far()
+        kit = Kit(configs())
+        opening = asyncio.create_task(kit.__aenter__())
+        await rest()
+        for name, step in order:
+            servers[name].do(step)
+            await rest()
+            shown = {one: [tool.name for tool in kit.catalog.of_server(one)] for one in kit.connected}
+            assert shown == {one: servers[one].tools for one in kit.connected}, (order, name, step)
+        await opening
+        assert (kit.connected, set(kit.missing)) == (("a", "b"), {"c"}), order
+        await kit.__aexit__(None, None, None)
+
+
+def projects_with(tmp_path: Path, servers: Any) -> Projects:
+    async def nothing(*_: object) -> None:
+        return None
+
+    async def read_config(_: Path) -> Config:
+        return Config(servers={config.name: config for config in servers})
+
+    crib = SimpleNamespace(
+        bus=Bus(),
+        root=tmp_path,
+        mask=Masker(),
+        paths=SimpleNamespace(server_log=lambda name, root: None),
+        read_config=read_config,
+        trust=SimpleNamespace(trusted=lambda config: None, cover_first=nothing),
+        last_known=SimpleNamespace(of=nothing, keep=nothing, forget=nothing),
+    )
+    return Projects(cast(Crib, crib), builtins={}, only=None)
+
+
+async def test_a_project_has_the_tools_of_every_server_that_was_there_whatever_came_first(
+    far: Callable[[], dict[str, Far]], tmp_path: Path
+) -> None:
+    for order in every_order():
+        servers = far()
+        projects = projects_with(tmp_path, configs())
+        project = await projects.at(tmp_path)
+        told: list[list[str]] = []
+        project.subscribe(lambda project=project, told=told: told.append(names(project)))  # type: ignore[misc]
+        met: set[str] = set()
+        for name, step in order:
+            servers[name].do(step)
+            await rest()
+            met |= {name} if step == "come" else set()
+            assert names(project) == [tool for one in sorted(met) for tool in servers[one].tools], (order, name, step)
+            assert not told or told[-1] == names(project), (order, name, step)
+        assert met == set(LIVES)
+        await projects.close()
+
+
+async def test_a_project_that_connects_to_what_another_started_meanwhile_has_its_tools(
+    far: Callable[[], dict[str, Far]], tmp_path: Path
+) -> None:
+    server = far()["a"]
+    projects = projects_with(tmp_path, configs_of([HttpServer("a", url="http://127.0.0.1:9/")]))
+    home = await projects.at(tmp_path)
+    registering = Registering(projects, lambda: home)
+    server.do("come")
+    await rest()
+    assert names(home) == ["a1"]
+    await registering.disconnect("a")
+    server.tools = ["a2"]
+    server.do("come")
+    other = await projects.at(tmp_path / "other")
+    await rest()
+    assert names(other) == ["a2"]
+    await registering.connect("a")
+    assert names(home) == ["a2"]
+    await projects.close()
+
+
+@pytest.mark.req("KSI-5")
+async def test_no_word_on_why_a_server_is_away_holds_its_secret_in_any_form(
+    far: Callable[[], dict[str, Far]], tmp_path: Path
+) -> None:
+    server, secret = far()["a"], 'p@ss/w"ord+1'
+    forms = (secret, base64.b64encode(secret.encode()).decode(), quote(secret, safe=""), json.dumps(secret)[1:-1])
+    given = HttpServer("a", url="http://127.0.0.1:9/", headers={"Authorization": f"Bearer {secret}"})
+    projects = projects_with(tmp_path, configs_of([given]))
+    seen = (await projects.at(tmp_path)).servers["a"]
+    server.refusal = f"Not with {' '.join(forms)}."
+    server.do("fail")
+    await rest()
+    assert seen.status.last_error == "Not with **** **** **** ****."
+    server.do("come")
+    await rest()
+    assert (seen.status.state, seen.status.last_error) == (ServerState.READY, "")
+    assert server.link is not None
+    server.link.lose(f"It said {' '.join(forms)}.")
+    await rest()
+    assert seen.status.last_error == "It said **** **** **** ****."
+    await projects.close()
+
+
+def names(project: Project) -> list[str]:
+    return [tool.name for tool in project.catalog.tools]
+
+
+REAL = """
+import json, pathlib, sys, time
+name, late = sys.argv[1], sys.argv[2:]
+while late and not pathlib.Path(late[0]).exists():
+    time.sleep(0.01)
+lists = 0
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("id") is None:
+        continue
+    method, answer = message["method"], {"error": {"code": -32601, "message": "unknown"}}
+    if method == "initialize":
+        answer = {"result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {"listChanged": True}},
+            "serverInfo": {"name": name, "version": "1"}}}
+    if method == "tools/list":
+        lists += 1
+        answer = {"result": {"tools": [{"name": f"{name}{number}"} for number in range(lists)]}}
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}), flush=True)
+    if method == "tools/list" and lists == 1 and not late:
+        print('{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}', flush=True)
+"""
+
+
+async def test_a_real_server_that_changes_while_another_connects_hides_nobodys_tools(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    def server(name: str, *late: str) -> StdioServer:
+        return StdioServer(name, command=sys.executable, args=["-I", "-S", "-c", REAL, name, *late])
+
+    kit = Kit([server("early"), server("late", str(go))], connect_limit=60)
+    opening = asyncio.create_task(kit.__aenter__())
+    try:
+        async with asyncio.timeout(60):
+            while not (kit._stage.name == "OPEN" and len(kit.catalog.of_server("early")) == 2):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            go.touch()
+            await opening
+        assert kit.connected == ("early", "late")
+        assert set(kit.tools().names) == {"early0", "early1", "late0"}
+    finally:
+        await kit.__aexit__(None, None, None)

@@ -1,0 +1,368 @@
+"""Why an answer ended, over the wire: each row of the table, answers that are cut short anywhere, and wrong types."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from anthropic.types.beta import BetaStopReason
+from google.genai.types import FinishReason as GoogleFinishReason
+from openai.types.chat.chat_completion import Choice
+from openai.types.responses.response import IncompleteDetails
+from pydantic_ai.exceptions import UnexpectedModelBehavior
+from pydantic_ai.messages import ModelRequest, UserPromptPart
+from pydantic_ai.models import ModelRequestParameters
+
+from parts.agent_runs import Bench, result
+from toolcrib.agent import plan
+from toolcrib.agent.events import Ended, Retrying, RunEvent, RunFailed, RunFinished, ToolFinished
+from toolcrib.agent.history import read
+from toolcrib.agent.models import open_model
+from toolcrib.agent.models.stop_reasons import STOP_REASONS, Meaning
+from toolcrib.agent.options import AgentOptions
+from toolcrib.agent.run import run_agent
+from toolcrib.agent_events import ToolStatus
+from toolcrib.testing import PROVIDERS, Call, Ending, Garble, Model, Say, Step, Together, scripted
+from toolcrib.testing.conversation import Turn
+from toolcrib.testing.provider import Provider
+from toolcrib.testing.script import Toolless
+from toolcrib.testing.server import serving
+from toolcrib.testing.wire import Message
+
+every_provider = pytest.mark.parametrize("provider", PROVIDERS)
+WRITE = {"path": "a.txt", "text": "all of it"}
+ROWS = [(provider, *row) for provider, rows in STOP_REASONS.items() for row in rows.items()]
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolcrib.agent.models.retrying.FIRST_DELAY", 0.0)
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    kit = Bench({"desk": {"write": lambda _: result("written")}})
+    monkeypatch.setattr(plan, "Kit", lambda *_, **__: kit)
+    return kit
+
+
+async def run(model: Model, provider: str, **given: Any) -> list[RunEvent]:
+    options = AgentOptions(
+        **{"model": f"{provider}:a/b", "base_url": model.url, "mcp_servers": ["stands for the bench"], **given}
+    )
+    async with asyncio.timeout(60):
+        return [event async for event in run_agent("Go.", options)]
+
+
+def of(kind: type[RunEvent], events: Sequence[RunEvent]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+# The table
+
+
+def test_the_table_has_every_reason_that_the_sdks_know() -> None:
+    assert set(get_args(BetaStopReason)) <= STOP_REASONS["anthropic"].keys()
+    assert {reason.value for reason in GoogleFinishReason} <= STOP_REASONS["google"].keys()
+    assert set(get_args(Choice.model_fields["finish_reason"].annotation)) <= STOP_REASONS["openai"].keys()
+    [reasons] = [
+        get_args(one) for one in get_args(IncompleteDetails.model_fields["reason"].annotation) if get_args(one)
+    ]
+    assert {*reasons, "completed", "failed"} == STOP_REASONS["openai-responses"].keys()
+    assert STOP_REASONS.keys() == PROVIDERS.keys()
+
+
+def test_the_page_has_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("|") and "`" in line]
+    for _, reason, meaning in ROWS:
+        [sign] = {"complete": ["| complete"], "retry": ["| broken"], "fail": ["| the run fails"]}.get(
+            meaning, [f"| ended: `{meaning}`"]
+        )
+        assert any(line.startswith(sign) and f"`{reason}`" in line for line in rows), reason
+
+
+# Google's SDK warns of a reason that is newer than itself.
+@pytest.mark.filterwarnings("ignore:.* is not a valid FinishReason:UserWarning")
+@pytest.mark.parametrize(("provider", "reason", "meaning"), ROWS)
+async def test_a_call_in_an_answer_runs_only_where_its_stop_reason_says_that_it_is_complete(
+    desk: Bench, provider: str, reason: str, meaning: Meaning
+) -> None:
+    with scripted(provider, [Call("write", WRITE, stop_reason=reason)]) as model:
+        events = await run(model, provider, retries=1)
+        last = events[-1]
+        assert [given for _, given in desk.calls] == ([WRITE] if meaning is Meaning.COMPLETE else [])
+        assert len(of(Retrying, events)) == (meaning is Meaning.RETRY)
+        if meaning is Meaning.FAIL:
+            assert isinstance(last, RunFailed)
+            assert reason in last.error
+            assert last.remedy
+            return
+        assert isinstance(last, RunFinished)
+        assert last.ended is (Ended.REFUSED if meaning is Meaning.REFUSED else Ended.DONE)
+        if meaning is Meaning.LENGTH:
+            [told] = model.results
+            assert "was not run" in told
+            [ended] = of(ToolFinished, events)
+            assert ended.tool_status is ToolStatus.INVALID
+        if meaning is Meaning.RETRY:
+            assert reason in of(Retrying, events)[0].reason or provider == "openrouter"
+
+
+@pytest.mark.filterwarnings("ignore:.* is not a valid FinishReason:UserWarning")
+@pytest.mark.parametrize(("provider", "reason", "meaning"), ROWS)
+async def test_words_that_were_shown_are_the_answer_only_where_the_stop_reason_allows_it(
+    desk: Bench, provider: str, reason: str, meaning: Meaning
+) -> None:
+    with scripted(provider, [Say("I say", stop_reason=reason)]) as model:
+        events = await run(model, provider, retries=1)
+    last = events[-1]
+    assert last.text == "I say"
+    assert not of(Retrying, events)
+    ended = {Meaning.COMPLETE: Ended.DONE, Meaning.LENGTH: Ended.LENGTH, Meaning.REFUSED: Ended.REFUSED}.get(meaning)
+    if ended is None or reason in {"tool_calls", "tool_use", "function_call"}:
+        assert isinstance(last, RunFailed)
+        assert reason in last.error
+        # The history so far: the question, and what was said.
+        assert [part["content"] for message in last.messages for part in message["parts"]] == ["Go.", "I say"]
+    else:
+        assert isinstance(last, RunFinished)
+        assert last.ended is ended
+
+
+@pytest.mark.filterwarnings("ignore:.* is not a valid FinishReason:UserWarning")
+@every_provider
+async def test_a_reason_that_nobody_knows_is_no_success(desk: Bench, provider: str) -> None:
+    with scripted(provider, [Call("write", WRITE, stop_reason="on_a_whim")]) as model:
+        [*_, last] = await run(model, provider, retries=0)
+    assert isinstance(last, RunFailed)
+    assert "on_a_whim" in last.error
+    assert not desk.calls
+
+
+@every_provider
+async def test_a_call_that_the_limit_of_tokens_cut_is_not_run_and_the_model_can_try_again(
+    desk: Bench, provider: str
+) -> None:
+    cut = Call("write", WRITE, ending=Ending.LENGTH)
+    if provider != "google":
+        # Google sends calls whole.
+        cut = Garble("write", '{"path": "a.txt", "text": "all o', ending=Ending.LENGTH)
+    with scripted(provider, [cut, Call("write", WRITE), Say("Well.")]) as model:
+        [*_, last] = await run(model, provider)
+        first, second = model.results
+    assert isinstance(last, RunFinished)
+    assert (last.text, last.ended) == ("Well.", Ended.DONE)
+    assert "was not run" in first
+    assert second == "written"
+    assert [given for _, given in desk.calls] == [WRITE]
+
+
+@every_provider
+async def test_a_run_goes_on_after_a_refusal_that_came_with_a_call(desk: Bench, provider: str) -> None:
+    with scripted(provider, [Call("write", WRITE, ending=Ending.FILTER, says="No."), Say("Well.")]) as model:
+        [*_, first] = await run(model, provider)
+        assert isinstance(first, RunFinished)
+        assert first.ended is Ended.REFUSED
+        [*_, second] = await run(model, provider, history=first.messages)
+    assert isinstance(second, RunFinished)
+    assert second.text == "Well."
+    assert not desk.calls
+
+
+@every_provider
+async def test_an_answer_that_is_not_streamed_is_held_to_the_same(provider: str) -> None:
+    asked = [ModelRequest(parts=[UserPromptPart("Go.")])]
+    steps = [Say("I say", ending=Ending.LENGTH), Say("I go on", stop_reason="on_a_whim")]
+    with scripted(provider, steps) as model:
+        options = AgentOptions(model=f"{provider}:a/b", base_url=model.url, retries=0)
+        async with open_model(options, {}, lambda *_: None) as opened:
+            answer = await opened.request(asked, None, ModelRequestParameters())
+            assert answer.finish_reason == "length"
+            with pytest.raises(UnexpectedModelBehavior, match="on_a_whim"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                await opened.request([*asked, answer, *asked], None, ModelRequestParameters())
+
+
+# Cut short
+
+Alter = Callable[[list[Message]], list[Message]]
+
+
+class Altered:
+    """A provider that alters one answer to the script's only step, as a test says."""
+
+    def __init__(self, provider: str) -> None:
+        self._real: Provider = PROVIDERS[provider]()
+        self.alter: Alter | None = None
+        self.messages: list[Message] = []
+        """Of the last such answer, before it was altered."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def write(self, turn: Turn, path: str, body: dict[str, Any]) -> Sequence[Message]:
+        messages = list(self._real.write(turn, path, body))
+        if not turn.id.endswith("_0"):
+            return messages
+        self.messages = messages
+        alter, self.alter = self.alter, None
+        return alter(messages) if alter else messages
+
+
+@contextmanager
+def altered(provider: str, step: Step) -> Iterator[tuple[Altered, Model]]:
+    wire = Altered(provider)
+    with serving(wire, [step], toolless=Toolless.TURN) as model:  # type: ignore[arg-type]
+        yield wire, model
+
+
+def ended(provider: str, message: Any) -> bool:
+    """Whether a message of a stream has the stop reason."""
+    match provider:
+        case "anthropic":
+            return bool(message["type"] == "message_delta")
+        case "google":
+            return "finishReason" in message["candidates"][0]
+        case "openai-responses":
+            return bool(message["type"] == "response.completed")
+        case _:
+            return not isinstance(message, str) and any(choice["finish_reason"] for choice in message["choices"])
+
+
+@every_provider
+async def test_a_stream_that_ends_early_is_asked_for_again_and_no_call_of_it_runs(desk: Bench, provider: str) -> None:
+    calls = [WRITE, {"path": "b.txt"}]
+    with altered(provider, Together([Call("write", given) for given in calls])) as (wire, model):
+        await run(model, provider)
+        last = next(number for number, message in enumerate(wire.messages) if ended(provider, message))
+        for after in range(1, len(wire.messages)):
+            desk.calls.clear()
+            wire.alter = itemgetter(slice(after))
+            events = await run(model, provider, retries=1)
+            assert isinstance(events[-1], RunFinished), after
+            assert [given for _, given in desk.calls] == calls, after
+            assert len(of(Retrying, events)) == (after <= last), after
+
+
+@every_provider
+async def test_words_of_a_stream_that_ends_early_are_no_answer(desk: Bench, provider: str) -> None:
+    with altered(provider, Say("This is all.")) as (wire, model):
+        await run(model, provider)
+        last = next(number for number, message in enumerate(wire.messages) if ended(provider, message))
+        for after in range(1, len(wire.messages)):
+            wire.alter = itemgetter(slice(after))
+            [*_, end] = await run(model, provider, retries=0)
+            assert isinstance(end, RunFailed if after <= last else RunFinished), after
+            assert [message["parts"][0]["content"] for message in end.messages] == ["Go.", *filter(None, [end.text])]
+
+
+def with_nulls(message: Any) -> Any:
+    """As servers write it that copy an interface: null for what is not there, a last chunk without a delta."""
+    if isinstance(message, str):
+        return message
+    if block := message.get("content_block"):
+        names = ("id", "name", "text", "thinking", "signature", "input")
+        message = {**message, "content_block": {**dict.fromkeys(names), **block, "input": None}}
+    if message.get("type") == "message_start":
+        message = {**message, "message": {**message["message"], "id": None}}
+    if message.get("type") == "message_delta":
+        message = {**message, "index": None, "delta": {"type": None, "text": None, **message["delta"]}}
+    if "choices" in message and any(choice["finish_reason"] for choice in message["choices"]):
+        choices = [{**choice, "delta": None} for choice in message["choices"]]
+        message = {**message, "id": None, "usage": None, "choices": choices}
+    return message
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "openai"])
+@pytest.mark.parametrize("step", [Call("write", WRITE, says="I write."), Say("All.")])
+async def test_an_answer_of_a_server_that_copies_the_interface_with_nulls_is_taken(
+    desk: Bench, provider: str, step: Step
+) -> None:
+    with altered(provider, step) as (wire, model):
+        expected = outcome(await run(model, provider), desk)
+        desk.calls.clear()
+        wire.alter = lambda messages: list(map(with_nulls, messages))
+        assert outcome(await run(model, provider, retries=0), desk) == expected
+        assert list(map(with_nulls, wire.messages)) != wire.messages
+
+
+@every_provider
+async def test_a_script_can_end_a_stream_early(desk: Bench, provider: str) -> None:
+    with scripted(provider, [Together([Call("write", WRITE)] * 2, cut_after=1)]) as model:
+        events = await run(model, provider)
+    assert [event.text for event in of(RunFinished, events)] == ["Done."]
+    assert len(of(Retrying, events)) == 1
+    assert not desk.calls
+
+
+# Wrong types
+
+
+def fields_of(message: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each value in a message."""
+    if path:
+        yield path
+    inner = message.items() if isinstance(message, Mapping) else enumerate(message) if isinstance(message, list) else ()
+    for key, value in inner:
+        # What a tool is called with may be anything.
+        if key != "args":
+            yield from fields_of(value, (*path, key))
+
+
+def with_a_wrong_type(message: Any, path: tuple[Any, ...]) -> Any:
+    key, *rest = path
+    copy = list(message) if isinstance(message, list) else dict(message)
+    copy[key] = with_a_wrong_type(copy[key], tuple(rest)) if rest else "x" if isinstance(copy[key], int) else 5
+    return copy
+
+
+SHARED = {"sequence_number", "output_index", "item_id", "response", "index"}
+
+
+def outcome(events: Sequence[RunEvent], desk: Bench) -> Any:
+    text = "".join(event.text for event in events if event.type == "text_delta")
+    return type(events[-1]), text, [given for _, given in desk.calls]
+
+
+# As outside of tests: what pydantic only warns of must be found, too.
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@every_provider
+async def test_a_value_of_the_wrong_type_makes_an_answer_a_broken_one_or_does_not_matter(
+    desk: Bench, provider: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = []
+    with altered(provider, Together([Call("write", WRITE)], thinking="Hm.", says="I write.")) as (wire, model):
+        expected = outcome(await run(model, provider), desk)
+        places = {
+            # Each field of a kind of message once, and once in all where many kinds have it.
+            (
+                path[0] not in SHARED and message.get("type"),
+                ended(provider, message),
+                *(key for key in path if isinstance(key, str)),
+            ): (n, path)
+            for n, message in enumerate(wire.messages)
+            if not isinstance(message, str)
+            for path in fields_of(message)
+        }
+        for number, path in places.values():
+            desk.calls.clear()
+            wire.alter = lambda messages, n=number, where=path: [  # type: ignore[misc]
+                with_a_wrong_type(message, where) if at == n else message for at, message in enumerate(messages)
+            ]
+            events = await run(model, provider, retries=0)
+            if outcome(events, desk) != expected:
+                [*_, last] = events
+                assert isinstance(last, RunFailed), (number, path)
+                assert "answer cannot be read" in last.error, (number, path, last.error)
+                assert read(last.messages), (number, path)
+                assert not desk.calls, (number, path)
+                broken.append(path)
+    assert len(broken) > 20
+    assert not caplog.records
