@@ -13,6 +13,8 @@ import re
 import signal
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -178,6 +180,32 @@ def test_a_demo_uses_the_persons_own_login_and_the_model_gets_what_the_page_says
     assert desk.settings() == before
     wait_for(lambda: not processes(desk), "every process to end")
     assert list(desk.project.iterdir()) == []
+
+
+def without_pytest(desk: Desk) -> Path:
+    """The `bin` of an environment with Toolcrib and all that it needs, and without pytest."""
+    folder = desk.home.path / "plain"
+    venv.create(folder, with_pip=False, symlinks=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "pytest" not in path.name:
+            (packages / path.name).symlink_to(path)
+    program = folder / "bin" / "toolcrib"
+    program.write_text(f"#!{folder}/bin/python\nfrom toolcrib.cli.main import main\nmain()\n")
+    program.chmod(0o755)
+    return program.parent
+
+
+def test_a_demo_without_pytest_shows_that_the_tests_did_not_run(at_desk: AtDesk) -> None:
+    desk = at_desk("codex")
+    path = f"PATH={without_pytest(desk)}{os.pathsep}{desk.environ['PATH']}"
+    printed = run(desk, "env", path, DEMOS / "codex_tools_demo.sh", "--scripted")
+    [told] = [line for line in printed.splitlines() if " workspace:run_tests  " in line and line[0] in "✓✗"]
+    assert told.startswith("✗")
+    assert "pytest" in told
+    assert not re.search(r"\bpass(ed)?\b", printed.replace("The result of run_tests says whether the tests pass.", ""))
+    _, second, _ = [calls(log) for log in logs(desk)]
+    assert second[-1] == ("run_tests", "allow", "error")
 
 
 def test_the_demo_in_python_prints_what_is_expected_and_leaves_nothing(at_desk: AtDesk) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shlex
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -261,3 +264,38 @@ def test_a_job_can_be_a_coding_agent_s_run(
         assert added["detail"]["parent"] == "lead"
         rest = [one.words for one in desk.processes() if one.pid != running.pid]
         assert not rest, "when the result is there, nothing of the run is left"
+
+
+ROOT = Path(__file__).parents[2]
+WITH_PROGRAMS = re.findall(
+    r"^toolcrib (job submit .* --with \w+ .*)$", (ROOT / "docs/jobs.md").read_text(), re.MULTILINE
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [*WITH_PROGRAMS, "job submit 'Review. @.env' --with claude --workdir ~/src/app"])
+def test_the_page_s_job_of_a_coding_agent_runs_as_written_and_reads_no_file_that_a_prompt_names(
+    toolcrib_home: Home, daemon: StartDaemon, cli: Cli, parts: Callable[[str], list[str]], line: str
+) -> None:
+    parts("claude")
+    person = runs.ALL["claude"]
+    with (
+        runs.desk(person, toolcrib_home, toolcrib_home.project) as desk,
+        serving(person.agent.provider, [], last_words="Done.") as model,
+    ):
+        desk.use(model.url)
+        app = desk.folder / "src" / "app"
+        app.mkdir(parents=True)
+        (app / ".env").write_text("SECRET=1234\n")
+        daemon({}, env=desk.environ)
+        words = [str(desk.folder / word[2:]) if word.startswith("~/") else word for word in shlex.split(line)]
+        job = cli(*words, "--json").ok().json["job"]
+        done = cli("job", "result", job, "--wait", "--json").ok().json
+        assert (done["status"], done["text"]) == ("done", "Done."), done
+        asked = json.dumps(model.bodies)
+        assert words[2] in asked
+        assert "SECRET=1234" not in asked
+
+
+def test_the_page_has_a_job_of_a_coding_agent() -> None:
+    assert WITH_PROGRAMS

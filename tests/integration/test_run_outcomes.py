@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,36 @@ def test_the_recipes_of_the_page_work_as_they_are_written(
             assert ("the task of the diff" in given) == ("git diff" in line or "task.md" in line), line
             for word in re.findall(r" -- .*?(opus|gpt-5)", line):
                 assert word in given, line
+
+
+REVIEW = """
+from toolcrib import CodeAgent
+print(CodeAgent("claude", profile="read-only").run("Review.\\n+ see @.env").text)
+"""
+
+
+@pytest.mark.req("FRG-6")
+def test_a_file_that_a_prompt_names_is_not_read_for_a_program_that_uses_the_library_either(
+    toolcrib_home: Home, bwrap: Path, parts: Callable[[str], list[str]]
+) -> None:
+    parts("claude")
+    (toolcrib_home.project / ".env").write_text("SECRET=1234\n")
+    with (
+        runs.desk(CLAUDE, toolcrib_home, toolcrib_home.project) as desk,
+        serving(CLAUDE.agent.provider, [], last_words="Done.") as model,
+    ):
+        desk.use(model.url)
+        done = subprocess.run(
+            [sys.executable, "-c", REVIEW],
+            check=True,
+            env=desk.environ,
+            cwd=desk.project,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=runs.LIMIT,
+        )
+        assert done.stdout == "Done.\n"
+        asked = json.dumps(model.bodies)
+        assert "see @.env" in asked
+        assert "SECRET=1234" not in asked

@@ -413,7 +413,7 @@ async def test_what_a_program_prints_while_it_is_stopped_is_not_lost(scene: Scen
 async def test_a_daemon_that_does_not_answer_does_not_let_the_program_work_on(scene: Scene) -> None:
     running = scene.daemon()
     ticks = scene.home.path / "ticks"
-    order = scene.order(steps({"say": "x"}, {"tick": str(ticks)}), timeout=6.0)
+    order = scene.order(steps({"say": "x"}, {"tick": str(ticks)}), timeout=10.0)
     began = time.monotonic()
     try:
         async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:

@@ -93,6 +93,20 @@ def test_a_call_that_both_sides_tell_of_is_told_once_with_the_gateways_word() ->
     assert (start.raw, end.raw, end.text) == ({"start": "c1"}, {"end": "c1"}, "what it gave")
 
 
+@pytest.mark.parametrize("gateway_first", [True, False])
+def test_a_start_reads_the_same_whichever_side_is_quicker(gateway_first: bool) -> None:
+    one = Matching("p")
+    one.names = {"files_read": ("files", "read")}
+    sides = [
+        lambda: one.printed(started("c1", args={"path": "a"}), 0),
+        lambda: one.passed(seen("g1", args={"path": "a"}), 0),
+    ]
+    (start,) = told(*(side() for side in (reversed(sides) if gateway_first else sides)))
+    assert (start.tool_args, start.decision, start.rule) == ({"path": "a"}, "", "")
+    (end,) = told(one.finish())
+    assert (end.tool_status, end.decision, end.rule) == (ToolStatus.CANCELLED, "allow", "a rule")
+
+
 def test_the_end_waits_for_the_gateways_word_and_not_for_ever() -> None:
     one = Matching("p")
     assert len(told(one.printed(started("c1"), 0), one.printed(ended("c1"), 5.0))) == 1

@@ -245,7 +245,7 @@ def test_no_pattern_takes_long(pattern: str) -> None:
     started = time.process_time()
     with pytest.raises(InvalidArguments):
         Checker().check(tool({"properties": {"a": {"pattern": pattern}}}), {"a": "a" * 5_000 + "b"})
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 60, "a pattern that backtracks takes longer than anybody lives"
 
 
 def test_a_pattern_with_look_ahead_is_understood() -> None:
@@ -269,7 +269,7 @@ def test_references_that_multiply_without_bound_pass_unchecked_and_quickly(caplo
     for _ in range(60):
         deep = {"a": deep}
     assert Checker().check(tool(itself), deep) == deep
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 60
     assert caplog.text.count("would take too long") == 2
 
 

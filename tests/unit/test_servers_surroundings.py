@@ -131,6 +131,17 @@ def test_a_servers_log_is_opened_once_for_many_chunks_and_two_writers_keep_it_bo
     two.end()
 
 
+def test_what_the_process_before_wrote_stays_readable_and_is_not_taken_for_the_new_ones() -> None:
+    log = StderrLog(None, str)
+    log.begin()
+    log.feed(b"one\ntwo\n")
+    assert log.last_words(1) == ["two"]
+    log.begin()
+    assert (log.tail(5), log.last_words(5)) == (["one", "two"], [])
+    log.feed(b"three\n")
+    assert (log.tail(5), log.last_words(5)) == (["one", "two", "three"], ["three"])
+
+
 def test_what_a_server_says_cannot_forge_lines_or_move_a_cursor() -> None:
     log = StderrLog(None, Masker().line)
     log.feed(b"fine\r\n\tindented\n\x1b[2Jgone\x0bnext\n")

@@ -1,7 +1,8 @@
 """One account of a tool call from two: the line that the program prints, and what passed the gateway's door.
 
 In: events as a `Reader` makes them, and `CallSeen` notes of the lease, in any order. Out: one event when a call starts
-and one when it is over, with the gateway's word on arguments, outcome, time and decision wherever it saw the call. What
+and one when it is over, with the gateway's word on arguments, outcome, time and decision wherever it saw the call. The
+decision is in the second event alone: whether the gateway's note comes before the program's line is chance. What
 the other side has not told after a moment is not waited for; what the program printed meanwhile comes after it, so that
 events stand in the order of its lines. `run` is the only neighbour.
 """
@@ -183,8 +184,6 @@ class Matching:
             tool_args=start.tool_args if seen is None and start is not None else seen.arguments if seen else None,
             tool_status=ToolStatus.STARTED,
             server=server,
-            decision="" if seen is None else seen.decision,
-            rule="" if seen is None else seen.rule,
             call=call.id,
         )
 
@@ -205,7 +204,8 @@ class Matching:
         if base.tool_args is None and start is not None:
             base = replace(base, tool_args=start.tool_args)
         if outcome is None:
-            yield base
+            intent = call.intent
+            yield base if intent is None else replace(base, decision=intent.decision, rule=intent.rule)
             return
         yield replace(
             base,

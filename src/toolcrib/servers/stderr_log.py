@@ -29,13 +29,15 @@ class StderrLog:
         self._file = file
         self._mask = mask
         self._kept: deque[str] = deque(maxlen=KEPT_LINES)
+        self._of_this_process = 0
+        """How many lines the process that runs now, or ran last, has written."""
         self._lines = Lines(limit=64 * 1024, on_overlong=lambda _: self._keep(["(a very long line was left out)"]))
         self._writable = file is not None
         self._out: io.FileIO | None = None
 
     def begin(self) -> None:
-        """A new process speaks; what the last one said explains nothing about this one."""
-        self._kept.clear()
+        """A new process starts. The lines of the one before stay readable: they say why it was replaced."""
+        self._of_this_process = 0
 
     def feed(self, chunk: bytes) -> None:
         lines = [self._text(line) for line in self._lines.feed(chunk)]
@@ -51,12 +53,17 @@ class StderrLog:
     def tail(self, count: int) -> list[str]:
         return list(self._kept)[-count:] if count > 0 else []
 
+    def last_words(self, count: int) -> list[str]:
+        """The last lines of the newest process alone."""
+        return self.tail(min(count, self._of_this_process))
+
     def _text(self, line: bytes) -> str:
         text = self._mask(line.decode(errors="replace").rstrip().expandtabs())
         return text if len(text) <= LONGEST_KEPT else f"{text[:LONGEST_KEPT]} …"
 
     def _keep(self, lines: list[str]) -> None:
         self._kept.extend(lines)
+        self._of_this_process += len(lines)
         if self._file is None or not self._writable:
             return
         try:

@@ -192,7 +192,7 @@ class Child(asyncio.SubprocessProtocol):
         await asyncio.wait({self.exited, self.silent}, timeout=_LAST_WORDS)
         if not self.exited.done():
             return f"Its process has closed its {'output' if self.silent.done() else 'input'}."
-        return _how_it_ended(self.exited.result(), self._stderr.tail(3))
+        return _how_it_ended(self.exited.result(), self._stderr.last_words(3))
 
     async def leave(self) -> None:
         """Close stdin, wait; ask the group to end, wait; end it."""
