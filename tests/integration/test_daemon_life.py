@@ -330,14 +330,18 @@ async def test_a_cold_start_lists_from_disk_what_cannot_answer_but_not_what_was_
 
 
 @pytest.mark.req("BNS-9", "BNS-10")
-async def test_servers_connect_side_by_side_and_a_deaf_one_holds_up_nobody(daemon: StartDaemon) -> None:
+async def test_servers_connect_side_by_side_and_a_deaf_one_holds_up_nobody(
+    toolcrib_home: Home, daemon: StartDaemon
+) -> None:
     names = [f"s{number}" for number in range(8)]
-    servers = {name: entry(*PLAIN, "--slow-start", "1") for name in names}
+    started = toolcrib_home.path / "started"
+    started.mkdir()
+    # None answers before all have started: one after the other, none would ever be ready.
+    wait = f'touch "$0"; until [ "$(ls {started} | wc -l)" = {len(names)} ]; do sleep 0.05; done; exec "$@"'
+    words = stdio_words("raw_server", *PLAIN)
+    servers = {name: {"command": "/bin/sh", "args": ["-c", wait, str(started / name), *words]} for name in names}
     running = daemon({"servers": {**servers, "deaf": entry("--deaf")}})
-    status = running.wait_until_ready(*names)
-    ready = [row["since"] - status["started_at"] for row in status["servers"] if row["name"] in names]
-    # One after the other they would need eight seconds at least.
-    assert max(ready) < 4
+    running.wait_until_ready(*names)
     assert row_of(running, "deaf")["state"] == "connecting"
     async with at_endpoint(running, "modern") as client:
         listed = {tool.name for tool in (await client.list_tools()).tools}
