@@ -347,6 +347,24 @@ def test_a_prompt_that_begins_with_a_slash_is_asked_and_is_no_command(scene: Sce
     assert "/clear is what I typed" in given(ran)
 
 
+@pytest.mark.parametrize("own_tools", [OwnTools.READ, OwnTools.EDIT])
+def test_logs_of_other_runs_are_not_read(scene: Scene, own_tools: OwnTools) -> None:
+    runs = scene.project / ".toolcrib" / "runs"
+    runs.mkdir(parents=True)
+    (runs / "1.jsonl").write_text("what-another-run-was-told\n")
+    (scene.project / "way").symlink_to(runs)
+    ran = scene.run(
+        own_tools,
+        *(Call("Read", {"file_path": str(place / "1.jsonl")}) for place in (runs, scene.project / "way")),
+        Call("Grep", {"pattern": "another", "output_mode": "content"}),
+        Call("Grep", {"pattern": "another", "output_mode": "content", "path": str(runs)}),
+        Call("Read", {"file_path": str(scene.project / "there.txt")}),
+        Say("done"),
+    )
+    assert "as it was" in given(ran)
+    assert "what-another-run-was-told" not in given(ran)
+
+
 def test_what_lies_outside_the_folder_is_not_read_through_links_either(scene: Scene) -> None:
     private = scene.home / ".local" / "state" / "toolcrib"
     private.mkdir(parents=True)

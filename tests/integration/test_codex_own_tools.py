@@ -278,13 +278,17 @@ def test_commands_read_nothing_in_toolcribs_own_folders(scene: Scene, own: OwnTo
     (private / "run").mkdir(parents=True)
     (private / "owner.token").write_text("the-owners-token\n")
     (scene.project / "way").symlink_to(private)
+    runs = scene.project / ".toolcrib" / "runs"
+    runs.mkdir(parents=True)
+    (runs / "1.jsonl").write_text("the-owners-token\n")
     (scene.home / "other").write_text("whatever the person may read\n")
     ran = scene.run(
         own,
-        shell(f"cat {private}/owner.token way/owner.token; grep -r owners {scene.home}; cat {scene.home}/other"),
+        shell(f"cat {private}/owner.token way/owner.token {runs}/*; grep -r owners {scene.home} ."),
+        shell(f"cat {scene.home}/other"),
         shell(f"mv {private} {private}-2; cp -r {private} .; cat {private}-2/owner.token toolcrib/owner.token"),
         # One of them may not be there yet, and one may lie in another.
-        private=(private, private / "run", scene.home / ".config" / "toolcrib"),
+        private=(private, private / "run", scene.home / ".config" / "toolcrib", runs),
     )
     assert "whatever the person may read" in results(ran)
     assert "the-owners-token" not in results(ran)

@@ -242,6 +242,23 @@ def test_a_run_that_may_edit_changes_files_in_its_folder_and_runs_nothing(scene:
     assert scene.calls() == [{"word": "hello"}]
 
 
+@pytest.mark.parametrize("own_tools", [OwnTools.READ, OwnTools.EDIT])
+def test_logs_of_other_runs_are_not_read(scene: Scene, own_tools: OwnTools) -> None:
+    runs = scene.project / ".toolcrib" / "runs"
+    runs.mkdir(parents=True)
+    (runs / "1.jsonl").write_text("what-another-run-was-told\n")
+    ran = scene.run(
+        own_tools,
+        *(Anyway("read_file", {"file_path": name}) for name in (str(runs / "1.jsonl"), "./.toolcrib/runs/1.jsonl")),
+        # Its search obeys no such file where it has no ripgrep: SECURITY.md says so.
+        Anyway("read_file", {"file_path": "there.txt"}),
+    )
+    *refused, there = ran.model.results
+    assert "as it was" in there
+    assert len(refused) == 2
+    assert "what-another-run-was-told" not in "".join(refused)
+
+
 @pytest.mark.req("FRG-5")
 def test_a_run_that_may_edit_changes_nothing_in_toolcribs_folder_and_its_own(scene: Scene) -> None:
     ours, inner = scene.project / ".toolcrib", scene.project / "a"

@@ -98,7 +98,7 @@ def test_below_all_it_is_restricted_and_may_not_settle_what_the_workspace_may_do
     made = launch(order(tmp_path, own_tools))
     assert "--restricted" in made.words
     assert value(made, "--allowedTools") == "mcp__toolcrib"
-    assert value(made, "--disallowedTools") == "Edit(.toolcrib/**),Edit(HEAD)"
+    assert value(made, "--disallowedTools") == "Edit(.toolcrib/**),Edit(HEAD),Read(.toolcrib/runs/**)"
     assert value(made, "--permission-prompts") == "none"
     assert value(made, "--permission-mode") == ("acceptEdits" if own_tools is OwnTools.EDIT else "dontAsk")
     assert made.governed

@@ -119,6 +119,9 @@ def test_the_variable_is_each_projects_folder_and_the_server_the_same_one(tmp_pa
         ("conda", "run", "-p", HERE, "python", "-m", "mymcp"),
         ("ionice", "-c3", f"{HERE}/server"),
         ("mise", "exec", "-C", HERE, "--", "mymcp"),
+        ("xargs", "-n1", "python", f"{HERE}/server.py"),
+        ("flock", "/tmp/lock", "python", f"{HERE}/server.py"),
+        ("python", "-m", "cProfile", f"{HERE}/server.py"),
     ],
 )
 def test_the_variable_is_refused_where_it_decides_what_code_runs(tmp_path: Path, words: tuple[str, ...]) -> None:
@@ -180,6 +183,11 @@ def test_the_variable_is_free_in_variables_of_the_server(tmp_path: Path, name: s
         (("npx", "-y", "tsx", "server.ts"), {}),
         (("uv", "run", "mymcp"), {}),
         (("uv", "run", "--project", ".", "mymcp"), {}),
+        # Both take a file or folder of that name for the program before they look elsewhere.
+        (("uv", "run", "--project", "/srv/mymcp", "mymcp"), {}),
+        (("uv", "run", "--project", "/srv/mymcp", "server.py"), {}),
+        (("pipx", "run", "mymcp"), {}),
+        (("python", "-m", "cProfile", "server.py"), {}),
         (("uvx", "--from", ".", "mymcp"), {}),
         (("bunx", "mymcp"), {}),
         (("pnpm", "dlx", "mymcp"), {}),
@@ -203,7 +211,10 @@ def test_in_the_projects_folder_no_code_of_it_is_looked_for(
         ("python", "-X", "utf8", "/srv/server.py", "x.cfg"),
         ("npx", "-y", "-p", "mypackage", "mymcp"),
         ("uvx", "--python", "3.12", "mcp-server-git"),
-        ("uv", "run", "--project", "/srv/mymcp", "mymcp"),
+        ("uv", "run", "--project", "/srv/mymcp", "-m", "mymcp"),
+        ("uv", "run", "--project", "/srv/mymcp", "/srv/mymcp/server.py"),
+        ("uv", "tool", "run", "mcp-server-git"),
+        ("pipx", "run", "--spec", "mymcp", "mymcp"),
         ("node", "--max-old-space-size=4096", "/srv/server.js"),
     ],
 )
@@ -236,6 +247,10 @@ def test_a_trusted_projects_entry_runs_in_its_root_and_says_what_it_runs(tmp_pat
     [
         (["python", "-m", "mymcp"], [], {"PYTHONSAFEPATH": "1"}),
         (["uvx", "mcp-server-git"], [], {"PYTHONSAFEPATH": "1"}),
+        (["python", "-c", "import mymcp"], [], {"PYTHONSAFEPATH": "1"}),
+        (["python", "-cimport mymcp"], [], {"PYTHONSAFEPATH": "1"}),
+        (["python", "/srv/server.py", "-m", "x"], [], {}),
+        (["uv", "run", "--project", "/srv", "python", "/srv/server.py"], [], {}),
         # It finds the modules beside it by the path that the variable switches off.
         (["python", "/srv/server.py"], [], {}),
         (["npx", "-y", "mymcp"], ["--prefix=/"], {}),
@@ -271,6 +286,7 @@ def test_typed_paths_hold_in_every_folder(tmp_path: Path) -> None:
     assert settled("mymcp", ".", folder=root / "sub") == ["mymcp", f"{HERE}/sub"]
     assert settled("bin/tool", "sub/x.cfg") == [f"{root}/bin/tool", f"{root}/sub/x.cfg"]
     assert settled("python", "server.py", "--port", "80") == ["python", f"{root}/server.py", "--port", "80"]
+    assert settled("uv", "run", "server.py")[-1] == f"{root}/server.py"
     # A folder with code in it is that folder, not each project's; a name is a name.
     assert settled("uv", "run", "--directory", "server", "mymcp")[3] == f"{root}/server"
     assert settled("npx", "-y", "server", "none/such") == ["npx", "-y", "server", "none/such"]

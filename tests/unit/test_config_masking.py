@@ -44,6 +44,8 @@ def test_a_known_value_is_hidden_wherever_it_stands(secret: str, before: str, af
         quote(SECRET, safe=""),
         quote(SECRET, safe="").lower(),
         quote_plus(SECRET),
+        "".join(f"%{byte:02x}" for byte in SECRET.lower().encode()),
+        "".join(f"%{byte:02X}" for byte in SECRET.encode()),
         json.dumps(SECRET)[1:-1],
         json.dumps(SECRET, ensure_ascii=False)[1:-1],
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import subprocess
@@ -53,6 +54,13 @@ def test_a_child_inherits_an_allow_list_and_its_own_variables_win() -> None:
         "KEY": "v",
         "TOOLCRIB_CHILD": "mark",
     }
+
+
+@pytest.mark.parametrize(
+    ("ours", "seen"), [(":/bin", "/bin"), ("node_modules/.bin:/opt/bin::/bin:", "/opt/bin:/bin"), (".", os.defpath)]
+)
+def test_a_relative_folder_of_our_path_is_not_looked_for_where_a_server_starts(ours: str, seen: str) -> None:
+    assert child_environment({}, {"PATH": ours}, "mark")["PATH"] == seen
 
 
 def mask_of(one: ServerConfig) -> Callable[[str], str]:

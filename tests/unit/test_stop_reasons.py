@@ -165,6 +165,15 @@ async def test_a_call_that_the_limit_of_tokens_cut_is_not_run_and_the_model_can_
 
 
 @every_provider
+async def test_nothing_is_no_answer_after_a_call_that_was_not_run(desk: Bench, provider: str) -> None:
+    with scripted(provider, [Call("write", WRITE, ending=Ending.LENGTH), Say("")]) as model:
+        [*_, last] = await run(model, provider, retries=0)
+    assert isinstance(last, RunFailed)
+    assert "nothing" in last.error
+    assert not desk.calls
+
+
+@every_provider
 async def test_a_run_goes_on_after_a_refusal_that_came_with_a_call(desk: Bench, provider: str) -> None:
     with scripted(provider, [Call("write", WRITE, ending=Ending.FILTER, says="No."), Say("Well.")]) as model:
         [*_, first] = await run(model, provider)

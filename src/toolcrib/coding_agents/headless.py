@@ -42,7 +42,7 @@ class Order:
     environ: Mapping[str, str]
     """What the program will be given, as far as it is settled: to find the person's own files."""
     private: tuple[Path, ...] = ()
-    """Toolcrib's own folders, which hold keys and tokens."""
+    """Toolcrib's own folders, which hold keys and tokens, and the project's logs of runs."""
     extra: tuple[str, ...] = ()
     """Words of the person's for the program itself; they come last, but before a prompt."""
 

@@ -45,7 +45,8 @@ _KINDS = {
         (_Kind.SHELL, "sh bash dash zsh fish ksh"),
         (
             _Kind.WRAPPER,
-            "env nice ionice nohup timeout setsid stdbuf sudo doas time xvfb-run dotenv busybox conda mamba micromamba",
+            "env nice ionice nohup timeout setsid stdbuf sudo doas time xvfb-run dotenv busybox conda mamba micromamba "
+            "xargs flock unshare chroot strace",
         ),
         (
             _Kind.BUILDER,
@@ -67,6 +68,8 @@ _FLAGS = {
     "uv": re.compile(r"-[qvsn]|--(?:quiet|verbose|script|offline|isolated|refresh|frozen|locked|active|exact)"),
 }
 """Options that take no value; of any other, the next word counts as its value, which errs on the safe side."""
+_RUNNERS = frozenset(["cProfile", "profile", "trace", "pdb", "runpy", "coverage", "debugpy", "fastmcp", "mcp"])
+"""Python's modules that run the script or module named after them."""
 _NO_VALUE = re.compile(r"--no-[\w-]+|--[\w-]+=.*", re.DOTALL)
 _MODULE = re.compile(r"-[A-Za-z]*m|--module")
 _CODE = re.compile(r"-[A-Za-z]*[ce]|--eval|--print")
@@ -92,6 +95,7 @@ def misplaced(words: Sequence[str], env: Mapping[str, str], *, in_project: bool)
             yield _place(position), f"{WORKSPACE_FOLDER} where it decides what code runs"
         elif in_project and _is_of_the_folder(zone, position):
             yield _place(position), "code that is looked for in the project's folder"
+            break
     for name, value in env.items():
         if _CODE_VARIABLES.fullmatch(name) and WORKSPACE_FOLDER in value:
             yield ("env", name), f"{WORKSPACE_FOLDER} in a variable that decides what code runs"
@@ -109,7 +113,9 @@ def _is_of_the_folder(zone: Sequence[str], position: int) -> bool:
     name = _name(word)
     if position == 0 and (_kind(zone) is _Kind.BUILDER or (os.sep in word and not Path(word).is_absolute())):
         return True
-    if name in _OBEYS_ITS_FOLDER or (name == "uv" and "run" in zone and not _names_its_project(zone)):
+    if name in _OBEYS_ITS_FOLDER or (name == "uv" and _runs_by_name(zone, position) and not _names_its_project(zone)):
+        return True
+    if _is_found_by_name(zone, position) and not Path(word).is_absolute():
         return True
     option, _, value = word.partition("=")
     if word.startswith(".") or value.startswith("."):
@@ -135,7 +141,23 @@ def _is_script(zone: Sequence[str], position: int) -> bool:
 
 
 def _names_its_project(zone: Sequence[str]) -> bool:
-    return bool({"--project", "--directory"} & {word.partition("=")[0] for word in zone})
+    return bool({"--project", "--directory"} & _options(zone))
+
+
+def _options(zone: Sequence[str]) -> set[str]:
+    return {word.partition("=")[0] for word in zone}
+
+
+def _runs_by_name(words: Sequence[str], place: int) -> bool:
+    """Whether `uv run` or `pipx run` stands there."""
+    return _name(words[place]) in ("uv", "pipx") and "run" in words[place:] and "tool" not in words[place:]
+
+
+def _is_found_by_name(words: Sequence[str], position: int) -> bool:
+    """Whether it is what `uv run` or `pipx run` is to run: both take a file or folder of that name for it first."""
+    if {"--directory", "--spec"} & _options(words) or _MODULE.fullmatch(words[position - 1] if position else ""):
+        return False
+    return any(_runs_by_name(words, place) and _program(words, place) == position for place in range(position))
 
 
 def _code_words(words: Sequence[str]) -> int:
@@ -151,7 +173,7 @@ def _code_words(words: Sequence[str]) -> int:
         if found is None:
             return len(words)
         if kind in (_Kind.INTERPRETER, _Kind.SHELL):
-            return found + 1
+            return len(words) if words[found] in _RUNNERS else found + 1
         start = found
 
 
@@ -195,12 +217,12 @@ def _program(words: Sequence[str], start: int) -> int | None:
 def safe_launch(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The command line and variables for known launchers that find no code in the folder they start in."""
     safe, env = list(words), {}
-    names = {_name(word) for word in words[: _code_words(words)]}
-    if names & {"python", "pypy", "uv", "uvx", "pipx"}:
-        script = _KINDS.get(_name(words[0])) is _Kind.INTERPRETER and not any(map(_MODULE.fullmatch, words))
+    zone = words[: _code_words(words)]
+    if {"python", "pypy", "uv", "uvx", "pipx"} & set(map(_name, zone)):
         # A script finds what lies beside it by the very path that the variable switches off.
-        env = {} if script else {"PYTHONSAFEPATH": "1"}
-    for place, word in enumerate(words[: _code_words(words)]):
+        is_script = _is_script(zone, len(zone) - 1) and not zone[-1].startswith("-")
+        env = {} if is_script else {"PYTHONSAFEPATH": "1"}
+    for place, word in enumerate(zone):
         if _name(word) in ("npx", "npm"):
             # Only as an option: npm takes no variable for it.
             safe.insert(place + 1, f"--prefix={os.sep}")
@@ -221,6 +243,7 @@ def settled_words(words: Sequence[str], folder: Path, root: Path) -> tuple[list[
         is_last = place in (0, len(zone) - 1) and not _is_script(zone, place)
         # A program on PATH, a module or a package.
         is_name = is_last and os.sep not in value and not value.startswith(".")
+        is_name = is_name and not (_is_found_by_name(zone, place) and (folder / value).is_file())
         changed = value if is_name else _settled(value, folder, root, is_code=place < len(zone))
         settled.append(f"{option}{sign}{changed}")
         if changed != value:

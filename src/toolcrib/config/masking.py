@@ -23,6 +23,8 @@ _SHORTEST_FORM = 6
 """Characters: a shorter piece of base64 stands in texts that have nothing to do with the secret."""
 _KEPT_IN_URLS = "!$&'()*+,;=:@/?"
 """What HTTP clients leave as it is in a path or a query."""
+_NEVER_SECRET = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"})
+"""Variables of every machine. A project's file that names one must not make a person read a mask for it."""
 _REMEMBERED = 4096
 _REMEMBERED_LENGTH = 200
 
@@ -113,7 +115,8 @@ def _forms(value: str) -> Iterator[str]:
     for ascii_only in (True, False):
         yield (escaped := json.dumps(value, ensure_ascii=ascii_only)[1:-1])
         yield escaped.replace("/", "\\/")
-    for quoted in (quote(data), quote(data, safe=""), quote(data, safe=_KEPT_IN_URLS), quote_plus(data)):
+    every = "".join(f"%{byte:02X}" for byte in data)
+    for quoted in (quote(data), quote(data, safe=""), quote(data, safe=_KEPT_IN_URLS), quote_plus(data), every):
         yield quoted
         yield _lower_escapes(quoted)
     for alphabet in (base64.b64encode, base64.urlsafe_b64encode):
@@ -178,7 +181,8 @@ def secrets_of_server(config: ServerConfig) -> dict[str, str]:
     if config.source.layer is Layer.PROJECT:
         file = config.token_file
         supplied = {**config.supplied, **({file.header: config.headers[file.header]} if file else {})}
-        own = [(value, name) for name, text in supplied.items() for value in (text, *_header_secrets(text))]
+        secret = ((name, text) for name, text in supplied.items() if name not in _NEVER_SECRET)
+        own = [(value, name) for name, text in secret for value in (text, *_header_secrets(text))]
         return dict.fromkeys((value for value, _ in found), "") | _of(config, own)
     return _of(config, found)
 

@@ -22,6 +22,8 @@ WORKSPACE_NAMES = ("workspace.yml", "workspace.yaml", "workspace.json")
 """The settings of the workspace server, chosen likewise."""
 
 PROJECT_FOLDER = ".toolcrib"
+RUNS = "runs"
+"""In it: logs of runs, which hold what other agents did."""
 SHARED_PROJECT_FILE = ".mcp.json"
 """The file that several clients read from a project."""
 

@@ -109,7 +109,8 @@ class CommandSocket:
             log.exception("a connection to the socket failed")
         finally:
             writer.close()
-            with contextlib.suppress(ConnectionError):
+            # Also when the daemon stops in this very moment: asyncio would log that as a failure of ours.
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
                 await writer.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -15,11 +15,10 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolcrib.config.paths import PROJECT_FOLDER
+from toolcrib.config.paths import PROJECT_FOLDER, RUNS
 from toolcrib.workspace.confined.beneath import step
 from toolcrib.workspace.confined.refusal import kind_of
 
-RUNS = "runs"
 ENDING = ".jsonl"
 
 _RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")

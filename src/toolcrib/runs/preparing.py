@@ -32,6 +32,7 @@ from toolcrib.runs.alive import began
 from toolcrib.runs.environment import Given, program_environment
 from toolcrib.runs.house import open_house
 from toolcrib.runs.log import RunLog
+from toolcrib.runs.place import folder_of
 from toolcrib.runs.result import Metadata, OnMcpFailure
 from toolcrib.runs.seal import Seals
 from toolcrib.runs.shelf import latest_of
@@ -233,7 +234,7 @@ def _ready(
         folder=folder,
         workdir=order.workdir,
         environ=environ,
-        private=Paths.of_user(order.environ).folders,
+        private=(*Paths.of_user(order.environ).folders, folder_of(project_of(order.workdir))),
         extra=order.extra,
     )
     launch = headless.launch(client_order)

@@ -9,6 +9,7 @@ who and where the user is, locale, temporary and XDG folders, and what a machine
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -56,7 +57,14 @@ _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"})
 def child_environment(env: Mapping[str, str], environ: Mapping[str, str], marker: str) -> dict[str, str]:
     """`env` is the server's own."""
     inherited = {name: value for name, value in environ.items() if inherits(name, value)}
+    if "PATH" in inherited:
+        inherited["PATH"] = _absolute(inherited["PATH"])
     return {**inherited, **env, MARKER: marker}
+
+
+def _absolute(path: str) -> str:
+    """Without relative folders, which would be looked for where the server starts. An empty one means that, too."""
+    return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep))) or os.defpath
 
 
 def inherits(name: str, value: str) -> bool:

@@ -154,7 +154,9 @@ def _refuse_nothing(stream: StreamedResponse, messages: Sequence[ModelMessage]) 
     """After its tools a model may have nothing to add. To a question nothing is no answer."""
     is_nothing = all(isinstance(part, TextPart) and not part.content for part in stream.get().parts)
     after_tools = any(isinstance(part, ToolReturnPart) for part in messages[-1].parts)
-    if is_nothing and not after_tools and stream.finish_reason in (None, "stop"):
+    # The calls of an answer that was cut off were not run.
+    cut_off = any(isinstance(one, ModelResponse) and one.finish_reason == "length" for one in messages[-2:])
+    if is_nothing and (cut_off or not after_tools) and stream.finish_reason in (None, "stop"):
         raise Wordless("The model answered with nothing.")
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from toolcrib.coding_agents.client import SERVER_NAME
 from toolcrib.coding_agents.headless import Launch, Order, without_command
 from toolcrib.coding_agents.known.instructions import project_text
-from toolcrib.config.paths import PROJECT_FOLDER, home_of
+from toolcrib.config.paths import PROJECT_FOLDER, RUNS, home_of
 from toolcrib.errors import ConfigError
 from toolcrib.policy.own_tools import OwnTools
 
@@ -119,8 +119,7 @@ def _restrictedly(order: Order) -> Launch:
         f"--tools={','.join(_OWN[order.own_tools])}",
         f"--allowedTools={_OUR_TOOLS}",
         f"--permission-mode={'acceptEdits' if order.own_tools is OwnTools.EDIT else 'dontAsk'}",
-        # What the workspace may do is settled in our folder. HEAD is what makes a repository of a folder.
-        f"--disallowedTools={','.join(f'Edit({name})' for name in (f'{PROJECT_FOLDER}/**', 'HEAD', *order.guarded))}",
+        f"--disallowedTools={','.join(_refused(order))}",
     ]
     # Restricted, it would not read the project's CLAUDE.md either.
     if order.own_tools is OwnTools.NONE:
@@ -141,6 +140,13 @@ def _restrictedly(order: Order) -> Launch:
         governed=_governed(order),
         ungoverned=_ungoverned(order, folder, settings),
     )
+
+
+def _refused(order: Order) -> Iterator[str]:
+    # What the workspace may do is settled in our folder. HEAD is what makes a repository of a folder.
+    yield from (f"Edit({name})" for name in (f"{PROJECT_FOLDER}/**", "HEAD", *order.guarded))
+    # What other runs, of other profiles, were told.
+    yield f"Read({PROJECT_FOLDER}/{RUNS}/**)"
 
 
 def _own_folder(environ: Mapping[str, str]) -> Path:

@@ -22,7 +22,7 @@ from toolcrib.coding_agents.known.gemini_env import settled
 from toolcrib.coding_agents.known.gemini_policy import EDITS, KEPT_FROM_IT, aliases, policy
 from toolcrib.coding_agents.known.instructions import inside
 from toolcrib.coding_agents.links import Aliases
-from toolcrib.config.paths import PROJECT_FOLDER
+from toolcrib.config.paths import PROJECT_FOLDER, RUNS
 from toolcrib.config.project import project_of
 from toolcrib.errors import ConfigError, UsageError
 from toolcrib.policy.own_tools import OwnTools
@@ -30,6 +30,7 @@ from toolcrib.policy.own_tools import OwnTools
 _HOME = "GEMINI_CLI_HOME"
 _TRUST = "GEMINI_CLI_TRUST_WORKSPACE"
 _SETTINGS = "settings.json"
+_IGNORED = "ignored"
 _POLICY = "own-tools.toml"
 _CALL_LIMIT_MS = 3_600_000
 """Toolcrib has limits of its own, and a call that waits for a person's word may take long."""
@@ -80,6 +81,7 @@ def launch(order: Order) -> Launch:
     if not free:
         _refuse_pipes(order, settings)
         _refuse_reads(order, settings)
+        files[_IGNORED] = f"/{PROJECT_FOLDER}/{RUNS}/\n"
         files[_POLICY] = policy(_OWN[order.own_tools], links.names, [name for name in order.guarded if "*" not in name])
         words += ["--admin-policy", str(order.folder / _POLICY)]
     words += ["--resume", order.session] if order.session else ["--session-id", order.new_session]
@@ -127,7 +129,7 @@ def _settings(order: Order, theirs: dict[str, Any]) -> dict[str, Any]:
     # Another way to run without a person, which prints and asks otherwise.
     told = _with(theirs, "experimental", adk={"agentSessionNoninteractiveEnabled": False})
     if order.own_tools is not OwnTools.ALL:
-        return {**_confined(told, order.own_tools), "mcpServers": ours, "mcp": {"allowed": [SERVER_NAME]}}
+        return {**_confined(told, order), "mcpServers": ours, "mcp": {"allowed": [SERVER_NAME]}}
     mcp = _part(told, "mcp")
     if isinstance(mcp.get("allowed"), list):
         mcp["allowed"] = [*mcp["allowed"], SERVER_NAME]
@@ -135,7 +137,7 @@ def _settings(order: Order, theirs: dict[str, Any]) -> dict[str, Any]:
     return {**told, "mcpServers": {**others, **ours}, "mcp": mcp}
 
 
-def _confined(settings: dict[str, Any], own_tools: OwnTools) -> dict[str, Any]:
+def _confined(settings: dict[str, Any], order: Order) -> dict[str, Any]:
     """Without what runs commands by itself or reaches further than the folder, and with the tools of the level."""
     told = {**settings, "hooks": {}, "hooksConfig": {"enabled": False}}
     told = {**told, "skills": {"enabled": False}, "ide": {"enabled": False}}
@@ -144,11 +146,21 @@ def _confined(settings: dict[str, Any], own_tools: OwnTools) -> dict[str, Any]:
     told = _with(told, "general", topicUpdateNarration=False)
     told = _with(told, "security", folderTrust={"enabled": True})
     told = _with(told, "advanced", ignoreLocalEnv=True)
-    told = _with(told, "context", includeDirectories=[])
-    if own_tools is OwnTools.NONE:
+    told = _with(told, "context", includeDirectories=[], fileFiltering=_ignoring(order, _part(told, "context")))
+    if order.own_tools is OwnTools.NONE:
         told = _with(told, "context", includeDirectoryTree=False)
     tools = {key: value for key, value in _part(told, "tools").items() if key not in _COMMANDS}
-    return {**told, "tools": {**tools, "core": list(_OWN[own_tools]), "sandbox": False}}
+    return {**told, "tools": {**tools, "core": list(_OWN[order.own_tools]), "sandbox": False}}
+
+
+def _ignoring(order: Order, context: Mapping[str, Any]) -> dict[str, Any]:
+    """What its tools do not read: also the logs of runs, which hold what other profiles were told."""
+    filtering = _part(context, "fileFiltering")
+    theirs = filtering.get("customIgnoreFilePaths")
+    # It takes them from the folder that it works in, absolute ones too.
+    ours = os.path.relpath((order.folder / _IGNORED).resolve(), order.workdir.resolve())
+    paths = [*(theirs if isinstance(theirs, list) else []), ours]
+    return {**filtering, "respectGeminiIgnore": True, "customIgnoreFilePaths": paths}
 
 
 def _entry(order: Order) -> dict[str, Any]:

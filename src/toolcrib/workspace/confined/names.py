@@ -14,7 +14,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from toolcrib.config.paths import PROJECT_FOLDER
+from toolcrib.config.paths import PROJECT_FOLDER, RUNS
 
 GIT_FOLDER = ".git"
 HEAD = "HEAD"
@@ -27,8 +27,6 @@ GIT_PARTS = frozenset(
     }
 )
 """What makes a repository of a folder that has a HEAD, and what git runs or follows there."""
-RUNS = "runs"
-"""In Toolcrib's folder: logs of runs, which hold what other agents did."""
 
 # File systems of other systems take these for the same names: short names, and letters that do not show.
 _GUARDED = frozenset({GIT_FOLDER, "git~1", PROJECT_FOLDER, "toolcr~1"})

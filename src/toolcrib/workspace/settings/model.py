@@ -46,11 +46,13 @@ SHELL_TOOLS = frozenset({"run_shell_safe"})
 
 GUARDED = (
     *(".agents", ".aider.conf.yml", ".amazonq", ".claude", ".codex", ".continue", ".cursor", ".gemini", ".kiro"),
-    *(".mcp.json", ".opencode", "opencode.json", ".qwen", ".roo", ".windsurf"),
+    *(".mcp.json", ".opencode", "opencode.json", "opencode.jsonc", ".qwen", ".roo", ".windsurf"),
     *("*.code-workspace", ".devcontainer", ".devcontainer.json", ".dir-locals.el", ".idea", ".vscode", ".zed"),
     *(".exrc", ".nvim.lua", ".nvimrc", ".vimrc", ".gdbinit", ".lldbinit"),
-    *(".direnv", ".envrc", ".mise.toml", ".tool-versions", "mise.toml"),
-    *(".githooks", ".hg", ".husky", ".lefthook.yml", ".pre-commit-config.yaml", "lefthook.yml"),
+    *(".direnv", ".envrc", ".mise", ".mise.toml", ".mise.local.toml", ".tool-versions", "mise.toml", "mise.local.toml"),
+    *(".githooks", ".hg", ".husky", ".pre-commit-config.yaml"),
+    *(".lefthook.yml", ".lefthook.yaml", ".lefthook.toml", ".lefthook.json", ".lefthook-local.yml"),
+    *("lefthook.yml", "lefthook.yaml", "lefthook.toml", "lefthook.json", "lefthook-local.yml"),
 )
 """What coding agents, editors, debuggers, shells and git's hooks obey by themselves when a person opens the folder,
 goes into it or commits. Not what only the project's own build obeys, nor instructions such as AGENTS.md."""
