@@ -16,6 +16,7 @@ import pytest
 from parts.crowd import Member, Owner, refusal
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.own import stdio_words
+from parts.report import not_run
 
 pytestmark = [pytest.mark.req("BNS-10"), pytest.mark.slow]
 
@@ -93,10 +94,11 @@ def plant_package(project: Path, proof: Path) -> None:
     (project / "package.json").write_text('{"name": "cloned"}')
 
 
-@pytest.mark.skipif(shutil.which("npx") is None, reason="npx is not installed")
 def test_a_package_of_the_repository_is_not_run_for_one_of_the_users(
     toolcrib_home: Home, daemon: StartDaemon, project: Path, proof: Path
 ) -> None:
+    if shutil.which("npx") is None:
+        not_run("npx", "npx is not installed")
     plant_package(project, proof)
     cache = {"npm_config_cache": str(toolcrib_home.path / "npm"), "npm_config_update_notifier": "false"}
     words = ["npx", "--offline", "-y", "mymcp"]

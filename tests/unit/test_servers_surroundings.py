@@ -67,6 +67,12 @@ def mask_of(one: ServerConfig) -> Callable[[str], str]:
     return Masker(secrets_of_server(one)).line
 
 
+def test_a_projects_file_cannot_make_a_mask_of_what_every_machine_has() -> None:
+    held = {"SHELL": "/bin/bash", "MY_KEY": "/bin/secret"}
+    one = ServerConfig(name="s", transport=Transport.STDIO, source=Source(layer=Layer.PROJECT), supplied=held)
+    assert Masker(secrets_of_server(one)).named("/bin/bash /bin/secret") == "/bin/bash [secret MY_KEY of server s]"
+
+
 def test_configured_secrets_are_masked_and_short_words_are_not() -> None:
     mask = mask_of(
         config(
