@@ -531,7 +531,9 @@ async def test_a_launch_knows_which_folders_are_toolcribs_own(scene: Scene) -> N
 
     await scene.run(client=replace(scribe.SCRIBE, headless=replace(headless, launch=launch)))
     home = scene.home.toolcrib
-    assert [set(order.private) for order in orders] == [{home, home / "state", home / "cache", home / "run"}]
+    [order] = orders
+    logs = scene.home.project / ".toolcrib" / "runs"
+    assert set(order.private) == {home, home / "state", home / "cache", home / "run", logs}
 
 
 @pytest.mark.req("FRG-7")
