@@ -283,6 +283,12 @@ for turn in range(turns):
     time.sleep(random.random() * pause)
 """
 """A program that uses the server again and again, and may kill itself."""
+HELD = """
+import sys
+from toolcrib.workspace import ensure_workspace
+with ensure_workspace(sys.argv[1]):
+    sys.stdin.read()
+"""
 
 
 @pytest.mark.req("FRG-2")
@@ -338,6 +344,12 @@ def test_programs_that_come_and_go_never_meet_two_servers_or_none(
             user.communicate()
     assert max(most) == 1
     assert len(seen) > bool(pause)
+    # A server that was killed while it tried its sandbox left what it tried that with: the next one clears it away.
+    words = [sys.executable, "-P", "-c", HELD, str(home_folder.project)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, env=home_folder.environ()) as last:
+        wait_for(lambda: not home_folder.stray_files(), "what killed servers left to be cleared away", LIMIT)
+        last.communicate(timeout=LIMIT)
+    assert last.returncode == 0
     wait_for(lambda: not running_with(str(run_dir(home_folder))), "all servers to end", LIMIT)
 
 

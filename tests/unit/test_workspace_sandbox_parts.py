@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 
 from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.sandbox import Captured, bwrap, cgroup, landlock, output, places
+from toolcrib.workspace.sandbox import Captured, bwrap, cgroup, landlock, output, places, selftest
 from toolcrib.workspace.sandbox.limits import Guard, usage
 from toolcrib.workspace.sandbox.model import Ending
 from toolcrib.workspace.settings.model import DEFAULTS, GitMode, Limits
@@ -280,3 +281,20 @@ def test_toolchains_never_hold_the_home_itself(tmp_path: Path) -> None:
 )
 def test_versions_are_read(said: str, expected: tuple[int, ...]) -> None:
     assert bwrap.version(said) == expected
+
+
+def test_the_next_self_test_clears_away_what_a_killed_one_left_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "else").mkdir()
+    left = tmp_path / "toolcrib-probe-left"
+    left.mkdir()
+    (left / "secret").touch()
+    (tmp_path / "toolcrib-probe-link").symlink_to(tmp_path / "else")
+    with selftest._outside() as one, selftest._outside() as other:
+        assert not left.exists()
+        assert one != other
+        assert one.is_dir()
+        assert other.is_dir()
+    assert {path.name for path in tmp_path.iterdir()} == {"else", "toolcrib-probe-link"}

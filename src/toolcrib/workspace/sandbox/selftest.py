@@ -7,12 +7,15 @@ inside; here are the doors that it tries, and what is looked at from outside.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import secrets
+import shutil
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from toolcrib.workspace.confined import roots
@@ -20,6 +23,7 @@ from toolcrib.workspace.sandbox import places
 from toolcrib.workspace.sandbox.model import Command, Ending, Finished, Probe
 
 SECONDS = 20.0
+_PREFIX = "toolcrib-probe-"
 NAMES = {
     "writing": "nothing outside can be changed",
     "reading": "nothing private can be read",
@@ -42,7 +46,7 @@ async def try_out(
 ) -> tuple[Probe, ...]:
     canary = f"canary-{secrets.token_hex(16)}"
     with contextlib.ExitStack() as stack:
-        outside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toolcrib-probe-")))
+        outside = stack.enter_context(_outside())
         (outside / "secret").write_text(canary)
         given = {
             "canary": canary,
@@ -61,6 +65,36 @@ async def try_out(
         words = (str(places.interpreter()), "-I", "-S", "-E", "-c", source, json.dumps(given))
         finished = await run(Command(argv=words, seconds=SECONDS, reports=True, writes=False, name="self-test"))
     return _read(finished, canary)
+
+
+@contextlib.contextmanager
+def _outside() -> Iterator[Path]:
+    """A folder of ours, locked for as long as we live: one that is not locked was left by a process that was killed."""
+    beside = Path(tempfile.gettempdir())
+    for left in beside.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), _locked(left):
+            shutil.rmtree(left)
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+    with _locked(made):
+        # Only now it gets a name that others look for.
+        folder = made.rename(beside / made.name.removeprefix("."))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Raises OSError where it is not ours, or another process has it."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(opened).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "somebody else's", str(folder))
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(opened)
 
 
 def _read(finished: Finished, canary: str) -> tuple[Probe, ...]:
