@@ -27,11 +27,10 @@ from parts.coding_agents import PROMPT
 from parts.runs import Person
 from parts.waiting import wait_for
 from targets import NotMeasured
-from toolcrib.testing.conversation import Conversation, Hold, Offering
-from toolcrib.testing.provider import Provider
+from toolcrib.testing.conversation import Hold, RequestConversation, ToolOffering
 from toolcrib.testing.script import Call, Say, Step
-from toolcrib.testing.server import Model, serving
-from toolcrib.testing.wire import Message
+from toolcrib.testing.server import ScriptedModel, serving
+from toolcrib.testing.wire import Message, WireFormat
 
 LIMIT = 120.0
 """Seconds that any run may take."""
@@ -58,13 +57,13 @@ class Way(enum.StrEnum):
 class Watch:
     """A provider's wire format that notes when it was spoken to."""
 
-    provider: Provider
-    seen: list[tuple[float, Conversation, dict[str, Any]]] = field(default_factory=list)
+    provider: WireFormat
+    seen: list[tuple[float, RequestConversation, dict[str, Any]]] = field(default_factory=list)
 
     def is_turn(self, path: str) -> bool:
         return self.provider.is_turn(path)
 
-    def read(self, body: dict[str, Any]) -> Conversation:
+    def read(self, body: dict[str, Any]) -> RequestConversation:
         at = time.time()
         conversation = self.provider.read(body)
         # One without tools is about something else: a title, a check of the key.
@@ -139,7 +138,7 @@ class Place:
         """Where the program notes when it was started."""
         return self.home.path / "started"
 
-    def use(self, url: str, offering: Offering | None = None) -> None:
+    def use(self, url: str, offering: ToolOffering | None = None) -> None:
         """From now on the person's model is the one at this URL."""
         files = dict(self.person.files(url, offering or self.person.offerings[0]))
         if self.way is Way.DIRECT:
@@ -291,7 +290,7 @@ def _put_program(made: Place) -> None:
 
 
 @contextlib.contextmanager
-def model(person: Person, steps: Sequence[Step]) -> Iterator[tuple[Watch, Model]]:
+def model(person: Person, steps: Sequence[Step]) -> Iterator[tuple[Watch, ScriptedModel]]:
     watch = Watch(person.agent.provider)
     with serving(watch, steps, last_words=LAST_WORDS) as served:
         yield watch, served

@@ -24,22 +24,22 @@ import uvloop
 from toolcrib.book.redact import Redactor
 
 from report import Figure, rounded
-from toolcrib.book import Book
-from toolcrib.book.entry import Entry, Kind
+from toolcrib.audit import AuditLog
+from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.store import Store
-from toolcrib.store.commits import Commits
+from toolcrib.store.commits import GroupCommit
 
-ARGUMENTS = b'{"path":"src/toolcrib/book/book.py","options":{"deep":true,"lines":40}}'
+ARGUMENTS = b'{"path":"src/toolcrib/audit/log.py","options":{"deep":true,"lines":40}}'
 RESULT = b'{"content":[{"type":"text","text":"' + b"some words of a result " * 40 + b'"}]}'
 SECRETS = frozenset(f"secret-value-number-{number}" for number in range(20))
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[Book]:
+async def opened() -> AsyncIterator[AuditLog]:
     with tempfile.TemporaryDirectory(prefix="tcb-") as made:
         store = await Store.open(Path(made) / "book.db")
-        commits = Commits(store)
-        book = await Book.open(store, commits, folder=Path(made), secrets=Redactor(lambda: SECRETS))
+        commits = GroupCommit(store)
+        book = await AuditLog.open(store, commits, folder=Path(made), secrets=Redactor(lambda: SECRETS))
         # The first row makes the key, the first result loads the table of tokens.
         Call(book, 0).finish()
         await book.kept()
@@ -54,21 +54,21 @@ async def opened() -> AsyncIterator[Book]:
 class Call:
     """The two entries of a call, as the door makes them."""
 
-    def __init__(self, book: Book, number: int) -> None:
+    def __init__(self, book: AuditLog, number: int) -> None:
         self._book = book
         self._id = f"1a2b-17c0ffee-{number}"
-        book.note(self._entry(Kind.INTENT))
+        book.note(self._entry(EntryKind.INTENT))
 
     def finish(self) -> None:
-        entry = self._entry(Kind.OUTCOME)
+        entry = self._entry(EntryKind.OUTCOME)
         entry.outcome = "ok"
         entry.duration = 0.001
         entry.size = len(RESULT)
         entry.result = RESULT
         self._book.note(entry)
 
-    def _entry(self, kind: Kind) -> Entry:
-        return Entry(
+    def _entry(self, kind: EntryKind) -> AuditEntry:
+        return AuditEntry(
             kind=kind,
             at=time.time(),
             call=self._id,
@@ -80,7 +80,7 @@ class Call:
             decision="allow",
             rule="profile developer: allow *:*",
             mode="full",
-            arguments=ARGUMENTS if kind is Kind.INTENT else None,
+            arguments=ARGUMENTS if kind is EntryKind.INTENT else None,
         )
 
 
@@ -139,7 +139,7 @@ async def kept(seconds: float) -> Figure:
         async with opened() as book:
             end = time.perf_counter() + seconds
 
-            async def caller(book: Book, end: float, times: list[float]) -> None:
+            async def caller(book: AuditLog, end: float, times: list[float]) -> None:
                 while (began := time.perf_counter()) < end:
                     Call(book, len(times))
                     await book.kept()

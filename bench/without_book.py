@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import sys
 
-from toolcrib.book.book import Book
-from toolcrib.book.entry import Entry
+from toolcrib.audit.entry import AuditEntry
+from toolcrib.audit.log import AuditLog
 from toolcrib.cli.main import main
 
 
-def forget(_: Book, __: Entry) -> None: ...
+def forget(_: AuditLog, __: AuditEntry) -> None: ...
 
 
-async def at_once(_: Book) -> None: ...
+async def at_once(_: AuditLog) -> None: ...
 
 
-Book.note = forget  # type: ignore[method-assign]
-Book.kept = at_once  # type: ignore[method-assign]
+AuditLog.note = forget  # type: ignore[method-assign]
+AuditLog.kept = at_once  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from report import Figure, median, rounded
-from toolcrib.workspace.session import Session
-from toolcrib.workspace.settings.model import DEFAULTS, Limits, Settings
+from toolcrib.workspace.session import WorkspaceSession
+from toolcrib.workspace.settings.model import DEFAULTS, Limits, WorkspaceSettings
 from toolcrib.workspace.workspace import Workspace
 
 ROUNDS = 7
@@ -39,11 +39,11 @@ UNLIMITED = 10**12
 Work = Callable[[], Awaitable[Any]]
 
 
-def settings() -> Settings:
+def settings() -> WorkspaceSettings:
     """The defaults, but for what a session may use up in all."""
     limits = {name: getattr(DEFAULTS.limits, name) for name in Limits.__dataclass_fields__}
     used_up = {"session_calls": UNLIMITED, "session_seconds": float(UNLIMITED), "session_bytes": UNLIMITED}
-    return Settings(limits=Limits(**{**limits, **used_up}), forbid_shell_in_ci=False)
+    return WorkspaceSettings(limits=Limits(**{**limits, **used_up}), forbid_shell_in_ci=False)
 
 
 class Stdio:
@@ -108,7 +108,7 @@ async def compared(count: int, ways: dict[str, Work]) -> dict[str, float]:
     return {name: median(times) or 0.0 for name, times in rounds.items()}
 
 
-def in_process(workspace: Workspace, session: Session) -> Callable[..., Work]:
+def in_process(workspace: Workspace, session: WorkspaceSession) -> Callable[..., Work]:
     def tool(name: str, **arguments: Any) -> Work:
         given = json.dumps(arguments).encode()
 
@@ -146,7 +146,7 @@ async def files(root: Path) -> list[Figure]:
     (root / "a.txt").write_text(content)
     chosen = settings()
     workspace = Workspace(root, chosen, environ=dict(os.environ))
-    tool = in_process(workspace, Session(chosen.limits))
+    tool = in_process(workspace, WorkspaceSession(chosen.limits))
     server, started = await Stdio.start(root)
     try:
         read = await compared(
@@ -179,7 +179,7 @@ async def files(root: Path) -> list[Figure]:
 async def commands(root: Path) -> list[Figure]:
     chosen = settings()
     workspace = Workspace(root, chosen, environ=dict(os.environ))
-    tool = in_process(workspace, Session(chosen.limits))
+    tool = in_process(workspace, WorkspaceSession(chosen.limits))
     try:
         refusal = (await workspace.sandbox()).refusal
         if refusal is not None:
@@ -203,7 +203,7 @@ async def searches(root: Path) -> list[Figure]:
     without = dict(os.environ) | {"PATH": "/nowhere"}
     tested = Workspace(root, chosen, environ=dict(os.environ))
     alone = Workspace(root, chosen, environ=without)
-    session = Session(chosen.limits)
+    session = WorkspaceSession(chosen.limits)
     figures = []
     try:
         for title, pattern in PATTERNS.items():

@@ -15,7 +15,8 @@ WAYS = {
     "from toolcrib import run_agent, AgentOptions": "from toolcrib import run_agent, AgentOptions",
     "from toolcrib import Crib": "from toolcrib import Crib",
     **{
-        f"what a run with {name} loads": f"import toolcrib.agent.run, toolcrib.agent.loop, toolcrib.agent.models.{name}"
+        f"what a run with {name} loads": "import toolcrib.agent_loop.run, toolcrib.agent_loop.loop, "
+        f"toolcrib.agent_loop.models.{name}"
         for name in ("anthropic", "openai", "google")
     },
     "plain: pydantic_ai and its anthropic model": "import pydantic_ai, pydantic_ai.models.anthropic",

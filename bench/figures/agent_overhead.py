@@ -27,10 +27,10 @@ from pydantic_ai.usage import UsageLimits
 from report import Figure, median, rounded
 from targets import HERE
 from toolcrib import AgentOptions, Kit, Result, StdioServer, run_agent
-from toolcrib.agent.events import RunFinished
+from toolcrib.agent_loop.events import RunFinished
 from toolcrib.catalog.snapshot import Catalog
-from toolcrib.crib.counter import Counter
-from toolcrib.crib.results import read_result
+from toolcrib.core.provider import ToolProvider
+from toolcrib.core.results import read_result
 from toolcrib.events import Bus
 from toolcrib.servers.model import ServerStatus
 
@@ -42,7 +42,7 @@ MODEL = "claude-sonnet-5-5"
 Run = Callable[[str], Awaitable[None]]
 
 
-class OneFunction(Counter):
+class OneFunction(ToolProvider):
     """A counter with one tool that answers at once."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ async def plain(url: str) -> None:
                 pass
 
 
-async def by_run_agent(url: str, counter: Counter) -> None:
+async def by_run_agent(url: str, counter: ToolProvider) -> None:
     options = AgentOptions(model=f"anthropic:{MODEL}", api_key="none", base_url=url, crib=counter, max_steps=1000)
     last = None
     async for event in run_agent("Go.", options):

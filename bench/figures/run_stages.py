@@ -18,13 +18,13 @@ from parts.runs import Person
 from report import Figure, median, rounded
 from rounds import progress
 from toolcrib.coding_agents.clients import client_named
-from toolcrib.coding_agents.program import find
-from toolcrib.runs.preparing import RunOrder, prepared
-from toolcrib.runs.process import Running
-from toolcrib.runs.result import OnMcpFailure
+from toolcrib.coding_agents.program import find_program
+from toolcrib.coding_agents.program_process import RunningProgram
+from toolcrib.coding_agents.run_preparation import RunRequest, prepare_run
+from toolcrib.coding_agents.run_result import OnMcpFailure
 
 COMMAND_LINE = "import toolcrib.cli.app"
-IMPORTS = f"{COMMAND_LINE}, toolcrib.cli.run_view, toolcrib.runs.agent"
+IMPORTS = f"{COMMAND_LINE}, toolcrib.cli.run_view, toolcrib.coding_agents.code_agent"
 NOBODY = ("run", "nobody", "Stages.")
 """Read as any run is, and refused right after that."""
 HEAVY = ("pydantic", "sqlalchemy", "mcp", "uvicorn", "httpx", "aiosqlite")
@@ -79,9 +79,9 @@ async def _inside(at: Place) -> tuple[float, float, float]:
     """To find the program; all that is prepared, that included; and to start something, in this process."""
     client, workdir, environ = client_named(at.name), at.home.project, at.environ
     began = time.perf_counter()
-    find(client, environ, workdir)
+    find_program(client, environ, workdir)
     found = time.perf_counter() - began
-    order = RunOrder(
+    order = RunRequest(
         client=client,
         prompt="Stages.",
         workdir=workdir,
@@ -91,10 +91,10 @@ async def _inside(at: Place) -> tuple[float, float, float]:
         environ=environ,
     )
     began = time.perf_counter()
-    async with prepared(order):
+    async with prepare_run(order):
         all_prepared = time.perf_counter() - began
     began = time.perf_counter()
-    running = await Running.start(("/bin/true",), environ={}, cwd=Path("/"), stdin="")
+    running = await RunningProgram.start(("/bin/true",), environ={}, cwd=Path("/"), stdin="")
     started = time.perf_counter() - began
     await running.stop()
     return found, all_prepared, started

@@ -17,19 +17,19 @@ from parts.runs import Person
 from report import Cell, Figure
 from rounds import progress
 from targets import NotMeasured
-from toolcrib.book.tokens import count
-from toolcrib.testing.conversation import Conversation, Offering
+from toolcrib.audit.row import count_tokens
+from toolcrib.testing.conversation import RequestConversation, ToolOffering
 
 WAYS = (Way.WORKSPACE, Way.WARM, Way.DIRECT)
 AT_ONCE = 3
 Row = tuple[tuple[str, str, str], dict[str, Cell] | str]
 OFFERED_AS = {
-    ("claude", Offering.DEFERRED): "deferred (default)",
-    ("claude", Offering.PLAIN): "loaded",
-    ("codex", Offering.CODE): "code mode",
-    ("codex", Offering.DEFERRED): "deferred",
-    ("codex", Offering.PLAIN): "namespace",
-    ("gemini", Offering.PLAIN): "loaded",
+    ("claude", ToolOffering.DEFERRED): "deferred (default)",
+    ("claude", ToolOffering.PLAIN): "loaded",
+    ("codex", ToolOffering.CODE): "code mode",
+    ("codex", ToolOffering.DEFERRED): "deferred",
+    ("codex", ToolOffering.PLAIN): "namespace",
+    ("gemini", ToolOffering.PLAIN): "loaded",
 }
 WITH_MCP = (
     *("ToolSearch", "tool_search", "ListMcpResourcesTool", "ReadMcpResourceTool", "DeferredToolPlaceholder"),
@@ -94,7 +94,7 @@ def _measure_one(person: Person, way: Way) -> list[Row]:
     return rows
 
 
-def _row(body: dict[str, Any], last: Conversation) -> dict[str, Cell]:
+def _row(body: dict[str, Any], last: RequestConversation) -> dict[str, Cell]:
     tools = list(_tools(body))
     mcp = [tool for tool in tools if _is_mcp(_named(tool))]
     helping = [tool for tool in tools if tool not in mcp and _named(tool) in WITH_MCP]
@@ -147,7 +147,7 @@ def _tokens(tools: list[dict[str, Any]]) -> int:
 
 
 def _count(text: str) -> int:
-    found = count(text.encode())
+    found = count_tokens(text.encode())
     if found is None:
         raise NotMeasured("a tool's definition is too long to be counted")
     return found

@@ -13,7 +13,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from toolcrib import Kit, Result, StdioServer, ToolcribError, Tools
-from toolcrib.crib.messages import together
+from toolcrib.core.results import together
 from toolcrib.testing import Call, Say, Together, scripted
 
 CLOCK = StdioServer("clock", command=sys.executable, args=[str(Path(__file__).parents[1] / "clock_server.py")])

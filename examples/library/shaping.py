@@ -9,17 +9,27 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from toolcrib import Default, Describe, Kit, Offer, Options, Prefix, StdioServer, Tools, destructive
+from toolcrib import (
+    DefaultArguments,
+    DescribeTools,
+    Kit,
+    OfferedTool,
+    PrefixTools,
+    ProviderOptions,
+    StdioServer,
+    Tools,
+    destructive,
+)
 
 CLOCK = StdioServer("clock", command=sys.executable, args=[str(Path(__file__).parents[1] / "clock_server.py")])
 
 
-def about_time(offer: Offer) -> bool:
+def about_time(offer: OfferedTool) -> bool:
     """A filter is a function that says yes or no."""
     return "time" in offer.description
 
 
-def first_sentence(offer: Offer) -> Offer | None:
+def first_sentence(offer: OfferedTool) -> OfferedTool | None:
     """A transformer is one that gives another offer, or None."""
     if not offer.description:
         return None
@@ -32,10 +42,10 @@ def shaped(kit: Kit) -> Tools:
         drop=destructive,
         transform=[
             first_sentence,
-            Prefix("my"),
-            Describe("[{server}] {description}"),
-            Default({"zone": "UTC"}),
-            Options(openai={"strict": True}, anthropic={"cache_control": {"type": "ephemeral"}}),
+            PrefixTools("my"),
+            DescribeTools("[{server}] {description}"),
+            DefaultArguments({"zone": "UTC"}),
+            ProviderOptions(openai={"strict": True}, anthropic={"cache_control": {"type": "ephemeral"}}),
         ],
     )
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from my_agent import answer
 
-from toolcrib.testing import Anyway, Call, Garble, Model, Refuse, Say, Step, Together, scripted
+from toolcrib.testing import Call, CallByName, Garble, Refuse, Say, ScriptedModel, Step, Together, scripted
 
 
-def ask(model: Model) -> str:
+def ask(model: ScriptedModel) -> str:
     return asyncio.run(answer("How late is it?", model="anthropic:any", api_key="test", base_url=model.url))
 
 
@@ -30,7 +30,7 @@ def test_it_asks_again_when_the_provider_fails(trouble: Step) -> None:
         assert len(model.requests) == 2
 
 
-@pytest.mark.parametrize("mistake", [Anyway("stopwatch"), Garble("now"), Call("now", {"zone": "Nowhere"})])
+@pytest.mark.parametrize("mistake", [CallByName("stopwatch"), Garble("now"), Call("now", {"zone": "Nowhere"})])
 def test_it_tells_the_model_of_its_mistakes(mistake: Step) -> None:
     with scripted("anthropic", [mistake, Say("I do not know.")]) as model:
         assert ask(model) == "I do not know."

@@ -7,68 +7,65 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolcrib.agent.options import AgentOptions, CodingTools, ToolRequest
-    from toolcrib.agent.run import run_agent
-    from toolcrib.agent_events import AgentEvent
-    from toolcrib.catalog.filters import destructive, idempotent, open_world, read_only
-    from toolcrib.catalog.offer import Offer
-    from toolcrib.catalog.toolbox import Tools
+    from toolcrib.agent_loop.options import AgentOptions, CodingTools, ToolRequest
+    from toolcrib.agent_loop.run import run_agent
+    from toolcrib.catalog.offered_tool import OfferedTool, destructive, idempotent, open_world, read_only
     from toolcrib.catalog.transforms import (
-        Change,
-        Default,
-        Describe,
-        Drop,
-        Fix,
-        Keep,
-        Only,
-        Options,
-        Prefix,
-        Rename,
-        RenameArgument,
+        ChangeSchema,
+        DefaultArguments,
+        DescribeTools,
+        DropTools,
+        FixArguments,
+        ForTools,
+        KeepTools,
+        PrefixTools,
+        ProviderOptions,
+        RenameArguments,
+        RenameTools,
     )
-    from toolcrib.config.given import HttpServer, SseServer, StdioServer, WebSocketServer
+    from toolcrib.coding_agents.code_agent import CodeAgent
+    from toolcrib.coding_agents.run_result import ExecutionResult
+    from toolcrib.config.from_code import HttpServer, SseServer, StdioServer, WebSocketServer, server_config
     from toolcrib.config.model import ServerConfig
-    from toolcrib.config.one import server_config
-    from toolcrib.crib.client import Client
-    from toolcrib.crib.connection import Connection
-    from toolcrib.crib.counter import Counter
-    from toolcrib.crib.crib import Crib
-    from toolcrib.crib.kit import Kit
-    from toolcrib.crib.results import Result
+    from toolcrib.core.connection import Connection
+    from toolcrib.core.crib import Crib
+    from toolcrib.core.kit import Client, Kit
+    from toolcrib.core.provider import ToolProvider
+    from toolcrib.core.results import Result
+    from toolcrib.core.toolbox import Tools
     from toolcrib.errors import ToolcribError
-    from toolcrib.runs.agent import CodeAgent
-    from toolcrib.runs.result import ExecutionResult
+    from toolcrib.run_events import AgentEvent
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AgentEvent",
     "AgentOptions",
-    "Change",
+    "ChangeSchema",
     "Client",
     "CodeAgent",
     "CodingTools",
     "Connection",
-    "Counter",
     "Crib",
-    "Default",
-    "Describe",
-    "Drop",
+    "DefaultArguments",
+    "DescribeTools",
+    "DropTools",
     "ExecutionResult",
-    "Fix",
+    "FixArguments",
+    "ForTools",
     "HttpServer",
-    "Keep",
+    "KeepTools",
     "Kit",
-    "Offer",
-    "Only",
-    "Options",
-    "Prefix",
-    "Rename",
-    "RenameArgument",
+    "OfferedTool",
+    "PrefixTools",
+    "ProviderOptions",
+    "RenameArguments",
+    "RenameTools",
     "Result",
     "ServerConfig",
     "SseServer",
     "StdioServer",
+    "ToolProvider",
     "ToolRequest",
     "ToolcribError",
     "Tools",
@@ -83,43 +80,43 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AgentEvent": "toolcrib.agent_events",
-    "AgentOptions": "toolcrib.agent.options",
-    "Change": "toolcrib.catalog.transforms",
-    "Client": "toolcrib.crib.client",
-    "CodeAgent": "toolcrib.runs.agent",
-    "CodingTools": "toolcrib.agent.options",
-    "Connection": "toolcrib.crib.connection",
-    "Counter": "toolcrib.crib.counter",
-    "Crib": "toolcrib.crib.crib",
-    "Default": "toolcrib.catalog.transforms",
-    "Describe": "toolcrib.catalog.transforms",
-    "Drop": "toolcrib.catalog.transforms",
-    "ExecutionResult": "toolcrib.runs.result",
-    "Fix": "toolcrib.catalog.transforms",
-    "HttpServer": "toolcrib.config.given",
-    "Keep": "toolcrib.catalog.transforms",
-    "Kit": "toolcrib.crib.kit",
-    "Offer": "toolcrib.catalog.offer",
-    "Only": "toolcrib.catalog.transforms",
-    "Options": "toolcrib.catalog.transforms",
-    "Prefix": "toolcrib.catalog.transforms",
-    "Rename": "toolcrib.catalog.transforms",
-    "RenameArgument": "toolcrib.catalog.transforms",
-    "Result": "toolcrib.crib.results",
+    "AgentEvent": "toolcrib.run_events",
+    "AgentOptions": "toolcrib.agent_loop.options",
+    "ChangeSchema": "toolcrib.catalog.transforms",
+    "Client": "toolcrib.core.kit",
+    "CodeAgent": "toolcrib.coding_agents.code_agent",
+    "CodingTools": "toolcrib.agent_loop.options",
+    "Connection": "toolcrib.core.connection",
+    "ToolProvider": "toolcrib.core.provider",
+    "Crib": "toolcrib.core.crib",
+    "DefaultArguments": "toolcrib.catalog.transforms",
+    "DescribeTools": "toolcrib.catalog.transforms",
+    "DropTools": "toolcrib.catalog.transforms",
+    "ExecutionResult": "toolcrib.coding_agents.run_result",
+    "FixArguments": "toolcrib.catalog.transforms",
+    "HttpServer": "toolcrib.config.from_code",
+    "KeepTools": "toolcrib.catalog.transforms",
+    "Kit": "toolcrib.core.kit",
+    "OfferedTool": "toolcrib.catalog.offered_tool",
+    "ForTools": "toolcrib.catalog.transforms",
+    "ProviderOptions": "toolcrib.catalog.transforms",
+    "PrefixTools": "toolcrib.catalog.transforms",
+    "RenameTools": "toolcrib.catalog.transforms",
+    "RenameArguments": "toolcrib.catalog.transforms",
+    "Result": "toolcrib.core.results",
     "ServerConfig": "toolcrib.config.model",
-    "SseServer": "toolcrib.config.given",
-    "StdioServer": "toolcrib.config.given",
-    "ToolRequest": "toolcrib.agent.options",
+    "SseServer": "toolcrib.config.from_code",
+    "StdioServer": "toolcrib.config.from_code",
+    "ToolRequest": "toolcrib.agent_loop.options",
     "ToolcribError": "toolcrib.errors",
-    "Tools": "toolcrib.catalog.toolbox",
-    "WebSocketServer": "toolcrib.config.given",
-    "destructive": "toolcrib.catalog.filters",
-    "idempotent": "toolcrib.catalog.filters",
-    "open_world": "toolcrib.catalog.filters",
-    "read_only": "toolcrib.catalog.filters",
-    "run_agent": "toolcrib.agent.run",
-    "server_config": "toolcrib.config.one",
+    "Tools": "toolcrib.core.toolbox",
+    "WebSocketServer": "toolcrib.config.from_code",
+    "destructive": "toolcrib.catalog.offered_tool",
+    "idempotent": "toolcrib.catalog.offered_tool",
+    "open_world": "toolcrib.catalog.offered_tool",
+    "read_only": "toolcrib.catalog.offered_tool",
+    "run_agent": "toolcrib.agent_loop.run",
+    "server_config": "toolcrib.config.from_code",
 }
 
 

@@ -51,10 +51,10 @@ NOT_AUTHENTICATED = -31401
 NOT_PERMITTED = -31403
 NOT_KNOWN = -31404
 TIMED_OUT = -31504
-SERVER_AWAY = -31503
+SERVER_UNAVAILABLE = -31503
 BAD_CONFIG = -31400
 STORE_FAILED = -31507
-TAKEN_BACK = -31499
+REQUEST_CANCELLED = -31499
 
 
 class ToolcribError(Exception):
@@ -123,12 +123,12 @@ class Denied(ToolcribError):
 
 
 class ServerFailure(ToolcribError):
-    code = SERVER_AWAY
+    code = SERVER_UNAVAILABLE
     http_status = 503
     exit_code = 6
 
 
-class ServerAway(ServerFailure):
+class ServerUnavailable(ServerFailure):
     pass
 
 
@@ -152,7 +152,7 @@ class WorkspaceError(ToolcribError):
     http_status = 400
 
 
-class BookUnwritable(ToolcribError):
+class AuditUnwritable(ToolcribError):
     code = STORE_FAILED
     http_status = 503
     exit_code = 9
@@ -163,12 +163,12 @@ class ToolError(ToolcribError):
 
 
 class TooManySessions(ToolcribError):
-    code = SERVER_AWAY
+    code = SERVER_UNAVAILABLE
     http_status = 503
 
 
 class FolderGone(ToolcribError):
-    code = SERVER_AWAY
+    code = SERVER_UNAVAILABLE
     http_status = 503
 
 
@@ -192,7 +192,7 @@ class StoreError(ToolcribError):
     exit_code = 9
 
 
-class Case(enum.StrEnum):
+class ErrorCase(enum.StrEnum):
     """Why a request at the gateway does not get what it asked for."""
 
     HOST = "the Host header names another endpoint"
@@ -234,7 +234,7 @@ class Case(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class ErrorAnswer:
     """What a client is told in one case."""
 
     code: int | None
@@ -246,96 +246,100 @@ class Told:
     """What stands in braces is filled in."""
 
 
-def _before(status: int, text: str, code: int = INVALID_REQUEST) -> Told:
+def _before(status: int, text: str, code: int = INVALID_REQUEST) -> ErrorAnswer:
     """Told before a call is understood, so in either era alike."""
-    return Told(code=code, modern=status, legacy=status, text=text)
+    return ErrorAnswer(code=code, modern=status, legacy=status, text=text)
 
 
-def _modern(status: int, text: str, code: int) -> Told:
-    return Told(code=code, modern=status, legacy=None, text=text)
+def _modern(status: int, text: str, code: int) -> ErrorAnswer:
+    return ErrorAnswer(code=code, modern=status, legacy=None, text=text)
 
 
-def _legacy(status: int, text: str) -> Told:
-    return Told(code=INVALID_REQUEST, modern=None, legacy=status, text=text)
+def _legacy(status: int, text: str) -> ErrorAnswer:
+    return ErrorAnswer(code=INVALID_REQUEST, modern=None, legacy=status, text=text)
 
 
-def _within(code: int, text: str, *, modern: int = 200) -> Told:
+def _within(code: int, text: str, *, modern: int = 200) -> ErrorAnswer:
     """An error of JSON-RPC. Legacy clients take any other status for a failure of the connection."""
-    return Told(code=code, modern=modern, legacy=200, text=text)
+    return ErrorAnswer(code=code, modern=modern, legacy=200, text=text)
 
 
-def _to_the_model(text: str) -> Told:
-    return Told(code=None, modern=200, legacy=200, text=text)
+def _to_the_model(text: str) -> ErrorAnswer:
+    return ErrorAnswer(code=None, modern=200, legacy=200, text=text)
 
 
-ANSWERS: Mapping[Case, Told] = MappingProxyType(
+ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
     {
-        Case.HOST: _before(421, "The Host header does not name this endpoint."),
-        Case.ORIGIN: _before(403, "Requests from this origin are not served.", NOT_PERMITTED),
-        Case.PATH: _before(404, "There is nothing here; the endpoint is /mcp."),
-        Case.NO_TOKEN: _before(
+        ErrorCase.HOST: _before(421, "The Host header does not name this endpoint."),
+        ErrorCase.ORIGIN: _before(403, "Requests from this origin are not served.", NOT_PERMITTED),
+        ErrorCase.PATH: _before(404, "There is nothing here; the endpoint is /mcp."),
+        ErrorCase.NO_TOKEN: _before(
             401,
             "A token is needed: Authorization: Bearer <token>. `toolcrib agent add` makes one; the file of the owner's "
             "own is named by `toolcrib status`.",
             NOT_AUTHENTICATED,
         ),
-        Case.BAD_TOKEN: _before(
+        ErrorCase.BAD_TOKEN: _before(
             401,
             "This token is not known here, or no longer: it was replaced, revoked or has expired. `toolcrib agent "
             "list` shows the agents, `toolcrib agent rotate` makes a new token.",
             NOT_AUTHENTICATED,
         ),
-        Case.STOPPING: _before(503, "Toolcrib is stopping.", SERVER_AWAY),
-        Case.LABEL: _before(
+        ErrorCase.STOPPING: _before(503, "Toolcrib is stopping.", SERVER_UNAVAILABLE),
+        ErrorCase.LABEL: _before(
             403, "The token is {agent}'s, but X-Toolcrib-Agent names another. Leave the header out.", NOT_PERMITTED
         ),
-        Case.CONVERSATION: _before(400, "X-Toolcrib-Conversation must be printable and of 128 characters at most."),
-        Case.VERB: _before(405, "Use {verbs}."),
-        Case.HEADER_TWICE: _before(400, "The header {name} stands twice."),
-        Case.CONTENT_TYPE: _before(415, "The Content-Type must be application/json."),
-        Case.ACCEPT: _before(406, "Accept must name {kinds}."),
-        Case.TOO_LARGE: _before(413, "The body has more than {most}."),
-        Case.HALF: _before(400, "The request did not arrive whole.", PARSE_ERROR),
-        Case.MALFORMED: _before(400, "Parse error: {why}.", PARSE_ERROR),
-        Case.ENVELOPE: _before(400, "{why}."),
-        Case.PARAMS: _before(400, "params: {why}.", INVALID_PARAMS),
-        Case.META: _modern(400, "params._meta must hold {what}.", INVALID_PARAMS),
-        Case.MISMATCH: _modern(400, "The header {header} does not match {what}.", HEADER_MISMATCH),
-        Case.VERSION: _modern(400, "Unsupported protocol version", UNSUPPORTED_VERSION),
-        Case.SESSION_MISSING: _legacy(400, "Bad Request: Missing session ID. Begin with initialize."),
-        Case.SESSION_UNKNOWN: _legacy(404, "Session not found. Begin again with initialize."),
-        Case.TOO_MANY_SESSIONS: _before(
+        ErrorCase.CONVERSATION: _before(
+            400, "X-Toolcrib-Conversation must be printable and of 128 characters at most."
+        ),
+        ErrorCase.VERB: _before(405, "Use {verbs}."),
+        ErrorCase.HEADER_TWICE: _before(400, "The header {name} stands twice."),
+        ErrorCase.CONTENT_TYPE: _before(415, "The Content-Type must be application/json."),
+        ErrorCase.ACCEPT: _before(406, "Accept must name {kinds}."),
+        ErrorCase.TOO_LARGE: _before(413, "The body has more than {most}."),
+        ErrorCase.HALF: _before(400, "The request did not arrive whole.", PARSE_ERROR),
+        ErrorCase.MALFORMED: _before(400, "Parse error: {why}.", PARSE_ERROR),
+        ErrorCase.ENVELOPE: _before(400, "{why}."),
+        ErrorCase.PARAMS: _before(400, "params: {why}.", INVALID_PARAMS),
+        ErrorCase.META: _modern(400, "params._meta must hold {what}.", INVALID_PARAMS),
+        ErrorCase.MISMATCH: _modern(400, "The header {header} does not match {what}.", HEADER_MISMATCH),
+        ErrorCase.VERSION: _modern(400, "Unsupported protocol version", UNSUPPORTED_VERSION),
+        ErrorCase.SESSION_MISSING: _legacy(400, "Bad Request: Missing session ID. Begin with initialize."),
+        ErrorCase.SESSION_UNKNOWN: _legacy(404, "Session not found. Begin again with initialize."),
+        ErrorCase.TOO_MANY_SESSIONS: _before(
             TooManySessions.http_status,
             "{what} sessions at work. Wait for some to end, or end some: `toolcrib sessions`.",
             TooManySessions.code,
         ),
-        Case.FOLDER_GONE: _before(
+        ErrorCase.FOLDER_GONE: _before(
             FolderGone.http_status,
             "The folder {folder}, which {agent} works in, is not there. Make it again, or add the agent anew.",
             FolderGone.code,
         ),
-        Case.METHOD: _within(METHOD_NOT_FOUND, "Method not found: {method}", modern=404),
-        Case.ARGUMENT: _within(INVALID_PARAMS, "{why}.", modern=400),
-        Case.UNKNOWN_TOOL: _within(UnknownTool.code, 'There is no tool "{name}". {suggestion}', modern=400),
-        Case.DENIED: _to_the_model("{agent} may not use {tool}: {rule}. Ask the owner of this machine to allow it."),
-        Case.NOT_APPROVED: _to_the_model("{agent} may not use {tool}: {rule}; {why}."),
-        Case.INVALID_ARGUMENTS: _to_the_model(
+        ErrorCase.METHOD: _within(METHOD_NOT_FOUND, "Method not found: {method}", modern=404),
+        ErrorCase.ARGUMENT: _within(INVALID_PARAMS, "{why}.", modern=400),
+        ErrorCase.UNKNOWN_TOOL: _within(UnknownTool.code, 'There is no tool "{name}". {suggestion}', modern=400),
+        ErrorCase.DENIED: _to_the_model(
+            "{agent} may not use {tool}: {rule}. Ask the owner of this machine to allow it."
+        ),
+        ErrorCase.NOT_APPROVED: _to_the_model("{agent} may not use {tool}: {rule}; {why}."),
+        ErrorCase.INVALID_ARGUMENTS: _to_the_model(
             "The arguments do not fit {tool}: {why}. Correct these and call again.\nThe tool's schema: {schema}"
         ),
-        Case.SERVER_DOWN: _to_the_model("Server '{server}' {why}"),
-        Case.TIMED_OUT: _to_the_model(
+        ErrorCase.SERVER_DOWN: _to_the_model("Server '{server}' {why}"),
+        ErrorCase.TIMED_OUT: _to_the_model(
             "Server '{server}' gave no answer within {limit} s. The call was cancelled; it may have run. Raise the "
             "server's call_timeout if it needs longer."
         ),
-        Case.BOOK_UNWRITABLE: _to_the_model(
+        ErrorCase.BOOK_UNWRITABLE: _to_the_model(
             "{tool} did not run: it may change something, and the book cannot be written. {why}"
         ),
         # A modern client cancels by going away.
-        Case.TAKEN_BACK: Told(
-            code=TAKEN_BACK, modern=None, legacy=200, text="The request was cancelled by its caller."
+        ErrorCase.TAKEN_BACK: ErrorAnswer(
+            code=REQUEST_CANCELLED, modern=None, legacy=200, text="The request was cancelled by its caller."
         ),
-        Case.ENDED: _within(NOT_PERMITTED, "The session was ended while the request was under way."),
-        Case.FAILED: _within(INTERNAL_ERROR, "Toolcrib failed; `toolcrib logs` says why."),
+        ErrorCase.ENDED: _within(NOT_PERMITTED, "The session was ended while the request was under way."),
+        ErrorCase.FAILED: _within(INTERNAL_ERROR, "Toolcrib failed; `toolcrib logs` says why."),
     }
 )
 """Every case of the gateway. `docs/errors.md` is made of it, and a test walks it against a running daemon."""

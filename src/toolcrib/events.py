@@ -113,7 +113,7 @@ class TokenReplaced(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change(Event):
+class AuditedChange(Event):
     """The owner changed who may do what: a line for the book."""
 
     what: str

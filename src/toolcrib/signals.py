@@ -1,11 +1,17 @@
-"""Signals that we inherit as ignored or blocked, as from `nohup` or a shell that starts us in the background.
+"""Signals and limits that a process of ours inherits and hands on.
 
-In: the words of a program, or the signals that end us. Out: words that start it with default signals; the signals to
-listen for. Used wherever a process is started with `subprocess` or asyncio's own loop, and by our own processes.
+Signals may come ignored or blocked, as from `nohup` or a shell that starts us in the background. In: the words of a
+program, or the signals that end us. Out: words that start it with default signals; the signals to listen for. Used
+wherever a process is started with `subprocess` or asyncio's own loop, and by our own processes.
+
+The daemon has a connection per client and pipes per server, so it raises its limit of open files; what it starts
+gets the inherited one, since some programs walk through all numbers below the limit.
 """
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,7 +30,7 @@ except OSError as error:
 """
 
 
-def begin() -> None:
+def reset_signals() -> None:
     """For a process of ours: an ignored SIGCHLD would lose exit codes, and a blocked SIGTERM could not end us."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -50,3 +56,36 @@ def ending_signals() -> list[signal.Signals]:
     """
     chosen = [one for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
     return [*chosen, signal.SIGTERM]
+
+
+_ENOUGH = 65_536
+_inherited: tuple[int, int] | None = None
+
+
+def open_file_limit() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _ENOUGH if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_open_file_limit() -> None:
+    """Raises the soft limit as far as the hard one lets it."""
+    global _inherited  # noqa: PLW0603 - the limit is the process's, too
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    if open_file_limit() >= wanted:
+        return
+    # macOS has a limit of its own below the hard one.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        _inherited = soft, hard
+
+
+def restore_open_file_limit(pid: int = 0) -> None:
+    """For a child: in it between fork and exec, or from here once it runs."""
+    if _inherited is None:
+        return
+    if not pid:
+        resource.setrlimit(resource.RLIMIT_NOFILE, _inherited)
+    elif sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, _inherited)

@@ -21,7 +21,7 @@ from parts.daemon import Cli, Home, StartDaemon
 from parts.stage import CHANGED, MODULE, TEST, Stage, note
 from parts.witness import Notes
 from parts.wording import words
-from toolcrib.testing.conversation import Offering
+from toolcrib.testing.conversation import ToolOffering
 from toolcrib.testing.script import Call, Say, Together
 
 HERE = Path(__file__).parent
@@ -165,7 +165,7 @@ def _(stage: Stage, agent: str, words: str) -> None:
 )
 def _(stage: Stage, agent: str, way: str, file: str, words: str) -> None:
     both = Together((Call("workspace_read_file", {"path": file}), Call("workspace_list_dir", {"path": "."})))
-    stage.plays(agent, both, Say(words), offering=Offering(way))
+    stage.plays(agent, both, Say(words), offering=ToolOffering(way))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

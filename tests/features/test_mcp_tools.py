@@ -16,7 +16,7 @@ from parts.runs import Log
 from parts.stage import MODULE, TEST, Stage
 from parts.waiting import wait_for
 from parts.wording import words
-from toolcrib.testing.conversation import Offering
+from toolcrib.testing.conversation import ToolOffering
 
 FEATURE = "40_mcp_tools.feature"
 
@@ -193,9 +193,9 @@ def _(stage: Stage) -> None:
 @then(words("the model was offered the tools {way}"))
 def _(stage: Stage, way: str) -> None:
     model = stage.model
-    assert model.offering is Offering(way)
+    assert model.offering is ToolOffering(way)
     named = stage.desk.person.agent.tools(model)
-    if model.offering is Offering.PLAIN:
+    if model.offering is ToolOffering.PLAIN:
         assert "workspace_read_file" in named
     else:
         assert "workspace_read_file" not in named

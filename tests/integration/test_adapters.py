@@ -16,11 +16,11 @@ import pytest
 from parts.adapters import LIMIT, MODELS, connections, of, options, told
 from parts.sizes import some
 from parts.waiting import wait_for
-from toolcrib.agent.events import (
-    Ended,
+from toolcrib.agent_loop.events import (
     McpConnected,
     ReasoningDelta,
     Retrying,
+    RunEnd,
     RunEvent,
     RunFailed,
     RunFinished,
@@ -28,12 +28,13 @@ from toolcrib.agent.events import (
     ToolCalled,
     ToolFinished,
 )
-from toolcrib.agent.models import place
-from toolcrib.agent.options import AgentOptions
-from toolcrib.agent.run import run_agent
-from toolcrib.agent_events import ToolStatus
-from toolcrib.config.given import StdioServer
-from toolcrib.testing import PROVIDERS, Break, Call, Hold, Model, Refuse, Say, Step, Together, line, scripted
+from toolcrib.agent_loop.models import endpoint
+from toolcrib.agent_loop.options import AgentOptions
+from toolcrib.agent_loop.run import run_agent
+from toolcrib.config.from_code import StdioServer
+from toolcrib.run_events import ToolStatus
+from toolcrib.testing import PROVIDERS, Break, Call, Hold, Refuse, Say, ScriptedModel, Step, Together, scripted
+from toolcrib.testing import server as line
 
 KEY = "sk-given-by-hand"
 MEETING = Path(__file__).parent.parent / "servers_own" / "meeting.py"
@@ -44,11 +45,11 @@ each_provider = pytest.mark.parametrize("provider", MODELS)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A provider that does not say when to come again is asked again at once."""
-    monkeypatch.setattr("toolcrib.agent.models.retrying.FIRST_DELAY", 0.0)
+    monkeypatch.setattr("toolcrib.agent_loop.models.retrying.FIRST_DELAY", 0.0)
 
 
 def test_every_provider_has_its_story() -> None:
-    assert set(MODELS) == set(PROVIDERS) == set(place.PROVIDERS)
+    assert set(MODELS) == set(PROVIDERS) == set(endpoint.PROVIDERS)
 
 
 STORY: tuple[Step, ...] = (
@@ -78,7 +79,7 @@ async def test_a_model_calls_the_tools_of_an_mcp_server_through_its_provider_s_r
 def _the_run_tells_it(events: list[RunEvent]) -> None:
     last = events[-1]
     assert isinstance(last, RunFinished), last
-    assert (last.ended, last.text, last.steps) == (Ended.DONE, "They met, and nobody else came.", 3)
+    assert (last.ended, last.text, last.steps) == (RunEnd.DONE, "They met, and nobody else came.", 3)
     assert [event.servers for event in of(McpConnected, events)] == [("meeting",)]
     again = of(Retrying, events)
     assert [(event.attempt, event.delay, event.reason[:4]) for event in again] == [(1, 0.0, "429:")]
@@ -96,7 +97,7 @@ def _the_run_tells_it(events: list[RunEvent]) -> None:
     assert ended[2:] == [("no, thank you", ToolStatus.ERROR)]
 
 
-def _the_model_was_given_it(model: Model) -> None:
+def _the_model_was_given_it(model: ScriptedModel) -> None:
     assert not model.left
     assert len(model.requests) == 4
     assert model.bodies[0] == model.bodies[1], "what was refused is asked again as it was"
@@ -106,7 +107,7 @@ def _the_model_was_given_it(model: Model) -> None:
     assert any("Be kind." in json.dumps(body) for body in model.bodies)
 
 
-def _the_key_came(provider: str, model: Model) -> None:
+def _the_key_came(provider: str, model: ScriptedModel) -> None:
     for request in model.requests:
         where = [name for name, value in request.headers.items() if KEY in value]
         assert len(where) == 1

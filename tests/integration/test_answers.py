@@ -40,10 +40,10 @@ from parts.raw_client import (
 )
 from parts.waiting import wait_for
 from parts.witness import Notes
-from toolcrib.agents import sessions
-from toolcrib.errors import ANSWERS, Case, Told
-from toolcrib.gateway.envelope import MAX_BODY
-from toolcrib.gateway.manual import manual
+from toolcrib.errors import ANSWERS, ErrorAnswer, ErrorCase
+from toolcrib.gateway.error_docs import errors_page
+from toolcrib.gateway.messages import MAX_BODY
+from toolcrib.identity import sessions
 
 __all__ = ["nothing_left_behind"]
 
@@ -250,16 +250,16 @@ def locked(world: World) -> Iterator[None]:
             other.execute("ROLLBACK")
 
 
-WITHIN: dict[Case, Callable[[World, Way], Outcome]] = {
-    Case.METHOD: lambda world, way: way.ask("tools/nothing"),
-    Case.ARGUMENT: lambda world, way: way.ask("tools/list", {"cursor": "1"}),
-    Case.UNKNOWN_TOOL: lambda world, way: call(way, "w_plian"),
-    Case.DENIED: lambda world, way: call(way, "w_secret"),
-    Case.NOT_APPROVED: unapproved,
-    Case.INVALID_ARGUMENTS: lambda world, way: call(way, "w_plain", nonce=5),
-    Case.SERVER_DOWN: lambda world, way: call(way, "gone_anything"),
-    Case.TIMED_OUT: lambda world, way: call(way, "late_never", hold=True),
-    Case.ENDED: ended,
+WITHIN: dict[ErrorCase, Callable[[World, Way], Outcome]] = {
+    ErrorCase.METHOD: lambda world, way: way.ask("tools/nothing"),
+    ErrorCase.ARGUMENT: lambda world, way: way.ask("tools/list", {"cursor": "1"}),
+    ErrorCase.UNKNOWN_TOOL: lambda world, way: call(way, "w_plian"),
+    ErrorCase.DENIED: lambda world, way: call(way, "w_secret"),
+    ErrorCase.NOT_APPROVED: unapproved,
+    ErrorCase.INVALID_ARGUMENTS: lambda world, way: call(way, "w_plain", nonce=5),
+    ErrorCase.SERVER_DOWN: lambda world, way: call(way, "gone_anything"),
+    ErrorCase.TIMED_OUT: lambda world, way: call(way, "late_never", hold=True),
+    ErrorCase.ENDED: ended,
 }
 
 # -- the cases of HTTP alone ---------------------------------------------------------------------------------------
@@ -332,68 +332,68 @@ def from_the_future(world: World, _: str) -> Outcome:
     return knock(world, "modern", body=body, MCP_Protocol_Version="2099-01-01")
 
 
-OVER_HTTP: dict[Case, tuple[Callable[[World, str], Outcome], ...]] = {
-    Case.HOST: (lambda world, era: knock(world, era, Host="evil.example"),),
-    Case.ORIGIN: (lambda world, era: knock(world, era, Origin="http://evil.example"),),
-    Case.PATH: (lambda world, era: knock(world, era, target="/elsewhere"),),
-    Case.NO_TOKEN: (
+OVER_HTTP: dict[ErrorCase, tuple[Callable[[World, str], Outcome], ...]] = {
+    ErrorCase.HOST: (lambda world, era: knock(world, era, Host="evil.example"),),
+    ErrorCase.ORIGIN: (lambda world, era: knock(world, era, Origin="http://evil.example"),),
+    ErrorCase.PATH: (lambda world, era: knock(world, era, target="/elsewhere"),),
+    ErrorCase.NO_TOKEN: (
         lambda world, era: knock(world, era, Authorization=None),
         lambda world, era: knock(world, era, Authorization="Basic YTpi"),
     ),
-    Case.BAD_TOKEN: (
+    ErrorCase.BAD_TOKEN: (
         lambda world, era: knock(world, era, Authorization=f"Bearer {UNKNOWN}"),
         expired,
         revoked,
         lambda world, era: revoked(world, era, "agent:rotate"),
     ),
-    Case.LABEL: (
+    ErrorCase.LABEL: (
         lambda world, era: knock(world, era, X_Toolcrib_Agent="b"),
         lambda world, era: knock(world, era, X_Toolcrib_Agent="owner"),
     ),
-    Case.CONVERSATION: (
+    ErrorCase.CONVERSATION: (
         lambda world, era: knock(world, era, X_Toolcrib_Conversation="x" * 129),
         lambda world, era: knock(world, era, X_Toolcrib_Conversation="a\tb"),
         lambda world, era: knock(world, era, X_Toolcrib_Conversation="\xe2\x80\x8b"),
         lambda world, era: knock(world, era, X_Toolcrib_Conversation="\xff"),
     ),
-    Case.VERB: (
+    ErrorCase.VERB: (
         lambda world, era: knock(world, era, verb="PUT"),
         lambda world, era: knock(world, era, verb="GET", MCP_Protocol_Version=MODERN),
         lambda world, era: knock(world, era, verb="DELETE", MCP_Protocol_Version=MODERN),
     ),
-    Case.HEADER_TWICE: (
+    ErrorCase.HEADER_TWICE: (
         lambda world, era: knock(world, era, Authorization=["Bearer a", "Bearer b"]),
         lambda world, era: knock(world, era, X_Toolcrib_Agent=["a", "a"]),
         lambda world, era: knock(world, era, X_Toolcrib_Conversation=["a", "a"]),
     ),
-    Case.CONTENT_TYPE: (lambda world, era: knock(world, era, Content_Type="text/plain"),),
-    Case.ACCEPT: (lambda world, era: knock(world, era, Accept="application/json"),),
-    Case.TOO_LARGE: (lambda world, era: knock(world, era, body=b"", Content_Length=str(MAX_BODY + 1)),),
-    Case.MALFORMED: (
+    ErrorCase.CONTENT_TYPE: (lambda world, era: knock(world, era, Content_Type="text/plain"),),
+    ErrorCase.ACCEPT: (lambda world, era: knock(world, era, Accept="application/json"),),
+    ErrorCase.TOO_LARGE: (lambda world, era: knock(world, era, body=b"", Content_Length=str(MAX_BODY + 1)),),
+    ErrorCase.MALFORMED: (
         lambda world, era: knock(world, era, body=b"{"),
         lambda world, era: knock(world, era, body=b'{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}'),
     ),
-    Case.ENVELOPE: (
+    ErrorCase.ENVELOPE: (
         lambda world, era: knock(world, era, body=b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]'),
         lambda world, era: knock(world, era, body=b'{"jsonrpc":"2.0","id":1}'),
     ),
-    Case.PARAMS: (
+    ErrorCase.PARAMS: (
         lambda world, era: knock(world, era, body=b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":[]}'),
     ),
-    Case.META: (meta_missing,),
-    Case.MISMATCH: (
+    ErrorCase.META: (meta_missing,),
+    ErrorCase.MISMATCH: (
         lambda world, era: knock(world, era, Mcp_Method="tools/call"),
         lambda world, era: knock(world, era, Mcp_Method=None),
         lambda world, era: knock(world, era, MCP_Protocol_Version=LEGACY),
     ),
-    Case.VERSION: (from_the_future,),
-    Case.SESSION_MISSING: (lambda world, era: knock(world, era, Mcp_Session_Id=None),),
-    Case.SESSION_UNKNOWN: (
+    ErrorCase.VERSION: (from_the_future,),
+    ErrorCase.SESSION_MISSING: (lambda world, era: knock(world, era, Mcp_Session_Id=None),),
+    ErrorCase.SESSION_UNKNOWN: (
         lambda world, era: knock(world, era, Mcp_Session_Id="0123456789abcdef"),
         anothers_session,
     ),
-    Case.FOLDER_GONE: (folder_gone,),
-    Case.TAKEN_BACK: (taken_back,),
+    ErrorCase.FOLDER_GONE: (folder_gone,),
+    ErrorCase.TAKEN_BACK: (taken_back,),
 }
 
 # -- the cases that need a hand inside -----------------------------------------------------------------------------
@@ -439,18 +439,18 @@ async def failed(house: House, era: str, monkeypatch: pytest.MonkeyPatch) -> Exc
     return await list_within(house, era)
 
 
-WITHIN_US: dict[Case, Callable[[House, str, pytest.MonkeyPatch], Any]] = {
-    Case.STOPPING: stopping,
-    Case.HALF: half,
-    Case.TOO_MANY_SESSIONS: too_many,
-    Case.FAILED: failed,
+WITHIN_US: dict[ErrorCase, Callable[[House, str, pytest.MonkeyPatch], Any]] = {
+    ErrorCase.STOPPING: stopping,
+    ErrorCase.HALF: half,
+    ErrorCase.TOO_MANY_SESSIONS: too_many,
+    ErrorCase.FAILED: failed,
 }
 
-AT_THE_END = {Case.BOOK_UNWRITABLE}
+AT_THE_END = {ErrorCase.BOOK_UNWRITABLE}
 """Has a test of its own below."""
 
 
-def status_in(case: Case, era: str) -> int | None:
+def status_in(case: ErrorCase, era: str) -> int | None:
     row = ANSWERS[case]
     return row.modern if era == "modern" else row.legacy
 
@@ -465,19 +465,19 @@ def rows(cases: Any) -> list[Any]:
     ]
 
 
-def check(outcome: Outcome, case: Case, era: str) -> None:
-    row: Told = ANSWERS[case]
+def check(outcome: Outcome, case: ErrorCase, era: str) -> None:
+    row: ErrorAnswer = ANSWERS[case]
     assert (outcome.status, outcome.code) == (status_in(case, era), row.code), outcome
     assert fits(row.text, outcome.text), outcome.text
 
 
 def test_every_row_of_the_table_is_walked() -> None:
     walked = {*OVER_HTTP, *WITHIN, *WITHIN_US, *AT_THE_END}
-    assert walked == set(Case) == set(ANSWERS)
+    assert walked == set(ErrorCase) == set(ANSWERS)
 
 
 @pytest.mark.parametrize(("case", "era"), rows(OVER_HTTP))
-def test_what_fails_before_a_call_is_understood_has_its_status(world: World, case: Case, era: str) -> None:
+def test_what_fails_before_a_call_is_understood_has_its_status(world: World, case: ErrorCase, era: str) -> None:
     for bring_about in OVER_HTTP[case]:
         outcome = bring_about(world, era)
         check(outcome, case, era)
@@ -487,13 +487,13 @@ def test_what_fails_before_a_call_is_understood_has_its_status(world: World, cas
 
 
 @pytest.mark.parametrize(("case", "era"), rows(WITHIN))
-def test_what_fails_within_a_valid_request_is_told_within_mcp(world: World, case: Case, era: str) -> None:
+def test_what_fails_within_a_valid_request_is_told_within_mcp(world: World, case: ErrorCase, era: str) -> None:
     way = HttpWay(world, era)
     check(WITHIN[case](world, way), case, era)
 
 
 @pytest.mark.parametrize(("case", "era"), rows(WITHIN))
-def test_the_bridge_tells_the_same_without_a_status(world: World, case: Case, era: str) -> None:
+def test_the_bridge_tells_the_same_without_a_status(world: World, case: ErrorCase, era: str) -> None:
     way = BridgeWay(world, era, conversation=f"{era} {case.name}")
     try:
         outcome = WITHIN[case](world, way)
@@ -506,13 +506,13 @@ def test_the_bridge_tells_the_same_without_a_status(world: World, case: Case, er
 @pytest.mark.parametrize(
     ("case", "hello"),
     [
-        (Case.BAD_TOKEN, {"token": UNKNOWN}),
-        (Case.CONVERSATION, {"conversation": "x" * 129}),
-        (Case.CONVERSATION, {"conversation": "a\nb"}),
+        (ErrorCase.BAD_TOKEN, {"token": UNKNOWN}),
+        (ErrorCase.CONVERSATION, {"conversation": "x" * 129}),
+        (ErrorCase.CONVERSATION, {"conversation": "a\nb"}),
     ],
 )
 def test_a_bridge_that_may_not_come_in_is_told_why_and_hung_up_on(
-    world: World, case: Case, hello: dict[str, str]
+    world: World, case: ErrorCase, hello: dict[str, str]
 ) -> None:
     with AgentPipe(world.daemon, **{"token": world.token, **hello}) as pipe:
         message = pipe.told()
@@ -529,8 +529,8 @@ def test_a_bridge_of_an_agent_whose_folder_is_gone_is_told_so(world: World) -> N
     shutil.rmtree(folder)
     with AgentPipe(world.daemon, token=token) as pipe:
         error = pipe.told()["error"]
-    assert error["code"] == ANSWERS[Case.FOLDER_GONE].code
-    assert fits(ANSWERS[Case.FOLDER_GONE].text, error["message"])
+    assert error["code"] == ANSWERS[ErrorCase.FOLDER_GONE].code
+    assert fits(ANSWERS[ErrorCase.FOLDER_GONE].text, error["message"])
 
 
 def test_a_bridge_whose_agent_ends_is_told_so_last(world: World) -> None:
@@ -540,22 +540,22 @@ def test_a_bridge_whose_agent_ends_is_told_so_last(world: World) -> None:
         wait_for(lambda: "passing" in world.notes.nonces(), "the witness to see the call")
         world.owner.remove("passing")
         assert outcome_of(pipe.answer_to(5)).text.startswith("passing may not use w:plain")
-        assert pipe.told()["error"]["message"] == ANSWERS[Case.BAD_TOKEN].text
+        assert pipe.told()["error"]["message"] == ANSWERS[ErrorCase.BAD_TOKEN].text
         with pytest.raises(ConnectionError):
             pipe.line()
 
 
 BRIDGE_LINES = {
-    Case.MALFORMED: b"{",
-    Case.ENVELOPE: b"[]",
-    Case.PARAMS: b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":[]}',
-    Case.META: request("tools/list", meta={VERSION_KEY: MODERN}),
-    Case.VERSION: request("tools/list", meta={**META, VERSION_KEY: "2099-01-01"}),
+    ErrorCase.MALFORMED: b"{",
+    ErrorCase.ENVELOPE: b"[]",
+    ErrorCase.PARAMS: b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":[]}',
+    ErrorCase.META: request("tools/list", meta={VERSION_KEY: MODERN}),
+    ErrorCase.VERSION: request("tools/list", meta={**META, VERSION_KEY: "2099-01-01"}),
 }
 
 
 @pytest.mark.parametrize(("case", "era"), rows(BRIDGE_LINES))
-def test_a_line_that_is_no_request_is_told_so_over_the_bridge(world: World, case: Case, era: str) -> None:
+def test_a_line_that_is_no_request_is_told_so_over_the_bridge(world: World, case: ErrorCase, era: str) -> None:
     way = BridgeWay(world, era)
     try:
         outcome = way.say(BRIDGE_LINES[case])
@@ -566,7 +566,7 @@ def test_a_line_that_is_no_request_is_told_so_over_the_bridge(world: World, case
 
 @pytest.mark.parametrize(("case", "era"), rows(WITHIN_US))
 async def test_what_only_happens_inside_is_told_as_the_table_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, era: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: ErrorCase, era: str
 ) -> None:
     async with opened(tmp_path) as house:
         exchange = await WITHIN_US[case](house, era, monkeypatch)
@@ -578,8 +578,8 @@ def test_a_call_that_may_change_something_is_not_made_when_it_cannot_be_written_
     with locked(world):
         for number, (era, way) in enumerate(ways):
             outcome = call(way, "w_plain", nonce=f"unwritten-{number}")
-            row = ANSWERS[Case.BOOK_UNWRITABLE]
-            check(dataclasses.replace(outcome, status=row.modern), Case.BOOK_UNWRITABLE, era)
+            row = ANSWERS[ErrorCase.BOOK_UNWRITABLE]
+            check(dataclasses.replace(outcome, status=row.modern), ErrorCase.BOOK_UNWRITABLE, era)
             assert outcome.status in (None, 200)
     for _, way in ways:
         way.close()
@@ -609,13 +609,13 @@ def test_of_servers_that_an_agent_may_not_use_it_hears_nothing(world: World) -> 
         for tool in ("late_anything", "gone_anything", "gone:anything", "off:anything", "nothing:anything"):
             outcome = call(way, tool)
             assert fits('There is no tool "{name}". List the tools to see which there are.', outcome.text), outcome
-        assert fits(ANSWERS[Case.SERVER_DOWN].text, call(way, "gone_status").text)
+        assert fits(ANSWERS[ErrorCase.SERVER_DOWN].text, call(way, "gone_status").text)
         assert "switched off" in call(HttpWay(world, era, world.daemon.token), "off:anything").text
 
 
 def test_the_page_shows_the_table_as_it_is() -> None:
     page = Path(__file__).parents[2] / "docs" / "errors.md"
-    assert page.read_text() == manual(), "python -m toolcrib.gateway.manual > docs/errors.md"
+    assert page.read_text() == errors_page(), "python -m toolcrib.gateway.error_docs > docs/errors.md"
 
 
 def test_a_result_for_the_model_has_no_code_and_an_error_has_one() -> None:

@@ -17,15 +17,15 @@ import pytest
 
 from parts.own import StartServer
 from parts.own_hands import Place, furnish, put
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
-from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.coding_agents.client_spec import Launch, LaunchRequest
+from toolcrib.coding_agents.known.claude import ClaudeParser
 from toolcrib.coding_agents.known.claude_launch import launch
-from toolcrib.coding_agents.known.claude_reader import ClaudeReader
-from toolcrib.policy.own_tools import OwnTools
+from toolcrib.policy.profile import OwnTools
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 from toolcrib.testing.anthropic import Anthropic
-from toolcrib.testing.conversation import Offering
-from toolcrib.testing.script import Anyway, Call, Say, Step, Together
-from toolcrib.testing.server import Model, serving
+from toolcrib.testing.conversation import ToolOffering
+from toolcrib.testing.script import Call, CallByName, Say, Step, Together
+from toolcrib.testing.server import ScriptedModel, serving
 from toolcrib.workspace.settings.model import GUARDED
 
 KEY = "sk-dummy-0123456789"
@@ -38,9 +38,9 @@ SPRINGS = ("SessionStart", "UserPromptSubmit", "PreToolUse", "PostToolUse", "Sto
 class Ran:
     exit_code: int
     err: str
-    model: Model
+    model: ScriptedModel
     events: list[AgentEvent]
-    reader: ClaudeReader
+    reader: ClaudeParser
     session: str
 
     def status(self, tool: str) -> ToolStatus | None:
@@ -70,7 +70,13 @@ class Scene(Place):
             return self.run_with(model, own_tools, **more)
 
     def run_with(
-        self, model: Model, own_tools: OwnTools, *, prompt: str = PROMPT, session: str = "", url: str | None = None
+        self,
+        model: ScriptedModel,
+        own_tools: OwnTools,
+        *,
+        prompt: str = PROMPT,
+        session: str = "",
+        url: str | None = None,
     ) -> Ran:
         # The model's address stands in the person's settings alone: without them there is no model.
         mine = {"env": {"ANTHROPIC_BASE_URL": model.url}, "model": "claude-sonnet-4-5"}
@@ -78,7 +84,7 @@ class Scene(Place):
         self.runs += 1
         folder = self.base / f"private{self.runs}"
         folder.mkdir(mode=0o700)
-        order = Order(
+        order = LaunchRequest(
             prompt=prompt,
             session=session,
             new_session=str(uuid.uuid4()),
@@ -93,11 +99,11 @@ class Scene(Place):
         )
         return self._started(order, launch(order), model)
 
-    def _started(self, order: Order, made: Launch, model: Model) -> Ran:
+    def _started(self, order: LaunchRequest, made: Launch, model: ScriptedModel) -> Ran:
         for name, text in made.files.items():
             (order.folder / name).write_text(text)
         done = self.started(made, order.environ)
-        reader = ClaudeReader()
+        reader = ClaudeParser()
         events = [event for line in done.stdout.splitlines() for event in reader.read(json.loads(line))]
         session = order.session or order.new_session
         return Ran(
@@ -159,19 +165,19 @@ def attempts(scene: Scene) -> tuple[Step, ...]:
     shell = {"command": f"echo x > {scene.project}/shell.txt", "description": "x"}
     return (
         Call("__echo", {"word": "hello"}),
-        Anyway("Read", {"file_path": "there.txt"}),
-        Anyway("Write", {"file_path": "made.txt", "content": "x"}),
-        Anyway("Edit", {"file_path": "there.txt", "old_string": "was", "new_string": "is"}),
-        Anyway("NotebookEdit", {"notebook_path": str(scene.project / "n.ipynb"), "new_source": "x"}),
-        Anyway("Bash", shell),
-        Anyway("Bash", {**shell, "run_in_background": True}),
-        Anyway("Monitor", {**shell, "timeout_ms": 1000, "persistent": False}),
-        Anyway("Agent", {"description": "x", "prompt": "write", "subagent_type": "deed"}),
-        Anyway("Task", {"description": "x", "prompt": "write", "subagent_type": "general-purpose"}),
-        Anyway("Skill", {"skill": "deed"}),
-        Anyway("Workflow", {"script": "x"}),
-        Anyway("WebFetch", {"url": "http://127.0.0.1:9/", "prompt": "x"}),
-        Anyway("EnterWorktree", {"name": "x"}),
+        CallByName("Read", {"file_path": "there.txt"}),
+        CallByName("Write", {"file_path": "made.txt", "content": "x"}),
+        CallByName("Edit", {"file_path": "there.txt", "old_string": "was", "new_string": "is"}),
+        CallByName("NotebookEdit", {"notebook_path": str(scene.project / "n.ipynb"), "new_source": "x"}),
+        CallByName("Bash", shell),
+        CallByName("Bash", {**shell, "run_in_background": True}),
+        CallByName("Monitor", {**shell, "timeout_ms": 1000, "persistent": False}),
+        CallByName("Agent", {"description": "x", "prompt": "write", "subagent_type": "deed"}),
+        CallByName("Task", {"description": "x", "prompt": "write", "subagent_type": "general-purpose"}),
+        CallByName("Skill", {"skill": "deed"}),
+        CallByName("Workflow", {"script": "x"}),
+        CallByName("WebFetch", {"url": "http://127.0.0.1:9/", "prompt": "x"}),
+        CallByName("EnterWorktree", {"name": "x"}),
     )
 
 
@@ -205,7 +211,7 @@ def test_a_run_that_may_edit_changes_files_in_its_folder_and_nowhere_else(scene:
     ran = scene.run(
         OwnTools.EDIT,
         *attempts(scene),
-        *(Anyway("Write", {"file_path": str(path), "content": "x"}) for path in [*wrong, ".claude/settings.json"]),
+        *(CallByName("Write", {"file_path": str(path), "content": "x"}) for path in [*wrong, ".claude/settings.json"]),
     )
     assert scene.marks == set(), ran.err
     assert scene.files() == {"there.txt": "as it is\n", "made.txt": "x", ".git/config": git}
@@ -221,8 +227,8 @@ def test_with_all_of_its_tools_it_does_everything_without_asking_and_the_traps_s
     ran = scene.run(
         OwnTools.ALL,
         Call("__echo", {"word": "hello"}),
-        Anyway("Write", {"file_path": str(scene.base / "marks" / "written"), "content": "x"}),
-        Anyway("Bash", {"command": scene.mark("shell"), "description": "x"}),
+        CallByName("Write", {"file_path": str(scene.base / "marks" / "written"), "content": "x"}),
+        CallByName("Bash", {"command": scene.mark("shell"), "description": "x"}),
     )
     assert {"written", "shell"} <= scene.marks, ran.err
     assert {f"{whose}-{event}" for whose in ("person", "project") for event in SPRINGS} <= scene.marks
@@ -260,8 +266,8 @@ def test_the_tokens_of_a_run_are_those_that_the_model_told_in_it(scene: Scene) -
 @pytest.mark.req("FRG-4", "KSI-2")
 def test_the_tools_are_deferred_as_by_default_and_each_call_carries_the_id_that_is_printed(scene: Scene) -> None:
     ran = scene.run(OwnTools.NONE, Together((Call("__echo", {"n": 1}), Call("__add", {"a": 1, "b": 2}))))
-    assert ran.model.offering is Offering.DEFERRED
-    tools = [event for event in ran.events if event.kind is Kind.TOOL and event.server == "toolcrib"]
+    assert ran.model.offering is ToolOffering.DEFERRED
+    tools = [event for event in ran.events if event.kind is AgentEventKind.TOOL and event.server == "toolcrib"]
     started = {event.call: event.tool_name for event in tools if event.tool_status is ToolStatus.STARTED}
     assert sorted(started.values()) == ["add", "echo"]
     assert {call["meta"]["claudecode/toolUseId"]: call["name"] for call in scene.seen()} == started
@@ -272,7 +278,7 @@ def test_the_tools_are_deferred_as_by_default_and_each_call_carries_the_id_that_
 @pytest.mark.parametrize("own_tools", list(OwnTools))
 def test_without_toolcrib_other_servers_come_in_only_with_all_of_its_tools(scene: Scene, own_tools: OwnTools) -> None:
     put(scene.home / ".claude.json", {"mcpServers": server_of(scene, "person")})
-    ran = scene.run(own_tools, Anyway("mcp__toolcrib__echo", {}), url="")
+    ran = scene.run(own_tools, CallByName("mcp__toolcrib__echo", {}), url="")
     assert scene.marks == ({"person-server"} if own_tools is OwnTools.ALL else set()), ran.err
     assert scene.seen() == []
     assert ran.reader.told.mcp_failure == ""
@@ -280,7 +286,7 @@ def test_without_toolcrib_other_servers_come_in_only_with_all_of_its_tools(scene
 
 @pytest.mark.req("FRG-4", "FRG-10")
 def test_it_is_told_when_claude_code_could_not_reach_the_server(scene: Scene) -> None:
-    ran = scene.run(OwnTools.READ, Anyway("mcp__toolcrib__echo", {}), url="http://127.0.0.1:9/mcp")
+    ran = scene.run(OwnTools.READ, CallByName("mcp__toolcrib__echo", {}), url="http://127.0.0.1:9/mcp")
     assert ran.reader.told.mcp_failure == "Claude Code says that its MCP server toolcrib is: failed."
     assert ran.status("echo") is ToolStatus.UNKNOWN
     assert ran.offered == {"Read", "Glob", "Grep"}
@@ -296,7 +302,7 @@ def test_what_the_person_settled_stays(scene: Scene, own_tools: OwnTools) -> Non
     (scene.project / "secret.txt").write_text("hush")
     (scene.project / "CLAUDE.md").write_text("The project prefers tabs.")
     (scene.home / ".claude" / "CLAUDE.md").write_text("The person prefers spaces.")
-    ran = scene.run(own_tools, Anyway("Read", {"file_path": "secret.txt"}))
+    ran = scene.run(own_tools, CallByName("Read", {"file_path": "secret.txt"}))
     given = json.dumps(ran.model.bodies)
     assert "hush" not in given
     assert ran.status("Read") is ToolStatus.DENIED

@@ -21,15 +21,14 @@ import pytest
 from parts.coding_agents import CODEX_SETTINGS, KEY
 from parts.own import StartServer
 from parts.own_hands import Place, furnish
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
-from toolcrib.coding_agents.client import SERVER_NAME
-from toolcrib.coding_agents.headless import Order
+from toolcrib.coding_agents.client_spec import SERVER_NAME, LaunchRequest
+from toolcrib.coding_agents.known.codex import CodexParser
 from toolcrib.coding_agents.known.codex_launch import launch
-from toolcrib.coding_agents.known.codex_reader import CodexReader
-from toolcrib.policy.own_tools import OwnTools
-from toolcrib.testing.openai_responses import OpenAI
-from toolcrib.testing.script import Anyway, Call, Refuse, Say, Step
-from toolcrib.testing.server import Model, serving
+from toolcrib.policy.profile import OwnTools
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
+from toolcrib.testing.openai_responses import OpenAIResponses
+from toolcrib.testing.script import Call, CallByName, Refuse, Say, Step
+from toolcrib.testing.server import ScriptedModel, serving
 from toolcrib.workspace.settings.model import GUARDED
 
 TOKEN = "tok-0123456789abcdef"
@@ -44,9 +43,9 @@ pytestmark = pytest.mark.req("FRG-3")
 @dataclass(frozen=True, kw_only=True)
 class Ran:
     exit_code: int
-    reader: CodexReader
+    reader: CodexParser
     events: list[AgentEvent]
-    model: Model
+    model: ScriptedModel
 
     def ends(self, tool: str) -> list[AgentEvent]:
         """The events of a tool's calls that are over."""
@@ -73,7 +72,7 @@ class Scene(Place):
         found = [*self.project.rglob("made-*"), *self.home.glob("made-*"), *(self.base / "tmp").glob("made-*")]
         return {path.name for path in found}
 
-    def settle(self, model: Model) -> None:
+    def settle(self, model: ScriptedModel) -> None:
         """Writes the person's settings, if they are not there yet."""
         if not self.file.exists():
             head, table, tail = CODEX_SETTINGS.replace("@URL@", model.url).partition("[model_providers")
@@ -81,12 +80,12 @@ class Scene(Place):
             self.file.write_text(bare + self.settings + table + tail.partition("[features]")[0])
 
     def run(self, own: OwnTools, *steps: Step, model: str = DEFERRED, **more: Any) -> Ran:
-        with serving(OpenAI(), steps) as served:
+        with serving(OpenAIResponses(), steps) as served:
             return self.run_with(served, own, model=model, **more)
 
     def run_with(
         self,
-        served: Model,
+        served: ScriptedModel,
         own: OwnTools,
         *,
         model: str = DEFERRED,
@@ -98,7 +97,7 @@ class Scene(Place):
         self.settle(served)
         environ = self.persons(SCRIPTED_KEY=KEY)
         made = launch(
-            Order(
+            LaunchRequest(
                 prompt="--do what is asked",
                 session=session,
                 own_tools=own,
@@ -114,7 +113,7 @@ class Scene(Place):
             )
         )
         done = self.started(made, environ, around=around)
-        reader = CodexReader()
+        reader = CodexParser()
         events = [event for line in done.stdout.splitlines() for event in reader.read(json.loads(line))]
         events += [event for line in done.stderr.splitlines() for event in reader.said(line)]
         return Ran(exit_code=done.returncode, reader=reader, events=events, model=served)
@@ -180,8 +179,8 @@ def patch(path: str) -> str:
     return f"*** Begin Patch\n*** Add File: {path}\n+made\n*** End Patch\n"
 
 
-def shell(text: str, **more: str) -> Anyway:
-    return Anyway("exec_command", {"cmd": text, **more})
+def shell(text: str, **more: str) -> CallByName:
+    return CallByName("exec_command", {"cmd": text, **more})
 
 
 def attempts(scene: Scene, port: int) -> list[Step]:
@@ -197,10 +196,10 @@ def attempts(scene: Scene, port: int) -> list[Step]:
         shell("mkdir -p .toolcrib; touch .toolcrib/made-rules"),
         shell(f"exec 3<>/dev/tcp/127.0.0.1/{port}"),
         shell('echo "project=[$FROM_PROJECT] token=[$TOOLCRIB_TOKEN]"'),
-        Anyway("apply_patch", patch("made-by-patch")),
-        Anyway("apply_patch", patch(".git/hooks/made-by-patch-hook")),
-        Anyway("apply_patch", patch(".toolcrib/made-by-patch-rules")),
-        Anyway("apply_patch", patch(f"{scene.outside}/by-patch")),
+        CallByName("apply_patch", patch("made-by-patch")),
+        CallByName("apply_patch", patch(".git/hooks/made-by-patch-hook")),
+        CallByName("apply_patch", patch(".toolcrib/made-by-patch-rules")),
+        CallByName("apply_patch", patch(f"{scene.outside}/by-patch")),
         Call("echo", {"word": "through toolcrib"}),
     ]
 
@@ -261,10 +260,10 @@ def test_a_run_that_may_edit_changes_nothing_in_toolcribs_own_folder(scene: Scen
     scene.run(
         OwnTools.EDIT,
         *(shell(f"mkdir {way}; touch {way}/made-{number}") for number, way in enumerate(ways)),
-        *(Anyway("apply_patch", patch(f"{way}/made-by-patch-{number}")) for number, way in enumerate(ways)),
+        *(CallByName("apply_patch", patch(f"{way}/made-by-patch-{number}")) for number, way in enumerate(ways)),
         *([shell("echo more >> .toolcrib/workspace.yml; mv .toolcrib moved; rm -r .toolcrib")] if there else []),
         shell("echo x > .envrc; rm .envrc; mkdir .vscode; touch .vscode/made; mv .vscode v; echo 'ref: refs/x' > HEAD"),
-        *(Anyway("apply_patch", patch(path)) for path in (".idea/made-a", ".mcp.json", "HEAD")),
+        *(CallByName("apply_patch", patch(path)) for path in (".idea/made-a", ".mcp.json", "HEAD")),
         shell("touch made-elsewhere"),
     )
     assert sorted(path.name for path in scene.project.rglob("*")) == sorted([*before, "made-elsewhere"])
@@ -300,8 +299,8 @@ def test_a_profile_of_the_persons_that_permits_everything_does_not_count_below_a
     scene.settings = (
         'default_permissions = "mine"\n[permissions.mine]\nnetwork.enabled = true\nfilesystem.":root" = "write"\n'
     )
-    outside = Anyway("apply_patch", patch(f"{scene.outside}/by-patch"))
-    scene.run(own, shell(scene.mark("by-command")), outside, Anyway("apply_patch", patch("made-by-patch")))
+    outside = CallByName("apply_patch", patch(f"{scene.outside}/by-patch"))
+    scene.run(own, shell(scene.mark("by-command")), outside, CallByName("apply_patch", patch("made-by-patch")))
     assert scene.marks == set()
     assert scene.written() == ({"made-by-patch"} if own is OwnTools.EDIT else set())
 
@@ -317,7 +316,7 @@ def test_the_model_is_told_what_the_project_and_the_person_say_to_codex_at_every
 ) -> None:
     hostile(scene)
     (scene.home / ".codex" / "AGENTS.md").write_text("The person says: PERSONS-WORDS.\n")
-    with serving(OpenAI(), (Say("Aye."),)) as model:
+    with serving(OpenAIResponses(), (Say("Aye."),)) as model:
         first = scene.run_with(model, own)
         assert len(asked(first, "PROJECTS-WORDS")) == len(asked(first, "PERSONS-WORDS")) == 1
         [prompt] = asked(first, "--do what is asked")
@@ -348,7 +347,7 @@ def test_a_run_that_may_do_all_is_held_by_nothing(scene: Scene, listener: socket
 
 @pytest.mark.parametrize("own", [OwnTools.READ, OwnTools.EDIT, OwnTools.ALL])
 def test_a_run_leaves_the_persons_settings_as_they_are(scene: Scene, own: OwnTools) -> None:
-    with serving(OpenAI(), ()) as model:
+    with serving(OpenAIResponses(), ()) as model:
         scene.settle(model)
         before = scene.file.read_text()
         assert scene.run_with(model, own).exit_code == 0
@@ -359,7 +358,7 @@ def test_a_run_leaves_the_persons_settings_as_they_are(scene: Scene, own: OwnToo
 @pytest.mark.parametrize("before", [OwnTools.EDIT, OwnTools.ALL])
 def test_a_session_that_might_write_cannot_when_a_later_run_may_not(scene: Scene, before: OwnTools) -> None:
     steps = (shell("touch made-first"), Say("Made."), shell("touch made-second"), Say("Tried."))
-    with serving(OpenAI(), steps) as model:
+    with serving(OpenAIResponses(), steps) as model:
         first = scene.run_with(model, before)
         session = first.reader.told.session
         second = scene.run_with(model, OwnTools.READ, session=session)
@@ -423,13 +422,17 @@ def test_what_codex_refuses_to_do_by_itself_is_in_the_events(scene: Scene) -> No
     escalated = {"sandbox_permissions": "require_escalated", "justification": "please"}
     ran = scene.run(
         OwnTools.READ,
-        Anyway("apply_patch", patch("made-by-patch")),
-        Anyway("drop_table", {"name": "a"}, f"mcp__{SERVER_NAME}"),
-        Anyway("frobnicate", {}),
+        CallByName("apply_patch", patch("made-by-patch")),
+        CallByName("drop_table", {"name": "a"}, f"mcp__{SERVER_NAME}"),
+        CallByName("frobnicate", {}),
         shell(scene.mark("by-command"), **escalated),
         shell("rm -rf there.txt"),
     )
-    over = [event for event in ran.events if event.kind is Kind.TOOL and event.tool_status is not ToolStatus.STARTED]
+    over = [
+        event
+        for event in ran.events
+        if event.kind is AgentEventKind.TOOL and event.tool_status is not ToolStatus.STARTED
+    ]
     assert [(event.tool_name, event.server, event.tool_status) for event in over] == [
         ("apply_patch", "", ToolStatus.DENIED),
         ("drop_table", SERVER_NAME, ToolStatus.UNKNOWN),

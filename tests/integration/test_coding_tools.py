@@ -21,15 +21,15 @@ from parts.small_project import is_running
 from parts.traps import WRITTEN, Ground, leaked
 from parts.waiting import wait_for
 from parts.workspace import is_running as is_alive
-from toolcrib.agent.coding import Builtins, coding_tools
-from toolcrib.agent.events import NameConflict, RunEvent, RunFinished, ToolFinished
-from toolcrib.agent.options import AgentOptions, CodingTools, ToolRequest
-from toolcrib.agent.run import run_agent
-from toolcrib.agent_events import ToolStatus
+from toolcrib.agent_loop.coding import BuiltinTools, coding_tools
+from toolcrib.agent_loop.events import NameConflict, RunEvent, RunFinished, ToolFinished
+from toolcrib.agent_loop.options import AgentOptions, CodingTools, ToolRequest
+from toolcrib.agent_loop.run import run_agent
+from toolcrib.run_events import ToolStatus
 from toolcrib.testing.anthropic import Anthropic
 from toolcrib.testing.script import Call, Say, Together
 from toolcrib.testing.server import serving
-from toolcrib.workspace.ci import _VARIABLES as CI
+from toolcrib.workspace.settings.model import _VARIABLES as CI
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("KAI-5")]
 
@@ -53,12 +53,12 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def tools(root: Path, bwrap: Path) -> AsyncIterator[Builtins]:
+async def tools(root: Path, bwrap: Path) -> AsyncIterator[BuiltinTools]:
     async with coding_tools(CodingTools.all(root)) as made:
         yield made
 
 
-async def bash(tools: Builtins, command: str, **more: Any) -> str:
+async def bash(tools: BuiltinTools, command: str, **more: Any) -> str:
     result = await tools.call("Bash", {"command": command, **more})
     assert not result.is_error, result.text
     return result.text
@@ -67,7 +67,7 @@ async def bash(tools: Builtins, command: str, **more: Any) -> str:
 # ---- Bash
 
 
-async def test_bash_gives_what_was_printed_and_failures_as_errors(root: Path, tools: Builtins) -> None:
+async def test_bash_gives_what_was_printed_and_failures_as_errors(root: Path, tools: BuiltinTools) -> None:
     assert await bash(tools, "echo out; echo err >&2", description="Say two words") == "out\nerr"
     assert await bash(tools, "true") == "(No output)"
     assert await bash(tools, "mkdir sub && cd sub && pwd") == f"{root}/sub"
@@ -80,7 +80,7 @@ async def test_bash_gives_what_was_printed_and_failures_as_errors(root: Path, to
     assert empty.text == "The command is empty. Give a command line."
 
 
-async def test_bash_is_ended_at_its_time_with_all_that_it_started(tools: Builtins) -> None:
+async def test_bash_is_ended_at_its_time_with_all_that_it_started(tools: BuiltinTools) -> None:
     mark = f"toolcrib-{uuid.uuid4()}"
     result = await tools.call("Bash", {"command": f"(exec -a {mark} sleep 600) & echo begun; wait", "timeout": 400})
     assert result.is_error
@@ -98,7 +98,7 @@ async def test_bash_never_gets_more_time_than_the_settings_allow(root: Path, bwr
     assert "time limit of 1 s" in result.text
 
 
-async def test_a_cancelled_bash_leaves_no_process(root: Path, tools: Builtins) -> None:
+async def test_a_cancelled_bash_leaves_no_process(root: Path, tools: BuiltinTools) -> None:
     mark = f"toolcrib-{uuid.uuid4()}"
     line = f"(trap '' TERM; exec -a {mark} sleep 600) & touch begun; wait"
     running = asyncio.create_task(tools.call("Bash", {"command": line}))
@@ -149,7 +149,7 @@ async def test_bash_sees_neither_the_network_nor_secrets_nor_other_folders(
     assert not (tmp_path / "made").exists()
 
 
-async def test_bash_cannot_write_into_git(root: Path, tools: Builtins) -> None:
+async def test_bash_cannot_write_into_git(root: Path, tools: BuiltinTools) -> None:
     (root / ".git" / "hooks").mkdir(parents=True)
     for path in (".git/hooks/pre-commit", ".git/config"):
         result = await tools.call("Bash", {"command": f"echo x >{path}"})
@@ -157,7 +157,7 @@ async def test_bash_cannot_write_into_git(root: Path, tools: Builtins) -> None:
         assert not (root / path).exists()
 
 
-async def test_output_that_is_cut_can_be_read_whole(tools: Builtins) -> None:
+async def test_output_that_is_cut_can_be_read_whole(tools: BuiltinTools) -> None:
     said = await bash(tools, "seq 100000")
     assert len(said) < 20_000
     path = said.rpartition("all of it: ")[2].removesuffix(")")

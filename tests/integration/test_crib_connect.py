@@ -20,22 +20,22 @@ from parts.daemon import Daemon, Home, StartDaemon
 from parts.waiting import wait_for
 from parts.witness import Notes
 from toolcrib import AgentOptions, Crib, run_agent, server_config
-from toolcrib.crib.connection import Connection
-from toolcrib.crib.results import TextBlock
+from toolcrib.core.connection import Connection
+from toolcrib.core.results import TextBlock
 from toolcrib.errors import (
     CallTimeout,
     DaemonNotRunning,
     Denied,
     InvalidArguments,
     NotFound,
-    ServerAway,
+    ServerUnavailable,
     UnknownTool,
     UsageError,
 )
 from toolcrib.events import CallFailed, CallFinished, CallIntended, CatalogChanged, Event, ServerStateChanged
-from toolcrib.listing import SOURCE
+from toolcrib.listing import ORIGIN_KEY
 from toolcrib.servers.model import ServerState
-from toolcrib.testing import Anyway, Call, Say, scripted
+from toolcrib.testing import Call, CallByName, Say, scripted
 
 LIMIT = 60.0
 
@@ -147,7 +147,7 @@ def test_where_a_tool_is_from_and_what_went_wrong_is_told_to_programs_alone(runn
     for value, is_program in (("1", True), ("0", False)):
         tools, answer = told(("X-Toolcrib-Sources", value))
         assert {tool["name"]: tool.get("_meta") for tool in tools}["w_note"] == (
-            {SOURCE: ["w", "note"]} if is_program else None
+            {ORIGIN_KEY: ["w", "note"]} if is_program else None
         )
         assert ("error" in answer) is is_program
     assert told(("X-Toolcrib-Sources", "1"))[1]["error"]["data"]["kind"] == "InvalidArguments"
@@ -250,7 +250,7 @@ async def test_an_agent_that_is_taken_away_is_said_to_be_gone(running, shared_ho
     async with connect(shared_home) as connection:
         await during(owner.remove, connection.agent)
         await until(lambda: connection._over)
-        with pytest.raises(ServerAway, match="removed"):
+        with pytest.raises(ServerUnavailable, match="removed"):
             await connection.call("note", {"nonce": "seven"})
     assert "seven" not in notes.nonces()
 
@@ -326,7 +326,7 @@ async def test_a_daemon_that_was_away_is_used_again_when_it_is_back(daemon, tool
     async with connect(toolcrib_home) as connection:
         await connection.call("note", {"nonce": "before"})
         await during(first.stop)
-        with pytest.raises(ServerAway, match="daemon"):
+        with pytest.raises(ServerUnavailable, match="daemon"):
             await connection.call("note", {"nonce": "lost"})
         assert "note" in connection.tools(), "what is merely away stays listed"
         second = await during(daemon, config, "--port", port)
@@ -358,7 +358,7 @@ async def test_a_server_that_is_away_at_the_daemon_is_away_here(daemon: StartDae
 @pytest.mark.req("KAI-10")
 async def test_a_run_is_the_same_against_the_daemon_as_with_servers_of_its_own(running, shared_home, notes, owner):
     """Another provider for each; what the model gets, and what ran, is the same."""
-    steps = [Call("look", {"nonce": "run"}), Anyway("note", {"nonce": "run"}), Say("Seen.")]
+    steps = [Call("look", {"nonce": "run"}), CallByName("note", {"nonce": "run"}), Say("Seen.")]
     told: list[tuple[str, ...]] = []
 
     async def run(provider: str, **tools: Any) -> None:

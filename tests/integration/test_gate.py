@@ -31,8 +31,8 @@ from parts.raw_client import (
     request,
 )
 from parts.waiting import wait_for
-from toolcrib import arrival
-from toolcrib.gateway.envelope import MAX_BODY
+from toolcrib import http_server
+from toolcrib.gateway.messages import MAX_BODY
 
 __all__ = ["nothing_left_behind"]
 
@@ -264,7 +264,7 @@ def test_a_head_without_end_is_cut_off(door: Endpoint, start: bytes) -> None:
                 connection.send(block)
                 sent += len(block)
         except OSError:
-            assert sent > arrival.LARGEST_HEAD / 2
+            assert sent > http_server.LARGEST_HEAD / 2
         assert sent < 50_000_000
     assert door.modern("tools/list").status == 200
 
@@ -514,7 +514,7 @@ class TestArrival:
 
     @pytest.fixture(autouse=True)
     def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(arrival, "ARRIVAL_LIMIT", 0.3)
+        monkeypatch.setattr(http_server, "REQUEST_TIMEOUT", 0.3)
 
     @pytest.fixture
     async def address(self) -> AsyncIterator[tuple[str, int]]:
@@ -527,7 +527,7 @@ class TestArrival:
             await send({"type": "http.response.body", "body": b"ok"})
 
         listener = socket.create_server(("127.0.0.1", 0))
-        server = arrival.HttpServer(app)
+        server = http_server.AsgiServer(app)
         await server.start(listener)
         yield listener.getsockname()
         await server.stop(limit=0.1)

@@ -18,15 +18,15 @@ import pytest
 from parts.own import StartServer
 from parts.own_hands import Place, furnish, put
 from parts.sizes import some
-from toolcrib.agent_events import Kind, ToolStatus
-from toolcrib.agents.folder import AgentFolders
-from toolcrib.coding_agents.headless import Launch, Order, Told
+from toolcrib.coding_agents.client_spec import Launch, LaunchRequest, RunReport
+from toolcrib.coding_agents.known.gemini import GeminiParser
 from toolcrib.coding_agents.known.gemini_launch import launch
-from toolcrib.coding_agents.known.gemini_reader import GeminiReader
-from toolcrib.policy.own_tools import OwnTools
+from toolcrib.identity.agent_folders import AgentFolders
+from toolcrib.policy.profile import OwnTools
+from toolcrib.run_events import AgentEventKind, ToolStatus
 from toolcrib.testing.google import Google
-from toolcrib.testing.script import Anyway, Call, Say, Step, Together
-from toolcrib.testing.server import Model, serving
+from toolcrib.testing.script import Call, CallByName, Say, Step, Together
+from toolcrib.testing.server import ScriptedModel, serving
 from toolcrib.workspace.settings.model import GUARDED
 
 TOKEN = "tcb_0123456789"
@@ -40,7 +40,7 @@ class Ran:
     exit_code: int
     events: list[dict[str, Any]]
     err: str
-    model: Model
+    model: ScriptedModel
     session: str
 
 
@@ -60,7 +60,7 @@ class Scene(Place):
 
     def run_with(
         self,
-        model: Model,
+        model: ScriptedModel,
         own_tools: OwnTools,
         *,
         prompt: str = PROMPT,
@@ -73,7 +73,7 @@ class Scene(Place):
         self.runs += 1
         folders = AgentFolders(self.base / "agents")
         folders.make(f"gemini-{self.runs}", TOKEN)
-        order = Order(
+        order = LaunchRequest(
             prompt=prompt,
             session=session,
             new_session=str(uuid.uuid4()),
@@ -89,7 +89,7 @@ class Scene(Place):
         )
         return self._started(order, launch(order), model)
 
-    def _started(self, order: Order, made: Launch, model: Model) -> Ran:
+    def _started(self, order: LaunchRequest, made: Launch, model: ScriptedModel) -> Ran:
         folders = AgentFolders(self.base / "agents")
         for name, text in made.files.items():
             folders.put(order.folder.name, name, text)
@@ -175,8 +175,8 @@ def attempts(scene: Scene) -> list[Step]:
         ("enter_plan_mode", {"reason": "to write a plan"}),
         ("exit_plan_mode", {"plan_filename": "plan.md"}),
     )
-    calls = [Anyway(name, arguments) for name, arguments in one_by_one]
-    return [Call("_echo", {"word": "hello"}), *calls, Anyway("write_file", {"file_path": plan, "content": "x"})]
+    calls = [CallByName(name, arguments) for name, arguments in one_by_one]
+    return [Call("_echo", {"word": "hello"}), *calls, CallByName("write_file", {"file_path": plan, "content": "x"})]
 
 
 @pytest.mark.req("FRG-5")
@@ -198,8 +198,10 @@ def test_a_run_that_may_read_is_offered_nothing_that_does_more_and_reads_in_its_
     (scene.base / "secret.txt").write_text("hidden")
     (scene.project / "link.txt").symlink_to(scene.base / "secret.txt")
     (scene.project / "way").symlink_to(scene.base)
-    steps = [Anyway("read_file", {"file_path": name}) for name in ("there.txt", "../secret.txt", "link.txt")]
-    searches = [Anyway("grep_search", {"pattern": "hid", "dir_path": name}) for name in (str(scene.base), "way", ".")]
+    steps = [CallByName("read_file", {"file_path": name}) for name in ("there.txt", "../secret.txt", "link.txt")]
+    searches = [
+        CallByName("grep_search", {"pattern": "hid", "dir_path": name}) for name in (str(scene.base), "way", ".")
+    ]
     ran = scene.run(OwnTools.READ, *steps, *searches)
     own = {tool.name for tool in ran.model.offered if not tool.name.startswith("mcp_toolcrib_")}
     assert own == {"glob", "grep_search", "list_directory", "read_file", "write_todos"}
@@ -232,7 +234,7 @@ def test_a_run_that_may_edit_changes_files_in_its_folder_and_runs_nothing(scene:
     (scene.project / ".git").mkdir()
     (scene.project / "way").symlink_to(scene.base / "tmp")
     outside = ("../out.txt", "way/out.txt", ".git/config", str(scene.home / ".gemini" / "tmp" / "project" / "out.txt"))
-    writes = [Anyway("write_file", {"file_path": name, "content": "x"}) for name in outside]
+    writes = [CallByName("write_file", {"file_path": name, "content": "x"}) for name in outside]
     ran = scene.run(OwnTools.EDIT, *attempts(scene), *writes)
     assert len(ran.model.results) == len(attempts(scene)) + len(writes)
     assert scene.written() == {"made.txt", "plan.md"}
@@ -249,9 +251,9 @@ def test_logs_of_other_runs_are_not_read(scene: Scene, own_tools: OwnTools) -> N
     (runs / "1.jsonl").write_text("what-another-run-was-told\n")
     ran = scene.run(
         own_tools,
-        *(Anyway("read_file", {"file_path": name}) for name in (str(runs / "1.jsonl"), "./.toolcrib/runs/1.jsonl")),
+        *(CallByName("read_file", {"file_path": name}) for name in (str(runs / "1.jsonl"), "./.toolcrib/runs/1.jsonl")),
         # Its search obeys no such file where it has no ripgrep: SECURITY.md says so.
-        Anyway("read_file", {"file_path": "there.txt"}),
+        CallByName("read_file", {"file_path": "there.txt"}),
     )
     *refused, there = ran.model.results
     assert "as it was" in there
@@ -274,12 +276,12 @@ def test_a_run_that_may_edit_changes_nothing_in_toolcribs_folder_and_its_own(sce
         *(".vscode", "a/.ENVRC", f"{scene.project}/.idea", "HEAD"),
     )
     writes = [
-        Anyway("write_file", {"file_path": f"{folder}/made-{number}", "content": "x"})
+        CallByName("write_file", {"file_path": f"{folder}/made-{number}", "content": "x"})
         for number, folder in enumerate(written_so)
     ]
     change = {"file_path": ".toolcrib/workspace.yml", "old_string": "was", "new_string": "is", "instruction": "do"}
     elsewhere = {"file_path": "a/toolcrib.md", "content": '"file_path":".toolcrib/made"'}
-    scene.run(OwnTools.EDIT, *writes, Anyway("replace", change), Anyway("write_file", elsewhere))
+    scene.run(OwnTools.EDIT, *writes, CallByName("replace", change), CallByName("write_file", elsewhere))
     assert [str(path) for path in scene.base.rglob("made-*")] == []
     assert (ours / "workspace.yml").read_text() == "as it was\n"
     assert (inner / "toolcrib.md").read_text() == elsewhere["content"]
@@ -305,10 +307,10 @@ def test_a_run_that_may_edit_changes_nothing_there_through_links_that_the_projec
         (scene.project / name).symlink_to(to)
     paths = ("t/made-1", "g/made-2", "a/it's [\u00e4]/made-3", "new.json", "again/made-4", "./a/../T/made-5")
     inner = ("node_modules/t/made-6", ".git/t/made-7", "hard.yml", f"{scene.project}/t/made-8", "@t/made-9")
-    writes = [Anyway("write_file", {"file_path": path, "content": "x"}) for path in (*paths, *inner)]
+    writes = [CallByName("write_file", {"file_path": path, "content": "x"}) for path in (*paths, *inner)]
     change = {"file_path": "hard.yml", "old_string": "was", "new_string": "is", "instruction": "do"}
-    fine = [Anyway("write_file", {"file_path": path, "content": "x"}) for path in ("target/ok-1", "conf/ok-2")]
-    scene.run(OwnTools.EDIT, *writes, Anyway("replace", change), *fine)
+    fine = [CallByName("write_file", {"file_path": path, "content": "x"}) for path in ("target/ok-1", "conf/ok-2")]
+    scene.run(OwnTools.EDIT, *writes, CallByName("replace", change), *fine)
     made = {path.name for path in scene.project.rglob("*") if path.is_file() and not path.is_symlink()}
     assert made - {"there.txt"} == {"workspace.yml", "hard.yml", "ok-1", "ok-2"}
     assert [path.name for path in (scene.project / ".toolcrib").iterdir()] == ["workspace.yml"]
@@ -391,11 +393,15 @@ def test_a_session_goes_on_in_a_later_run_though_each_has_a_folder_of_its_own(sc
 
 @pytest.mark.req("FRG-5", "FRG-6")
 def test_its_lines_become_events_that_say_whose_tool_it_was_and_how_it_ended(scene: Scene) -> None:
-    calls = (Call("_fail", {"message": "no"}), Call("_add", {"a": 1}), Anyway("run_shell_command", {"command": "ls"}))
+    calls = (
+        Call("_fail", {"message": "no"}),
+        Call("_add", {"a": 1}),
+        CallByName("run_shell_command", {"command": "ls"}),
+    )
     ran = scene.run(OwnTools.READ, Call("_echo", {"word": "hi"}, says="I look.", thinking="Hm."), Together(calls))
-    reader = GeminiReader()
+    reader = GeminiParser()
     events = [event for line in ran.events for event in reader.read(line)]
-    over = [e for e in events if e.kind is Kind.TOOL and e.tool_status is not ToolStatus.STARTED]
+    over = [e for e in events if e.kind is AgentEventKind.TOOL and e.tool_status is not ToolStatus.STARTED]
     assert [(event.tool_name, event.server, event.tool_status) for event in over] == [
         ("echo", "toolcrib", ToolStatus.OK),
         ("fail", "toolcrib", ToolStatus.ERROR),
@@ -403,7 +409,7 @@ def test_its_lines_become_events_that_say_whose_tool_it_was_and_how_it_ended(sce
         ("run_shell_command", "", ToolStatus.UNKNOWN),
     ]
     assert over[1].text == "no"
-    said = [(event.role, event.text) for event in events if event.kind is Kind.MESSAGE]
+    said = [(event.role, event.text) for event in events if event.kind is AgentEventKind.MESSAGE]
     assert said == [("user", PROMPT), ("assistant", "I look."), ("assistant", "Done.")]
     told, cost = reader.told, ran.model.told
     assert (told.session, told.text, told.failure) == (ran.session, "Done.", "")
@@ -412,8 +418,8 @@ def test_its_lines_become_events_that_say_whose_tool_it_was_and_how_it_ended(sce
     assert told.usage.output == sum(each.output - each.thought for each in cost)
 
 
-def told_by(ran: Ran) -> Told:
-    reader = GeminiReader()
+def told_by(ran: Ran) -> RunReport:
+    reader = GeminiParser()
     for line in ran.events:
         reader.read(line)
     for text in ran.err.splitlines():

@@ -17,11 +17,11 @@ from parts import leftovers, runs
 from parts.crowd import Member, Owner
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.waiting import wait_for
-from toolcrib.agent.events import RunFinished
-from toolcrib.agent.options import AgentOptions
-from toolcrib.agent.run import run_agent
-from toolcrib.config.given import HttpServer
-from toolcrib.testing import Call, Hold, Model, Say, scripted
+from toolcrib.agent_loop.events import RunFinished
+from toolcrib.agent_loop.options import AgentOptions
+from toolcrib.agent_loop.run import run_agent
+from toolcrib.config.from_code import HttpServer
+from toolcrib.testing import Call, Hold, Say, ScriptedModel, scripted
 from toolcrib.testing.server import serving
 
 pytestmark = pytest.mark.req("KAI-9")
@@ -31,13 +31,13 @@ KEY = "sk-test-0123456789abcdef"
 TOOLS = {"submit_job", "list_jobs", "get_job_result", "cancel_job"}
 
 
-def config(model: Model, **more: Any) -> dict[str, Any]:
+def config(model: ScriptedModel, **more: Any) -> dict[str, Any]:
     """The person's own: which model jobs ask, where, with which key."""
     jobs = {"model": "openai:worker", "base_urls": {"openai": model.url}, "api_keys": {"openai": "${JOBS_KEY}"}}
     return {"jobs": {**jobs, **more}}
 
 
-def start(daemon: StartDaemon, model: Model, **more: Any) -> Daemon:
+def start(daemon: StartDaemon, model: ScriptedModel, **more: Any) -> Daemon:
     return daemon(config(model, **more), env={"JOBS_KEY": KEY})
 
 

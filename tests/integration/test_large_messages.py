@@ -22,10 +22,10 @@ from parts.own import StartServer
 from parts.raw_client import Endpoint
 from parts.sizes import some
 from servers_own.odd_web import EXACT, OddWeb, running
-from toolcrib.config.model import Layer, Retry, ServerConfig, Source, Transport
+from toolcrib.config.model import ConfigSource, Layer, Retry, ServerConfig, Transport
 from toolcrib.errors import ProtocolViolation, ServerFailure
 from toolcrib.events import Bus, Event, ServerStateChanged
-from toolcrib.servers import intake
+from toolcrib.servers import link
 from toolcrib.servers.model import ServerState, ToolCall
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
@@ -53,7 +53,7 @@ class Bench:
 
     async def started(self, transport: Transport, **settings: Any) -> Server:
         settings = {"max_message_mb": 0.1, "retry": Retry(backoff=0.05), **settings}
-        config = ServerConfig(name="it", transport=transport, source=Source(layer=Layer.FLAGS), **settings)
+        config = ServerConfig(name="it", transport=transport, source=ConfigSource(layer=Layer.FLAGS), **settings)
         server = Server(config, root=self.root, on_tools=lambda _: None, bus=self.bus, reaper=self.reaper)
         self.made.append(server)
         server.start()
@@ -152,8 +152,8 @@ NOISES = (
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood is ended after a few pauses instead of a few hundred."""
-    monkeypatch.setattr(intake, "MOST", 0.06)
-    monkeypatch.setattr(intake, "_LASTING", 0.0)
+    monkeypatch.setattr(link, "MOST", 0.06)
+    monkeypatch.setattr(link, "_LASTING", 0.0)
 
 
 async def calls_until(flood: asyncio.Future[Any], quiet: Server) -> int:
@@ -173,7 +173,7 @@ async def test_a_process_that_floods_is_ended_with_the_reason_and_the_others_go_
     assert await calls_until(flood, quiet) >= 2
     with pytest.raises(ServerFailure, match=r"'it'.*floods us.*may have run"):
         await flood
-    assert await bench.reasons.get() == intake.ENDED
+    assert await bench.reasons.get() == link.ENDED
 
 
 @pytest.mark.usefixtures("impatient")
@@ -182,7 +182,7 @@ async def test_why_a_server_was_ended_is_still_shown_when_it_is_back(bench: Benc
     with pytest.raises(ServerFailure):
         await server.call(call("flood", what="garbage"))
     assert (await server.call(call("echo"))).result is not None
-    assert (server.status.state, server.status.last_error) == (ServerState.READY, intake.ENDED)
+    assert (server.status.state, server.status.last_error) == (ServerState.READY, link.ENDED)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -201,7 +201,7 @@ async def test_a_stream_of_events_that_floods_is_ended_with_the_reason(way: str,
             with pytest.raises(ServerFailure, match="floods us"):
                 await flood
         else:
-            assert await flood == intake.ENDED
+            assert await flood == link.ENDED
         await server.stop()
 
 

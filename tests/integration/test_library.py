@@ -16,9 +16,9 @@ from parts import leftovers
 from parts.witness import Notes
 from toolcrib import Client, Crib, server_config
 from toolcrib.config import Paths
-from toolcrib.config.given import StdioServer
-from toolcrib.crib.crib import Opening
-from toolcrib.crib.results import (
+from toolcrib.config.from_code import StdioServer
+from toolcrib.core.crib import Opening
+from toolcrib.core.results import (
     AudioBlock,
     ImageBlock,
     OtherBlock,
@@ -27,7 +27,7 @@ from toolcrib.crib.results import (
     TextBlock,
     read_result,
 )
-from toolcrib.errors import ConfigError, InvalidArguments, ServerAway, UnknownServer, UnknownTool, UsageError
+from toolcrib.errors import ConfigError, InvalidArguments, ServerUnavailable, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import CallFinished, CatalogChanged, Event, ServerStateChanged
 from toolcrib.servers.model import ServerState
 
@@ -153,7 +153,7 @@ async def test_a_client_asks_again_for_tools_that_came_without_a_word(tmp_path):
 @pytest.mark.req("BNS-1", "BNS-5")
 async def test_a_server_that_is_not_there_is_said_so(tmp_path):
     missing = server_config("gone", {"command": str(tmp_path / "no-such-program")})
-    with pytest.raises(ServerAway, match="no-such-program"):
+    with pytest.raises(ServerUnavailable, match="no-such-program"):
         await Client(missing).connect()
 
 
@@ -224,7 +224,7 @@ async def test_a_tool_is_a_definition_and_something_that_runs_and_knows_its_serv
 @pytest.mark.req("ENG-2")
 async def test_a_server_that_cannot_be_reached_registers_nothing(crib, tmp_path):
     missing = server_config("gone", {"command": str(tmp_path / "no-such-program")})
-    with pytest.raises(ServerAway):
+    with pytest.raises(ServerUnavailable):
         await crib.register(missing)
     assert crib.tools().names == ()
 
@@ -391,7 +391,7 @@ async def test_a_server_is_disconnected_and_connected_by_its_name(environ, notes
         await crib.disconnect_server("w")
         assert leftovers.read(pid) is None
         assert "note" in crib.tools()
-        with pytest.raises(ServerAway, match="stopped") as told:
+        with pytest.raises(ServerUnavailable, match="stopped") as told:
             await crib.call("note", {"nonce": "while away"})
         assert "await crib.connect_server('w')" in told.value.remedy
         await crib.reload()

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from parts.daemon import Home, StartDaemon
-from toolcrib.agent.models import place
-from toolcrib.testing import Call, Model, Say, Step, Together, scripted
-from toolcrib.workspace.ci import _VARIABLES as CI
+from toolcrib.agent_loop.models import endpoint
+from toolcrib.testing import Call, Say, ScriptedModel, Step, Together, scripted
+from toolcrib.workspace.settings.model import _VARIABLES as CI
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "library.md").read_text()
@@ -41,11 +41,13 @@ def in_the_checkout(toolcrib_home: Home, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(ROOT)
 
 
-def stand_in(model: Model, patch: pytest.MonkeyPatch) -> None:
+def stand_in(model: ScriptedModel, patch: pytest.MonkeyPatch) -> None:
     """The scripted model is at the providers' own addresses."""
-    patch.setattr(place, "PROVIDERS", {name: replace(one, url=model.url) for name, one in place.PROVIDERS.items()})
+    patch.setattr(
+        endpoint, "PROVIDERS", {name: replace(one, url=model.url) for name, one in endpoint.PROVIDERS.items()}
+    )
     patch.setenv("ANTHROPIC_BASE_URL", model.url)
-    for one in place.PROVIDERS.values():
+    for one in endpoint.PROVIDERS.values():
         patch.setenv(one.variables[0], "a key of nobody")
 
 
@@ -57,12 +59,12 @@ def is_time(text: str) -> bool:
 class Story:
     """What the model of a program does, and what comes of it."""
 
-    check: Callable[[list[str], Model], None]
+    check: Callable[[list[str], ScriptedModel], None]
     provider: str = "anthropic"
     steps: list[Step] = field(default_factory=list)
 
 
-def shows_a_run(lines: list[str], model: Model) -> None:
+def shows_a_run(lines: list[str], model: ScriptedModel) -> None:
     assert lines[0] == "I look.[clock:now {'zone': 'Europe/Lisbon'}]"
     assert lines[1] == "Late."
     assert re.fullmatch(r"done, \d+ tokens in, \d+ out", lines[2])
@@ -70,17 +72,17 @@ def shows_a_run(lines: list[str], model: Model) -> None:
     assert {tool.name for tool in model.offered} == {"now", "Read", "Glob", "Grep"}
 
 
-def leaves_nothing(lines: list[str], model: Model) -> None:
+def leaves_nothing(lines: list[str], model: ScriptedModel) -> None:
     assert lines == ["nothing of it is left"]
     assert len(model.requests) == 1
 
 
-def goes_on(lines: list[str], model: Model) -> None:
+def goes_on(lines: list[str], model: ScriptedModel) -> None:
     assert [re.search(r'text="(.*?)"', line)[1] for line in lines] == ["The Tejo.", "Very."]
     assert model.conversations[-1].said == ("The Tejo.",)
 
 
-def asks_first(lines: list[str], model: Model) -> None:
+def asks_first(lines: list[str], model: ScriptedModel) -> None:
     assert lines == [
         "Write denied Write did not run: it was not approved.",
         "Write ok Created hello.txt: 5 bytes written.",
@@ -89,30 +91,30 @@ def asks_first(lines: list[str], model: Model) -> None:
     assert len(model.results) == 3
 
 
-def hands_out(lines: list[str], _: Model) -> None:
+def hands_out(lines: list[str], _: ScriptedModel) -> None:
     assert lines[0].startswith("('clock',) {'gone': \"'no-such-program' is not installed")
     assert lines[1] == "('now',) clock"
     assert lines[2].startswith("False ")
     assert is_time(lines[2].removeprefix("False "))
 
 
-def discovers_and_registers(lines: list[str], _: Model) -> None:
+def discovers_and_registers(lines: list[str], _: ScriptedModel) -> None:
     assert lines == ["() ('now',)", "['other:now']", "('clock_now', 'other_now')", "other:now ok"]
 
 
-def connects_one(lines: list[str], _: Model) -> None:
+def connects_one(lines: list[str], _: ScriptedModel) -> None:
     assert lines[0] == "True legacy ['now']"
     assert is_time(lines[1])
 
 
-def changes_tools(lines: list[str], _: Model) -> None:
+def changes_tools(lines: list[str], _: ScriptedModel) -> None:
     assert lines[0].startswith("('NOW',) The time now in an IANA time zone. (clock) {")
     schema = ast.literal_eval(lines[0][lines[0].index("{") :])
     assert "zone" not in schema.get("properties", {})
     assert lines[1].endswith("+00:00")
 
 
-def loops(lines: list[str], model: Model) -> None:
+def loops(lines: list[str], model: ScriptedModel) -> None:
     assert lines == ["Late."]
     lisbon, wrong = model.results
     assert is_time(lisbon)

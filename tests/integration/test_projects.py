@@ -19,7 +19,7 @@ from integration.kept import kept_open
 from parts.client import MODES, at_endpoint
 from parts.daemon import PROGRAM, Cli, Daemon, Home, StartDaemon
 from parts.own import StartServer, stdio_words
-from toolcrib.config.project import project_of
+from toolcrib.config.paths import project_of
 
 pytestmark = pytest.mark.slow
 

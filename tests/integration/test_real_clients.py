@@ -20,7 +20,7 @@ from parts.coding_agents import CodingAgent, Seat
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.own import StartServer
 from toolcrib.testing.script import Call
-from toolcrib.testing.server import Model, serving
+from toolcrib.testing.server import ScriptedModel, serving
 
 
 @pytest.fixture(params=coding_agents.ALL, ids=lambda agent: str(agent.name))
@@ -69,10 +69,10 @@ class Scene:
     def client_home(self) -> Path:
         return self.home.path / "client" / "home"
 
-    def seat(self, client: CodingAgent, model: Model) -> Seat:
+    def seat(self, client: CodingAgent, model: ScriptedModel) -> Seat:
         return coding_agents.seat(client, self.client_home.parent, model)
 
-    def run(self, client: CodingAgent, *steps: Call) -> Model:
+    def run(self, client: CodingAgent, *steps: Call) -> ScriptedModel:
         """A run of the client with the file that Toolcrib generates for the agent."""
         generated = self.cli("connect", client.name, "--agent", "reviewer", "--json").ok().json["generated"]
         with serving(client.provider, steps) as model:

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from parts import leftovers
-from toolcrib.agent.events import (
-    Ended,
+from toolcrib.agent_loop.events import (
     McpConnected,
     McpWarning,
+    ModelUsage,
     NameConflict,
     Retrying,
+    RunEnd,
     RunEvent,
     RunFailed,
     RunFinished,
@@ -27,13 +28,24 @@ from toolcrib.agent.events import (
     TextDelta,
     ToolCalled,
     ToolFinished,
-    Usage,
 )
-from toolcrib.agent.options import AgentOptions, CodingTools
-from toolcrib.agent.run import run_agent
-from toolcrib.agent_events import ToolStatus
-from toolcrib.config.given import HttpServer, StdioServer
-from toolcrib.testing import Anyway, Break, Call, Ending, Garble, Hold, Model, Refuse, Say, Together, scripted
+from toolcrib.agent_loop.options import AgentOptions, CodingTools
+from toolcrib.agent_loop.run import run_agent
+from toolcrib.config.from_code import HttpServer, StdioServer
+from toolcrib.run_events import ToolStatus
+from toolcrib.testing import (
+    AnswerEnding,
+    Break,
+    Call,
+    CallByName,
+    Garble,
+    Hold,
+    Refuse,
+    Say,
+    ScriptedModel,
+    Together,
+    scripted,
+)
 
 DESK = Path(__file__).parents[1] / "servers_own" / "desk_stdio.py"
 PROVIDERS = ("anthropic", "google", "openai", "openai-responses", "openrouter")
@@ -57,7 +69,7 @@ def desk(notes: Path) -> StdioServer:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A provider that does not say when to come again is asked again at once."""
-    monkeypatch.setattr("toolcrib.agent.models.retrying.FIRST_DELAY", 0.0)
+    monkeypatch.setattr("toolcrib.agent_loop.models.retrying.FIRST_DELAY", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -88,11 +100,11 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.01)
 
 
-def options(model: Model, provider: str = "anthropic", **given: Any) -> AgentOptions:
+def options(model: ScriptedModel, provider: str = "anthropic", **given: Any) -> AgentOptions:
     return AgentOptions(**{"model": MODELS[provider], "base_url": model.url, "api_key": KEY, **given})
 
 
-async def run(model: Model, provider: str = "anthropic", prompt: str = "Go.", **given: Any) -> list[RunEvent]:
+async def run(model: ScriptedModel, provider: str = "anthropic", prompt: str = "Go.", **given: Any) -> list[RunEvent]:
     async with asyncio.timeout(LIMIT):
         return [event async for event in run_agent(prompt, options(model, provider, **given))]
 
@@ -116,13 +128,13 @@ async def test_a_run_with_every_provider(provider: str, desk: StdioServer, notes
     steps = [
         Together((Call("add", {"a": 2, "b": 3}), Call("add", {"a": 4, "b": 5})), says="I add."),
         Refuse(429),
-        Together((Call("whole"), Anyway("nothing_of_this_name"), Call("add", {"a": "two"}))),
+        Together((Call("whole"), CallByName("nothing_of_this_name"), Call("add", {"a": "two"}))),
         Say("That was it."),
     ]
     with scripted(provider, steps) as model:
         events = await run(model, provider, mcp_servers=[desk], instructions="Be brief.")
     last = finished(events)
-    assert (last.ended, last.text, last.steps) == (Ended.DONE, "That was it.", 3)
+    assert (last.ended, last.text, last.steps) == (RunEnd.DONE, "That was it.", 3)
     assert [tool.name for tool in model.offered] == [
         "add", "whole", "picture", "hang", "die", "meet"
     ]  # fmt: skip
@@ -146,7 +158,7 @@ async def test_a_run_with_every_provider(provider: str, desk: StdioServer, notes
     assert [call["arguments"] for call in noted(notes, "call")] == [{"a": 2, "b": 3}, {"a": 4, "b": 5}, {}]
     steps_told = [event.usage for event in events if isinstance(event, StepFinished)]
     assert [usage.input_tokens for usage in steps_told] == [one.read for one in model.told]
-    assert last.usage == Usage(
+    assert last.usage == ModelUsage(
         input_tokens=sum(one.read for one in model.told),
         output_tokens=sum(one.output for one in model.told),
         cache_read_tokens=sum(one.cached for one in model.told),
@@ -172,7 +184,7 @@ async def test_without_servers_the_request_has_no_word_of_tools(provider: str) -
 
 @every_provider
 async def test_why_an_answer_ended_is_why_the_run_did(provider: str) -> None:
-    for ending, ended in ((Ending.LENGTH, Ended.LENGTH), (Ending.FILTER, Ended.REFUSED)):
+    for ending, ended in ((AnswerEnding.LENGTH, RunEnd.LENGTH), (AnswerEnding.FILTER, RunEnd.REFUSED)):
         with scripted(provider, [Say("I would", ending=ending)]) as model:
             assert finished(await run(model, provider)).ended is ended
 
@@ -181,7 +193,7 @@ async def test_why_an_answer_ended_is_why_the_run_did(provider: str) -> None:
 async def test_an_empty_answer_is_the_end_and_no_failure(provider: str, desk: StdioServer) -> None:
     with scripted(provider, [Call("add", {"a": 1, "b": 1}, says="I add."), Say("")]) as model:
         last = finished(await run(model, provider, mcp_servers=[desk]))
-    assert (last.ended, last.text, last.steps) == (Ended.DONE, "I add.", 2)
+    assert (last.ended, last.text, last.steps) == (RunEnd.DONE, "I add.", 2)
 
 
 @every_provider
@@ -233,7 +245,7 @@ async def test_a_conversation_goes_on_in_another_run(provider: str, desk: StdioS
 async def test_servers_that_are_not_there_are_told_and_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch, desk: StdioServer, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("toolcrib.agent.plan.CONNECT_LIMIT", 6.0)
+    monkeypatch.setattr("toolcrib.agent_loop.setup.CONNECT_LIMIT", 6.0)
     servers = [
         desk,
         StdioServer("mute", command=sys.executable, args=[DESK], env={"MUTE": "1"}),
@@ -389,6 +401,6 @@ async def test_when_the_time_is_up_no_process_is_left(desk: StdioServer, notes: 
     with scripted("anthropic", [Call("hang", says="I wait.")]) as model:
         events = await run(model, mcp_servers=[desk], timeout=6)
         last = finished(events)
-        assert (last.ended, last.text) == (Ended.TIMEOUT, "I wait.")
+        assert (last.ended, last.text) == (RunEnd.TIMEOUT, "I wait.")
         assert ends(events)["hang"].tool_status is ToolStatus.CANCELLED
     assert not alive(notes)

@@ -28,10 +28,20 @@ from parts.raw_client import Pipe, request
 from parts.waiting import wait_for
 from parts.witness import Notes
 from toolcrib.config.paths import Paths
+from toolcrib.daemon_client import lease as leases
+from toolcrib.daemon_client.lease import (
+    AgentLease,
+    CallSeen,
+    LeaseClient,
+    LeaseEnded,
+    LeaseEvent,
+    LeaseLost,
+    LeaseRequest,
+    ListingSeen,
+    open_lease_client,
+)
 from toolcrib.errors import DaemonNotRunning, NotFound, UsageError
 from toolcrib.policy import OwnTools
-from toolcrib.reach import lease as leases
-from toolcrib.runs.house import CallSeen, Ended, House, Lease, Listed, Lost, Note, Wanted, open_house
 
 LIMIT = 60.0
 SECRET = "s3cret-of-the-person"
@@ -48,8 +58,8 @@ def config(notes: Notes) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def house_of(home: Home) -> AsyncIterator[House]:
-    async with asyncio.timeout(60), open_house(paths_of(home), home.project, home.environ()) as house:
+async def house_of(home: Home) -> AsyncIterator[LeaseClient]:
+    async with asyncio.timeout(60), open_lease_client(paths_of(home), home.project, home.environ()) as house:
         yield house
 
 
@@ -57,12 +67,12 @@ def paths_of(home: Home) -> Paths:
     return Paths.of_user(home.environ())
 
 
-def wanted(home: Home, conversation: str = "c1", **more: Any) -> Wanted:
+def wanted(home: Home, conversation: str = "c1", **more: Any) -> LeaseRequest:
     usual = {"client": "claude", "profile": "developer", "workdir": home.project, "lives": 600.0}
-    return Wanted(**{**usual, "conversation": conversation, **more})
+    return LeaseRequest(**{**usual, "conversation": conversation, **more})
 
 
-def member(lease: Lease, era: str = "modern") -> Member:
+def member(lease: AgentLease, era: str = "modern") -> Member:
     """A client that has nothing but what the lease told."""
     where = cast(Daemon, SimpleNamespace(endpoint=lease.url, token=""))
     return Member(where, lease.agent, lease.token, era, conversation="c1")
@@ -74,17 +84,17 @@ async def during(work: Callable[..., Any], *args: Any, **more: Any) -> Any:
         return await asyncio.to_thread(work, *args, **more)
 
 
-async def take(stream: AsyncIterator[Note], count: int) -> list[Note]:
+async def take(stream: AsyncIterator[LeaseEvent], count: int) -> list[LeaseEvent]:
     async with asyncio.timeout(LIMIT):
         return [await anext(stream) for _ in range(count)]
 
 
-async def rest_of(stream: AsyncIterator[Note]) -> list[Note]:
+async def rest_of(stream: AsyncIterator[LeaseEvent]) -> list[LeaseEvent]:
     async with asyncio.timeout(LIMIT):
         return [note async for note in stream]
 
 
-def is_refused(lease: Lease) -> bool:
+def is_refused(lease: AgentLease) -> bool:
     where = cast(Daemon, SimpleNamespace(endpoint=lease.url, token=""))
     return AgentEndpoint(where, lease.token).modern("tools/list").status == 401
 
@@ -196,7 +206,7 @@ async def test_every_listing_and_call_is_told_in_order_as_the_far_sides_saw_it(
         await other.release()
         assert await rest_of(other.notes()) == [], "another run's agent is nobody's business"
     listed, *calls = seen
-    assert isinstance(listed, Listed)
+    assert isinstance(listed, ListingSeen)
     begin = answer.index('"tools":') + len('"tools":')
     told, end = json.JSONDecoder().raw_decode(answer, begin)
     assert listed.tools == len(told) == len(listed.names)
@@ -245,7 +255,7 @@ async def test_a_run_whose_agent_is_taken_away_hears_so_after_the_last_of_its_ca
         assert isinstance(started, CallSeen)
         assert isinstance(over, CallSeen)
         assert (over.call, over.outcome) == (started.call, "denied")
-        assert ended == Ended(why=how)
+        assert ended == LeaseEnded(why=how)
         wait_for(lambda: not lease.folder.exists(), "the folder to go", LIMIT)
         assert is_refused(lease)
         await lease.release()
@@ -257,7 +267,7 @@ async def test_an_agent_ends_when_its_time_is_over(daemon: StartDaemon, toolcrib
     daemon({})
     async with house_of(toolcrib_home) as house:
         lease = await house.lease(wanted(toolcrib_home, lives=0.5))
-        assert await rest_of(lease.notes()) == [Ended(why="expired")]
+        assert await rest_of(lease.notes()) == [LeaseEnded(why="expired")]
         assert is_refused(lease)
 
 
@@ -440,7 +450,7 @@ async def test_an_agent_that_was_removed_while_the_daemon_was_away_is_not_gone_o
         await during(first.stop)
         (await during(cli, "agent", "remove", "claude-c1")).ok()
         await during(daemon, {})
-        assert await rest_of(lease.notes()) == [Ended(why="removed")]
+        assert await rest_of(lease.notes()) == [LeaseEnded(why="removed")]
         await lease.release()
 
 
@@ -454,7 +464,7 @@ async def test_a_daemon_that_does_not_come_back_or_comes_elsewhere_is_lost(
         gone = await house.lease(wanted(toolcrib_home))
         await during(first.stop)
         (lost,) = await rest_of(gone.notes())
-        assert lost == Lost(why="The daemon is gone, and did not come back in 1 s.")
+        assert lost == LeaseLost(why="The daemon is gone, and did not come back in 1 s.")
         await gone.release()
         monkeypatch.setattr(leases, "GONE_FOR", 20.0)
         second = await during(daemon, {})
@@ -462,7 +472,7 @@ async def test_a_daemon_that_does_not_come_back_or_comes_elsewhere_is_lost(
         await during(second.stop)
         third = await during(daemon, {})
         (lost,) = await rest_of(elsewhere.notes())
-        assert isinstance(lost, Lost)
+        assert isinstance(lost, LeaseLost)
         assert third.endpoint in lost.why
 
 
@@ -574,7 +584,7 @@ async def test_a_daemon_for_runs_that_ends_is_lost_and_none_comes_in_its_place(
         lease = await house.lease(wanted(toolcrib_home))
         os.kill(lease.daemon, how)
         (lost,) = await rest_of(lease.notes())
-        assert isinstance(lost, Lost)
+        assert isinstance(lost, LeaseLost)
         assert "started for runs" in lost.why
         await during(wait_for, lambda: has_ended(toolcrib_home, lease.daemon), "the daemon to end", LIMIT)
         assert lease.folder.exists() is (how is signal.SIGKILL), "one that is asked to stop revokes before it goes"
@@ -586,7 +596,7 @@ async def test_a_daemon_for_runs_that_ends_is_lost_and_none_comes_in_its_place(
 
 def test_a_daemon_for_runs_to_which_nobody_comes_ends(toolcrib_home: Home) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom toolcrib.commands.leases import Lasts\n"
+        "import sys\nfrom pathlib import Path\nfrom toolcrib.daemon_client.lifetime import Lasts\n"
         "from toolcrib.config import Flags\nfrom toolcrib.daemon import process\nprocess._FIRST_RUN = 0.3\n"
         "sys.exit(process.run_foreground(Path.cwd(), Flags(port=0), ready=print, lasts=Lasts.FOR_RUNS))"
     )

@@ -19,18 +19,18 @@ import pytest
 from parts import runs
 from parts.daemon import PROGRAM, Home
 from parts.runs import CLAUDE, CODEX, GEMINI, Desk, Person
-from toolcrib.testing.script import Anyway, Call, Say, Step
+from toolcrib.testing.script import Call, CallByName, Say, Step
 from toolcrib.testing.server import serving
 
 Start = Callable[..., Desk]
 
 OWN_SHELL: dict[str, tuple[Person, Step, Step]] = {
-    "claude": (CLAUDE, Anyway("Bash", {"command": "exit 3"}), Anyway("Bash", {"command": "true"})),
-    "codex": (CODEX, Anyway("exec_command", {"cmd": "exit 3"}), Anyway("exec_command", {"cmd": "true"})),
+    "claude": (CLAUDE, CallByName("Bash", {"command": "exit 3"}), CallByName("Bash", {"command": "true"})),
+    "codex": (CODEX, CallByName("exec_command", {"cmd": "exit 3"}), CallByName("exec_command", {"cmd": "true"})),
     "gemini": (
         GEMINI,
-        Anyway("run_shell_command", {"command": "exit 3"}),
-        Anyway("run_shell_command", {"command": "true"}),
+        CallByName("run_shell_command", {"command": "exit 3"}),
+        CallByName("run_shell_command", {"command": "true"}),
     ),
 }
 

@@ -16,17 +16,16 @@ import pytest
 from parts import own, scribe
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.waiting import wait_for
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
+from toolcrib.coding_agents import run_history
+from toolcrib.coding_agents.client_spec import Launch, LaunchRequest
 from toolcrib.coding_agents.clients import CLIENTS
-from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.coding_agents.code_agent import CodingAgentRun, RunStream
+from toolcrib.coding_agents.process_alive import process_started_at
+from toolcrib.coding_agents.run_folder import LogSeals
+from toolcrib.coding_agents.run_preparation import RunRequest
+from toolcrib.coding_agents.run_result import ExecutionResult, OnMcpFailure, RunStatus
 from toolcrib.errors import NotFound, ToolcribError, UsageError
-from toolcrib.runs import shelf
-from toolcrib.runs.agent import Stream
-from toolcrib.runs.alive import began
-from toolcrib.runs.preparing import RunOrder
-from toolcrib.runs.result import ExecutionResult, OnMcpFailure, Status
-from toolcrib.runs.run import Run
-from toolcrib.runs.seal import Seals
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 LIMIT = 60.0
 SECRET = "hunter2-hunter2"
@@ -68,7 +67,7 @@ class Scene:
         notes = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         return [note for note in notes if note["method"] == method]
 
-    def order(self, prompt: str, **changed: Any) -> RunOrder:
+    def order(self, prompt: str, **changed: Any) -> RunRequest:
         usual: dict[str, Any] = {
             "client": scribe.SCRIBE,
             "prompt": prompt,
@@ -78,10 +77,10 @@ class Scene:
             "on_mcp_failure": OnMcpFailure.STOP,
             "environ": self.environ,
         }
-        return RunOrder(**{**usual, **changed})
+        return RunRequest(**{**usual, **changed})
 
     async def run(self, *given: dict[str, Any], **changed: Any) -> ExecutionResult:
-        async with asyncio.timeout(LIMIT), Stream(Run(self.order(steps(*given), **changed))) as stream:
+        async with asyncio.timeout(LIMIT), RunStream(CodingAgentRun(self.order(steps(*given), **changed))) as stream:
             async for _ in stream:
                 pass
         return stream.result
@@ -99,12 +98,12 @@ class Scene:
 @pytest.fixture
 def scene(toolcrib_home: Home, daemon: StartDaemon, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Scene:
     scribe.install(toolcrib_home.path / "bin")
-    monkeypatch.setattr(shelf, "CLIENTS", (*CLIENTS, scribe.SCRIBE))
+    monkeypatch.setattr(run_history, "CLIENTS", (*CLIENTS, scribe.SCRIBE))
     return Scene(home=toolcrib_home, cli=cli, start=daemon)
 
 
 def tools(events: tuple[AgentEvent, ...]) -> list[tuple[str, str, ToolStatus | None, Any]]:
-    return [(e.server, e.tool_name, e.tool_status, e.tool_args) for e in events if e.kind is Kind.TOOL]
+    return [(e.server, e.tool_name, e.tool_status, e.tool_args) for e in events if e.kind is AgentEventKind.TOOL]
 
 
 @pytest.mark.req("FRG-6", "FRG-7", "KAI-10")
@@ -113,12 +112,12 @@ async def test_every_call_is_told_whole_whether_or_not_the_program_prints_it(sce
     result = await scene.run(
         {"say": "I begin."}, call("echo", n=1), call("echo", silent=True, n=2), call("absent"), {"print": "no JSON"}
     )
-    assert result.status is Status.FINISHED
+    assert result.status is RunStatus.FINISHED
     assert tools(result.raw_events)[:2] == [
         ("own", "echo", ToolStatus.STARTED, {"n": 1}),
         ("own", "echo", ToolStatus.OK, {"n": 1}),
     ]
-    over = [e for e in result.raw_events if e.kind is Kind.TOOL and e.tool_status is not ToolStatus.STARTED]
+    over = [e for e in result.raw_events if e.kind is AgentEventKind.TOOL and e.tool_status is not ToolStatus.STARTED]
     assert sorted((e.tool_name, str(e.tool_status), e.decision) for e in over) == [
         ("echo", "ok", "allow"),
         ("echo", "ok", "allow"),
@@ -126,7 +125,7 @@ async def test_every_call_is_told_whole_whether_or_not_the_program_prints_it(sce
     ]
     assert all(e.tool_duration_ms is not None for e in over if e.server == "own")
     assert [note["arguments"] for note in scene.seen()] == [{"n": 1}, {"n": 2}]
-    assert any(e.kind is Kind.RAW and e.raw == "no JSON" for e in result.raw_events)
+    assert any(e.kind is AgentEventKind.RAW and e.raw == "no JSON" for e in result.raw_events)
     assert (result.text, result.usage.input, result.usage.output, result.usage.cached) == ("I begin.", 11, 7, 3)
 
 
@@ -152,16 +151,16 @@ async def test_the_log_holds_who_ran_what_everything_that_happened_and_what_it_c
 @pytest.mark.req("KSI-2", "KSI-5")
 async def test_nothing_of_a_run_is_left_when_it_is_over(scene: Scene) -> None:
     running = scene.daemon()
-    stream = Stream(Run(scene.order(steps({"leave": 1}, {"variables": 1}))))
+    stream = RunStream(CodingAgentRun(scene.order(steps({"leave": 1}, {"variables": 1}))))
     folders, said = set(), []
     async for event in stream:
         folders |= {path.name for path in (scene.home.toolcrib / "state" / "agents").glob("*")}
-        if event.kind is Kind.MESSAGE:
+        if event.kind is AgentEventKind.MESSAGE:
             said.append(event.text)
     child, variables = int(said[0]), json.loads(said[1])
     assert folders == {stream.result.metadata["agent"]}
     assert scene.agents() == []
-    assert began(child) is None, "what the program started ends with it"
+    assert process_started_at(child) is None, "what the program started ends with it"
     assert variables["SCRIBE_URL"] == running.endpoint
     token = json.loads(variables["SCRIBE_HEADERS"])["Authorization"].removeprefix("Bearer ")
     assert token.startswith("tcb_")
@@ -185,7 +184,9 @@ async def _status(running: Daemon, token: str) -> int:
 async def test_a_denial_is_told_with_its_rule_and_counted(scene: Scene) -> None:
     scene.daemon()
     result = await scene.run(call("echo", n=1), profile="nothing")
-    (over,) = [e for e in result.raw_events if e.kind is Kind.TOOL and e.tool_status is not ToolStatus.STARTED]
+    (over,) = [
+        e for e in result.raw_events if e.kind is AgentEventKind.TOOL and e.tool_status is not ToolStatus.STARTED
+    ]
     assert (over.tool_status, over.decision, over.rule) == (ToolStatus.DENIED, "deny", "no rule allows it")
     assert result.metadata["denials"] == 1
     assert scene.seen() == []
@@ -196,9 +197,9 @@ async def test_a_run_that_takes_too_long_is_ended_though_its_program_does_not_li
     scene.daemon()
     never = str(scene.home.path / "never")
     result = await scene.run({"deaf": 1}, {"leave": 1}, {"until": never}, timeout=1.5)
-    assert result.status is Status.TIMEOUT
+    assert result.status is RunStatus.TIMEOUT
     assert "--timeout=4h" in result.metadata["remedy"]
-    assert began(int(result.text)) is None
+    assert process_started_at(int(result.text)) is None
     assert scene.log(result)[-1]["summary"]["status"] == "timeout"
     assert scene.agents() == []
 
@@ -208,13 +209,13 @@ async def test_a_run_that_takes_too_long_is_ended_though_its_program_does_not_li
 async def test_a_run_that_is_interrupted_ends_in_order(scene: Scene, way: str) -> None:
     scene.daemon()
     order = scene.order(steps({"leave": 1}, {"until": str(scene.home.path / "never")}))
-    stream = Stream(Run(order))
+    stream = RunStream(CodingAgentRun(order))
     said: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def read() -> None:
         async with stream:
             async for event in stream:
-                if event.kind is Kind.MESSAGE:
+                if event.kind is AgentEventKind.MESSAGE:
                     said.set_result(int(event.text))
                     if way == "left":
                         break
@@ -225,9 +226,9 @@ async def test_a_run_that_is_interrupted_ends_in_order(scene: Scene, way: str) -
         reading.cancel()
     await asyncio.wait({reading}, timeout=LIMIT)
     assert reading.cancelled() is (way == "cancelled")
-    assert stream.result.status is Status.INTERRUPTED
+    assert stream.result.status is RunStatus.INTERRUPTED
     assert scene.log(stream.result)[-1]["summary"]["status"] == "interrupted"
-    assert began(child) is None
+    assert process_started_at(child) is None
     assert scene.agents() == []
 
 
@@ -239,15 +240,15 @@ async def test_a_run_whose_agent_is_removed_stops_or_goes_on_without_tools(
     scene.daemon()
     go = scene.home.path / "go"
     order = scene.order(steps(call("echo", n=1), {"until": str(go)}, call("echo", n=2)), on_mcp_failure=on_failure)
-    async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+    async with asyncio.timeout(LIMIT), RunStream(CodingAgentRun(order)) as stream:
         async for event in stream:
             if event.tool_status is ToolStatus.OK:
                 assert stream.metadata is not None
                 await asyncio.to_thread(scene.cli, "agent", "remove", stream.metadata.agent)
                 go.touch()
     result = stream.result
-    assert result.status is (Status.REVOKED if on_failure is OnMcpFailure.STOP else Status.FINISHED)
-    warnings = [e.text for e in result.raw_events if e.kind is Kind.LOG and e.role == "toolcrib"]
+    assert result.status is (RunStatus.REVOKED if on_failure is OnMcpFailure.STOP else RunStatus.FINISHED)
+    warnings = [e.text for e in result.raw_events if e.kind is AgentEventKind.LOG and e.role == "toolcrib"]
     assert any("was ended (removed)" in text for text in warnings)
     assert [note["arguments"] for note in scene.seen()] == [{"n": 1}]
 
@@ -256,11 +257,11 @@ async def test_a_run_whose_agent_is_removed_stops_or_goes_on_without_tools(
 async def test_a_run_whose_daemon_dies_says_so(scene: Scene) -> None:
     running = scene.daemon()
     order = scene.order(steps(call("echo", n=1), {"until": str(scene.home.path / "never")}))
-    async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+    async with asyncio.timeout(LIMIT), RunStream(CodingAgentRun(order)) as stream:
         async for event in stream:
             if event.tool_status is ToolStatus.OK:
                 running.kill()
-    assert stream.result.status is Status.NO_TOOLS
+    assert stream.result.status is RunStatus.NO_TOOLS
     assert "daemon is gone" in stream.result.error
 
 
@@ -270,14 +271,14 @@ async def test_a_run_goes_on_through_a_restart_of_the_daemon(scene: Scene) -> No
     port = running.endpoint.rpartition(":")[2].partition("/")[0]
     go = scene.home.path / "go"
     order = scene.order(steps(call("echo", n=1), {"until": str(go)}, call("echo", n=2)))
-    async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+    async with asyncio.timeout(LIMIT), RunStream(CodingAgentRun(order)) as stream:
         async for event in stream:
             if event.tool_status is ToolStatus.OK and not go.exists():
                 await asyncio.to_thread(running.stop)
                 again = await asyncio.to_thread(scene.start, None, "--port", port)
                 await asyncio.to_thread(again.wait_until_ready)
                 go.touch()
-    assert stream.result.status is Status.FINISHED
+    assert stream.result.status is RunStatus.FINISHED
     assert [note["arguments"] for note in scene.seen()] == [{"n": 1}, {"n": 2}]
     over = [e for e in stream.result.raw_events if e.tool_status is ToolStatus.OK]
     assert [e.decision for e in over] == ["allow", "allow"], "what the new daemon sees is told as well"
@@ -293,7 +294,7 @@ async def test_without_a_daemon_one_is_there_for_as_long_as_runs_need_it(scene: 
     )
     await asyncio.to_thread(wait_for, lambda: len(scene.seen()) == 3, "three calls", LIMIT)
     go.touch()
-    assert [result.status for result in await results] == [Status.FINISHED] * 3
+    assert [result.status for result in await results] == [RunStatus.FINISHED] * 3
     assert len({note["pid"] for note in scene.seen()}) == 1, "one server, started once"
     await asyncio.to_thread(wait_for, lambda: not scene.home.socket.exists(), "the daemon to be gone", LIMIT)
 
@@ -310,7 +311,7 @@ async def test_where_the_tools_cannot_be_had_a_run_stops_or_goes_on_without(
         assert told.value.remedy
         return
     result = await scene.run({"say": "hello"}, {"variables": 1}, on_mcp_failure=on_failure)
-    assert (result.status, json.loads(result.text)["SCRIBE_URL"]) == (Status.FINISHED, "")
+    assert (result.status, json.loads(result.text)["SCRIBE_URL"]) == (RunStatus.FINISHED, "")
     assert "goes on without" in result.raw_events[0].text
 
 
@@ -321,7 +322,7 @@ async def test_a_program_that_goes_on_silently_without_the_tools_is_found_out(
 ) -> None:
     scene.daemon()
     result = await scene.run({"say": "Done, I think."}, extra=("--never-ask",), on_mcp_failure=on_failure)
-    assert result.status is (Status.NO_TOOLS if on_failure is OnMcpFailure.STOP else Status.FINISHED)
+    assert result.status is (RunStatus.NO_TOOLS if on_failure is OnMcpFailure.STOP else RunStatus.FINISHED)
     assert any("has not asked Toolcrib for its tools" in e.text for e in result.raw_events)
 
 
@@ -331,10 +332,10 @@ async def test_a_program_that_insists_on_the_tools_is_started_again_without_wher
     order = scene.order(
         steps({"say": "without"}), extra=("--insist",), on_mcp_failure=OnMcpFailure.CONTINUE, client=scribe.REFUSED
     )
-    async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+    async with asyncio.timeout(LIMIT), RunStream(CodingAgentRun(order)) as stream:
         async for _ in stream:
             pass
-    assert (stream.result.status, stream.result.text) == (Status.FINISHED, "without")
+    assert (stream.result.status, stream.result.text) == (RunStatus.FINISHED, "without")
     assert sum("401" in e.text for e in stream.result.raw_events if e.role == "toolcrib") == 1
 
 
@@ -352,7 +353,7 @@ async def test_a_run_says_why_it_has_fewer_tools_than_one_may_expect(scene: Scen
     assert any("NEVER_SET" in text for text in warnings)
     assert any("toolcrib trust" in text for text in warnings)
     assert any(text.startswith("The server gone is not there: ") for text in warnings)
-    assert (result.status, list(result.metadata["away"])) == (Status.FINISHED, ["gone"]), "the result says it, too"
+    assert (result.status, list(result.metadata["away"])) == (RunStatus.FINISHED, ["gone"]), "the result says it, too"
 
 
 @pytest.mark.req("FRG-10")
@@ -369,7 +370,11 @@ async def test_a_run_waits_for_a_server_that_is_still_starting(scene: Scene) -> 
     assert not running.done()
     gate.touch()
     result = await running
-    assert (result.status, result.metadata["tools"], result.metadata["away"]) == (Status.FINISHED, {"own:echo": 1}, {})
+    assert (result.status, result.metadata["tools"], result.metadata["away"]) == (
+        RunStatus.FINISHED,
+        {"own:echo": 1},
+        {},
+    )
 
 
 @pytest.mark.req("FRG-10")
@@ -381,10 +386,10 @@ async def test_where_workspace_yml_is_broken_a_run_says_so_and_fails_if_nothing_
     failed = await scene.run(looks, {"say": "done"})
     warnings = [event.text for event in failed.raw_events if event.role == "toolcrib"]
     assert any("workspace.yml" in text and "Every tool of the workspace will refuse." in text for text in warnings)
-    assert (failed.status, "workspace.yml" in failed.error) == (Status.FAILED, True)
+    assert (failed.status, "workspace.yml" in failed.error) == (RunStatus.FAILED, True)
     assert "toolcrib workspace check" in failed.metadata["remedy"]
-    assert (await scene.run(looks, call("echo", n=1), {"say": "done"})).status is Status.FINISHED
-    assert (await scene.run({"say": "no call at all"})).status is Status.FINISHED
+    assert (await scene.run(looks, call("echo", n=1), {"say": "done"})).status is RunStatus.FINISHED
+    assert (await scene.run({"say": "no call at all"})).status is RunStatus.FINISHED
 
 
 @pytest.mark.req("FRG-9")
@@ -400,9 +405,9 @@ async def test_a_whole_home_and_toolcribs_own_folders_are_no_place_for_a_run(sce
 async def test_what_a_program_prints_while_it_is_stopped_is_not_lost(scene: Scene) -> None:
     scene.daemon()
     order = scene.order(steps({"talks": 3000}, {"say": "x"}, {"until": str(scene.home.path / "never")}))
-    async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+    async with asyncio.timeout(LIMIT), RunStream(CodingAgentRun(order)) as stream:
         async for event in stream:
-            if event.kind is Kind.MESSAGE:
+            if event.kind is AgentEventKind.MESSAGE:
                 break
     told = [e.raw for e in stream.result.raw_events if isinstance(e.raw, dict)]
     lines = [line["n"] for line in told if line["type"] == "last"]
@@ -416,14 +421,14 @@ async def test_a_daemon_that_does_not_answer_does_not_let_the_program_work_on(sc
     order = scene.order(steps({"say": "x"}, {"tick": str(ticks)}), timeout=10.0)
     began = time.monotonic()
     try:
-        async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+        async with asyncio.timeout(LIMIT), RunStream(CodingAgentRun(order)) as stream:
             async for event in stream:
-                if event.kind is Kind.MESSAGE:
+                if event.kind is AgentEventKind.MESSAGE:
                     running.process.send_signal(signal.SIGSTOP)
                     began = time.monotonic()
     finally:
         running.process.send_signal(signal.SIGCONT)
-    assert stream.result.status is Status.TIMEOUT
+    assert stream.result.status is RunStatus.TIMEOUT
     assert float(ticks.read_text()) - began < LIMIT / 2, "the program must not work on while the daemon hangs"
 
 
@@ -449,11 +454,11 @@ async def test_a_conversation_goes_on_in_the_programs_session_and_in_ours(scene:
 async def test_a_session_is_on_record_while_the_run_still_goes_on(scene: Scene) -> None:
     scene.daemon()
     order = scene.order(steps({"say": "here"}, {"until": str(scene.home.path / "never")}))
-    async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+    async with asyncio.timeout(LIMIT), RunStream(CodingAgentRun(order)) as stream:
         async for event in stream:
-            if event.kind is Kind.MESSAGE:
+            if event.kind is AgentEventKind.MESSAGE:
                 break
-        found = shelf.latest_of(scene.home.project, "last", "scribe", Seals.of_user(scene.environ))
+        found = run_history.conversation_state(scene.home.project, "last", "scribe", LogSeals.of_user(scene.environ))
     assert found.session == "scribe-1"
 
 
@@ -486,13 +491,13 @@ async def test_two_runs_of_one_conversation_at_once_are_refused(scene: Scene) ->
     conversation = (await scene.run({"say": "x"})).metadata["conversation"]
     go = scene.home.path / "go"
     order = scene.order(steps({"say": "here"}, {"until": str(go)}), conversation=conversation)
-    async with asyncio.timeout(LIMIT), Stream(Run(order)) as stream:
+    async with asyncio.timeout(LIMIT), RunStream(CodingAgentRun(order)) as stream:
         async for event in stream:
-            if event.kind is Kind.MESSAGE:
+            if event.kind is AgentEventKind.MESSAGE:
                 with pytest.raises(UsageError):
                     await scene.run({"say": "me too"}, conversation=conversation)
                 go.touch()
-    assert stream.result.status is Status.FINISHED
+    assert stream.result.status is RunStatus.FINISHED
 
 
 @pytest.mark.req("FRG-3")
@@ -521,11 +526,11 @@ async def test_the_program_gets_the_persons_environment_without_what_is_ours(sce
 
 @pytest.mark.req("KSI-2")
 async def test_a_launch_knows_which_folders_are_toolcribs_own(scene: Scene) -> None:
-    orders: list[Order] = []
+    orders: list[LaunchRequest] = []
     headless = scribe.SCRIBE.headless
     assert headless is not None
 
-    def launch(order: Order) -> Launch:
+    def launch(order: LaunchRequest) -> Launch:
         orders.append(order)
         return headless.launch(order)
 
@@ -540,7 +545,7 @@ async def test_a_launch_knows_which_folders_are_toolcribs_own(scene: Scene) -> N
 async def test_a_program_that_fails_is_told_to_have_failed(scene: Scene) -> None:
     scene.daemon()
     result = await scene.run({"say": "no"}, {"exit": 7})
-    assert (result.status, result.program_exit_code, result.ok) == (Status.FAILED, 7, False)
+    assert (result.status, result.program_exit_code, result.ok) == (RunStatus.FAILED, 7, False)
     assert "code 7" in result.error
 
 
@@ -551,7 +556,7 @@ async def test_a_program_that_ends_without_its_last_line_has_failed_whatever_its
 ) -> None:
     scene.daemon()
     result = await scene.run({"say": "no"}, last, {"exit": 0})
-    assert (result.status, result.program_exit_code, result.text) == (Status.FAILED, 0, "no")
+    assert (result.status, result.program_exit_code, result.text) == (RunStatus.FAILED, 0, "no")
     assert result.error == "Scribe ended without the line that ends a run: its answer is lost, or not whole."
     assert "--conversation last" in result.metadata["remedy"]
 
@@ -585,7 +590,7 @@ async def test_ten_runs_at_once_share_each_projects_servers_and_nothing_else(sce
         *(scene.run(call("echo", n=n), {"say": f"I am {n}"}, workdir=folders[n % projects]) for n in range(10))
     )
     for n, result in enumerate(results):
-        assert (result.status, result.text) == (Status.FINISHED, f"I am {n}")
+        assert (result.status, result.text) == (RunStatus.FINISHED, f"I am {n}")
         assert [args for *_, args in tools(result.raw_events)] == [{"n": n}, {"n": n}], "only its own calls"
         assert len(scene.log(result)) == len(result.raw_events) + 3
     assert len({result.metadata["agent"] for result in results}) == 10

@@ -14,9 +14,9 @@ from parts import fleet, runs
 from parts.daemon import Home
 from parts.runs import Desk
 from parts.sizes import some
-from toolcrib.testing.conversation import Offering
-from toolcrib.testing.script import Anyway, Say
-from toolcrib.testing.server import Model, serving
+from toolcrib.testing.conversation import ToolOffering
+from toolcrib.testing.script import CallByName, Say
+from toolcrib.testing.server import ScriptedModel, serving
 
 MARK = "sprang"
 """A file that the project's own `node` leaves."""
@@ -32,12 +32,14 @@ class WithTheProjectsPrograms(Desk):
 
 
 @pytest.fixture
-def start(toolcrib_home: Home, parts: Callable[[str], list[str]]) -> Iterator[Callable[[str], tuple[Desk, Model]]]:
+def start(
+    toolcrib_home: Home, parts: Callable[[str], list[str]]
+) -> Iterator[Callable[[str], tuple[Desk, ScriptedModel]]]:
     for name in runs.ALL:
         parts(name)
     with contextlib.ExitStack() as stack:
 
-        def begin(client: str) -> tuple[Desk, Model]:
+        def begin(client: str) -> tuple[Desk, ScriptedModel]:
             person = runs.ALL[client]
             made = stack.enter_context(runs.desk(person, toolcrib_home, toolcrib_home.project))
             model = stack.enter_context(serving(person.agent.provider, [Say("Hello there.")]))
@@ -70,7 +72,7 @@ def set_trap(desk: Desk, client: str) -> Path:
     ),
 )
 def test_a_program_does_not_take_its_interpreter_from_the_project_below_all(
-    start: Callable[[str], tuple[Desk, Model]], client: str, profile: str, *, springs: bool
+    start: Callable[[str], tuple[Desk, ScriptedModel]], client: str, profile: str, *, springs: bool
 ) -> None:
     desk, model = start(client)
     mark = set_trap(desk, client)
@@ -107,7 +109,7 @@ def commit(folder: Path) -> None:
     ),
 )
 def test_a_filter_of_the_projects_git_does_not_run_below_all(
-    start: Callable[[str], tuple[Desk, Model]], client: str, profile: str, *, springs: bool
+    start: Callable[[str], tuple[Desk, ScriptedModel]], client: str, profile: str, *, springs: bool
 ) -> None:
     desk, model = start(client)
     mark = desk.home.path / MARK
@@ -127,7 +129,7 @@ git config filter.e.clean 'touch {}; cat' && echo planted
 
 @pytest.mark.req("FRG-3", "FRG-5")
 def test_a_filter_that_codex_plants_in_a_submodule_does_not_run_in_its_next_run(
-    start: Callable[[str], tuple[Desk, Model]],
+    start: Callable[[str], tuple[Desk, ScriptedModel]],
 ) -> None:
     desk, _ = start("codex")
     mark = desk.home.path / MARK
@@ -136,9 +138,9 @@ def test_a_filter_that_codex_plants_in_a_submodule_does_not_run_in_its_next_run(
     (desk.project / "lib").mkdir()
     (desk.project / ".gitmodules").write_text('[submodule "lib"]\n\tpath = lib\n\turl = ./lib\n\tignore = none\n')
     with serving(
-        desk.person.agent.provider, [Anyway("exec_command", {"cmd": PLANT.format(mark)}), Say("Aye.")]
+        desk.person.agent.provider, [CallByName("exec_command", {"cmd": PLANT.format(mark)}), Say("Aye.")]
     ) as model:
-        desk.use(model.url, Offering.DEFERRED)
+        desk.use(model.url, ToolOffering.DEFERRED)
         desk.run("plant it", "--profile", "developer").ok()
         assert "planted" in str(model.results)
         mark.unlink(missing_ok=True)
@@ -153,7 +155,7 @@ def test_a_filter_that_codex_plants_in_a_submodule_does_not_run_in_its_next_run(
     "name", some([".gemini/.env", "GEMINI.md"], [".gitignore", ".geminiignore", ".gemini/settings.json"])
 )
 def test_a_pipe_that_gemini_would_wait_for_is_named_at_once(
-    start: Callable[[str], tuple[Desk, Model]], name: str
+    start: Callable[[str], tuple[Desk, ScriptedModel]], name: str
 ) -> None:
     desk, model = start("gemini")
     pipe = desk.project / name
@@ -174,7 +176,7 @@ def test_a_pipe_that_gemini_would_wait_for_is_named_at_once(
     ),
 )
 def test_pipes_that_nobody_waits_for_are_no_hindrance(
-    start: Callable[[str], tuple[Desk, Model]], client: str, name: str
+    start: Callable[[str], tuple[Desk, ScriptedModel]], client: str, name: str
 ) -> None:
     desk, model = start(client)
     pipe = desk.project / name

@@ -14,9 +14,9 @@ from parts.daemon import Home, StartDaemon
 from parts.runs import CLAUDE, CODEX, Desk, Person
 from parts.sizes import some
 from toolcrib.policy.profile import BUILTIN
-from toolcrib.testing.conversation import Offering
-from toolcrib.testing.script import Anyway, Say, Step
-from toolcrib.testing.server import Model, serving
+from toolcrib.testing.conversation import ToolOffering
+from toolcrib.testing.script import CallByName, Say, Step
+from toolcrib.testing.server import ScriptedModel, serving
 
 SECRET = "s3cret-0123456789"
 
@@ -30,7 +30,7 @@ class InCi(Desk):
         return {**super().environ, "CI": "true"}
 
 
-Start = Callable[..., tuple[Desk, Model]]
+Start = Callable[..., tuple[Desk, ScriptedModel]]
 
 
 @pytest.fixture
@@ -39,7 +39,9 @@ def start(toolcrib_home: Home, bwrap: Path, parts: Callable[[str], list[str]]) -
         parts(name)
     with contextlib.ExitStack() as stack:
 
-        def begin(person: Person, settings: str, *steps: Step, offering: Offering | None = None) -> tuple[Desk, Model]:
+        def begin(
+            person: Person, settings: str, *steps: Step, offering: ToolOffering | None = None
+        ) -> tuple[Desk, ScriptedModel]:
             made = stack.enter_context(runs.desk(person, toolcrib_home, toolcrib_home.project))
             model = stack.enter_context(serving(person.agent.provider, [*steps, Say("Done.")]))
             made.use(model.url, offering)
@@ -57,14 +59,17 @@ def reads(person: Person, folder: Path, name: str) -> list[Step]:
     file = str(folder / name)
     match person.agent.name:
         case "claude":
-            return [Anyway("Read", {"file_path": file}), Anyway("Grep", {"pattern": "KEY", "output_mode": "content"})]
+            return [
+                CallByName("Read", {"file_path": file}),
+                CallByName("Grep", {"pattern": "KEY", "output_mode": "content"}),
+            ]
         case "codex":
-            return [Anyway("exec_command", {"cmd": f"cat {file}"})]
+            return [CallByName("exec_command", {"cmd": f"cat {file}"})]
         case _:
-            return [Anyway("read_file", {"file_path": file}), Anyway("grep_search", {"pattern": "KEY"})]
+            return [CallByName("read_file", {"file_path": file}), CallByName("grep_search", {"pattern": "KEY"})]
 
 
-def received(model: Model) -> str:
+def received(model: ScriptedModel) -> str:
     return "\n".join(map(str, model.bodies))
 
 
@@ -118,7 +123,7 @@ def test_codex_has_no_shell_of_its_own_where_the_workspace_has_none(
         *CODEX.writes(folder / ".idea").values(),
         *CODEX.writes(folder).values(),
     ]
-    desk, model = start(CODEX, settings, *steps, offering=Offering.DEFERRED)
+    desk, model = start(CODEX, settings, *steps, offering=ToolOffering.DEFERRED)
     in_ci = InCi(person=desk.person, home=desk.home, project=desk.project)
     told = in_ci.run("try").ok()
     assert "as it was" not in received(model)
@@ -134,7 +139,7 @@ def test_a_run_in_ci_has_no_workspace_shell_though_its_daemon_was_started_elsewh
     start: Start, daemon: StartDaemon, toolcrib_home: Home
 ) -> None:
     daemon()
-    shell = Anyway("mcp__toolcrib__workspace_run_shell_safe", {"command": "touch by-our-shell"})
+    shell = CallByName("mcp__toolcrib__workspace_run_shell_safe", {"command": "touch by-our-shell"})
     desk, model = start(CLAUDE, "{}\n", shell)
     InCi(person=desk.person, home=desk.home, project=desk.project).run("try").ok()
     assert len(model.results) == 1

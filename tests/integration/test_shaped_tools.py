@@ -11,7 +11,7 @@ import pytest
 from parts.daemon import Cli, Home, StartDaemon
 from parts.raw_client import Endpoint
 from parts.witness import Notes
-from toolcrib import Crib, Describe, Fix, Prefix, Rename, RenameArgument, destructive
+from toolcrib import Crib, DescribeTools, FixArguments, PrefixTools, RenameArguments, RenameTools, destructive
 from toolcrib.errors import UnknownTool
 
 RULES: list[dict[str, Any]] = [
@@ -48,11 +48,11 @@ async def test_a_programs_chain_is_undone_before_the_server_sees_the_call(tmp_pa
             keep="git:*",
             drop=lambda offer: destructive(offer) and offer.name != "git_push",
             transform=[
-                Rename({"git_status": "state"}),
-                Prefix("mcp"),
-                Describe(lambda offer: f"[{offer.server}] {offer.tool.name}"),
-                RenameArgument({"nonce": "mark"}),
-                Fix({"mark": "fixed"}, tools="mcp_git_push"),
+                RenameTools({"git_status": "state"}),
+                PrefixTools("mcp"),
+                DescribeTools(lambda offer: f"[{offer.server}] {offer.tool.name}"),
+                RenameArguments({"nonce": "mark"}),
+                FixArguments({"mark": "fixed"}, tools="mcp_git_push"),
             ],
         )
         assert tools.names == ("mcp_git_push", "mcp_state")

@@ -11,7 +11,7 @@ from parts.crowd import Member, nonce_of, refusal
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.postgres import PASSWORD, Postgres
 from parts.witness import Notes
-from toolcrib.store import Database, audit, tools
+from toolcrib.store import Database, audit, servers
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("ENG-10")]
 
@@ -59,7 +59,7 @@ def test_what_the_daemon_keeps_is_in_the_database_that_it_was_given(
             lambda connection: list(connection.exec_driver_sql("select identity from known_tools"))
         )
         assert len(identities) == 1
-        assert database.read(tools.known, identities[0][0], str(started.home.project))
+        assert database.read(servers.load_tools, identities[0][0], str(started.home.project))
     assert not (started.home.toolcrib / "state" / "mcp_sessions.db").exists()
     again = daemon(env=store_env)
     again.wait_until_ready()

@@ -24,7 +24,7 @@ from parts.report import not_run
 from parts.small_disk import small_disk
 from parts.waiting import wait_for
 from parts.witness import Notes
-from toolcrib.store import Database, tools
+from toolcrib.store import Database, servers
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-9")]
 
@@ -231,7 +231,7 @@ def damage(file: Path) -> None:
 def damaged(toolcrib_home: Home) -> Path:
     file = toolcrib_home.toolcrib / "state" / "mcp_sessions.db"
     with Database.open(file) as database:
-        database.write(tools.remember, "id", None, [b"x" * 100_000])
+        database.write(servers.remember_tools, "id", None, [b"x" * 100_000])
     damage(file)
     return file
 

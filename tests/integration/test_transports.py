@@ -30,20 +30,20 @@ from msgspec import Raw
 from parts import fleet, leftovers
 from parts.own import RunningServer, StartServer
 from servers_own.odd_web import EXACT, TOOL, OddWeb, running
-from toolcrib.config.model import Layer, Retry, ServerConfig, Source, TokenFile, Transport
-from toolcrib.errors import CallTimeout, ProtocolViolation, ServerAway, ServerFailure
+from toolcrib.config.model import ConfigSource, Layer, Retry, ServerConfig, TokenFile, Transport
+from toolcrib.errors import CallTimeout, ProtocolViolation, ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, Event, ServerStateChanged
 from toolcrib.servers.address import Address
-from toolcrib.servers.model import Answer, Era, ServerState, ToolCall
-from toolcrib.servers.pool import Pool
+from toolcrib.servers.model import Era, ServerAnswer, ServerState, ToolCall
+from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 from toolcrib.servers.web import _leases as shared_leases
-from toolcrib.servers.web import shared_poster
+from toolcrib.servers.web import shared_post_client
 
 OWN = Path(__file__).parent.parent / "servers_own"
 ODD_STDIO = str(OWN / "odd_stdio.py")
-SOURCE = Source(layer=Layer.FLAGS)
+SOURCE = ConfigSource(layer=Layer.FLAGS)
 LIMIT = 60.0
 
 pytestmark = pytest.mark.req("BNS-1", "BNS-2", "BNS-4", "BNS-5", "ENG-1")
@@ -53,12 +53,12 @@ def call(name: str, /, **arguments: Any) -> ToolCall:
     return ToolCall(name=name, params={"arguments": Raw(json.dumps(arguments).encode())})
 
 
-def result(answer: Answer) -> Any:
+def result(answer: ServerAnswer) -> Any:
     assert answer.result is not None, answer.error
     return json.loads(answer.result)
 
 
-def words(answer: Answer) -> str:
+def words(answer: ServerAnswer) -> str:
     text: str = result(answer)["content"][0]["text"]
     return text
 
@@ -277,10 +277,10 @@ async def test_a_server_that_dies_fails_its_calls_and_comes_back(far: Far, bench
     running_call = asyncio.create_task(server.call(call("slow", seconds=600)))
     await until(lambda: far.noted("tools/call"), "the call to arrive")
     far.kill(server)
-    with pytest.raises(ServerAway, match="may have run"):
+    with pytest.raises(ServerUnavailable, match="may have run"):
         await running_call
     if far.again is not None:
-        with pytest.raises(ServerAway, match="did not run"):
+        with pytest.raises(ServerUnavailable, match="did not run"):
             await server.call(call("echo"))
         await until(lambda: server.status.state is not ServerState.READY, "the loss to be noticed")
         assert server.tools == listed
@@ -297,14 +297,14 @@ async def test_a_restart_connects_anew(far: Far, bench: Bench) -> None:
     waiting = asyncio.create_task(server.call(call("slow", seconds=600)))
     await until(lambda: far.noted("tools/call"), "the call to arrive")
     await server.restart()
-    with pytest.raises(ServerAway, match=r"restarted.*may have run"):
+    with pytest.raises(ServerUnavailable, match=r"restarted.*may have run"):
         await waiting
     assert server.status.state is ServerState.READY
     assert pid is None or server.status.pid != pid
     assert words(await server.call(call("add", a=1, b=2))) == "3"
     await server.stop()
     assert server.status.state is ServerState.STOPPED
-    with pytest.raises(ServerAway, match="stopped"):
+    with pytest.raises(ServerUnavailable, match="stopped"):
         await server.call(call("echo"))
 
 
@@ -470,7 +470,7 @@ async def test_a_server_that_cannot_start_says_why_without_its_secrets(bench: Be
     assert "code 7" in status.last_error
     assert "cannot use the key ****" in status.last_error
     assert server.stderr_tail(1) == ["cannot use the key ****"]
-    with pytest.raises(ServerAway, match="code 7") as error:
+    with pytest.raises(ServerUnavailable, match="code 7") as error:
         await server.call(call("echo"))
     assert "hunter2" not in error.value.text()
 
@@ -530,7 +530,7 @@ async def test_a_token_that_was_replaced_is_used_at_once_and_the_call_runs_once(
         server = await bench.started(config)
         result(await server.call(call("echo")))
         odd.token = "second-token"
-        with pytest.raises(ServerAway, match="needs credentials"):
+        with pytest.raises(ServerUnavailable, match="needs credentials"):
             await server.call(call("echo"))
         (tmp_path / "token").write_text("second-token\n")
         assert result(await server.call(call("echo")))["structuredContent"] == {"n": 1.0, "z": None}
@@ -560,7 +560,7 @@ async def test_a_mute_server_is_given_up_in_time_and_a_call_learns_it(bench: Ben
     server = await bench.odd("mute", connect_timeout=0.5, retry=Retry(max_attempts=1))
     assert server.status.state is ServerState.FAILED
     assert "not ready within 0.5 s" in server.status.last_error
-    with pytest.raises(ServerAway, match="not tried any more"):
+    with pytest.raises(ServerUnavailable, match="not tried any more"):
         await server.call(call("echo"))
 
 
@@ -582,7 +582,7 @@ async def test_a_call_hastens_the_next_attempt_at_most_once_a_second(bench: Benc
     server = await bench.odd("exits", retry=Retry(backoff=60))
     attempts = server.status.attempts
     for _ in range(3):
-        with pytest.raises(ServerAway):
+        with pytest.raises(ServerUnavailable):
             await server.call(call("echo"))
     assert server.status.attempts == attempts + 1
 
@@ -594,9 +594,9 @@ async def test_a_call_hastens_the_next_attempt_at_most_once_a_second(bench: Benc
         ("broken", ProtocolViolation, "not MCP"),
         ("accepted", ProtocolViolation, "HTTP 202"),
         ("other", ProtocolViolation, "no request of ours"),
-        ("elsewhere", ServerAway, "elsewhere"),
-        ("unauthorized", ServerAway, "needs credentials"),
-        ("ends", ServerAway, "may have run"),
+        ("elsewhere", ServerUnavailable, "elsewhere"),
+        ("unauthorized", ServerUnavailable, "needs credentials"),
+        ("ends", ServerUnavailable, "may have run"),
     ],
 )
 @pytest.mark.req("BNS-10")
@@ -613,7 +613,7 @@ async def test_one_bad_answer_over_http_harms_no_other_call(
         assert server.status.state is ServerState.READY
         assert not waiting.done()
         await server.stop()
-        with pytest.raises(ServerAway, match="stopped"):
+        with pytest.raises(ServerUnavailable, match="stopped"):
             await waiting
 
 
@@ -789,8 +789,8 @@ async def test_calls_pass_through_a_proxys_tunnel_over_one_connection(tmp_path: 
 
         async with (
             await asyncio.start_server(proxy, "127.0.0.1", 0) as server,
-            shared_poster(verify=False) as lax,
-            shared_poster(verify=True) as strict,
+            shared_post_client(verify=False) as lax,
+            shared_post_client(verify=True) as strict,
         ):
             by = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             address = Address.of(odd.url.replace("http", "https", 1), by)
@@ -877,7 +877,7 @@ async def test_a_child_sees_an_allow_list_its_own_variables_and_the_projects_fol
 async def test_stderr_is_kept_and_written_to_the_log(bench: Bench, tmp_path: Path) -> None:
     file = tmp_path / "logs" / "odd.log"
     server = await bench.started(odd_config(retry=Retry(backoff=60)), log_file=file)
-    with pytest.raises(ServerAway, match="dying of thirst"):
+    with pytest.raises(ServerUnavailable, match="dying of thirst"):
         await server.call(call("die"))
     assert server.stderr_tail(5) == ["I am dying of thirst"]
     assert file.read_text() == "I am dying of thirst\n"
@@ -900,7 +900,7 @@ async def test_stopping_ends_stubborn_processes_and_those_that_left_the_group(
 async def test_a_crash_takes_along_what_the_server_had_started(bench: Bench) -> None:
     server = await bench.odd(retry=Retry(backoff=60))
     pids = json.loads(words(await server.call(call("escape"))))
-    with pytest.raises(ServerAway):
+    with pytest.raises(ServerUnavailable):
         await server.call(call("die"))
     await until(lambda: not [pid for pid in pids if alive(pid)], "the rest to be ended")
 
@@ -1028,7 +1028,9 @@ async def test_a_reaper_that_was_killed_is_replaced_and_knows_all_groups(bench: 
 
 @pytest.mark.req("BNS-9")
 async def test_one_instance_serves_a_project_and_ends_with_its_last_user(tmp_path: Path) -> None:
-    pool = Pool(bus=Bus(), on_tools=lambda server: None, log_file=lambda name, root: tmp_path / "logs" / f"{name}.log")
+    pool = ServerPool(
+        bus=Bus(), on_tools=lambda server: None, log_file=lambda name, root: tmp_path / "logs" / f"{name}.log"
+    )
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
@@ -1058,7 +1060,7 @@ def children() -> list[int]:
 
 @pytest.mark.req("BNS-9")
 async def test_a_server_released_while_it_restarts_stays_stopped(tmp_path: Path) -> None:
-    pool = Pool(bus=Bus(), on_tools=lambda server: None)
+    pool = ServerPool(bus=Bus(), on_tools=lambda server: None)
     try:
         server = pool.acquire(odd_config(), tmp_path)
         await server.settled()

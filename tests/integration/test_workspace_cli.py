@@ -11,8 +11,7 @@ import pytest
 
 from parts.daemon import Cli, Home, StartDaemon
 from toolcrib.workspace.settings.example import EXAMPLE
-from toolcrib.workspace.settings.keys import flat
-from toolcrib.workspace.settings.model import DEFAULTS, TOOL_NAMES
+from toolcrib.workspace.settings.model import DEFAULTS, TOOL_NAMES, flat_settings
 
 CODE_REFUSED = 11
 
@@ -66,7 +65,7 @@ def test_all_is_in_force_where_the_sandbox_holds(daemon: StartDaemon, cli: Cli, 
     assert found["sandbox"]["refusal"] is None
     assert [probe for probe in found["sandbox"]["probes"] if not probe["held"]] == []
     assert len(found["sandbox"]["probes"]) > 5
-    assert found["settings"] == flat(DEFAULTS)
+    assert found["settings"] == flat_settings(DEFAULTS)
     assert found["files"] == []
 
 

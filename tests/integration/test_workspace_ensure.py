@@ -20,10 +20,10 @@ from parts.daemon import Home
 from parts.sizes import some
 from parts.waiting import wait_for
 from parts.workspace import is_running, running_with
-from toolcrib.errors import ServerAway, ToolcribError, WorkspaceError
+from toolcrib.errors import ServerUnavailable, ToolcribError, WorkspaceError
 from toolcrib.servers.environment import MARKER
-from toolcrib.workspace import Running, ensure_workspace
-from toolcrib.workspace.serving import ensure
+from toolcrib.workspace import RunningWorkspace, ensure_workspace
+from toolcrib.workspace.serving import shared
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def server_of(user: subprocess.Popen[bytes]) -> int:
     return int(user.stdout.readline())
 
 
-def ensured(home: Home) -> Running:
+def ensured(home: Home) -> RunningWorkspace:
     return ensure_workspace(home.project, environ=home.environ())
 
 
@@ -155,7 +155,7 @@ async def test_a_server_that_is_killed_is_told_to_its_user_and_replaced(home_fol
         os.kill(before.pid, signal.SIGKILL)
         gone(before.pid)
         wait_for(lambda: not before.is_alive, "the user to see it")
-        with pytest.raises(ServerAway, match="has ended"):
+        with pytest.raises(ServerUnavailable, match="has ended"):
             async with before.client():
                 pass
         with ensured(home_folder) as after:
@@ -248,7 +248,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_told(home_folder: Home) -> None
 
 
 def test_the_mark_of_the_daemons_children_is_the_one_that_is_taken_off() -> None:
-    assert ensure._DAEMONS_MARK == MARKER
+    assert shared._DAEMONS_MARK == MARKER
 
 
 MANY = """

@@ -12,9 +12,9 @@ import pytest
 
 from parts.small_project import Place, make_project, place_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.running.diff import Differs, ProjectDiff, project_diff
-from toolcrib.workspace.running.linting import LintRan, RunLint, run_lint
-from toolcrib.workspace.running.testing import RunTests, run_tests
+from toolcrib.workspace.tools.lint import RunLintArguments, RunLintResult, run_lint
+from toolcrib.workspace.tools.project_diff import ProjectDiffArguments, ProjectDiffResult, project_diff
+from toolcrib.workspace.tools.run_tests import RunTestsArguments, run_tests
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("FRG-1")]
 
@@ -25,15 +25,15 @@ async def place(tmp_path: Path, bwrap: Path) -> AsyncIterator[Place]:
         yield place
 
 
-async def lint(place: Place, **given: object) -> LintRan:
-    done = await place.do(run_lint, msgspec.convert(given, RunLint))
-    assert isinstance(done.data, LintRan)
+async def lint(place: Place, **given: object) -> RunLintResult:
+    done = await place.do(run_lint, msgspec.convert(given, RunLintArguments))
+    assert isinstance(done.data, RunLintResult)
     return done.data
 
 
-async def diff(place: Place, **given: object) -> Differs:
-    done = await place.do(project_diff, msgspec.convert(given, ProjectDiff))
-    assert isinstance(done.data, Differs)
+async def diff(place: Place, **given: object) -> ProjectDiffResult:
+    done = await place.do(project_diff, msgspec.convert(given, ProjectDiffArguments))
+    assert isinstance(done.data, ProjectDiffResult)
     assert done.text.startswith(f"On {done.data.branch}:")
     return done.data
 
@@ -189,9 +189,9 @@ async def test_a_large_diff_is_cut_with_what_to_do_next(place: Place) -> None:
     place.commit()
     for number in range(30):
         place.write(f"big{number:02}.txt", "\n".join(f"{line}!" for line in range(2000)))
-    done = await place.do(project_diff, ProjectDiff())
+    done = await place.do(project_diff, ProjectDiffArguments())
     ran = done.data
-    assert isinstance(ran, Differs)
+    assert isinstance(ran, ProjectDiffResult)
     assert len(ran.diff) <= place.scene.settings.limits.output
     assert (ran.added, ran.deleted) == (60_000, 60_000)
     assert "big29.txt" in ran.not_shown
@@ -230,7 +230,11 @@ async def test_links_that_lead_out_are_refused_and_those_that_stay_inside_are_fo
     place.commit()
     place.write("src/sums/__init__.py", "import os\n")
     for path in ("out", "out.py", "out/test_out.py"):
-        for ask in (lint(place, paths=[path]), diff(place, path=path), place.do(run_tests, RunTests(paths=[path]))):
+        for ask in (
+            lint(place, paths=[path]),
+            diff(place, path=path),
+            place.do(run_tests, RunTestsArguments(paths=[path])),
+        ):
             with pytest.raises(WorkspaceError, match="leads out of the workspace"):
                 await ask
     assert (await lint(place, paths=["in"], tools=["ruff"])).findings[0].startswith("src/sums/__init__.py:1:8 F401")
@@ -248,7 +252,7 @@ async def test_what_the_settings_hide_is_not_in_a_diff(tmp_path: Path, bwrap: Pa
         place.write("keys.env", "TOKEN=hunter2\n")
         place.write("open.txt", "b\n")
         place.write("other.env", "x\n")
-        done = await place.do(project_diff, ProjectDiff())
+        done = await place.do(project_diff, ProjectDiffArguments())
         told = msgspec.json.encode(done.data).decode() + done.text
         assert "+b" in told
         assert ".env" not in told

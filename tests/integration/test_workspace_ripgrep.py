@@ -22,14 +22,13 @@ from hypothesis import strategies as st
 from parts.racer import CANARY, INSIDE, racing
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.folder import Folder, Spot
-from toolcrib.workspace.looking import search as searching
-from toolcrib.workspace.looking.ripgrep import files_worth_opening
-from toolcrib.workspace.looking.search import SearchText, TextFound, search_text
-from toolcrib.workspace.looking.walk import Ignored, Kind, Walk
-from toolcrib.workspace.patterns.dialect import CaseRule, understood
+from toolcrib.workspace.folder import Folder, FolderPath
+from toolcrib.workspace.regex import CaseRule, search_pattern
 from toolcrib.workspace.sandbox import Sandbox
-from toolcrib.workspace.tool import Scene
+from toolcrib.workspace.tool import ToolContext
+from toolcrib.workspace.tools import search_text as searching
+from toolcrib.workspace.tools.search_text import SearchTextArguments, SearchTextResult, files_worth_opening, search_text
+from toolcrib.workspace.tools.walk import FileKind, FolderWalk, IgnoredFiles
 
 pytestmark = [pytest.mark.req("FRG-1"), pytest.mark.usefixtures("bwrap", "ripgrep")]
 
@@ -40,7 +39,7 @@ def environ() -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def sandboxed(root: Path, **chosen: Any) -> AsyncIterator[Scene]:
+async def sandboxed(root: Path, **chosen: Any) -> AsyncIterator[ToolContext]:
     with scene_in(root, **chosen) as scene:
         sandbox = await Sandbox.open(scene.folder, scene.settings, environ=environ())
         if sandbox.refusal is not None:
@@ -61,21 +60,21 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-async def worth_opening(scene: Scene, given: SearchText) -> set[str] | None:
+async def worth_opening(scene: ToolContext, given: SearchTextArguments) -> set[str] | None:
     found = await files_worth_opening(
         scene,
-        understood(given.pattern, literal=given.literal, case=given.case),
+        search_pattern(given.pattern, literal=given.literal, case=given.case),
         scene.folder.spot(given.path),
         globs=given.glob,
-        ignored=Ignored.SHOWN if given.ignored else Ignored.LEFT_OUT,
+        ignored=IgnoredFiles.SHOWN if given.ignored else IgnoredFiles.LEFT_OUT,
         until=time.monotonic() + 60,
     )
     return None if found is None else {"/".join(parts) for parts in found}
 
 
-async def told(scene: Scene, given: SearchText) -> TextFound:
+async def told(scene: ToolContext, given: SearchTextArguments) -> SearchTextResult:
     data = (await search_text(scene, given)).data
-    assert isinstance(data, TextFound)
+    assert isinstance(data, SearchTextResult)
     return data
 
 
@@ -201,9 +200,9 @@ async def test_every_file_that_fits_is_among_those_that_ripgrep_names(root: Path
         alone = dataclasses.replace(scene, environ={})
         for number, pattern in enumerate(PATTERNS):
             # Everything is searched, or a part chosen by all means at once.
-            given = SearchText(pattern=pattern, limit=1000, ignored=True)
+            given = SearchTextArguments(pattern=pattern, limit=1000, ignored=True)
             if seed:
-                given = SearchText(
+                given = SearchTextArguments(
                     pattern=pattern,
                     case=list(CaseRule)[number % 3],
                     limit=1000,
@@ -234,25 +233,25 @@ async def test_a_search_that_takes_long_opens_only_what_ripgrep_names_and_finds_
             (root / f"d{n:02}" / f"f{m:02}").write_text("needle\n" if (n, m) in {(7, 3), (59, 19)} else "hay\n")
     (root / ".gitignore").write_text("d03/\n")
     opened: list[str] = []
-    look_into = searching._Going._look_into
+    look_into = searching._RunningSearch._look_into
     narrowed = threading.Event()
-    narrow = searching._narrow
+    narrow = searching._ask_ripgrep
 
-    def watched(search: searching._Going, parts: tuple[str, ...], descriptor: int) -> None:
+    def watched(search: searching._RunningSearch, parts: tuple[str, ...], descriptor: int) -> None:
         opened.append("/".join(parts))
         look_into(search, parts, descriptor)
         # The first file takes as long as ripgrep does for all.
         assert narrowed.wait(60)
 
-    async def watched_narrow(scene: Scene, search: searching._Going) -> None:
+    async def watched_narrow(scene: ToolContext, search: searching._RunningSearch) -> None:
         await narrow(scene, search)
         narrowed.set()
 
-    monkeypatch.setattr(searching._Going, "_look_into", watched)
-    monkeypatch.setattr(searching, "_narrow", watched_narrow)
-    monkeypatch.setattr(searching, "PATIENCE", 0.0)
+    monkeypatch.setattr(searching._RunningSearch, "_look_into", watched)
+    monkeypatch.setattr(searching, "_ask_ripgrep", watched_narrow)
+    monkeypatch.setattr(searching, "RIPGREP_AFTER", 0.0)
     async with sandboxed(root) as scene:
-        data = await told(scene, SearchText(pattern="needle"))
+        data = await told(scene, SearchTextArguments(pattern="needle"))
     assert [file.path for file in data.files] == ["d07/f03", "d59/f19"]
     assert opened == [".gitignore", "d07/f03", "d59/f19"]
     assert data.ignored == 1, "counted, whoever helps"
@@ -262,7 +261,7 @@ async def test_much_that_ripgrep_prints_leaves_no_file_behind(root: Path):
     for n in range(1500):
         (root / f"{'long-name-' * 6}{n}").write_text("needle\n")
     async with sandboxed(root) as scene:
-        named = await worth_opening(scene, SearchText(pattern="needle"))
+        named = await worth_opening(scene, SearchTextArguments(pattern="needle"))
     assert named is not None
     assert len(named) == 1500
     assert not (root / ".toolcrib" / "output").exists()
@@ -278,23 +277,27 @@ async def test_ripgrep_names_nothing_outside_or_hidden(root: Path, tmp_path: Pat
     os.mkfifo(root / "fifo")
     async with sandboxed(root) as scene:
         for ignored in (False, True):
-            assert await worth_opening(scene, SearchText(pattern="canary", ignored=ignored)) == {"src/canary.txt"}
+            assert await worth_opening(scene, SearchTextArguments(pattern="canary", ignored=ignored)) == {
+                "src/canary.txt"
+            }
 
 
 async def test_without_ripgrep_or_without_a_sandbox_the_search_goes_on_alone(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (root / "f").write_text("needle\n")
-    monkeypatch.setattr(searching, "PATIENCE", 0.0)
+    monkeypatch.setattr(searching, "RIPGREP_AFTER", 0.0)
     async with sandboxed(root) as scene:
         sandbox = await scene.sandbox()
         assert (
-            await worth_opening(dataclasses.replace(scene, environ={"PATH": str(root)}), SearchText(pattern="n"))
+            await worth_opening(
+                dataclasses.replace(scene, environ={"PATH": str(root)}), SearchTextArguments(pattern="n")
+            )
             is None
         )
         monkeypatch.setattr(sandbox, "refusal", WorkspaceError("no sandbox here"))
-        assert await worth_opening(scene, SearchText(pattern="needle")) is None
-        assert (await told(scene, SearchText(pattern="needle"))).matches == 1
+        assert await worth_opening(scene, SearchTextArguments(pattern="needle")) is None
+        assert (await told(scene, SearchTextArguments(pattern="needle"))).matches == 1
         monkeypatch.undo()
 
 
@@ -315,12 +318,12 @@ async def test_ripgrep_tells_nothing_from_outside_while_names_are_swapped(
                 tries += 1
                 # What it names is opened by us, and only if it is inside; here even the names must not be from outside.
                 with contextlib.suppress(WorkspaceError):
-                    found = await worth_opening(scene, SearchText(pattern="lies|canary", path=path))
+                    found = await worth_opening(scene, SearchTextArguments(pattern="lies|canary", path=path))
                     named += len(found or ())
                 with contextlib.suppress(WorkspaceError):
-                    assert not await worth_opening(scene, SearchText(pattern="canary", path=path))
+                    assert not await worth_opening(scene, SearchTextArguments(pattern="canary", path=path))
                 with contextlib.suppress(WorkspaceError):
-                    for file in (await told(scene, SearchText(pattern="lies|canary", path=path))).files:
+                    for file in (await told(scene, SearchTextArguments(pattern="lies|canary", path=path))).files:
                         assert file.lines == [f"1: {INSIDE.strip()}"]
     said = f"ripgrep: {tries} tries, {named} names, {race.swaps} swaps, 0 escapes"
     print(said)
@@ -365,7 +368,7 @@ def test_the_walk_leaves_out_what_git_leaves_out(
     words = ["git", "ls-files", "--others", "--exclude-per-directory=.gitignore", "-z"]
     listed = subprocess.run(words, cwd=root, env=clean, check=True, capture_output=True, timeout=60).stdout
     with contextlib.closing(Folder(root)) as folder:
-        walk = Walk(folder, Spot(), until=time.monotonic() + 60)
-        seen = {"/".join(entry.parts) for entry in walk if entry.kind is Kind.FILE}
+        walk = FolderWalk(folder, FolderPath(), until=time.monotonic() + 60)
+        seen = {"/".join(entry.parts) for entry in walk if entry.kind is FileKind.FILE}
     shutil.rmtree(root)
     assert seen == set(os.fsdecode(listed).split("\0")[:-1])

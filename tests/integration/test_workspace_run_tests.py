@@ -13,8 +13,8 @@ import pytest
 from parts.sandboxes import SOMEBODY, own
 from parts.small_project import Place, is_running, make_project, place_in, run_pytest, shell, size_of
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.running.diff import ProjectDiff, project_diff
-from toolcrib.workspace.running.linting import RunLint, run_lint
+from toolcrib.workspace.tools.lint import RunLintArguments, run_lint
+from toolcrib.workspace.tools.project_diff import ProjectDiffArguments, project_diff
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("FRG-1")]
 
@@ -54,8 +54,8 @@ async def test_a_project_of_somebody_else_is_worked_on_as_that_one(tmp_path: Pat
     async with place_in(root) as place:
         place.write("tests/test_who.py", f"import os\ndef test_who():\n    assert os.getuid() == {SOMEBODY}\n")
         assert (await run_pytest(place)).passed == 2
-        assert {one.state for one in (await place.do(run_lint, RunLint())).data.tools} == {"ran"}
-        assert (await place.do(project_diff, ProjectDiff())).data.untracked == ["tests/test_who.py"]
+        assert {one.state for one in (await place.do(run_lint, RunLintArguments())).data.tools} == {"ran"}
+        assert (await place.do(project_diff, ProjectDiffArguments())).data.untracked == ["tests/test_who.py"]
         assert (await shell(place, "touch made; seq 20000")).output_file
         owners = {path.lstat().st_uid for path in root.rglob("*") if path.name != "test_who.py"}
         assert owners == {SOMEBODY}

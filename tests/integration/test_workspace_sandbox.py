@@ -20,8 +20,8 @@ import pytest
 from parts.sandboxes import SOMEBODY, opened, own, printed, python, shell, spot, usual
 from parts.waiting import wait_for
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.sandbox import Command, Ending, Sandbox
+from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.sandbox import CommandEnding, Sandbox, SandboxCommand
 from toolcrib.workspace.settings.model import DEFAULTS
 
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.usefixtures("bwrap")]
@@ -735,9 +735,9 @@ async def test_words_reach_the_command_as_they_are(root: Path) -> None:
 
 async def test_a_program_that_is_not_there_is_said(root: Path) -> None:
     async with opened(root) as sandbox:
-        finished = await sandbox.run(Command(argv=("no-such-program",), seconds=10))
-        missing = await sandbox.run(Command(argv=("./code.py",), seconds=10))
-    assert finished.ending is Ending.EXITED
+        finished = await sandbox.run(SandboxCommand(argv=("no-such-program",), seconds=10))
+        missing = await sandbox.run(SandboxCommand(argv=("./code.py",), seconds=10))
+    assert finished.ending is CommandEnding.EXITED
     assert finished.code == 127
     assert "no-such-program" in finished.stderr.text()
     assert missing.code == 126

@@ -14,7 +14,7 @@ from parts.sandboxes import opened, own, shell, usual
 from parts.waiting import wait_for
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.sandbox import layout
-from toolcrib.workspace.sandbox.survey import Bounds
+from toolcrib.workspace.sandbox.survey import SurveyBounds
 from toolcrib.workspace.settings.model import DEFAULTS, GitMode
 
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.usefixtures("bwrap")]
@@ -193,7 +193,7 @@ async def test_a_persons_own_change_meanwhile_stays(root: Path) -> None:
 
 
 async def test_the_top_is_looked_at_behind_any_number_of_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "BEFORE_A_COMMAND", Bounds(entries=10, depth=8, seconds=60))
+    monkeypatch.setattr(layout, "BEFORE_A_COMMAND", SurveyBounds(entries=10, depth=8, seconds=60))
     (root / "theirs").mkdir()
     for number in range(20):
         (root / str(number)).touch()

@@ -19,11 +19,11 @@ import pytest
 from parts.sandboxes import opened, own, shell, usual
 from parts.waiting import wait_for
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.folder import Folder
+from toolcrib.workspace.folder import Folder
 from toolcrib.workspace.sandbox import Sandbox, layout, survey
 from toolcrib.workspace.sandbox import sandbox as sandbox_module
-from toolcrib.workspace.sandbox.placeholders import MARK
-from toolcrib.workspace.sandbox.survey import Bounds, Survey
+from toolcrib.workspace.sandbox.git_protection import PLACEHOLDER_BIT
+from toolcrib.workspace.sandbox.survey import Survey, SurveyBounds
 from toolcrib.workspace.settings.model import DEFAULTS, GitMode
 
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.usefixtures("bwrap")]
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.usefixtures("bwrap")]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 COMMIT = replace(DEFAULTS, git=GitMode.COMMIT)
 NO_KEYS = replace(DEFAULTS, hidden=("*.key",))
-FEW = Bounds(entries=40, depth=8, seconds=5)
+FEW = SurveyBounds(entries=40, depth=8, seconds=5)
 
 
 @pytest.fixture(params=["mine", pytest.param("somebody", marks=needs_root)])
@@ -128,7 +128,7 @@ async def test_what_was_left_on_the_way_to_a_submodule_is_removed_by_the_next(ro
     repository(root, b"a/b")
     for place in ("a", "a/b", "a/b/.git"):
         (root / place).mkdir()
-        (root / place).chmod(MARK | 0o755)
+        (root / place).chmod(PLACEHOLDER_BIT | 0o755)
     own(root, owner)
     async with opened(root) as sandbox:
         await asyncio.gather(*(shell(sandbox, "sleep 0.1") for _ in range(3)))

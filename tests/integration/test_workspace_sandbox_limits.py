@@ -20,9 +20,9 @@ import pytest
 
 from parts.sandboxes import limited, opened, own, printed, python, shell, usual
 from parts.waiting import wait_for
-from toolcrib.workspace.sandbox import Ending
+from toolcrib.workspace.sandbox import CommandEnding
 from toolcrib.workspace.sandbox import sandbox as module
-from toolcrib.workspace.sandbox.cgroup import candidates, find_nest
+from toolcrib.workspace.sandbox.limits import cgroup_candidates, find_cgroup_parent
 from toolcrib.workspace.settings.model import DEFAULTS, GitMode, Limits
 
 pytestmark = [pytest.mark.req("FRG-9", "FRG-10"), pytest.mark.usefixtures("bwrap")]
@@ -49,8 +49,8 @@ def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     """What sees to the limits: the kernel for the whole tree, or limits of each process and our own looking."""
     name: str = request.param
     if name == "watcher":
-        monkeypatch.setattr(module, "find_nest", lambda _limits: None)
-    elif find_nest(Limits()) is None:
+        monkeypatch.setattr(module, "find_cgroup_parent", lambda _limits: None)
+    elif find_cgroup_parent(Limits()) is None:
         pytest.skip("no cgroup can be made here")
     return name
 
@@ -71,7 +71,7 @@ def with_token(token: str) -> list[int]:
 
 
 def groups() -> list[str]:
-    nest = next(iter(candidates()), None)
+    nest = next(iter(cgroup_candidates()), None)
     return [path.name for place in nest.places for path in place.glob("toolcrib-*")] if nest else []
 
 
@@ -106,7 +106,7 @@ async def test_after_the_time_nothing_is_left(root: Path, token: str) -> None:
         await asyncio.to_thread(wait_for, lambda: len(with_token(token)) >= 4, "all to run", 20)
         finished = await going
         assert with_token(token) == []
-    assert finished.ending is Ending.TIMEOUT
+    assert finished.ending is CommandEnding.TIMEOUT
     assert finished.code is None
     assert time.monotonic() - began > 1.4
     assert not list(root.iterdir())
@@ -116,7 +116,7 @@ async def test_what_a_command_leaves_in_the_background_ends_with_it(root: Path, 
     async with opened(root) as sandbox:
         finished = await python(sandbox, RUN_AWAY, token, "0.3")
         assert with_token(token) == []
-    assert finished.ending is Ending.EXITED
+    assert finished.ending is CommandEnding.EXITED
     assert finished.code == 0
 
 
@@ -152,7 +152,7 @@ async def test_closing_the_sandbox_ends_what_runs(root: Path, token: str) -> Non
         await asyncio.to_thread(wait_for, lambda: len(with_token(token)) >= 4, "all to run", 20)
         await sandbox.close()
         assert with_token(token) == []
-        assert (await going).ending is Ending.CANCELLED
+        assert (await going).ending is CommandEnding.CANCELLED
 
 
 SERVER = """
@@ -274,7 +274,7 @@ async def test_a_fork_bomb_stays_small(root: Path, means: str) -> None:
         )
         counting.cancel()
         again = await shell(sandbox, "echo fine")
-    assert bomb.ending is Ending.PROCESSES
+    assert bomb.ending is CommandEnding.PROCESSES
     # A watcher sees it a moment later, and where root owns the folder the kernel does not count.
     assert most - before < (80 if means == "cgroup" else 5000)
     assert again.stdout.text() == "fine\n"
@@ -297,7 +297,7 @@ async def test_threads_count_as_processes(root: Path, means: str) -> None:
             """,
             seconds=20,
         )
-    assert finished.ending is Ending.PROCESSES or int(finished.stdout.text()) <= 40
+    assert finished.ending is CommandEnding.PROCESSES or int(finished.stdout.text()) <= 40
 
 
 HOG = """
@@ -333,7 +333,7 @@ async def test_a_memory_hog_stays_small(root: Path, means: str, many: int) -> No
         finished = await python(sandbox, HOG, str(many), seconds=30)
         watching.cancel()
         again = await shell(sandbox, "echo fine")
-    assert finished.ending is Ending.MEMORY or "MemoryError" in finished.stdout.text(), finished
+    assert finished.ending is CommandEnding.MEMORY or "MemoryError" in finished.stdout.text(), finished
     # Others use this machine too.
     assert before - lowest < 1500 * MB
     assert again.stdout.text() == "fine\n"
@@ -366,7 +366,7 @@ async def test_memory_that_belongs_to_no_process_is_limited_too(root: Path, mean
             seconds=30,
         )
     if means == "cgroup":
-        assert finished.ending is Ending.MEMORY or finished.signal == signal.SIGKILL
+        assert finished.ending is CommandEnding.MEMORY or finished.signal == signal.SIGKILL
     else:
         assert finished.stdout.text().split("\n")[1] == "0 -1 38"
 
@@ -393,7 +393,7 @@ async def test_shared_maps_are_limited_too(root: Path, means: str, place: str) -
         assert finished.code == 1
         assert "Error" in finished.stderr.text()
     else:
-        assert finished.ending is Ending.MEMORY or finished.signal == signal.SIGKILL
+        assert finished.ending is CommandEnding.MEMORY or finished.signal == signal.SIGKILL
 
 
 SOCKETS = """
@@ -415,7 +415,7 @@ async def test_what_waits_in_sockets_is_limited_too(root: Path, means: str) -> N
     async with opened(root, limited(memory=200 * MB)) as sandbox:
         finished = await python(sandbox, SOCKETS, seconds=30)
         again = await shell(sandbox, "echo fine")
-    assert finished.ending is Ending.MEMORY, finished
+    assert finished.ending is CommandEnding.MEMORY, finished
     assert again.stdout.text() == "fine\n"
 
 
@@ -482,7 +482,7 @@ async def test_a_flood_of_output_is_ended_and_takes_no_memory(root: Path) -> Non
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with opened(root, settings) as sandbox:
         finished = await shell(sandbox, "yes flood | head -c 100000 >&2; yes 0123456789", seconds=30)
-    assert finished.ending is Ending.OUTPUT
+    assert finished.ending is CommandEnding.OUTPUT
     assert finished.stdout.total + finished.stderr.total == 8 * MB
     assert len(finished.stdout.head) + len(finished.stdout.tail) <= MB
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60 * 1024
@@ -512,7 +512,7 @@ async def test_long_output_is_kept_whole_as_a_file(root: Path, owner: str) -> No
 
 
 async def test_old_output_goes_when_there_is_much(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolcrib.workspace.sandbox.output.MOST_FILES", 3)
+    monkeypatch.setattr("toolcrib.workspace.sandbox.process.MOST_OUTPUT_FILES", 3)
     async with opened(root, limited(output=10)) as sandbox:
         for _ in range(5):
             await shell(sandbox, "seq 100")
@@ -541,7 +541,8 @@ async def test_output_is_told_while_it_comes(root: Path) -> None:
     async with opened(root) as sandbox:
         going = asyncio.create_task(
             sandbox.run(
-                module.Command(argv=("/bin/sh", "-c", "echo one; cat fifo; echo two >&2"), seconds=30), on_output=take
+                module.SandboxCommand(argv=("/bin/sh", "-c", "echo one; cat fifo; echo two >&2"), seconds=30),
+                on_output=take,
             )
         )
         os.mkfifo(root / "fifo")

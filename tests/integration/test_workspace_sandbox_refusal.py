@@ -14,10 +14,11 @@ import pytest
 
 from parts.sandboxes import opened, python, shell, usual
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.sandbox import Command, Ending, Sandbox, landlock, means, selftest, stage
+from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.sandbox import CommandEnding, Sandbox, SandboxCommand, kernel_rules, mount_namespace, system
 from toolcrib.workspace.sandbox import sandbox as module
-from toolcrib.workspace.settings.model import DEFAULTS, Settings
+from toolcrib.workspace.sandbox import sandbox as selftest
+from toolcrib.workspace.settings.model import DEFAULTS, WorkspaceSettings
 
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.usefixtures("bwrap")]
 
@@ -32,7 +33,7 @@ def root(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def tried(
-    root: Path, environ: Mapping[str, str] | None = None, settings: Settings = DEFAULTS
+    root: Path, environ: Mapping[str, str] | None = None, settings: WorkspaceSettings = DEFAULTS
 ) -> AsyncIterator[Sandbox]:
     folder = Folder(root)
     sandbox = await Sandbox.open(folder, settings, environ=environ or usual())
@@ -51,7 +52,7 @@ async def check_refusal(sandbox: Sandbox, reason: str, remedy: str) -> None:
     assert sandbox.describe()["sandbox"] == "refused"
     mark = sandbox.folder.root / "ran"
     with pytest.raises(WorkspaceError) as raised:
-        await sandbox.run(Command(argv=("touch", str(mark)), seconds=5))
+        await sandbox.run(SandboxCommand(argv=("touch", str(mark)), seconds=5))
     assert raised.value is sandbox.refusal
     assert not mark.exists()
     # File tools need no sandbox.
@@ -103,13 +104,13 @@ async def test_with_a_bubblewrap_that_only_says_it_confines(root: Path, tmp_path
 
 
 async def test_without_landlock(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landlock, "version", lambda: 0)
+    monkeypatch.setattr(kernel_rules, "landlock_version", lambda: 0)
     async with tried(root) as sandbox:
         await check_refusal(sandbox, "no Landlock", "5.13")
 
 
 async def test_with_landlock_that_is_not_in_force(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landlock, "attributes", lambda _abi: b"")
+    monkeypatch.setattr(kernel_rules, "landlock_attributes", lambda _abi: b"")
     async with tried(root) as sandbox:
         await check_refusal(sandbox, "Landlock is not in force", "")
 
@@ -141,7 +142,7 @@ async def test_with_one_wall_missing(root: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module.bwrap, "CLOSING", tuple(_without(list(module.bwrap.CLOSING), wanted)))
     # Landlock would still forbid it; here it is the mounts that are tried.
     if wanted[0] == "--remount-ro":
-        monkeypatch.setattr(landlock, "attributes", lambda _abi: b"")
+        monkeypatch.setattr(kernel_rules, "landlock_attributes", lambda _abi: b"")
     async with tried(root) as sandbox:
         if wanted[0] == "--cap-drop" and os.geteuid() != 0:
             pytest.skip("bubblewrap drops them by itself unless root runs it")
@@ -171,20 +172,20 @@ async def test_as_root_without_a_way_to_leave_it(root: Path, tmp_path: Path, mon
     async with tried(root, {"PATH": str(only)}) as sandbox:
         await check_refusal(sandbox, "nsenter is not installed", "util-linux")
 
-    def fails(*_words: object) -> stage.Stage:
+    def fails(*_words: object) -> mount_namespace.MountNamespace:
         raise OSError("unshare: Operation not permitted")
 
-    monkeypatch.setattr(stage, "build", fails)
+    monkeypatch.setattr(mount_namespace, "build_mount_namespace", fails)
     async with tried(root) as sandbox:
         await check_refusal(sandbox, "Operation not permitted", "container")
 
 
 async def test_on_other_systems(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(means.sys, "platform", "darwin")
+    monkeypatch.setattr(system.sys, "platform", "darwin")
     async with tried(root) as sandbox:
         await check_refusal(sandbox, "no sandbox for darwin", "Use Linux")
-    monkeypatch.setattr(means.sys, "platform", "linux")
-    monkeypatch.setattr(means.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(system.sys, "platform", "linux")
+    monkeypatch.setattr(system.platform, "machine", lambda: "riscv64")
     async with tried(root) as sandbox:
         assert sandbox.refusal is not None
         assert "riscv64" in sandbox.refusal.message
@@ -198,8 +199,8 @@ def test_switched_off_namespaces_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, setting: str
 ) -> None:
     (tmp_path / "switch").write_text(f"{content}\n")
-    monkeypatch.setattr(means, "_SWITCHES", ((str(tmp_path / "switch"), content, f"kernel.{setting}"),))
-    assert f"sysctl -w kernel.{setting}" in means.remedy_for("Permission denied")
+    monkeypatch.setattr(system, "_SWITCHES", ((str(tmp_path / "switch"), content, f"kernel.{setting}"),))
+    assert f"sysctl -w kernel.{setting}" in system.sandbox_remedy("Permission denied")
 
 
 async def test_a_sandbox_that_holds_says_what_holds_it(root: Path) -> None:
@@ -208,7 +209,7 @@ async def test_a_sandbox_that_holds_says_what_holds_it(root: Path) -> None:
     assert said["sandbox"] == "bubblewrap"
     assert said["landlock"] >= 1
     assert said["bubblewrap"].startswith("bubblewrap ")
-    assert {probe["name"] for probe in said["probes"]} == set(selftest.NAMES.values())
+    assert {probe["name"] for probe in said["probes"]} == set(selftest.PROBE_NAMES.values())
     assert all(probe["held"] for probe in said["probes"])
 
 
@@ -233,7 +234,7 @@ async def test_unsafe_is_loud_and_still_has_limits(root: Path, caplog: pytest.Lo
     assert (root.parent / "outside").exists()
     assert "canary" not in outside.stdout.text()
     assert outside.stdout.text().endswith(f"{root}\n")
-    assert late.ending is Ending.TIMEOUT
+    assert late.ending is CommandEnding.TIMEOUT
     limit = DEFAULTS.limits.file_size
     assert big.stdout.text() == f"({limit}, {limit})\n"
 

@@ -112,13 +112,13 @@ async def test_the_definitions_arrive_as_they_were_made(
     start_workspace: StartWorkspace, home_folder: Home, transport: str, era: str
 ) -> None:
     from toolcrib.workspace.settings.model import DEFAULTS
-    from toolcrib.workspace.tools import TOOLS, definition
+    from toolcrib.workspace.tools import TOOLS, tool_definition
 
     async with asyncio.timeout(LIMIT), start_workspace(transport).client(era) as client:
         listed = [
             tool.model_dump(by_alias=True, mode="json", exclude_none=True) for tool in (await client.list_tools()).tools
         ]
-    assert listed == [json.loads(definition(tool, DEFAULTS)) for tool in TOOLS]
+    assert listed == [json.loads(tool_definition(tool, DEFAULTS)) for tool in TOOLS]
 
 
 @pytest.mark.req("FRG-1", "FRG-9")
@@ -344,7 +344,7 @@ def test_stdout_carries_nothing_but_the_protocol(start_workspace: StartWorkspace
 
 
 def test_a_line_that_never_ends_is_passed_over(start_workspace: StartWorkspace, home_folder: Home) -> None:
-    from toolcrib.workspace.serving.pipes import LARGEST_MESSAGE
+    from toolcrib.workspace.serving.transports import LARGEST_MESSAGE
 
     with popen(start_workspace("stdio")) as process:
         assert process.stdin is not None

@@ -16,14 +16,14 @@ from pydantic_ai.messages import ModelRequest
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
-from toolcrib.agent.events import RunEvent
-from toolcrib.agent.models import open_model
-from toolcrib.agent.options import AgentOptions
-from toolcrib.agent.run import run_agent
+from toolcrib.agent_loop.events import RunEvent
+from toolcrib.agent_loop.models import open_model
+from toolcrib.agent_loop.options import AgentOptions
+from toolcrib.agent_loop.run import run_agent
 from toolcrib.catalog.names import Names
-from toolcrib.catalog.offer import Offer
+from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.catalog.tool import Tool, decode_definition
-from toolcrib.testing import Model
+from toolcrib.testing import ScriptedModel
 
 MODELS = {
     "openai": "openai:gpt-5",
@@ -37,7 +37,7 @@ LIMIT = 60.0
 Kind = TypeVar("Kind", bound=RunEvent)
 
 
-def options(provider: str, there: Model, **more: Any) -> AgentOptions:
+def options(provider: str, there: ScriptedModel, **more: Any) -> AgentOptions:
     return AgentOptions(**{"model": MODELS[provider], "base_url": there.url, "environ": {}, **more})
 
 
@@ -50,15 +50,15 @@ def of(kind: type[Kind], events: list[RunEvent]) -> list[Kind]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def offer(name: str, schema: dict[str, Any], **by_provider: dict[str, Any]) -> Offer:
+def offer(name: str, schema: dict[str, Any], **by_provider: dict[str, Any]) -> OfferedTool:
     definition = json.dumps({"name": name, "description": f"Does {name}.", "inputSchema": schema}).encode()
     own, fields = decode_definition(definition)
     names = Names(plain=own, mcp=f"mcp_s_{own}", server=f"s_{own}", display=f"s:{own}")
     tool = Tool(server="s", name=own, fields=fields, names=names)
-    return Offer(tool=tool, name=own, description=f"Does {own}.", schema=schema, options=by_provider)
+    return OfferedTool(tool=tool, name=own, description=f"Does {own}.", schema=schema, options=by_provider)
 
 
-async def ask(provider: str, there: Model, offers: Mapping[str, Offer], **more: Any) -> str:
+async def ask(provider: str, there: ScriptedModel, offers: Mapping[str, OfferedTool], **more: Any) -> str:
     """One request, through the adapter alone."""
     given = ModelRequestParameters(
         function_tools=[
@@ -77,7 +77,7 @@ async def ask(provider: str, there: Model, offers: Mapping[str, Offer], **more: 
         return stream.get().text or ""
 
 
-def connections(there: Model) -> list[str]:
+def connections(there: ScriptedModel) -> list[str]:
     """The open connections to it, as the kernel lists them."""
     port = urlsplit(there.url).port
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]

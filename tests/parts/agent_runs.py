@@ -19,13 +19,14 @@ import pytest
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 
-from toolcrib.agent import course, models, plan
-from toolcrib.agent.events import RunEvent
-from toolcrib.agent.options import AgentOptions
-from toolcrib.agent.run import run_agent
+from toolcrib.agent_loop import models, setup
+from toolcrib.agent_loop import run as course
+from toolcrib.agent_loop.events import RunEvent
+from toolcrib.agent_loop.options import AgentOptions
+from toolcrib.agent_loop.run import run_agent
 from toolcrib.catalog.snapshot import Catalog
-from toolcrib.crib.counter import Counter
-from toolcrib.crib.results import Result, read_result
+from toolcrib.core.provider import ToolProvider
+from toolcrib.core.results import Result, read_result
 from toolcrib.errors import UnknownTool
 from toolcrib.events import Bus
 from toolcrib.servers.model import ServerState, ServerStatus
@@ -58,7 +59,7 @@ def result(text: str = "", **fields: Any) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}] if text else [], **fields}
 
 
-class Bench(Counter):
+class Bench(ToolProvider):
     """A counter in memory; its tools are functions. Opening and closing take some turns of the event loop."""
 
     def __init__(
@@ -197,7 +198,7 @@ def in_memory(patch: pytest.MonkeyPatch, *says: Sequence[Piece], kit: Bench | No
     """The last turn is repeated for ever."""
     world = World(turns=says)
     patch.setattr(models, "open_model", world.open_model)
-    patch.setattr(plan, "Kit", lambda *_, **__: kit)
+    patch.setattr(setup, "Kit", lambda *_, **__: kit)
     assert course.models is models
     return world
 

@@ -22,9 +22,9 @@ from typing import Any
 from parts import fleet
 from toolcrib.testing.anthropic import Anthropic
 from toolcrib.testing.google import Google
-from toolcrib.testing.openai_responses import OpenAI
-from toolcrib.testing.provider import Provider
-from toolcrib.testing.server import Model
+from toolcrib.testing.openai_responses import OpenAIResponses
+from toolcrib.testing.server import ScriptedModel
+from toolcrib.testing.wire import WireFormat
 
 LIMIT = 60.0
 KEY = "sk-dummy-0123456789"
@@ -36,7 +36,7 @@ class CodingAgent:
     """One of the three, as data."""
 
     name: str
-    provider: Provider
+    provider: WireFormat
     prefix: str
     """What it puts before the names of our tools; or the namespace that it puts them into."""
     file: str
@@ -52,7 +52,7 @@ class CodingAgent:
     unattended: Callable[[str], str]
     """The text of its own file with what our notes say that runs which nobody watches need."""
 
-    def tools(self, model: Model) -> set[str]:
+    def tools(self, model: ScriptedModel) -> set[str]:
         """The tools of ours that the model was offered, by our names."""
         return {
             tool.name.removeprefix(self.prefix)
@@ -106,7 +106,7 @@ class Seat:
         return Ran(exit_code=process.returncode, events=events, err=err, seconds=time.monotonic() - began)
 
 
-def seat(agent: CodingAgent, folder: Path, model: Model) -> Seat:
+def seat(agent: CodingAgent, folder: Path, model: ScriptedModel) -> Seat:
     home, tmp = folder / "home", folder / "tmp"
     file = home / agent.file
     for made in (file.parent, tmp):
@@ -180,7 +180,7 @@ CLAUDE = CodingAgent(
 
 CODEX = CodingAgent(
     name="codex",
-    provider=OpenAI(),
+    provider=OpenAIResponses(),
     prefix="mcp__toolcrib",
     file=".codex/config.toml",
     settings=lambda url: CODEX_SETTINGS.replace("@URL@", url),

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from toolcrib.workspace.sandbox.model import Captured, Ending, Finished
+from toolcrib.workspace.sandbox.command import CapturedOutput, CommandEnding, SandboxResult
 
 
 def finished(
     *,
-    ending: Ending = Ending.EXITED,
+    ending: CommandEnding = CommandEnding.EXITED,
     code: int | None = 0,
     signal: int | None = None,
     out: bytes = b"",
     err: bytes = b"",
-) -> Finished:
-    return Finished(
+) -> SandboxResult:
+    return SandboxResult(
         ending=ending,
         code=code,
         signal=signal,
-        stdout=Captured(head=out, total=len(out)),
-        stderr=Captured(head=err, total=len(err)),
+        stdout=CapturedOutput(head=out, total=len(out)),
+        stderr=CapturedOutput(head=err, total=len(err)),
         report=b"",
         seconds=1.5,
     )

@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolcrib.calls.door import Target
+from toolcrib.calls.door import CallTarget
 from toolcrib.config.paths import Paths
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.project import Project
+from toolcrib.core.crib import Crib
+from toolcrib.core.project import Project
 from toolcrib.gateway.http import HttpGateway
 from toolcrib.policy import Caller
-from toolcrib.servers.model import Answer, OnProgress, ToolCall
+from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
 
 PORT = 4321
 MODERN = "2026-07-28"
@@ -47,7 +47,7 @@ class Slow:
     def absence(self, project: Project) -> str:
         return ""
 
-    def target(self, project: Project, caller: Caller) -> Target:
+    def target(self, project: Project, caller: Caller) -> CallTarget:
         return _Asked(self, project)
 
     async def refresh(self, crib: Crib) -> None:
@@ -64,12 +64,12 @@ class _Asked:
 
     async def call(
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
-    ) -> Answer:
+    ) -> ServerAnswer:
         if call.name == "wait":
             self._server.called.set()
             await self._server.go_on.wait()
         text = str(self._project.root)
-        return Answer(result=json.dumps({"content": [{"type": "text", "text": text}]}).encode())
+        return ServerAnswer(result=json.dumps({"content": [{"type": "text", "text": text}]}).encode())
 
 
 class Exchange:

@@ -12,12 +12,11 @@ from typing import Any, cast
 
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins as builtin_servers
-from toolcrib.commands.job_desk import JobOrder
-from toolcrib.commands.leases import Leases
-from toolcrib.commands.registry import Host
+from toolcrib.commands.registry import CommandHost, JobRequest
 from toolcrib.config import Paths
-from toolcrib.crib.crib import Crib
-from toolcrib.daemon.jobs.desk import Desk
+from toolcrib.core.crib import Crib
+from toolcrib.daemon_client.lifetime import ActiveLeases
+from toolcrib.jobs.queue import JobQueue
 from toolcrib.policy import OWNER, Caller
 from toolcrib.store.jobs import JobRow
 
@@ -66,7 +65,7 @@ class House:
     """A daemon's rooms without its process; `again` is the next daemon on the same files."""
 
     home: Path
-    leases: Leases = field(default_factory=Leases)
+    leases: ActiveLeases = field(default_factory=ActiveLeases)
     workers: dict[str, Worker] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     config: dict[str, Any] = field(default_factory=dict)
@@ -93,7 +92,7 @@ class House:
         return self.workers[prompt]
 
     @contextlib.asynccontextmanager
-    async def open(self, **settings: Any) -> AsyncIterator[Desk]:
+    async def open(self, **settings: Any) -> AsyncIterator[JobQueue]:
         """`settings` are those of jobs."""
         environ = {"TOOLCRIB_HOME": str(self.home / "t"), "HOME": str(self.home), "OPENAI_API_KEY": "k" * 20}
         environ["SMALL_SECRET"] = SECRET
@@ -103,8 +102,8 @@ class House:
         server = {"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": "Bearer ${SMALL_SECRET}"}}
         config = {"servers": {"away": server}, "jobs": {**SETTINGS, **settings}, **self.config}
         (paths.config_dir / "config.json").write_text(json.dumps(config))
-        desk = Desk(self.leases, start=self.start)
-        builtins = builtin_servers(registry, cast("Host", self), unsafe_no_sandbox=True)
+        desk = JobQueue(self.leases, start=self.start)
+        builtins = builtin_servers(registry, cast("CommandHost", self), unsafe_no_sandbox=True)
         async with Crib(paths=paths, root=self.root, environ=environ, builtins=builtins, only=frozenset()) as crib:
             desk.crib = crib
             await desk.begin()
@@ -114,7 +113,7 @@ class House:
                 await desk.close()
 
 
-async def resettle(desk: Desk, **settings: Any) -> None:
+async def resettle(desk: JobQueue, **settings: Any) -> None:
     """The person changes the settings of jobs while the daemon runs."""
     assert desk.crib is not None
     file = desk.crib.paths.config_dir / "config.json"
@@ -123,17 +122,17 @@ async def resettle(desk: Desk, **settings: Any) -> None:
     await desk.crib.reload()
 
 
-async def agent(desk: Desk, name: str, **wanted: Any) -> Caller:
+async def agent(desk: JobQueue, name: str, **wanted: Any) -> Caller:
     assert desk.crib is not None
     made = await desk.crib.roster.add(name, **{"profile": "developer", **wanted})
     return Caller(agent=name, permission=made.agent.permission)
 
 
-def order(prompt: str = "do it", **wanted: Any) -> JobOrder:
-    return JobOrder(prompt=prompt, max_steps=5, **wanted)
+def order(prompt: str = "do it", **wanted: Any) -> JobRequest:
+    return JobRequest(prompt=prompt, max_steps=5, **wanted)
 
 
-async def over(desk: Desk, job: str) -> JobRow:
+async def over(desk: JobQueue, job: str) -> JobRow:
     row = await desk.result(OWNER, job, wait=LIMIT)
     assert row.status.over, row
     return row

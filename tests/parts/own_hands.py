@@ -19,7 +19,7 @@ from typing import Any
 
 from parts import fleet
 from parts.own import StartServer
-from toolcrib.coding_agents.headless import Launch
+from toolcrib.coding_agents.client_spec import Launch
 
 LIMIT = 90.0
 

@@ -7,18 +7,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from toolcrib.agent_events import AgentEvent, Kind
-from toolcrib.runs.alive import began
-from toolcrib.runs.log import RunLog
-from toolcrib.runs.result import Metadata, Status, Summary
-from toolcrib.runs.seal import Seals
+from toolcrib.coding_agents.process_alive import process_started_at
+from toolcrib.coding_agents.run_folder import LogSeals
+from toolcrib.coding_agents.run_log import RunLog
+from toolcrib.coding_agents.run_result import RunMetadata, RunStatus, RunSummary
+from toolcrib.run_events import AgentEvent, AgentEventKind
 
-SEALS = Seals(b"s" * 32)
+SEALS = LogSeals(b"s" * 32)
 NOBODY = 0.5
 """No process began then."""
 
 
-def metadata(run_id: str = "20261116-100000-00000a", **given: Any) -> Metadata:
+def metadata(run_id: str = "20261116-100000-00000a", **given: Any) -> RunMetadata:
     """Of a run in this very process, unless said otherwise."""
     usual: dict[str, Any] = {
         "run_id": run_id,
@@ -31,28 +31,30 @@ def metadata(run_id: str = "20261116-100000-00000a", **given: Any) -> Metadata:
         "prompt": "fix the failing test",
         "started_at": time.time(),
         "pid": os.getpid(),
-        "pid_began": began(os.getpid()) or 0.0,
+        "pid_began": process_started_at(os.getpid()) or 0.0,
         "program": "/bin/claude",
         "version": "2.1.325",
     }
-    return Metadata(**(usual | given))
+    return RunMetadata(**(usual | given))
 
 
-def summary(**given: Any) -> Summary:
-    return Summary(**({"status": Status.FINISHED, "program_exit_code": 0, "seconds": 2.5, "text": "done"} | given))
+def summary(**given: Any) -> RunSummary:
+    return RunSummary(
+        **({"status": RunStatus.FINISHED, "program_exit_code": 0, "seconds": 2.5, "text": "done"} | given)
+    )
 
 
 def message(text: str, **given: Any) -> AgentEvent:
-    return AgentEvent(kind=Kind.MESSAGE, provider="claude", role="assistant", text=text, **given)
+    return AgentEvent(kind=AgentEventKind.MESSAGE, provider="claude", role="assistant", text=text, **given)
 
 
 def written(
     root: Path,
-    about: Metadata,
+    about: RunMetadata,
     *events: AgentEvent,
-    end: Summary | None = None,
+    end: RunSummary | None = None,
     session: str = "",
-    seals: Seals = SEALS,
+    seals: LogSeals = SEALS,
 ) -> Path:
     """A log as a run leaves it; without an end, as a run that was cut off does."""
     log = RunLog.open(root, about, seals=seals)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from parts.run_logs import SEALS
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.config.paths import Paths
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 OLD, NEW = "20261115-100000-00000a", "20261116-100000-00000b"
 CALL = AgentEvent(
-    kind=Kind.TOOL,
+    kind=AgentEventKind.TOOL,
     provider="claude",
     tool_name="read_file",
     server="workspace",

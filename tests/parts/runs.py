@@ -22,8 +22,8 @@ from parts import coding_agents, fleet, leftovers
 from parts.coding_agents import KEY, CodingAgent
 from parts.daemon import PROGRAM, Home
 from parts.waiting import wait_for
-from toolcrib.testing.conversation import Offering, Usage
-from toolcrib.testing.script import Anyway
+from toolcrib.testing.conversation import ToolOffering, TurnUsage
+from toolcrib.testing.script import CallByName
 
 LIMIT = 60.0
 """Seconds that any run of a test may take."""
@@ -34,46 +34,46 @@ class Person:
     """What somebody who uses one of the programs has at home, as data."""
 
     agent: CodingAgent
-    offerings: tuple[Offering, ...]
+    offerings: tuple[ToolOffering, ...]
     """The ways in which the program can be made to offer tools; the first is what it does by itself."""
-    files: Callable[[str, Offering], Mapping[str, str]]
+    files: Callable[[str, ToolOffering], Mapping[str, str]]
     """Their own files, below the home folder, for the model at this URL."""
     keeps: Mapping[str, tuple[str, ...]]
     """Further files that the program itself writes into, and the parts of them that are nevertheless the person's."""
-    writes: Callable[[Path], Mapping[str, Anyway]]
+    writes: Callable[[Path], Mapping[str, CallByName]]
     """Ways to write a file of this name into a folder by the program's own hands."""
-    counted: Callable[[Sequence[Usage]], tuple[int, int, int]]
+    counted: Callable[[Sequence[TurnUsage]], tuple[int, int, int]]
     """The tokens that went in, came out and were cached, as the program tells them of these turns."""
     reaches: str
     """Under which name the program knows Toolcrib's `workspace_write_file`."""
     namespace: str = ""
 
-    def write_file(self, arguments: Mapping[str, Any]) -> Anyway:
+    def write_file(self, arguments: Mapping[str, Any]) -> CallByName:
         """A call of Toolcrib's tool, also where it is not offered."""
-        return Anyway(self.reaches, arguments, self.namespace)
+        return CallByName(self.reaches, arguments, self.namespace)
 
 
-def _claude_files(url: str, offering: Offering) -> dict[str, str]:
+def _claude_files(url: str, offering: ToolOffering) -> dict[str, str]:
     variables = {
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": KEY,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        **({"ENABLE_TOOL_SEARCH": "false"} if offering is Offering.PLAIN else {}),
+        **({"ENABLE_TOOL_SEARCH": "false"} if offering is ToolOffering.PLAIN else {}),
     }
     return {".claude/settings.json": json.dumps({"model": "claude-sonnet-4-5", "env": variables})}
 
 
-CODEX_MODELS = {Offering.PLAIN: "gpt-4.1", Offering.DEFERRED: "gpt-5.5", Offering.CODE: "gpt-6-luna"}
+CODEX_MODELS = {ToolOffering.PLAIN: "gpt-4.1", ToolOffering.DEFERRED: "gpt-5.5", ToolOffering.CODE: "gpt-6-luna"}
 """Codex goes by what it knows of a model: of the first it knows nothing."""
 
 
-def _codex_files(url: str, offering: Offering) -> dict[str, str]:
+def _codex_files(url: str, offering: ToolOffering) -> dict[str, str]:
     settings = coding_agents.CODEX_SETTINGS.replace("@URL@", url)
     settings = settings.replace("gpt-4.1", CODEX_MODELS[offering])
     return {".codex/config.toml": settings.replace('env_key = "SCRIPTED_KEY"', f'experimental_bearer_token = "{KEY}"')}
 
 
-def _gemini_files(url: str, offering: Offering) -> dict[str, str]:
+def _gemini_files(url: str, offering: ToolOffering) -> dict[str, str]:
     settings = {**coding_agents.GEMINI_SETTINGS, "model": {"name": "gemini-2.5-flash"}}
     return {
         ".gemini/settings.json": json.dumps(settings),
@@ -89,39 +89,39 @@ def _patch(file: Path) -> str:
     return f"*** Begin Patch\n*** Add File: {file}\n+by its own hands\n*** End Patch\n"
 
 
-def _without_cached(turns: Sequence[Usage]) -> tuple[int, int, int]:
+def _without_cached(turns: Sequence[TurnUsage]) -> tuple[int, int, int]:
     return sum(turn.fresh for turn in turns), sum(turn.output for turn in turns), sum(turn.cached for turn in turns)
 
 
-def _with_cached(turns: Sequence[Usage]) -> tuple[int, int, int]:
+def _with_cached(turns: Sequence[TurnUsage]) -> tuple[int, int, int]:
     return sum(turn.read for turn in turns), sum(turn.output for turn in turns), sum(turn.cached for turn in turns)
 
 
-def _without_thoughts(turns: Sequence[Usage]) -> tuple[int, int, int]:
+def _without_thoughts(turns: Sequence[TurnUsage]) -> tuple[int, int, int]:
     into, out, cached = _with_cached(turns)
     return into, out - sum(turn.thought for turn in turns), cached
 
 
 CLAUDE = Person(
     agent=coding_agents.CLAUDE,
-    offerings=(Offering.DEFERRED, Offering.PLAIN),
+    offerings=(ToolOffering.DEFERRED, ToolOffering.PLAIN),
     files=_claude_files,
     keeps={".claude.json": ("mcpServers", "hooks", "env")},
     writes=lambda folder: {
-        "written": Anyway("Write", {"file_path": str(folder / "written"), "content": "by its own hands"}),
-        "shell": Anyway("Bash", {"command": _echo(folder / "shell"), "description": "Write it."}),
+        "written": CallByName("Write", {"file_path": str(folder / "written"), "content": "by its own hands"}),
+        "shell": CallByName("Bash", {"command": _echo(folder / "shell"), "description": "Write it."}),
     },
     counted=_without_cached,
     reaches="mcp__toolcrib__workspace_write_file",
 )
 CODEX = Person(
     agent=coding_agents.CODEX,
-    offerings=(Offering.CODE, Offering.DEFERRED, Offering.PLAIN),
+    offerings=(ToolOffering.CODE, ToolOffering.DEFERRED, ToolOffering.PLAIN),
     files=_codex_files,
     keeps={},
     writes=lambda folder: {
-        "shell": Anyway("exec_command", {"cmd": _echo(folder / "shell")}),
-        "patched": Anyway("apply_patch", _patch(folder / "patched")),
+        "shell": CallByName("exec_command", {"cmd": _echo(folder / "shell")}),
+        "patched": CallByName("apply_patch", _patch(folder / "patched")),
     },
     counted=_with_cached,
     reaches="workspace_write_file",
@@ -129,12 +129,12 @@ CODEX = Person(
 )
 GEMINI = Person(
     agent=coding_agents.GEMINI,
-    offerings=(Offering.PLAIN,),
+    offerings=(ToolOffering.PLAIN,),
     files=_gemini_files,
     keeps={},
     writes=lambda folder: {
-        "written": Anyway("write_file", {"file_path": str(folder / "written"), "content": "by its own hands"}),
-        "shell": Anyway("run_shell_command", {"command": _echo(folder / "shell")}),
+        "written": CallByName("write_file", {"file_path": str(folder / "written"), "content": "by its own hands"}),
+        "shell": CallByName("run_shell_command", {"command": _echo(folder / "shell")}),
     },
     counted=_without_thoughts,
     reaches="mcp_toolcrib_workspace_write_file",
@@ -235,7 +235,7 @@ class Desk:
             "TMPDIR": str(tmp),
         }
 
-    def use(self, url: str, offering: Offering | None = None) -> None:
+    def use(self, url: str, offering: ToolOffering | None = None) -> None:
         """From now on the person's model is the one at this URL."""
         for name, text in self.person.files(url, offering or self.person.offerings[0]).items():
             file = self.folder / name

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from toolcrib.workspace.confined.folder import Folder, Spot
-from toolcrib.workspace.sandbox import Command, Finished, Sandbox
-from toolcrib.workspace.settings.model import DEFAULTS, Limits, Settings
+from toolcrib.workspace.folder import Folder, FolderPath
+from toolcrib.workspace.sandbox import Sandbox, SandboxCommand, SandboxResult
+from toolcrib.workspace.settings.model import DEFAULTS, Limits, WorkspaceSettings
 
 SOMEBODY = 1234
 """A uid that is nobody's."""
@@ -34,7 +34,11 @@ def own(path: Path, owner: str) -> Path:
 
 @asynccontextmanager
 async def opened(
-    root: Path, settings: Settings = DEFAULTS, *, environ: Mapping[str, str] | None = None, unsafe: bool = False
+    root: Path,
+    settings: WorkspaceSettings = DEFAULTS,
+    *,
+    environ: Mapping[str, str] | None = None,
+    unsafe: bool = False,
 ) -> AsyncIterator[Sandbox]:
     """One that holds; a test of refusals opens its own."""
     folder = Folder(root, hidden=settings.hidden, guarded=settings.guarded, repositories=settings.repositories)
@@ -47,18 +51,18 @@ async def opened(
         folder.close()
 
 
-def limited(**limits: object) -> Settings:
+def limited(**limits: object) -> WorkspaceSettings:
     return replace(DEFAULTS, limits=replace(Limits(), **limits))  # type: ignore[arg-type]
 
 
-async def shell(sandbox: Sandbox, line: str, *, seconds: float = 60, **more: object) -> Finished:
-    return await sandbox.run(Command(argv=("/bin/sh", "-c", line), seconds=seconds, **more))  # type: ignore[arg-type]
+async def shell(sandbox: Sandbox, line: str, *, seconds: float = 60, **more: object) -> SandboxResult:
+    return await sandbox.run(SandboxCommand(argv=("/bin/sh", "-c", line), seconds=seconds, **more))  # type: ignore[arg-type]
 
 
-async def python(sandbox: Sandbox, source: str, *words: str, seconds: float = 60, **more: object) -> Finished:
+async def python(sandbox: Sandbox, source: str, *words: str, seconds: float = 60, **more: object) -> SandboxResult:
     """Runs a piece of Python inside; its words are `sys.argv[1:]`."""
     argv = (str(PYTHON), "-I", "-c", textwrap.dedent(source), *words)
-    return await sandbox.run(Command(argv=argv, seconds=seconds, **more))  # type: ignore[arg-type]
+    return await sandbox.run(SandboxCommand(argv=argv, seconds=seconds, **more))  # type: ignore[arg-type]
 
 
 async def printed(sandbox: Sandbox, source: str, *words: str, seconds: float = 60) -> str:
@@ -68,5 +72,5 @@ async def printed(sandbox: Sandbox, source: str, *words: str, seconds: float = 6
     return finished.stdout.text().strip()
 
 
-def spot(*parts: str) -> Spot:
-    return Spot(parts)
+def spot(*parts: str) -> FolderPath:
+    return FolderPath(parts)

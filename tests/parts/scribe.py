@@ -13,9 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
-from toolcrib.coding_agents.client import HEADERS, SERVER_NAME, URL, Client, Format
-from toolcrib.coding_agents.headless import Headless, Launch, Order, Told, Usage
+from toolcrib.coding_agents.client_spec import (
+    HEADERS,
+    SERVER_NAME,
+    URL,
+    ClientFileFormat,
+    ClientSpec,
+    HeadlessSpec,
+    Launch,
+    LaunchRequest,
+    RunReport,
+    TokenUsage,
+)
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 PROGRAM = r"""
 import json, os, signal, subprocess, sys, time, urllib.error, urllib.request
@@ -109,7 +119,7 @@ tell(type="end", tokens={"in": 11, "out": 7, "cached": 3})
 
 class Reader:
     def __init__(self) -> None:
-        self.told = Told()
+        self.told = RunReport()
 
     def read(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
         match line:
@@ -119,29 +129,38 @@ class Reader:
                 self.told.mcp_failure = why
             case {"type": "say", "text": str(text)}:
                 self.told.text = text
-                return (self._event(Kind.MESSAGE, line, role="assistant", text=text),)
+                return (self._event(AgentEventKind.MESSAGE, line, role="assistant", text=text),)
             case {"type": "call", "id": str(call), "name": str(name), "arguments": dict(arguments)}:
                 return (self._tool(line, call, name, ToolStatus.STARTED, tool_args=arguments),)
             case {"type": "called", "id": str(call), "name": str(name), "answer": answer}:
                 return (self._tool(line, call, name, ToolStatus.OK, text=json.dumps(answer)),)
             case {"type": "end", "tokens": dict(tokens)}:
                 self.told.ended = True
-                self.told.usage = Usage(input=tokens["in"], output=tokens["out"], cached=tokens["cached"], told=tokens)
-        return (self._event(Kind.RAW, line),)
+                self.told.usage = TokenUsage(
+                    input=tokens["in"], output=tokens["out"], cached=tokens["cached"], told=tokens
+                )
+        return (self._event(AgentEventKind.RAW, line),)
 
     def said(self, line: str) -> Iterable[AgentEvent]:
-        return (AgentEvent(kind=Kind.LOG, provider="scribe", role="system", text=line, raw=line),)
+        return (AgentEvent(kind=AgentEventKind.LOG, provider="scribe", role="system", text=line, raw=line),)
 
     def _tool(self, line: Mapping[str, Any], call: str, name: str, status: ToolStatus, **more: Any) -> AgentEvent:
         return self._event(
-            Kind.TOOL, line, tool_name=name, tool_status=status, server=SERVER_NAME, call=call, role="assistant", **more
+            AgentEventKind.TOOL,
+            line,
+            tool_name=name,
+            tool_status=status,
+            server=SERVER_NAME,
+            call=call,
+            role="assistant",
+            **more,
         )
 
-    def _event(self, kind: Kind, line: Mapping[str, Any], **more: Any) -> AgentEvent:
+    def _event(self, kind: AgentEventKind, line: Mapping[str, Any], **more: Any) -> AgentEvent:
         return AgentEvent(kind=kind, provider="scribe", raw=line, **more)
 
 
-def launch(order: Order) -> Launch:
+def launch(order: LaunchRequest) -> Launch:
     headers = {"Authorization": f"Bearer {order.token}", **order.headers}
     return Launch(
         words=(f"session={order.session or 'new'}", *order.extra),
@@ -152,7 +171,7 @@ def launch(order: Order) -> Launch:
     )
 
 
-HEADLESS = Headless(
+HEADLESS = HeadlessSpec(
     program="scribe",
     oldest=(1, 2),
     install="pip install scribe",
@@ -162,10 +181,10 @@ HEADLESS = Headless(
     call_mark="scribe/id",
     is_session=lambda text: text.startswith("scribe-"),
 )
-SCRIBE = Client(
+SCRIBE = ClientSpec(
     name="scribe",
     title="Scribe",
-    format=Format.JSON,
+    format=ClientFileFormat.JSON,
     keys=("servers",),
     places={},
     stdio_shape={},

@@ -19,10 +19,10 @@ from parts import workspace as workspaces
 from parts.crowd import Member, Owner
 from parts.daemon import Home, StartDaemon
 from parts.traps import leaked
-from toolcrib.workspace.workspace import Session, Settings, Workspace
+from toolcrib.workspace.workspace import Workspace, WorkspaceSession, WorkspaceSettings
 
 NAMES = ("stdio", "daemon", "here")
-PLAIN = Settings()
+PLAIN = WorkspaceSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +97,12 @@ def at_daemon(start: StartDaemon, root: Path, env: Mapping[str, str] | None = No
 
 @contextlib.contextmanager
 def in_process(
-    root: Path, settings: Settings = PLAIN, *, environ: Mapping[str, str], unsafe: bool = False
+    root: Path, settings: WorkspaceSettings = PLAIN, *, environ: Mapping[str, str], unsafe: bool = False
 ) -> Iterator[Side]:
     """Every call on one session."""
     with anyio.from_thread.start_blocking_portal() as portal:
         workspace = Workspace(root, settings, environ=environ, unsafe_no_sandbox=unsafe)
-        session = Session(settings.limits)
+        session = WorkspaceSession(settings.limits)
 
         def ask(tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
             async def call() -> bytes:
@@ -117,7 +117,7 @@ def in_process(
             portal.call(workspace.close)
 
 
-def limited(settings: Settings = PLAIN, **limits: Any) -> Settings:
+def limited(settings: WorkspaceSettings = PLAIN, **limits: Any) -> WorkspaceSettings:
     return replace(settings, limits=replace(settings.limits, **limits))
 
 

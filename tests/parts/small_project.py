@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from parts.sandboxes import opened
-from toolcrib.workspace.running.shell import RunShellSafe, ShellRan, run_shell_safe
-from toolcrib.workspace.running.testing import PytestRan, RunTests, run_tests
 from toolcrib.workspace.sandbox import Sandbox
-from toolcrib.workspace.session import Session
+from toolcrib.workspace.session import WorkspaceSession
 from toolcrib.workspace.settings.model import DEFAULTS
-from toolcrib.workspace.tool import Done, Scene
+from toolcrib.workspace.tool import ToolContext, ToolResult
+from toolcrib.workspace.tools.run_tests import RunTestsArguments, RunTestsResult, run_tests
+from toolcrib.workspace.tools.shell import RunShellArguments, RunShellResult, run_shell_safe
 
 PROJECT = {
     "pyproject.toml": """
@@ -45,13 +45,13 @@ files = ["src"]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
     root: Path
-    scene: Scene
+    scene: ToolContext
     heard: list[str]
     """What was told as progress."""
     told: asyncio.Event
     """Set when something was told."""
 
-    async def do(self, tool: Callable[[Scene, Any], Awaitable[Done]], given: Any) -> Done:
+    async def do(self, tool: Callable[[ToolContext, Any], Awaitable[ToolResult]], given: Any) -> ToolResult:
         return await tool(self.scene, given)
 
     def write(self, path: str, text: str) -> Path:
@@ -95,10 +95,10 @@ async def place_in(root: Path, *, environ: dict[str, str] | None = None, **chose
         async def give() -> Sandbox:
             return sandbox
 
-        scene = Scene(
+        scene = ToolContext(
             folder=sandbox.folder,
             settings=settings,
-            session=Session(settings.limits),
+            session=WorkspaceSession(settings.limits),
             sandbox=give,
             environ=around,
             progress=hear,
@@ -114,19 +114,19 @@ def make_project(root: Path) -> Path:
     return root
 
 
-async def shell(place: Place, command: str | list[str], **more: object) -> ShellRan:
+async def shell(place: Place, command: str | list[str], **more: object) -> RunShellResult:
     done = await place.do(
         run_shell_safe,
-        msgspec.convert({"argv" if isinstance(command, list) else "command": command, **more}, RunShellSafe),
+        msgspec.convert({"argv" if isinstance(command, list) else "command": command, **more}, RunShellArguments),
     )
-    assert isinstance(done.data, ShellRan)
+    assert isinstance(done.data, RunShellResult)
     assert done.text.startswith(done.data.ending)
     return done.data
 
 
-async def run_pytest(place: Place, **given: object) -> PytestRan:
-    done = await place.do(run_tests, msgspec.convert(given, RunTests))
-    assert isinstance(done.data, PytestRan)
+async def run_pytest(place: Place, **given: object) -> RunTestsResult:
+    done = await place.do(run_tests, msgspec.convert(given, RunTestsArguments))
+    assert isinstance(done.data, RunTestsResult)
     assert done.text.startswith(done.data.outcome.replace("_", " ").upper())
     return done.data
 

@@ -18,9 +18,9 @@ from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.runs import Begun, Desk, Log, Told
 from parts.waiting import wait_for
 from parts.witness import Notes
-from toolcrib.testing.conversation import Hold, Offering
+from toolcrib.testing.conversation import Hold, ToolOffering
 from toolcrib.testing.script import Call, Step
-from toolcrib.testing.server import Model, serving
+from toolcrib.testing.server import ScriptedModel, serving
 
 PROGRAM = "def double(number: int) -> int:\n    return number + 2\n"
 CHANGED = PROGRAM.replace("number + 2", "number * 2")
@@ -39,7 +39,7 @@ class Stage:
     """What is to be closed with the scenario."""
     desk: Desk = field(init=False)
     daemon: Daemon | None = None
-    models: list[Model] = field(default_factory=list)
+    models: list[ScriptedModel] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
     """The runs that are over."""
     hold: Hold = field(default_factory=Hold)
@@ -59,7 +59,7 @@ class Stage:
         return Notes(self.home.path / "ledger.jsonl")
 
     @property
-    def model(self) -> Model:
+    def model(self) -> ScriptedModel:
         return self.models[-1]
 
     @property
@@ -82,7 +82,7 @@ class Stage:
     def start(self, config: dict[str, Any]) -> None:
         self.daemon = self.start_daemon(config)
 
-    def plays(self, agent: str, *steps: Step, offering: Offering | None = None) -> None:
+    def plays(self, agent: str, *steps: Step, offering: ToolOffering | None = None) -> None:
         """From now on the model of the agent follows these steps."""
         self.parts(agent)
         if not self.models:
@@ -91,7 +91,7 @@ class Stage:
         self.use(self.model, offering)
         self._files = self.files()
 
-    def use(self, model: Model, offering: Offering | None = None) -> None:
+    def use(self, model: ScriptedModel, offering: ToolOffering | None = None) -> None:
         """From now on this is the person's model."""
         self.desk.use(model.url, offering)
         self._settings = self.desk.settings()

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 from parts.run_logs import metadata, summary
-from toolcrib.agent_events import AgentEvent
-from toolcrib.runs.masking import Masking
-from toolcrib.runs.result import ExecutionResult, Metadata, Status, Summary
+from toolcrib.coding_agents.run_log import ValueMasker
+from toolcrib.coding_agents.run_result import ExecutionResult, RunMetadata, RunStatus, RunSummary
+from toolcrib.run_events import AgentEvent
 
 LOG = "/project/.toolcrib/runs/20261116-100000-00000a.jsonl"
 
@@ -20,8 +20,8 @@ LOG = "/project/.toolcrib/runs/20261116-100000-00000a.jsonl"
 @dataclass(kw_only=True)
 class Script:
     events: tuple[AgentEvent, ...] = ()
-    end: Summary = field(default_factory=summary)
-    about: Metadata = field(default_factory=metadata)
+    end: RunSummary = field(default_factory=summary)
+    about: RunMetadata = field(default_factory=metadata)
     before: Callable[[], None] = lambda: None
     """What happens before it begins; may raise."""
     waits: bool = False
@@ -59,11 +59,11 @@ class Stream:
     def __init__(self, script: Script) -> None:
         self._script = script
         self._events = self._happening()
-        self.metadata: Metadata | None = None
+        self.metadata: RunMetadata | None = None
         self._result: ExecutionResult | None = None
 
     def mask(self, value: Any) -> Any:
-        return Masking(self._script.secrets)(value)
+        return ValueMasker(self._script.secrets)(value)
 
     def __aiter__(self) -> AsyncGenerator[AgentEvent, None]:
         return self._events
@@ -84,7 +84,7 @@ class Stream:
             if self._script.waits:
                 await asyncio.Event().wait()
         except (asyncio.CancelledError, GeneratorExit):
-            end = replace(end, status=Status.INTERRUPTED, error="It was interrupted.")
+            end = replace(end, status=RunStatus.INTERRUPTED, error="It was interrupted.")
             raise
         finally:
             if self._script.stubborn:
@@ -98,7 +98,7 @@ class Stream:
         return self._result
 
 
-def _result(script: Script, end: Summary) -> ExecutionResult:
+def _result(script: Script, end: RunSummary) -> ExecutionResult:
     return ExecutionResult(
         text=end.text,
         raw_events=script.events,

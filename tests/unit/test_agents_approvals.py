@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from toolcrib.agents.approvals import MOST, MOST_OF_ONE, Answer, Approvals
-from toolcrib.agents.token import mint, naming_tokens
 from toolcrib.config.masking import Masker
 from toolcrib.errors import NotFound
 from toolcrib.events import AgentEnded, Bus
+from toolcrib.identity.agent import mint_token, naming_tokens
+from toolcrib.identity.approvals import MOST, MOST_OF_ONE, ApprovalAnswer, Approvals
 
 pytestmark = pytest.mark.req("KSI-5")
 
 MASK = "[secret TOKEN of server docs]"
 
 
-def asking(approvals: Approvals, agent: str = "reviewer", **more: Any) -> asyncio.Task[Answer]:
+def asking(approvals: Approvals, agent: str = "reviewer", **more: Any) -> asyncio.Task[ApprovalAnswer]:
     question = {
         "call": "c1",
         "agent": agent,
@@ -52,7 +52,7 @@ async def test_the_answer_reaches_the_call_that_waits(approvals: Approvals, *, a
     assert approvals.answer(waiting.id, approved=approved) == waiting
     assert approvals.waiting() == ()
     async with asyncio.timeout(60):
-        assert await call == Answer(approved=approved, why=why)
+        assert await call == ApprovalAnswer(approved=approved, why=why)
 
 
 async def test_nobody_in_time_is_a_no(bus: Bus) -> None:
@@ -199,7 +199,7 @@ async def test_arguments_that_cannot_be_decoded_are_shown_as_they_are(bus: Bus) 
 
 
 def test_an_agents_token_is_named_and_what_only_looks_like_one_is_shown() -> None:
-    token = mint()
+    token = mint_token()
     known = {token: "agent worker"}
     text = f"tcb_{token}-x; tcb_touch_hidden_file_with_a_name_as_long_as_a_real_token {token}"
     assert naming_tokens(text, lambda one: known.get(one, "")) == text.replace(token, "[secret token of agent worker]")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.agents.folder import AgentFolders
 from toolcrib.errors import StoreError
+from toolcrib.identity.agent_folders import AgentFolders
 
 pytestmark = pytest.mark.req("KSI-2")
 

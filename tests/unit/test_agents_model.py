@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parts.shaky_store import Shaky
-from toolcrib.agents.roster import Roster
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.errors import ToolcribError
-from toolcrib.events import Bus, Change
+from toolcrib.events import AuditedChange, Bus
+from toolcrib.identity.registry import AgentRegistry
 from toolcrib.policy import Verdict
 from toolcrib.policy.profile import profile_from
-from toolcrib.policy.rule import Effect, Origin, Rule
+from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin
 from toolcrib.store import Store
 
 NAMES = ("a", "b", "c")
@@ -56,7 +56,7 @@ class Model:
         return own and (known.parent is None or self.may(known.parent, tool))
 
 
-async def nowhere(_: Change) -> None: ...
+async def nowhere(_: AuditedChange) -> None: ...
 
 
 class Both:
@@ -69,7 +69,7 @@ class Both:
         self.tokens: list[str] = []
 
     async def open(self) -> None:
-        self.roster = await Roster.open(cast(Store, self.store), bus=Bus(), note=nowhere, folder=self.folder)
+        self.roster = await AgentRegistry.open(cast(Store, self.store), bus=Bus(), note=nowhere, folder=self.folder)
 
     async def add(self, name: str, profile: str, parent: str | None) -> None:
         fits = (
@@ -167,7 +167,7 @@ class Both:
 
 
 def rule(effect: str, tool: str) -> Rule:
-    return Rule(effect=Effect(effect), tools=f"git:{tool}", origin=Origin.AGENT)
+    return Rule(effect=RuleEffect(effect), tools=f"git:{tool}", origin=RuleOrigin.AGENT)
 
 
 def of(effect: str, rules: Rules) -> Rules:

@@ -15,19 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parts.shaky_store import Shaky
-from toolcrib.agents.agent import DEEPEST, checked_name
-from toolcrib.agents.register import load
-from toolcrib.agents.roster import Roster
-from toolcrib.agents.token import PREFIX, digest_of
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.errors import NotFound, StoreError, UsageError
-from toolcrib.events import AgentEnded, Bus, Change, Event, PermissionChanged
+from toolcrib.events import AgentEnded, AuditedChange, Bus, Event, PermissionChanged
+from toolcrib.identity.agent import DEEPEST, TOKEN_PREFIX, checked_name, digest_of
+from toolcrib.identity.records import load_records
+from toolcrib.identity.registry import AgentRegistry
 from toolcrib.policy import Verdict
 from toolcrib.policy.profile import profile_from
-from toolcrib.policy.rule import Effect, Origin, Rule
+from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin
 from toolcrib.store import Store
-from toolcrib.store.agents import ProfileRow, add_rule, all_agents, put_profile, version
+from toolcrib.store.identity import ProfileRow, add_rule, all_agents, put_profile, version
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -42,15 +41,15 @@ RESET = tool("reset")
 
 
 def allow(tools: str, **more: Any) -> Rule:
-    return Rule(effect=Effect.ALLOW, tools=tools, origin=Origin.AGENT, **more)
+    return Rule(effect=RuleEffect.ALLOW, tools=tools, origin=RuleOrigin.AGENT, **more)
 
 
 def deny(tools: str) -> Rule:
-    return Rule(effect=Effect.DENY, tools=tools, origin=Origin.AGENT)
+    return Rule(effect=RuleEffect.DENY, tools=tools, origin=RuleOrigin.AGENT)
 
 
 def ask(tools: str) -> Rule:
-    return Rule(effect=Effect.ASK, tools=tools, origin=Origin.AGENT)
+    return Rule(effect=RuleEffect.ASK, tools=tools, origin=RuleOrigin.AGENT)
 
 
 class World:
@@ -60,18 +59,18 @@ class World:
         self.store = Shaky(store)
         self.folder = folder
         self.bus = Bus()
-        self.noted: list[Change] = []
+        self.noted: list[AuditedChange] = []
         self.book_fails = False
         self.told: list[Event] = []
         self.bus.subscribe(self.told.append, AgentEnded, PermissionChanged)
-        self.open: list[Roster] = []
+        self.open: list[AgentRegistry] = []
 
-    async def roster(self) -> Roster:
-        made = await Roster.open(cast(Store, self.store), bus=self.bus, note=self._note, folder=self.folder)
+    async def roster(self) -> AgentRegistry:
+        made = await AgentRegistry.open(cast(Store, self.store), bus=self.bus, note=self._note, folder=self.folder)
         self.open.append(made)
         return made
 
-    async def _note(self, change: Change) -> None:
+    async def _note(self, change: AuditedChange) -> None:
         self.noted.append(change)
         if self.book_fails:
             raise StoreError("The book cannot be written.", remedy="Make room.")
@@ -139,7 +138,7 @@ async def test_a_token_leads_to_its_agent_now_and_after_a_restart(world: World, 
 async def test_the_token_is_nowhere_but_in_the_private_file(world: World, tmp_path: Path) -> None:
     roster = await world.roster()
     minted = await roster.add("reviewer", profile="developer")
-    assert minted.token.startswith(PREFIX)
+    assert minted.token.startswith(TOKEN_PREFIX)
     assert minted.token not in repr((minted, minted.agent, world.noted))
     assert minted.token_file == world.folder / "reviewer" / "token"
     assert minted.token_file.read_text().strip() == minted.token
@@ -423,7 +422,7 @@ async def test_a_rule_is_dropped_whoever_put_it_there(quick: World) -> None:
     roster = await quick.roster()
     await roster.add("reviewer", profile="nothing")
     await roster.add_rule("reviewer", allow("git:log"))
-    await roster.add_rule("reviewer", Rule(effect=Effect.ALLOW, tools="git:log", origin=Origin.APPROVAL))
+    await roster.add_rule("reviewer", Rule(effect=RuleEffect.ALLOW, tools="git:log", origin=RuleOrigin.APPROVAL))
     assert len(roster.rules("reviewer")) == 2
     await roster.drop_rule("reviewer", allow("git:log"))
     assert roster.rules("reviewer") == ()
@@ -623,7 +622,7 @@ async def test_a_change_is_finished_although_whoever_asked_for_it_left(world: Wo
     with pytest.raises(asyncio.CancelledError):
         await asked
     await roster.close()
-    register, _ = await world.store.read(load)
+    register, _ = await world.store.read(load_records)
     assert list(register.agents) == ["reviewer"]
     assert [agent.name for agent in roster.agents] == ["reviewer"]
     token = roster.folder.token_file("reviewer").read_text().strip()
@@ -647,7 +646,7 @@ async def test_many_changes_at_once_all_come_about(world: World) -> None:
     assert await world.store.read(version, "permissions") == roster.version
 
 
-async def unwritten(change: Change) -> None: ...
+async def unwritten(change: AuditedChange) -> None: ...
 
 
 async def test_a_name_that_is_taken_in_another_database_costs_that_agent_nothing(tmp_path: Path) -> None:
@@ -656,7 +655,7 @@ async def test_a_name_that_is_taken_in_another_database_costs_that_agent_nothing
         for name in ("one.db", "two.db"):
             store = await Store.open(tmp_path / name)
             stack.push_async_callback(store.close)
-            roster = await Roster.open(store, bus=Bus(), note=unwritten, folder=tmp_path / "agents")
+            roster = await AgentRegistry.open(store, bus=Bus(), note=unwritten, folder=tmp_path / "agents")
             stack.push_async_callback(roster.close)
             rosters.append(roster)
         minted = await rosters[0].add("a", profile="developer")

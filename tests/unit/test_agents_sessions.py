@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from toolcrib.agents import sessions as module
-from toolcrib.agents.session import Session
-from toolcrib.agents.sessions import Sessions
 from toolcrib.errors import NotFound, StoreError, TooManySessions
 from toolcrib.events import AgentEnded, Bus
+from toolcrib.identity import sessions as module
+from toolcrib.identity.sessions import Session, SessionRegistry
 from toolcrib.store import Store
-from toolcrib.store import sessions as rows
-from toolcrib.store.commits import Commits
-from toolcrib.store.sessions import SessionRow
+from toolcrib.store import identity as rows
+from toolcrib.store.commits import GroupCommit
+from toolcrib.store.identity import SessionRow
 
 pytestmark = pytest.mark.req("KSI-3", "KSI-9")
 
@@ -34,13 +33,13 @@ class House:
         self.url = url
         self.bus = Bus()
         self.agents = {"a", "b", "owner"}
-        self.commits: Commits | None = None
+        self.commits: GroupCommit | None = None
 
     @contextlib.asynccontextmanager
-    async def open(self, *, idle: float = DAY) -> AsyncIterator[Sessions]:
+    async def open(self, *, idle: float = DAY) -> AsyncIterator[SessionRegistry]:
         store = await Store.open(self.url)
-        self.commits = commits = Commits(store)
-        sessions = await Sessions.open(store, commits, bus=self.bus, exists=self.agents.__contains__, idle=idle)
+        self.commits = commits = GroupCommit(store)
+        sessions = await SessionRegistry.open(store, commits, bus=self.bus, exists=self.agents.__contains__, idle=idle)
         try:
             yield sessions
         finally:
@@ -51,7 +50,7 @@ class House:
     async def stored(self) -> dict[tuple[str, str], SessionRow]:
         """What a process that is killed now leaves behind."""
         store = await Store.open(self.url)
-        found = {(row.agent, row.conversation): row for row in await store.read(rows.load_all)}
+        found = {(row.agent, row.conversation): row for row in await store.read(rows.all_sessions)}
         await store.close()
         return found
 
@@ -64,7 +63,7 @@ class House:
 
     async def stored_ids(self) -> dict[str, tuple[str, str]]:
         store = await Store.open(self.url)
-        found = {row.id: (row.agent, row.conversation) for row in await store.read(rows.load_legacy)}
+        found = {row.id: (row.agent, row.conversation) for row in await store.read(rows.all_legacy_sessions)}
         await store.close()
         return found
 
@@ -83,7 +82,7 @@ def light(tmp_path: Any) -> House:
 class Clock:
     """The wall's clock and the loop's, moved by hand."""
 
-    def __init__(self, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, sessions: SessionRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
         self._real = (time.time, sessions._loop.time)
         self.ahead = 0.0
         monkeypatch.setattr(module.time, "time", lambda: self._real[0]() + self.ahead)
@@ -100,7 +99,7 @@ class Clock:
         monkeypatch.setattr(sessions, "_loop", Loop())
 
 
-def use(sessions: Sessions, session: Session) -> None:
+def use(sessions: SessionRegistry, session: Session) -> None:
     sessions.used(session, catalog_version=1, permission_version=1)
 
 
@@ -423,7 +422,7 @@ class TestLegacyIds:
         assert set(await light.stored_ids()) == {ids[0], ids[2], ids[3]}
 
 
-class Broken(Commits):
+class Broken(GroupCommit):
     """A store that cannot be written."""
 
     def __init__(self, store: Store) -> None:
@@ -437,7 +436,7 @@ class Broken(Commits):
 async def test_a_store_that_cannot_be_written_ends_no_conversation(light: House) -> None:
     store = await Store.open(light.url)
     commits = Broken(store)
-    sessions = await Sessions.open(store, commits, bus=light.bus, exists=light.agents.__contains__, idle=DAY)
+    sessions = await SessionRegistry.open(store, commits, bus=light.bus, exists=light.agents.__contains__, idle=DAY)
     session = await sessions.begin("a", "x")
     assert sessions.find("a", "x") is session
     id, _ = await sessions.begin_legacy("a", None)
@@ -469,8 +468,8 @@ async def test_a_store_that_does_not_answer_holds_up_a_beginning_only_for_a_whil
 async def test_ten_thousand_sessions_are_cheap(light: House) -> None:
     light.agents |= {f"agent-{number}" for number in range(100)}
     store = await Store.open(light.url)
-    commits = Commits(store)
-    sessions = await Sessions.open(store, commits, bus=light.bus, exists=light.agents.__contains__, idle=DAY)
+    commits = GroupCommit(store)
+    sessions = await SessionRegistry.open(store, commits, bus=light.bus, exists=light.agents.__contains__, idle=DAY)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     for number in range(10_000):

@@ -19,21 +19,21 @@ from typing import Any, cast
 
 import pytest
 
-from toolcrib.book import Book
-from toolcrib.book.entry import Entry, Kind
+from toolcrib.audit import AuditLog
+from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.calls.door import PROCESS
 from toolcrib.cli.app import run
-from toolcrib.cli.audit_lines import Lines
+from toolcrib.cli.audit_commands import AuditRows
 from toolcrib.commands.all import registry
-from toolcrib.commands.audit import moment
-from toolcrib.commands.registry import Context, Via
+from toolcrib.commands.audit import parse_time
+from toolcrib.commands.registry import CommandContext, Via
 from toolcrib.config.masking import Masker
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.project import Project
+from toolcrib.core.crib import Crib
+from toolcrib.core.project import Project
 from toolcrib.errors import Denied, UsageError
 from toolcrib.policy import CLIENT, OWNER, Caller
 from toolcrib.store import Store
-from toolcrib.store.commits import Commits
+from toolcrib.store.commits import GroupCommit
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -51,10 +51,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def opened(home: Path) -> AsyncIterator[Book]:
+async def opened(home: Path) -> AsyncIterator[AuditLog]:
     store = await Store.open(home / "state" / "mcp_sessions.db")
-    commits = Commits(store)
-    book = await Book.open(store, commits, folder=home / "state", mask=Masker())
+    commits = GroupCommit(store)
+    book = await AuditLog.open(store, commits, folder=home / "state", mask=Masker())
     try:
         yield book
     finally:
@@ -63,7 +63,7 @@ async def opened(home: Path) -> AsyncIterator[Book]:
         await store.close()
 
 
-def call(book: Book, number: int, outcome: str = "ok", **fields: Any) -> None:
+def call(book: AuditLog, number: int, outcome: str = "ok", **fields: Any) -> None:
     entry: dict[str, Any] = {
         "call": f"c{number}",
         "at": 1_700_000_000.0 + number,
@@ -76,10 +76,10 @@ def call(book: Book, number: int, outcome: str = "ok", **fields: Any) -> None:
         **fields,
     }
     if outcome != "denied":
-        book.note(Entry(kind=Kind.INTENT, **entry))
+        book.note(AuditEntry(kind=EntryKind.INTENT, **entry))
     if outcome:
         done = {"outcome": outcome, "duration": 0.0123, "size": 2048, "result": b"hello world"}
-        book.note(Entry(kind=Kind.OUTCOME, **entry, **done))
+        book.note(AuditEntry(kind=EntryKind.OUTCOME, **entry, **done))
 
 
 async def fill(home: Path) -> None:
@@ -88,10 +88,16 @@ async def fill(home: Path) -> None:
         call(book, 2, "denied", tool="git:push", server="git", decision="deny", rule="agent reviewer: deny git:*")
         call(book, 3, "", tool="slow:wait", server="slow", agent="builder")
         detail = {"profile": "read-only", "workdir": None}
-        book.note(Entry(kind=Kind.CHANGE, at=1_700_000_004.0, agent="reviewer", outcome="agent added", detail=detail))
         book.note(
-            Entry(
-                kind=Kind.GAP, at=1_700_000_005.0, detail={"entries": 7, "from": 1_700_000_001.0, "to": 1_700_000_002.0}
+            AuditEntry(
+                kind=EntryKind.CHANGE, at=1_700_000_004.0, agent="reviewer", outcome="agent added", detail=detail
+            )
+        )
+        book.note(
+            AuditEntry(
+                kind=EntryKind.GAP,
+                at=1_700_000_005.0,
+                detail={"entries": 7, "from": 1_700_000_001.0, "to": 1_700_000_002.0},
             )
         )
         await book.kept()
@@ -250,7 +256,9 @@ def test_the_rule_of_an_allowed_call_is_shown_where_there_is_room_or_on_request(
 )
 def test_changes_read_as_sentences(what: str, detail: dict[str, Any], note: str) -> None:
     entry = dict.fromkeys(("call", "conversation", "tool", "decision", "tokens"), "")
-    row = Lines().cells({**entry, "kind": "change", "at": 0.0, "agent": "reviewer", "outcome": what, "detail": detail})
+    row = AuditRows().cells(
+        {**entry, "kind": "change", "at": 0.0, "agent": "reviewer", "outcome": what, "detail": detail}
+    )
     assert note in row[-1]
     assert "rule agent" not in row[-1]
 
@@ -314,7 +322,7 @@ def test_an_intent_outside_of_what_was_found_does_not_make_two_lines() -> None:
             (7, "outcome", ""),
         )
     ]
-    assert len(Lines().joined(rows)) == 5
+    assert len(AuditRows().joined(rows)) == 5
 
 
 @pytest.mark.parametrize("words", [["--since", "yesterday"], ["--until", "1y"], ["--since", "99999-01-01"]])
@@ -326,11 +334,11 @@ def test_a_time_that_is_none_is_refused_with_what_to_write(
 
 
 def test_times_are_ago_or_as_they_stand() -> None:
-    assert moment(None) is None
+    assert parse_time(None) is None
     for text, ago in (("90s", 90), ("30m", 1800), ("1h", 3600), ("1.5h", 5400), ("2d", 172_800), (" 1w ", 604_800)):
-        assert moment(text) == pytest.approx(time.time() - ago, abs=5)
-    assert moment("2026-11-16T10:00") == datetime(2026, 11, 16, 10).timestamp()
-    assert moment("2026-11-16T10:00+00:00") == 1_794_823_200
+        assert parse_time(text) == pytest.approx(time.time() - ago, abs=5)
+    assert parse_time("2026-11-16T10:00") == datetime(2026, 11, 16, 10).timestamp()
+    assert parse_time("2026-11-16T10:00+00:00") == 1_794_823_200
 
 
 def test_verify_says_that_all_is_well_and_what_the_head_is(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,9 +367,9 @@ def test_there_is_nothing_to_follow_without_a_daemon(capsys: pytest.CaptureFixtu
     assert "Leave -f out" in capsys.readouterr().err
 
 
-def context(book: Book, emit: Any, caller: Caller = OWNER) -> Context:
+def context(book: AuditLog, emit: Any, caller: Caller = OWNER) -> CommandContext:
     crib = cast(Crib, SimpleNamespace(book=book))
-    return Context(
+    return CommandContext(
         crib=crib, project=cast(Project, None), caller=caller, host=cast(Any, None), via=Via.SOCKET, emit=emit
     )
 
@@ -409,4 +417,4 @@ async def test_the_book_is_the_owners_alone(name: str) -> None:
         raise AssertionError(event)
 
     with pytest.raises(Denied):
-        await registry.run(name, {}, context(cast(Book, None), nowhere, CLIENT))
+        await registry.run(name, {}, context(cast(AuditLog, None), nowhere, CLIENT))

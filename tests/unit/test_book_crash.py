@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.book import Book
-from toolcrib.book.anchor import Anchor
+from toolcrib.audit import AuditLog
+from toolcrib.audit.chain import HeadAnchor
 from toolcrib.config.masking import Masker
 from toolcrib.store import Store
-from toolcrib.store.commits import Commits
+from toolcrib.store.commits import GroupCommit
 
 LIMIT = 60.0
 
@@ -78,8 +78,8 @@ async def test_after_a_kill_every_acknowledged_row_is_there(
     for round_ in range(sized(3, 30)):
         acknowledged += written_until_killed(store_url, folder, f"r{round_}", chance.randint(1, 120))
     store = await Store.open(store_url)
-    commits = Commits(store)
-    book = await Book.open(store, commits, folder=folder, mask=Masker())
+    commits = GroupCommit(store)
+    book = await AuditLog.open(store, commits, folder=folder, mask=Masker())
     report = await book.verify()
     assert report.ok, report
     rows = await book.query(limit=1_000_000)
@@ -88,7 +88,7 @@ async def test_after_a_kill_every_acknowledged_row_is_there(
         kinds.setdefault(row["call"], []).append(row["kind"])
     assert len(acknowledged) == len(set(acknowledged)) > 0
     assert [call for call in acknowledged if kinds.get(call) != ["intent", "outcome"]] == []
-    (head,) = Anchor(folder / "audit.head").heads()
+    (head,) = HeadAnchor(folder / "audit.head").heads()
     assert head.seq <= rows[-1]["seq"]
     assert rows[head.seq - 1]["hash"] == head.hash
     await book.close()

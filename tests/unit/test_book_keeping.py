@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from toolcrib.book import Book, retention
-from toolcrib.book.entry import LOOKED_INTO, Entry, Kind
-from toolcrib.book.tokens import COUNTED_UP_TO
+from toolcrib.audit import AuditLog, writer
+from toolcrib.audit.entry import LOOKED_INTO, AuditEntry, EntryKind
+from toolcrib.audit.row import COUNTED_UP_TO
 from toolcrib.config.masking import Masker
 from toolcrib.errors import StoreError
 from toolcrib.store import Database, Store, audit
-from toolcrib.store.commits import MOST_BYTES, MOST_ITEMS, Commits
+from toolcrib.store.commits import MOST_BYTES, MOST_ITEMS, GroupCommit
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -31,11 +31,11 @@ NOW = 2_000_000_000.0
 @contextlib.asynccontextmanager
 async def opened(
     url: str | Path, folder: Path, *, most_items: int = MOST_ITEMS, most_bytes: int = MOST_BYTES, **options: Any
-) -> AsyncIterator[tuple[Book, Store]]:
+) -> AsyncIterator[tuple[AuditLog, Store]]:
     folder.mkdir(exist_ok=True)
     store = await Store.open(url, busy_timeout=0.1)
-    commits = Commits(store, most_items=most_items, most_bytes=most_bytes)
-    book = await Book.open(store, commits, folder=folder, mask=Masker(), **options)
+    commits = GroupCommit(store, most_items=most_items, most_bytes=most_bytes)
+    book = await AuditLog.open(store, commits, folder=folder, mask=Masker(), **options)
     try:
         yield book, store
     finally:
@@ -45,15 +45,15 @@ async def opened(
 
 
 @pytest.fixture
-async def book(store_url: str, tmp_path: Path) -> AsyncIterator[Book]:
+async def book(store_url: str, tmp_path: Path) -> AsyncIterator[AuditLog]:
     async with opened(store_url, tmp_path / "state") as (made, _):
         yield made
 
 
-def call(book: Book, number: int, **fields: Any) -> None:
+def call(book: AuditLog, number: int, **fields: Any) -> None:
     entry: dict[str, Any] = {"call": f"c{number}", "agent": "reviewer", "at": NOW + number, **fields}
-    book.note(Entry(kind=Kind.INTENT, **entry))
-    book.note(Entry(kind=Kind.OUTCOME, **{"outcome": "ok", "duration": 0.5, "size": 9, **entry}))
+    book.note(AuditEntry(kind=EntryKind.INTENT, **entry))
+    book.note(AuditEntry(kind=EntryKind.OUTCOME, **{"outcome": "ok", "duration": 0.5, "size": 9, **entry}))
 
 
 async def eventually(is_so: Any) -> None:
@@ -62,7 +62,7 @@ async def eventually(is_so: Any) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_call_is_two_entries_with_all_that_is_known_of_it(book: Book) -> None:
+async def test_a_call_is_two_entries_with_all_that_is_known_of_it(book: AuditLog) -> None:
     entry: dict[str, Any] = {
         "at": NOW + 1,
         "call": "c1",
@@ -75,8 +75,8 @@ async def test_a_call_is_two_entries_with_all_that_is_known_of_it(book: Book) ->
         "rule": "profile developer: allow *",
         "mode": "full",
     }
-    book.note(Entry(kind=Kind.INTENT, arguments=b'{"path": "abc"}', **entry))
-    book.note(Entry(kind=Kind.OUTCOME, outcome="ok", duration=0.5, size=9, **entry))
+    book.note(AuditEntry(kind=EntryKind.INTENT, arguments=b'{"path": "abc"}', **entry))
+    book.note(AuditEntry(kind=EntryKind.OUTCOME, outcome="ok", duration=0.5, size=9, **entry))
     await book.kept()
     intent, outcome = await book.query()
     hashes = {name: row.pop("hash") for name, row in (("intent", intent), ("outcome", outcome))}
@@ -104,14 +104,14 @@ async def test_a_call_is_two_entries_with_all_that_is_known_of_it(book: Book) ->
     }
 
 
-async def test_a_call_that_was_stopped_at_the_door_has_its_arguments_with_the_outcome(book: Book) -> None:
-    book.note(Entry(kind=Kind.OUTCOME, call="c1", outcome="denied", arguments=b'{"a": 1}'))
+async def test_a_call_that_was_stopped_at_the_door_has_its_arguments_with_the_outcome(book: AuditLog) -> None:
+    book.note(AuditEntry(kind=EntryKind.OUTCOME, call="c1", outcome="denied", arguments=b'{"a": 1}'))
     await book.kept()
     (row,) = await book.query()
     assert row["shape"] == {"a": "integer"}
 
 
-async def test_tokens_are_told_to_who_counts_them_once_the_row_is_there(book: Book) -> None:
+async def test_tokens_are_told_to_who_counts_them_once_the_row_is_there(book: AuditLog) -> None:
     told: list[int] = []
     call(book, 1, result=b"hello world", counted=told.append)
     call(book, 2, result=b"x" * (COUNTED_UP_TO + 1), counted=told.append)
@@ -121,14 +121,16 @@ async def test_tokens_are_told_to_who_counts_them_once_the_row_is_there(book: Bo
     assert told == [2, 2]
 
 
-async def test_queries_find_what_fits_and_nothing_else(book: Book) -> None:
+async def test_queries_find_what_fits_and_nothing_else(book: AuditLog) -> None:
     call(book, 0, tool="files:read_file", server="files", session="s_1")
     call(book, 1, tool="files:write_file", server="files", outcome="denied")
     call(book, 2, tool="git:read_file", server="git", agent="builder")
     call(book, 3, tool="Files:READ_FILE", server="Files")
     call(book, 4, tool="we_ird:100%_[a]", server="we_ird", session="s_2")
     call(book, 5, tool="weXird:1009_a", server="weXird")
-    book.note(Entry(kind=Kind.CHANGE, at=NOW + 6, agent="builder", outcome="agent added", detail={"by": "owner"}))
+    book.note(
+        AuditEntry(kind=EntryKind.CHANGE, at=NOW + 6, agent="builder", outcome="agent added", detail={"by": "owner"})
+    )
     await book.kept()
 
     async def numbers(**wanted: Any) -> list[int]:
@@ -161,8 +163,8 @@ async def test_queries_find_what_fits_and_nothing_else(book: Book) -> None:
     assert (await book.query(limit=1))[0]["detail"] == {"by": "owner"}
 
 
-async def test_what_is_rare_is_found_in_a_long_book(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolcrib.book.book._WINDOW", 7)
+async def test_what_is_rare_is_found_in_a_long_book(book: AuditLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolcrib.audit.log._WINDOW", 7)
     for number in range(30):
         call(book, number, agent="rare" if number % 10 == 0 else "often")
     await book.kept()
@@ -203,7 +205,7 @@ async def test_a_database_that_cannot_be_written_is_told_at_once_and_the_book_re
 
 @pytest.mark.parametrize("was_made", [True, False])
 async def test_a_commit_whose_end_nobody_knows_is_neither_lost_nor_repeated(
-    book: Book, monkeypatch: pytest.MonkeyPatch, was_made: bool
+    book: AuditLog, monkeypatch: pytest.MonkeyPatch, was_made: bool
 ) -> None:
     call(book, 0)
     await book.kept()
@@ -334,7 +336,7 @@ async def test_the_key_is_the_owners_alone_and_stays_the_same(store_url: str, tm
 async def test_what_is_too_old_goes_and_the_rest_verifies(
     store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "STEP", 30)
+    monkeypatch.setattr(writer, "STEP", 30)
     day = 86_400
     async with opened(store_url, tmp_path / "state", keep_days=10) as (book, store):
         for number in range(50):
@@ -382,8 +384,8 @@ async def test_pruning_ends_however_little_may_be_kept(store_url: str, tmp_path:
 
 
 async def test_the_book_prunes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolcrib.book.book._FIRST_PRUNE", 0.01)
-    monkeypatch.setattr("toolcrib.book.book._PRUNE_EVERY", 0.01)
+    monkeypatch.setattr("toolcrib.audit.log._FIRST_PRUNE", 0.01)
+    monkeypatch.setattr("toolcrib.audit.log._PRUNE_EVERY", 0.01)
     async with opened(tmp_path / "crib.db", tmp_path / "state") as (book, _):
         for number in range(5):
             call(book, number, at=1.0)
@@ -396,18 +398,18 @@ async def test_the_book_prunes_by_itself(tmp_path: Path, monkeypatch: pytest.Mon
 async def test_a_mistake_while_pruning_does_not_end_it_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("toolcrib.book.book._FIRST_PRUNE", 0.01)
-    monkeypatch.setattr("toolcrib.book.book._PRUNE_EVERY", 0.01)
+    monkeypatch.setattr("toolcrib.audit.log._FIRST_PRUNE", 0.01)
+    monkeypatch.setattr("toolcrib.audit.log._PRUNE_EVERY", 0.01)
     tries = itertools.count(1)
 
-    async def prune(book: Book) -> int:
+    async def prune(book: AuditLog) -> int:
         if next(tries) == 1:
             raise ValueError("a mistake")
         again.set()
         return 0
 
     again = asyncio.Event()
-    monkeypatch.setattr(Book, "prune", prune)
+    monkeypatch.setattr(AuditLog, "prune", prune)
     async with opened(tmp_path / "crib.db", tmp_path / "state"):
         await asyncio.wait_for(again.wait(), LIMIT)
     assert "a mistake" in caplog.text

@@ -11,15 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from toolcrib.book import tokens
-from toolcrib.book.chain import Keys
-from toolcrib.book.entry import LOOKED_INTO, Entry, Kind, Large
-from toolcrib.book.row import VALUES_UP_TO, RowMaker
-from toolcrib.book.shape import MOST_BYTES, shape_of
+from toolcrib.audit import row as tokens
+from toolcrib.audit.chain import ChainKeys
+from toolcrib.audit.entry import LOOKED_INTO, AuditEntry, EntryKind, LargeArguments
+from toolcrib.audit.row import MOST_BYTES, VALUES_UP_TO, RowMaker, shape_of
 from toolcrib.config.masking import Masker
 from toolcrib.store import Database, audit
 
-KEYS = Keys(b"k" * 32)
+KEYS = ChainKeys(b"k" * 32)
 
 
 def maker(*secrets: str, values: bool = False) -> RowMaker:
@@ -27,7 +26,7 @@ def maker(*secrets: str, values: bool = False) -> RowMaker:
 
 
 def row_of(arguments: Any, *secrets: str, values: bool = False) -> dict[str, Any]:
-    entry = Entry(kind=Kind.INTENT, arguments=json.dumps(arguments).encode())
+    entry = AuditEntry(kind=EntryKind.INTENT, arguments=json.dumps(arguments).encode())
     return maker(*secrets, values=values).row(1, entry)
 
 
@@ -59,8 +58,8 @@ def test_values_are_written_without_secrets() -> None:
 @pytest.mark.req("KSI-5")
 def test_a_secret_is_hidden_in_every_text_of_the_row() -> None:
     secret = "hunter2hunter2"
-    entry = Entry(
-        kind=Kind.CHANGE,
+    entry = AuditEntry(
+        kind=EntryKind.CHANGE,
         agent=secret,
         conversation=secret,
         tool=secret,
@@ -74,14 +73,14 @@ def test_a_secret_is_hidden_in_every_text_of_the_row() -> None:
 
 def test_a_secret_is_not_cut_in_half() -> None:
     secret = "s3cr3t" * 10
-    row = maker(secret).row(1, Entry(kind=Kind.OUTCOME, conversation="c" * 190 + secret))
+    row = maker(secret).row(1, AuditEntry(kind=EntryKind.OUTCOME, conversation="c" * 190 + secret))
     assert "s3c" not in row["conversation"]
 
 
 @pytest.mark.req("KSI-5")
 def test_what_a_person_was_asked_about_is_kept_as_that_person_saw_it() -> None:
     raw = json.dumps({"command": "ls;key=$(touch x) hunter2hunter2", "token": "Bearer abcdefgh"}).encode()
-    entry = Entry(kind=Kind.INTENT, arguments=raw, decision="ask")
+    entry = AuditEntry(kind=EntryKind.INTENT, arguments=raw, decision="ask")
     kept = maker("hunter2hunter2", values=True).row(1, entry)["arguments"]
     shown = {"command": "ls;key=$(touch x) [secret KEY of server docs]", "token": "Bearer abcdefgh"}
     assert json.loads(kept) == shown
@@ -93,7 +92,7 @@ def test_the_hash_is_of_what_the_arguments_say_and_keyed() -> None:
     assert same[0] == same[1]
     assert row_of({"a": 1, "b": [3]})["arguments_hash"] != same[0]
     other = RowMaker(key=b"other", mask=Masker(), values=False)
-    assert other.row(1, Entry(kind=Kind.INTENT, arguments=b'{"a":1,"b":[2]}'))["arguments_hash"] != same[0]
+    assert other.row(1, AuditEntry(kind=EntryKind.INTENT, arguments=b'{"a":1,"b":[2]}'))["arguments_hash"] != same[0]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_the_hash_is_of_what_the_arguments_say_and_keyed() -> None:
     ids=["no JSON", "no UTF-8", "deep list", "deep object"],
 )
 def test_arguments_that_cannot_be_looked_into_are_hashed_as_they_are(raw: bytes) -> None:
-    row = maker(values=True).row(1, Entry(kind=Kind.INTENT, arguments=raw))
+    row = maker(values=True).row(1, AuditEntry(kind=EntryKind.INTENT, arguments=raw))
     assert json.loads(row["shape"]) == f"{len(raw)} bytes"
     assert len(row["arguments_hash"]) == 64
     assert row["arguments"] is None
@@ -110,8 +109,8 @@ def test_arguments_that_cannot_be_looked_into_are_hashed_as_they_are(raw: bytes)
 
 def test_of_large_arguments_the_size_and_a_keyed_hash_are_written() -> None:
     raw = b'"' + b"x" * LOOKED_INTO + b'"'
-    large = Large.of(raw)
-    row = maker(values=True).row(1, Entry(kind=Kind.INTENT, arguments=large))
+    large = LargeArguments.of(raw)
+    row = maker(values=True).row(1, AuditEntry(kind=EntryKind.INTENT, arguments=large))
     assert json.loads(row["shape"]) == f"{len(raw)} bytes"
     assert row["arguments_hash"] == hmac.digest(KEYS.arguments, large.digest, "sha256").hex()
     assert row["arguments"] is None
@@ -141,23 +140,23 @@ def test_a_wide_or_long_tree_is_counted_where_it_is_not_shown() -> None:
 @pytest.mark.req("KSI-5")
 def test_values_and_details_are_cut() -> None:
     assert len(row_of({"text": "x" * 10_000}, values=True)["arguments"]) == VALUES_UP_TO
-    row = maker().row(1, Entry(kind=Kind.CHANGE, detail={"text": "x" * 10_000}))
+    row = maker().row(1, AuditEntry(kind=EntryKind.CHANGE, detail={"text": "x" * 10_000}))
     assert len(row["detail"]) == VALUES_UP_TO
 
 
 @pytest.mark.req("KSI-5")
 def test_tokens_of_a_result_are_counted() -> None:
-    assert tokens.count(b"hello world") == 2
-    assert tokens.count(b"\xff\xfe") is not None
-    assert tokens.count(b"x" * (tokens.COUNTED_UP_TO + 1)) is None
-    assert maker().row(1, Entry(kind=Kind.OUTCOME, result=b"hello world"))["tokens"] == 2
-    assert maker().row(1, Entry(kind=Kind.OUTCOME))["tokens"] is None
+    assert tokens.count_tokens(b"hello world") == 2
+    assert tokens.count_tokens(b"\xff\xfe") is not None
+    assert tokens.count_tokens(b"x" * (tokens.COUNTED_UP_TO + 1)) is None
+    assert maker().row(1, AuditEntry(kind=EntryKind.OUTCOME, result=b"hello world"))["tokens"] == 2
+    assert maker().row(1, AuditEntry(kind=EntryKind.OUTCOME))["tokens"] is None
 
 
 ANY_TEXT = st.text(st.characters(categories=None), max_size=30)
 ENTRIES = st.builds(
-    Entry,
-    kind=st.sampled_from(Kind),
+    AuditEntry,
+    kind=st.sampled_from(EntryKind),
     at=st.floats(),
     call=ANY_TEXT,
     agent=ANY_TEXT,
@@ -180,12 +179,12 @@ ENTRIES = st.builds(
 @pytest.mark.req("KSI-5")
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(entries=st.lists(ENTRIES, min_size=1, max_size=4))
-def test_any_entry_is_read_back_with_the_hash_that_it_was_given(written: Database, entries: list[Entry]) -> None:
+def test_any_entry_is_read_back_with_the_hash_that_it_was_given(written: Database, entries: list[AuditEntry]) -> None:
     make = maker(values=True)
     rows = [make.row(number, entry) for number, entry in enumerate(entries, 1)]
     for row in rows:
         row["hash"] = KEYS.link("", row.values())
-    written.write(audit.let_go, 0, 2**62, "")
+    written.write(audit.delete_through, 0, 2**62, "")
     written.write(audit.append, rows)
     found = written.read(audit.page, 0, 10)
     assert [tuple(row) for row in found] == [tuple(row.values()) for row in rows]
@@ -199,12 +198,12 @@ def written(store_url: str) -> Any:
 
 
 def test_the_columns_of_a_row_are_those_of_the_table_in_their_order() -> None:
-    assert (*maker().row(1, Entry(kind=Kind.GAP)), "hash") == audit.COLUMNS
+    assert (*maker().row(1, AuditEntry(kind=EntryKind.GAP)), "hash") == audit.COLUMNS
 
 
 def test_loading_the_counter_waits_for_the_first_count(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    code = "import sys, toolcrib.book.row; sys.exit('rs_bpe' in sys.modules)"
+    code = "import sys, toolcrib.audit.row; sys.exit('rs_bpe' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30, cwd=tmp_path).returncode == 0

@@ -17,15 +17,14 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from toolcrib.book import Book
-from toolcrib.book.anchor import Anchor, Head
-from toolcrib.book.chain import Keys
-from toolcrib.book.entry import Entry, Kind
-from toolcrib.book.verify import PAGE, Report
+from toolcrib.audit import AuditLog
+from toolcrib.audit.chain import ChainHead, ChainKeys, HeadAnchor
+from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.audit.verify import PAGE, VerifyReport
 from toolcrib.config.masking import Masker
 from toolcrib.errors import StoreError, UsageError
 from toolcrib.store import Store, audit
-from toolcrib.store.commits import Commits
+from toolcrib.store.commits import GroupCommit
 from toolcrib.store.schema import audit as rows_table
 from toolcrib.store.schema import audit_base as base_table
 
@@ -35,11 +34,11 @@ OLD = 1_000_000.0
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, folder: Path, **options: Any) -> AsyncIterator[tuple[Book, Store]]:
+async def opened(url: str, folder: Path, **options: Any) -> AsyncIterator[tuple[AuditLog, Store]]:
     folder.mkdir(exist_ok=True)
     store = await Store.open(url)
-    commits = Commits(store)
-    book = await Book.open(store, commits, folder=folder, mask=Masker(), **options)
+    commits = GroupCommit(store)
+    book = await AuditLog.open(store, commits, folder=folder, mask=Masker(), **options)
     try:
         yield book, store
     finally:
@@ -48,9 +47,9 @@ async def opened(url: str, folder: Path, **options: Any) -> AsyncIterator[tuple[
         await store.close()
 
 
-def note(book: Book, number: int, **fields: Any) -> None:
+def note(book: AuditLog, number: int, **fields: Any) -> None:
     entry = {"call": f"c{number}", "agent": "reviewer", "tool": "files:read", "rule": "a rule", **fields}
-    book.note(Entry(kind=Kind.INTENT, arguments=b'{"path":"x"}', **entry))
+    book.note(AuditEntry(kind=EntryKind.INTENT, arguments=b'{"path":"x"}', **entry))
 
 
 Rows = list[dict[str, Any]]
@@ -87,7 +86,11 @@ class Kept:
             await book.kept()
             if pruned:
                 assert await book.prune() == 3
-            book.note(Entry(kind=Kind.CHANGE, agent="reviewer", outcome="agent added", detail={"profile": "nothing"}))
+            book.note(
+                AuditEntry(
+                    kind=EntryKind.CHANGE, agent="reviewer", outcome="agent added", detail={"profile": "nothing"}
+                )
+            )
             await book.kept()
 
     async def _read(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -106,8 +109,8 @@ class Kept:
 
         self._runner.run(work())
 
-    def verify(self, expect: str | None = None) -> Report:
-        async def work() -> Report:
+    def verify(self, expect: str | None = None) -> VerifyReport:
+        async def work() -> VerifyReport:
             async with opened(self.url, self.folder) as (book, _):
                 return await book.verify(expect)
 
@@ -206,7 +209,7 @@ def put_in(rows: list[dict[str, Any]], draw: st.DataObject) -> None:
 def chained_with_another_key(rows: list[dict[str, Any]], draw: st.DataObject) -> None:
     place = draw.draw(st.integers(1, len(rows) - 1))
     rows[place]["agent"] = "somebody"
-    keys = Keys(b"x" * 32)
+    keys = ChainKeys(b"x" * 32)
     for before, row in zip(rows[place - 1 :], rows[place:], strict=False):
         row["hash"] = keys.link(before["hash"], list(row.values())[:-1])
 
@@ -418,7 +421,7 @@ def test_another_book_in_another_database_is_no_concern(plain: Kept, tmp_path: P
 
 def test_the_untouched_book_is_whole(kept: Kept) -> None:
     last = kept.rows[-1]
-    whole = Report(ok=True, entries=len(kept.rows), head=f"{last['seq']}:{last['hash']}", notes=())
+    whole = VerifyReport(ok=True, entries=len(kept.rows), head=f"{last['seq']}:{last['hash']}", notes=())
     assert kept.verify() == whole
     kept.put(kept.rows)
     assert kept.verify() == whole
@@ -544,7 +547,7 @@ async def test_a_first_commit_that_fails_leaves_no_book_behind(
         report = await book.verify()
         assert report.ok, report
         assert report.notes == ()
-    assert len(Anchor(tmp_path / "state" / "audit.head").heads()) == 1
+    assert len(HeadAnchor(tmp_path / "state" / "audit.head").heads()) == 1
 
 
 async def test_the_status_names_the_head_before_anything_is_written(store_url: str, tmp_path: Path) -> None:
@@ -610,7 +613,7 @@ async def test_two_processes_write_one_chain(store_url: str, tmp_path: Path) -> 
     folder = tmp_path / "state"
     async with opened(store_url, folder) as (one, _), opened(store_url, folder) as (other, _):
 
-        async def write(book: Book, first: int) -> None:
+        async def write(book: AuditLog, first: int) -> None:
             for number in range(first, first + 30):
                 note(book, number)
                 await book.kept()
@@ -621,10 +624,10 @@ async def test_two_processes_write_one_chain(store_url: str, tmp_path: Path) -> 
 
 
 def test_the_anchor_only_goes_forwards(tmp_path: Path) -> None:
-    anchor = Anchor(tmp_path / "audit.head")
+    anchor = HeadAnchor(tmp_path / "audit.head")
 
-    def head(chain: str, seq: int) -> Head:
-        return Head(chain=chain * 64, place="p" * 16, seq=seq, hash=f"{seq:064x}")
+    def head(chain: str, seq: int) -> ChainHead:
+        return ChainHead(chain=chain * 64, place="p" * 16, seq=seq, hash=f"{seq:064x}")
 
     anchor.advance(head("a", 5))
     anchor.advance(head("b", 2**62))

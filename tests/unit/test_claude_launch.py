@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.coding_agents.client_spec import Launch, LaunchRequest
 from toolcrib.coding_agents.known.claude import CLAUDE
 from toolcrib.coding_agents.known.claude_launch import is_session, launch
 from toolcrib.errors import ConfigError
-from toolcrib.policy.own_tools import OwnTools
+from toolcrib.policy.profile import OwnTools
 
 TOKEN = "tc-a-secret-token"
 PROMPT = "--resume is a word of the prompt"
 BELOW_ALL = [level for level in OwnTools if level is not OwnTools.ALL]
 
 
-def order(tmp_path: Path, own_tools: OwnTools, **more: Any) -> Order:
+def order(tmp_path: Path, own_tools: OwnTools, **more: Any) -> LaunchRequest:
     given: dict[str, Any] = {
         "prompt": PROMPT,
         "new_session": "0b5f3a2e-4f6d-4c3b-9a51-7f1f6d1c2b3a",
@@ -33,7 +33,7 @@ def order(tmp_path: Path, own_tools: OwnTools, **more: Any) -> Order:
         "workdir": tmp_path / "project",
         "environ": {"HOME": str(tmp_path / "home")},
     }
-    return Order(**{**given, **more})
+    return LaunchRequest(**{**given, **more})
 
 
 def put(file: Path, text: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
-from toolcrib.coding_agents.known.claude_reader import ClaudeReader
+from toolcrib.coding_agents.known.claude import ClaudeParser
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 SESSION = "11111111-2222-3333-4444-555555555555"
 
@@ -49,8 +49,8 @@ def ended(**more: Any) -> dict[str, Any]:
     return {**usual, "result": "Done.", **more, "type": "result"}
 
 
-def read(*lines: dict[str, Any]) -> tuple[list[AgentEvent], ClaudeReader]:
-    reader = ClaudeReader()
+def read(*lines: dict[str, Any]) -> tuple[list[AgentEvent], ClaudeParser]:
+    reader = ClaudeParser()
     return [event for line in lines for event in reader.read(line)], reader
 
 
@@ -67,9 +67,9 @@ def test_thoughts_words_and_calls_of_a_message() -> None:
     )
     events, _ = read(line)
     assert [(event.kind, event.role, event.text) for event in events] == [
-        (Kind.REASONING, "assistant", "let me see"),
-        (Kind.MESSAGE, "assistant", "I will look."),
-        (Kind.TOOL, "assistant", ""),
+        (AgentEventKind.REASONING, "assistant", "let me see"),
+        (AgentEventKind.MESSAGE, "assistant", "I will look."),
+        (AgentEventKind.TOOL, "assistant", ""),
     ]
     assert [event.raw for event in events] == [line, None, None]
     assert events[2].tool_name == "workspace_read_file"
@@ -89,7 +89,12 @@ def test_a_call_has_one_start_and_one_end_with_its_name_and_arguments() -> None:
     assert statuses(events, "toolu_1") == [ToolStatus.STARTED, ToolStatus.OK]
     (over,) = [event for event in events if event.tool_status is ToolStatus.OK]
     assert (over.tool_name, over.tool_args, over.role, over.text) == ("own_echo", {"n": 1}, "tool", "one")
-    assert [event.kind for event in events] == [Kind.TOOL, Kind.RAW, Kind.TOOL, Kind.RAW], "no line is lost"
+    assert [event.kind for event in events] == [
+        AgentEventKind.TOOL,
+        AgentEventKind.RAW,
+        AgentEventKind.TOOL,
+        AgentEventKind.RAW,
+    ], "no line is lost"
 
 
 @pytest.mark.req("FRG-6")
@@ -164,17 +169,17 @@ def test_a_server_that_is_not_there_is_told_if_it_is_ours(line: dict[str, Any], 
     events, reader = read(line)
     assert bool(reader.told.mcp_failure) is fails
     assert (reader.told.session, reader.told.model) == (SESSION, "claude-sonnet-4-5")
-    assert [(event.kind, event.text) for event in events] == [(Kind.LOG, "Claude Code 2.1.325")]
+    assert [(event.kind, event.text) for event in events] == [(AgentEventKind.LOG, "Claude Code 2.1.325")]
 
 
 @pytest.mark.req("FRG-10")
 def test_a_server_that_a_policy_blocks_is_told_on_standard_error() -> None:
-    reader = ClaudeReader()
+    reader = ClaudeParser()
     warning = "Warning: MCP server blocked by enterprise policy: toolcrib"
     (event,) = reader.said(warning)
-    assert (event.kind, event.text, event.raw) == (Kind.LOG, warning, warning)
+    assert (event.kind, event.text, event.raw) == (AgentEventKind.LOG, warning, warning)
     assert reader.told.mcp_failure == warning
-    other = ClaudeReader()
+    other = ClaudeParser()
     other.said("Warning: MCP server blocked by enterprise policy: github")
     assert other.told.mcp_failure == ""
 
@@ -215,7 +220,7 @@ def test_a_model_that_does_not_answer_is_the_last_trouble_until_it_does() -> Non
 
 @pytest.mark.req("FRG-7")
 def test_what_is_said_on_standard_error_alone_is_the_failure() -> None:
-    reader = ClaudeReader()
+    reader = ClaudeParser()
     reader.said("error: unknown option '--nonsense'")
     assert reader.told.failure == "error: unknown option '--nonsense'"
     reader.read(ended())
@@ -236,12 +241,12 @@ def test_subagents_words_are_not_the_last_ones_and_their_calls_are_told() -> Non
     )
     assert reader.told.text == "I ask a helper."
     assert statuses(events, "toolu_2") == [ToolStatus.STARTED]
-    assert [(event.role, event.text) for event in events if event.kind is Kind.MESSAGE] == [
+    assert [(event.role, event.text) for event in events if event.kind is AgentEventKind.MESSAGE] == [
         ("assistant", "I ask a helper."),
         ("user", "look"),
         ("assistant", "helper's words"),
     ]
-    assert "task_started: look" in [event.text for event in events if event.kind is Kind.LOG]
+    assert "task_started: look" in [event.text for event in events if event.kind is AgentEventKind.LOG]
 
 
 @pytest.mark.req("FRG-6")
@@ -257,7 +262,7 @@ def test_the_end_tells_words_session_and_tokens() -> None:
         total_cost_usd=0.5,
     )
     events, reader = read(line)
-    assert [(event.kind, event.text) for event in events] == [(Kind.LOG, "completed")]
+    assert [(event.kind, event.text) for event in events] == [(AgentEventKind.LOG, "completed")]
     told = reader.told
     assert (told.text, told.session, told.failure) == ("Done.", SESSION, "")
     assert (told.usage.input, told.usage.output, told.usage.cached) == (20, 10, 14)
@@ -311,7 +316,7 @@ def test_an_error_of_the_api_is_not_the_models_words() -> None:
     events, reader = read(
         assistant({"type": "text", "text": "API Error: 400 no"}, is_api_error_message=True, error="unknown")
     )
-    assert [(event.kind, event.text) for event in events] == [(Kind.LOG, "API Error: 400 no")]
+    assert [(event.kind, event.text) for event in events] == [(AgentEventKind.LOG, "API Error: 400 no")]
     assert reader.told.text == ""
 
 
@@ -333,24 +338,28 @@ def test_a_call_that_was_cut_off_ends_with_the_turn_but_not_that_of_a_subagent_a
     [
         (
             {"type": "system", "subtype": "api_retry", "attempt": 1, "max_retries": 10, "error": "overloaded"},
-            Kind.LOG,
+            AgentEventKind.LOG,
             "The model did not answer, attempt 1 of 10: overloaded",
         ),
-        ({"type": "system", "subtype": "compact_boundary", "compact_metadata": {}}, Kind.LOG, "compact_boundary"),
-        ({"type": "system", "subtype": "hook_started", "hook_name": "Stop"}, Kind.LOG, "hook_started: Stop"),
+        (
+            {"type": "system", "subtype": "compact_boundary", "compact_metadata": {}},
+            AgentEventKind.LOG,
+            "compact_boundary",
+        ),
+        ({"type": "system", "subtype": "hook_started", "hook_name": "Stop"}, AgentEventKind.LOG, "hook_started: Stop"),
         (
             {"type": "system", "subtype": "permission_denied", "tool_name": "Write", "message": "not granted"},
-            Kind.LOG,
+            AgentEventKind.LOG,
             "permission_denied: not granted",
         ),
-        ({"type": "system", "subtype": "thinking_tokens", "estimated_tokens": 3}, Kind.RAW, ""),
-        ({"type": "stream_event", "event": {"type": "message_stop"}}, Kind.RAW, ""),
-        ({"type": "rate_limit_event", "rate_limit_info": {"status": "allowed"}}, Kind.RAW, ""),
-        ({"type": "of next year"}, Kind.RAW, ""),
-        ({}, Kind.RAW, ""),
+        ({"type": "system", "subtype": "thinking_tokens", "estimated_tokens": 3}, AgentEventKind.RAW, ""),
+        ({"type": "stream_event", "event": {"type": "message_stop"}}, AgentEventKind.RAW, ""),
+        ({"type": "rate_limit_event", "rate_limit_info": {"status": "allowed"}}, AgentEventKind.RAW, ""),
+        ({"type": "of next year"}, AgentEventKind.RAW, ""),
+        ({}, AgentEventKind.RAW, ""),
     ],
 )
-def test_every_other_line_is_kept(line: dict[str, Any], kind: Kind, text: str) -> None:
+def test_every_other_line_is_kept(line: dict[str, Any], kind: AgentEventKind, text: str) -> None:
     (event,) = read(line)[0]
     assert (event.kind, event.text, event.raw) == (kind, text, line)
 
@@ -387,7 +396,7 @@ LINES = st.dictionaries(st.text(max_size=5), ANYTHING, max_size=4) | st.fixed_di
 @pytest.mark.req("FRG-6")
 @given(st.lists(LINES, min_size=1, max_size=6))
 def test_whatever_is_printed_becomes_an_event_that_holds_it(lines: list[dict[str, Any]]) -> None:
-    reader = ClaudeReader()
+    reader = ClaudeParser()
     calls: list[str] = []
     for line in lines:
         first, *more = reader.read(line)
@@ -396,7 +405,7 @@ def test_whatever_is_printed_becomes_an_event_that_holds_it(lines: list[dict[str
         for event in (first, *more):
             assert event.provider == "claude"
             event.to_json()
-            if event.kind is Kind.TOOL:
+            if event.kind is AgentEventKind.TOOL:
                 over = event.tool_status is not ToolStatus.STARTED
                 assert (event.call in calls) is over, "an end has a start, and a start no other before its end"
                 (calls.remove if over else calls.append)(event.call)

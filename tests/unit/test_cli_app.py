@@ -254,7 +254,7 @@ def test_without_a_descriptor_left_it_is_told_in_a_sentence(
     def none_left(*_: object) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("toolcrib.cli.client.socket.socket", none_left)
+    monkeypatch.setattr("toolcrib.daemon_client.command_client.socket.socket", none_left)
     for words in (["status"], ["down"], ["servers"]):
         assert run(words) == 7
         assert "Too many open files" in capsys.readouterr().err
@@ -482,6 +482,7 @@ def test_up_warns_of_a_broken_configuration(
     how: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import toolcrib.daemon.detach
+
     import toolcrib.daemon.process
 
     ready = {"endpoint": "http://127.0.0.1:1/mcp", "pid": 7, "token_file": "/t", "problems": ["p"], "untrusted": ["u"]}
@@ -492,7 +493,7 @@ def test_up_warns_of_a_broken_configuration(
 
     described = ready
     monkeypatch.setattr(toolcrib.daemon.process, "run_foreground", foreground)
-    monkeypatch.setattr(toolcrib.daemon.detach, "start_detached", lambda root, flags: described)
+    monkeypatch.setattr(toolcrib.daemon_client.detach, "start_detached", lambda root, flags: described)
     assert run(["up", *how]) == 0
     told = capsys.readouterr().err
     assert "Problem: p\n" in told

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.cli.arguments import arguments_from
+from toolcrib.cli.tool_commands import arguments_from
 from toolcrib.errors import InvalidArguments
 
 SCHEMA: dict[str, Any] = {

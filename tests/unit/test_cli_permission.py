@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from toolcrib.cli.app import run
-from toolcrib.cli.permission_commands import _told_reach
-from toolcrib.cli.profile_text import GUIDE, read, written
+from toolcrib.cli.permission_commands import _coverage_lines
+from toolcrib.cli.profile_commands import GUIDE, profile_yaml, read_profile
 from toolcrib.cli.server_commands import server_table
 from toolcrib.errors import ConfigError
 from toolcrib.policy import profile_from
@@ -186,7 +186,7 @@ def test_what_is_too_much_to_name_is_counted() -> None:
         "still_denied_in_all": 6,
         "never_allowed": [{"rule": "built-in: x", "tools": 3}],
     }
-    assert list(_told_reach(found)) == [
+    assert list(_coverage_lines(found)) == [
         "Still denied: files:a: no rule allows it.",
         "Still denied: files:b: no rule allows it.",
         "And 4 more.",
@@ -369,7 +369,7 @@ def test_an_edit_that_cannot_begin_or_end_changes_nothing(
 )
 def test_a_text_that_is_no_profile_is_refused_with_the_line(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read("mine", text)
+        read_profile("mine", text)
     assert says in caught.value.text()
 
 
@@ -384,13 +384,16 @@ def test_a_file_that_cannot_be_used_is_told(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "rules:\n", "description:\n", "# nothing\n"])
 def test_an_empty_text_is_an_empty_profile(text: str) -> None:
-    assert profile_from("mine", {key: value for key, value in read("mine", text).items() if key != "name"}).rules == ()
+    assert (
+        profile_from("mine", {key: value for key, value in read_profile("mine", text).items() if key != "name"}).rules
+        == ()
+    )
 
 
 def test_the_guide_in_the_editor_is_true() -> None:
     guide = GUIDE.format(name="mine")
     lines = [line[2:] for line in guide.splitlines() if line.startswith("# ")][1:]
-    profile = profile_from("mine", {"rules": read("mine", "\n".join(lines))["rules"]})
+    profile = profile_from("mine", {"rules": read_profile("mine", "\n".join(lines))["rules"]})
     assert [str(rule).partition(": ")[2] for rule in profile.rules] == [
         "allow git:*",
         "deny *:delete_*",
@@ -408,8 +411,8 @@ def test_a_profile_survives_being_written_for_a_person() -> None:
         },
         {"deny": "*:x", "when": {"p.q": {"matches": "#.*\\d", "under": "ä b"}}, "annotations": {"read_only": False}},
     ]
-    text = written({"description": "yes", "own_tools": "read", "rules": rules})
-    assert read("mine", text) == {"name": "mine", "description": "yes", "own_tools": "read", "rules": rules}
+    text = profile_yaml({"description": "yes", "own_tools": "read", "rules": rules})
+    assert read_profile("mine", text) == {"name": "mine", "description": "yes", "own_tools": "read", "rules": rules}
 
 
 def test_an_agent_whose_time_is_over_already_is_told_as_added(cli: Cli) -> None:
@@ -422,7 +425,7 @@ def test_approvals_show_all_that_is_sent_and_quote_what_others_chose(cli: Cli, m
     besides = {"inputResponses": {"sure": {"action": "accept\u202e"}}, "_meta": {"x": "y" * 2000}}
     spoofed = {"conversation": "x) wants w:read; 9 s left", "tool": "w:note; 9 s left"}
     found = {"approvals": [{**row, **spoofed, "arguments": {"a": 1}, "besides": besides, "whole": True}]}
-    monkeypatch.setattr("toolcrib.cli.approval_commands.from_daemon", lambda *_, **__: found)
+    monkeypatch.setattr("toolcrib.cli.permission_commands.from_daemon", lambda *_, **__: found)
     _, out, err = cli("approvals")
     assert out.startswith('abcde  reviewer wants "w:note; 9 s left"; 9 s left\n')
     assert '\n      in the conversation "x) wants w:read; 9 s left"\n      a = 1\n' in out

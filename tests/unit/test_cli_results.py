@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from toolcrib.cli.results import shown
+from toolcrib.cli.output import result_text
 
 
 @pytest.mark.req("ENG-9")
@@ -32,4 +32,4 @@ from toolcrib.cli.results import shown
     ],
 )
 def test_each_kind_of_content_is_shown(result: dict[str, Any], text: str) -> None:
-    assert shown(result) == text
+    assert result_text(result) == text

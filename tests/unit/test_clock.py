@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from toolcrib.book.entry import Entry, Kind
+from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.commands.all import registry
 from toolcrib.commands.local import NoDaemon
-from toolcrib.commands.registry import Context, Via
+from toolcrib.commands.registry import CommandContext, Via
 from toolcrib.config import Paths
-from toolcrib.crib.crib import Crib
+from toolcrib.core.crib import Crib
 from toolcrib.policy import OWNER
 from toolcrib.store import clock as module
-from toolcrib.store import sessions as rows
-from toolcrib.store.clock import DAY, Clock
+from toolcrib.store import identity as rows
+from toolcrib.store.clock import DAY, ExpiryClock
 
 pytestmark = pytest.mark.req("KSI-3")
 
@@ -47,13 +47,13 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
 
 
 def test_time_that_passes_counts_whole(hands: Hands) -> None:
-    clock = Clock()
+    clock = ExpiryClock()
     hands.pass_by(400 * DAY)
     assert (clock.strict(), clock.patient(), clock.ahead) == (hands.wall, hands.wall, 0)
 
 
 def test_a_jump_ahead_deletes_a_days_worth_per_day_until_it_is_confirmed(hands: Hands) -> None:
-    clock = Clock()
+    clock = ExpiryClock()
     hands.wall += 100 * DAY
     assert (clock.strict(), clock.patient(), clock.ahead) == (hands.wall, NOON, 100 * DAY)
     hands.pass_by(3 * DAY)
@@ -63,7 +63,7 @@ def test_a_jump_ahead_deletes_a_days_worth_per_day_until_it_is_confirmed(hands: 
 
 
 def test_a_clock_that_is_set_back_lets_nothing_last_longer(hands: Hands) -> None:
-    clock = Clock()
+    clock = ExpiryClock()
     hands.wall -= 100 * DAY
     hands.pass_by(2 * DAY)
     assert (clock.strict(), clock.patient(), clock.ahead) == (NOON + 2 * DAY, NOON + 2 * DAY, -100 * DAY)
@@ -82,9 +82,9 @@ def test_a_clock_that_is_set_back_lets_nothing_last_longer(hands: Hands) -> None
 def test_the_next_start_goes_on_from_what_was_seen(
     hands: Hands, boot: str, counted: float, wall: float, patient: float
 ) -> None:
-    row = Clock().row()
+    row = ExpiryClock().row()
     hands.boot, hands.counted, hands.wall = boot, hands.counted + counted, hands.wall + wall
-    clock = Clock()
+    clock = ExpiryClock()
     clock.resume(row)
     assert clock.patient() == NOON + patient
 
@@ -103,7 +103,7 @@ async def test_nothing_is_lost_by_a_clock_that_jumps_for_a_moment(hands: Hands, 
     async with crib() as one:
         token = (await one.roster.add("scout", profile="read-only", lives=8 * 3600)).token
         for _ in range(44):
-            one.book.note(Entry(kind=Kind.CHANGE, outcome="kept"))
+            one.book.note(AuditEntry(kind=EntryKind.CHANGE, outcome="kept"))
         await one.sessions.begin("scout", "talk")
         hands.wall += 100 * DAY
         async with asyncio.timeout(60):
@@ -116,7 +116,7 @@ async def test_nothing_is_lost_by_a_clock_that_jumps_for_a_moment(hands: Hands, 
     async with crib() as two:
         await two.roster.sweep()
         assert await two.book.prune() == 0
-        assert len(await two.store.read(rows.load_all)) == 1
+        assert len(await two.store.read(rows.all_sessions)) == 1
         hands.wall -= 100 * DAY
         assert two.roster.authenticate(token) is not None
         assert two.roster.authenticate(late) is None, "it would last 100 days longer than it should"
@@ -131,10 +131,10 @@ async def test_a_confirmed_clock_deletes_what_is_too_old(hands: Hands, crib: Cal
     async with crib() as one:
         await one.roster.add("scout", profile="read-only", lives=8 * 3600)
         for _ in range(44):
-            one.book.note(Entry(kind=Kind.CHANGE, outcome="kept"))
+            one.book.note(AuditEntry(kind=EntryKind.CHANGE, outcome="kept"))
         await one.book.kept()
         hands.wall += 100 * DAY
-        context = Context(
+        context = CommandContext(
             crib=one, project=one.home, caller=OWNER, host=NoDaemon(), via=Via.SOCKET, emit=lambda _: asyncio.sleep(0)
         )
         assert (await registry.run("system:status", {}, context))["clock"] == {"ahead": 100 * DAY}

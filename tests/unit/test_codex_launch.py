@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from toolcrib.coding_agents.client import SERVER_NAME, TOKEN_VARIABLE
-from toolcrib.coding_agents.headless import Headless, Launch, Order
+from toolcrib.coding_agents.client_spec import SERVER_NAME, TOKEN_VARIABLE, HeadlessSpec, Launch, LaunchRequest
 from toolcrib.coding_agents.known import codex_launch
 from toolcrib.coding_agents.known.codex import CODEX
 from toolcrib.coding_agents.known.codex_launch import OTHER_NAME
 from toolcrib.errors import ConfigError
-from toolcrib.policy.own_tools import OwnTools
+from toolcrib.policy.profile import OwnTools
 
 TOKEN = "tok-0123456789"
 URL = "http://127.0.0.1:4911/mcp"
@@ -26,7 +25,7 @@ LaunchWith = Callable[..., Launch]
 pytestmark = pytest.mark.req("FRG-3")
 
 
-def headless() -> Headless:
+def headless() -> HeadlessSpec:
     assert CODEX.headless is not None
     return CODEX.headless
 
@@ -44,7 +43,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchWith:
         (home / ".codex" / "config.toml").write_text(settings)
         order: dict[str, Any] = {"url": URL, "workdir": work, "environ": {"HOME": str(home)}, **given}
         return headless().launch(
-            Order(
+            LaunchRequest(
                 prompt="-do it",
                 own_tools=own,
                 token=TOKEN,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
-from toolcrib.coding_agents.client import SERVER_NAME
-from toolcrib.coding_agents.known.codex_reader import CodexReader
+from toolcrib.coding_agents.client_spec import SERVER_NAME
+from toolcrib.coding_agents.known.codex import CodexParser
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 THREAD = "01a1e320-fa2d-7b21-9ae5-fb56a04abaaf"
 
@@ -32,8 +32,8 @@ def command(phase: str, status: str, exit_code: int | None = None, output: str =
     return item(phase, type="command_execution", **told)
 
 
-def read(*lines: dict[str, Any]) -> tuple[CodexReader, list[AgentEvent]]:
-    reader = CodexReader()
+def read(*lines: dict[str, Any]) -> tuple[CodexParser, list[AgentEvent]]:
+    reader = CodexParser()
     return reader, [event for line in lines for event in reader.read(line)]
 
 
@@ -52,7 +52,14 @@ def test_a_whole_run_becomes_its_session_text_and_usage() -> None:
         {"type": "turn.completed", "usage": usage},
     )
     assert [event.kind for event in events] == [
-        *(Kind.LOG, Kind.RAW, Kind.REASONING, Kind.MESSAGE, Kind.MESSAGE, Kind.LOG)
+        *(
+            AgentEventKind.LOG,
+            AgentEventKind.RAW,
+            AgentEventKind.REASONING,
+            AgentEventKind.MESSAGE,
+            AgentEventKind.MESSAGE,
+            AgentEventKind.LOG,
+        )
     ]
     assert {event.role for event in events[2:5]} == {"assistant"}
     told = reader.told
@@ -67,7 +74,7 @@ def test_a_call_of_ours_is_told_at_its_start_and_at_its_end() -> None:
     _, (start, end) = read(*lines)
     assert (start.tool_status, end.tool_status) == (ToolStatus.STARTED, ToolStatus.OK)
     for event, line in zip((start, end), lines, strict=True):
-        assert (event.kind, event.server, event.tool_name) == (Kind.TOOL, SERVER_NAME, "workspace_read_file")
+        assert (event.kind, event.server, event.tool_name) == (AgentEventKind.TOOL, SERVER_NAME, "workspace_read_file")
         assert (event.tool_args, event.call, event.raw) == ({"path": "a"}, "item_1", line)
     assert end.text == "contents"
 
@@ -126,7 +133,7 @@ def test_a_call_is_over_once_whatever_is_printed_of_it_later() -> None:
         command("completed", "completed", 0),
     )
     assert statuses(events) == [ToolStatus.STARTED, None, None, ToolStatus.OK, None]
-    assert [event.kind for event in events if event.tool_status is None] == [Kind.RAW] * 3
+    assert [event.kind for event in events if event.tool_status is None] == [AgentEventKind.RAW] * 3
 
 
 def test_the_other_tools_of_codex_are_tools_as_well() -> None:
@@ -144,8 +151,8 @@ def test_a_plan_and_a_warning_are_what_the_program_says_of_the_run() -> None:
         item("started", type="todo_list", items=steps),
         item("completed", type="error", message="Model metadata for `gpt-4.1` not found."),
     )
-    assert (plan.kind, plan.text) == (Kind.LOG, "[x] look\n[ ] write")
-    assert (warning.kind, warning.text) == (Kind.LOG, "Model metadata for `gpt-4.1` not found.")
+    assert (plan.kind, plan.text) == (AgentEventKind.LOG, "[x] look\n[ ] write")
+    assert (warning.kind, warning.text) == (AgentEventKind.LOG, "Model metadata for `gpt-4.1` not found.")
 
 
 def test_a_turn_that_failed_is_a_failure_and_one_that_recovered_is_none() -> None:
@@ -159,13 +166,13 @@ def test_a_turn_that_failed_is_a_failure_and_one_that_recovered_is_none() -> Non
 @pytest.mark.req("FRG-10")
 def test_that_our_tools_are_not_there_is_read_from_standard_error() -> None:
     types = "Transport [codex_rmcp_client::A<rmcp::transport::worker::W<x::Y>>]"
-    reader = CodexReader()
+    reader = CodexParser()
     (event,) = reader.said(
         "Error: thread/start failed: required MCP servers failed to initialize: toolcrib: handshaking with MCP server "
         f"failed: Send message error {types} error: unexpected server response: HTTP 401: {{}}, when send initialize "
         "request: once more (code -32603)"
     )
-    assert (event.kind, event.role) == (Kind.LOG, "system")
+    assert (event.kind, event.role) == (AgentEventKind.LOG, "system")
     assert reader.told.mcp_failure == (
         "handshaking with MCP server failed: Send message error Transport error: "
         "unexpected server response: HTTP 401: {}"
@@ -174,17 +181,17 @@ def test_that_our_tools_are_not_there_is_read_from_standard_error() -> None:
 
 
 def test_another_server_that_is_not_there_is_no_failure_of_ours() -> None:
-    reader = CodexReader()
+    reader = CodexParser()
     reader.said("Error: required MCP servers failed to initialize: notes: timed out after 3s")
     assert reader.told.mcp_failure == ""
     assert "notes" in reader.told.failure
 
 
 def test_a_warning_on_standard_error_is_no_failure_of_a_run_that_came_to_a_good_end() -> None:
-    reader = CodexReader()
+    reader = CodexParser()
     line = "2026-11-16T07:00:15.1Z ERROR codex_api::endpoint: failed to connect stage=Unknown"
     (event,) = reader.said(line)
-    assert (event.kind, event.text, event.raw) == (Kind.LOG, line, line)
+    assert (event.kind, event.text, event.raw) == (AgentEventKind.LOG, line, line)
     assert reader.told.failure == "failed to connect stage=Unknown"
     reader.read({"type": "turn.completed", "usage": {}})
     reader.said(line)
@@ -193,7 +200,7 @@ def test_a_warning_on_standard_error_is_no_failure_of_a_run_that_came_to_a_good_
 
 @pytest.mark.req("FRG-7")
 def test_what_is_wrong_with_its_words_is_told_and_not_what_follows() -> None:
-    reader = CodexReader()
+    reader = CodexParser()
     for line in ("error: unexpected argument '--nonsense' found", "", "  tip: to pass it", "Usage: codex exec"):
         reader.said(line)
     assert reader.told.failure == "error: unexpected argument '--nonsense' found"
@@ -201,7 +208,7 @@ def test_what_is_wrong_with_its_words_is_told_and_not_what_follows() -> None:
 
 @pytest.mark.req("FRG-7")
 def test_of_a_program_that_breaks_down_the_last_lines_are_the_failure() -> None:
-    reader = CodexReader()
+    reader = CodexParser()
     for line in ("first", "thread 'main' panicked at a.rs:1:2:", "\x1b[31mno such thing\x1b[0m", "note: " + "x" * 900):
         reader.said(line)
     panicked, what, note = reader.told.failure.split("\n")
@@ -278,12 +285,17 @@ REJECTED = (
 def test_a_call_that_codex_does_not_carry_out_is_told_as_one(
     said: str, tool: str, server: str, arguments: dict[str, Any] | None, status: ToolStatus
 ) -> None:
-    reader = CodexReader()
+    reader = CodexParser()
     line = f"2026-11-16T07:59:19.362875Z ERROR codex_core::tools::router: error={said}"
     start, end = reader.said(line)
     assert statuses((start, end)) == [ToolStatus.STARTED, status]
     for event in (start, end):
-        assert (event.kind, event.tool_name, event.server, event.tool_args) == (Kind.TOOL, tool, server, arguments)
+        assert (event.kind, event.tool_name, event.server, event.tool_args) == (
+            AgentEventKind.TOOL,
+            tool,
+            server,
+            arguments,
+        )
     assert (start.raw, end.raw, start.call) == (line, None, end.call)
     assert end.text
     assert reader.told.failure == ""
@@ -292,8 +304,8 @@ def test_a_call_that_codex_does_not_carry_out_is_told_as_one(
 
 def test_a_call_of_which_not_even_the_tool_is_known_stays_a_line() -> None:
     line = "2026-11-16T07:59:19.36Z ERROR codex_core::tools::router: error=failed to parse function arguments: x"
-    (event,) = CodexReader().said(line)
-    assert (event.kind, event.raw) == (Kind.LOG, line)
+    (event,) = CodexParser().said(line)
+    assert (event.kind, event.raw) == (AgentEventKind.LOG, line)
 
 
 ANY = st.recursive(
@@ -316,7 +328,7 @@ NEAR = st.fixed_dictionaries(
 
 @given(st.lists(NEAR | st.dictionaries(st.text(max_size=5), ANY, max_size=4), max_size=5))
 def test_whatever_is_printed_becomes_an_event_that_holds_it(lines: list[dict[str, Any]]) -> None:
-    reader = CodexReader()
+    reader = CodexParser()
     for line in lines:
         events = list(reader.read(line))
         assert events
@@ -325,7 +337,7 @@ def test_whatever_is_printed_becomes_an_event_that_holds_it(lines: list[dict[str
 
 @given(st.text())
 def test_whatever_is_said_becomes_an_event_that_holds_it(line: str) -> None:
-    assert CodexReader().said(line)[0].raw == line
+    assert CodexParser().said(line)[0].raw == line
 
 
 def test_a_run_is_over_with_its_turn_and_no_longer_when_another_begins() -> None:

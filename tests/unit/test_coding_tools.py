@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parts.claude_tools import CLAUDE_CODE
-from toolcrib.agent.coding import Builtins, coding_tools
-from toolcrib.agent.options import Allowed, CodingTools
-from toolcrib.book.tokens import count
-from toolcrib.catalog.filters import destructive, read_only
+from toolcrib.agent_loop.coding import BuiltinTools, coding_tools
+from toolcrib.agent_loop.options import CodingAccess, CodingTools
+from toolcrib.audit.row import count_tokens
+from toolcrib.catalog.offered_tool import destructive, read_only
 from toolcrib.errors import ConfigError, ToolcribError, UnknownTool, UsageError
-from toolcrib.workspace.ci import _VARIABLES as CI
-from toolcrib.workspace.looking import search
-from toolcrib.workspace.looking.grep import Line
+from toolcrib.workspace.regex import MatchedLine
+from toolcrib.workspace.settings.model import _VARIABLES as CI
+from toolcrib.workspace.tools import search_text
 
 pytestmark = pytest.mark.req("KAI-5")
 
@@ -63,26 +63,26 @@ Open = Callable[..., Any]
 async def opened() -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
 
-        async def open_them(root: Path, allowed: Allowed = Allowed.ALL) -> Builtins:
+        async def open_them(root: Path, allowed: CodingAccess = CodingAccess.ALL) -> BuiltinTools:
             return await stack.enter_async_context(coding_tools(CodingTools(allowed=allowed, root=root)))
 
         yield open_them
 
 
 @pytest.fixture
-async def tools(root: Path, opened: Open) -> Builtins:
-    made: Builtins = await opened(root)
+async def tools(root: Path, opened: Open) -> BuiltinTools:
+    made: BuiltinTools = await opened(root)
     return made
 
 
-async def does(tools: Builtins, name: str, **arguments: Any) -> str:
+async def does(tools: BuiltinTools, name: str, **arguments: Any) -> str:
     result = await tools.call(name, arguments)
     assert not result.is_error, result.text
     assert result.structured is None, "a model that is shown both would read everything twice"
     return result.text
 
 
-async def refuses(tools: Builtins, name: str, **arguments: Any) -> str:
+async def refuses(tools: BuiltinTools, name: str, **arguments: Any) -> str:
     result = await tools.call(name, arguments)
     assert result.is_error, result.text
     assert not any(other in result.text for other in OTHERS_NAMES), result.text
@@ -92,14 +92,14 @@ async def refuses(tools: Builtins, name: str, **arguments: Any) -> str:
 # ---- what is offered
 
 
-async def test_names_and_parameters_are_those_that_models_know(tools: Builtins) -> None:
+async def test_names_and_parameters_are_those_that_models_know(tools: BuiltinTools) -> None:
     offered = {offer.name: set(offer.schema["properties"]) for offer in tools.offers}
     assert offered == {name: known - NOT_OFFERED.get(name, set()) for name, known in CLAUDE_CODE.items()}
     assert {offer.name: offer.schema["required"] for offer in tools.offers} == NEEDED
     assert all(offer.schema["additionalProperties"] is False for offer in tools.offers)
 
 
-async def test_they_are_of_no_server_and_say_what_they_may_change(tools: Builtins) -> None:
+async def test_they_are_of_no_server_and_say_what_they_may_change(tools: BuiltinTools) -> None:
     assert {offer.server for offer in tools.offers} == {""}
     assert {offer.name for offer in tools.offers if read_only(offer)} == {"Read", "Glob", "Grep"}
     assert {offer.name for offer in tools.offers if destructive(offer)} == {"Write", "Edit", "Bash"}
@@ -107,7 +107,7 @@ async def test_they_are_of_no_server_and_say_what_they_may_change(tools: Builtin
 
 async def test_the_read_only_set_neither_offers_nor_does_anything_else(root: Path, opened: Open) -> None:
     (root / "a.txt").write_text("a\n")
-    tools = await opened(root, Allowed.READ_ONLY)
+    tools = await opened(root, CodingAccess.READ_ONLY)
     assert {offer.name for offer in tools.offers} == {"Read", "Glob", "Grep"}
     await does(tools, "Read", file_path="a.txt")
     await refuses(tools, "Write", file_path="a.txt", content="b\n")
@@ -117,21 +117,21 @@ async def test_the_read_only_set_neither_offers_nor_does_anything_else(root: Pat
 
 
 async def test_none_offers_nothing_and_looks_at_no_folder(opened: Open) -> None:
-    tools = await opened(Path("/nowhere"), Allowed.NONE)
+    tools = await opened(Path("/nowhere"), CodingAccess.NONE)
     assert tools.offers == ()
     with pytest.raises(UnknownTool):
         await tools.call("Read", {"file_path": "/etc/passwd"})
 
 
-async def test_the_definitions_cost_a_fraction_of_claude_codes_own(tools: Builtins) -> None:
+async def test_the_definitions_cost_a_fraction_of_claude_codes_own(tools: BuiltinTools) -> None:
     """Claude Code's own six are 5,253 tokens, counted in the same way."""
     seen = [{"name": one.name, "description": one.description, "input_schema": one.schema} for one in tools.offers]
-    tokens = count(msgspec.json.encode(seen))
+    tokens = count_tokens(msgspec.json.encode(seen))
     assert tokens is not None
     assert tokens < 800
 
 
-async def test_the_page_about_them_names_just_their_parameters(tools: Builtins) -> None:
+async def test_the_page_about_them_names_just_their_parameters(tools: BuiltinTools) -> None:
     rows = re.findall(r"^\| (\w+) \| (`.*?) \|", PAGE.read_text(), re.MULTILINE)
     told = {name: set(re.findall(r"`(.*?)`", parameters)) for name, parameters in rows}
     assert told == {offer.name: set(offer.schema["properties"]) for offer in tools.offers}
@@ -229,12 +229,12 @@ async def test_closing_leaves_no_descriptor_and_no_answer(root: Path) -> None:
     ],
 )
 async def test_wrong_arguments_are_told_with_what_would_be_right(
-    tools: Builtins, name: str, arguments: dict[str, Any], said: str
+    tools: BuiltinTools, name: str, arguments: dict[str, Any], said: str
 ) -> None:
     assert said in await refuses(tools, name, **arguments)
 
 
-async def test_what_is_null_counts_as_left_out(root: Path, tools: Builtins) -> None:
+async def test_what_is_null_counts_as_left_out(root: Path, tools: BuiltinTools) -> None:
     (root / "a.txt").write_text("a\n")
     assert await does(tools, "Read", file_path="a.txt", offset=None, limit=None) == "1\ta"
     assert await does(tools, "Grep", pattern="a", path=None, **{"-A": None}) == "Found 1 file\na.txt"
@@ -259,26 +259,26 @@ async def test_no_arguments_whatever_raise_anything(root: Path, name: str, argum
 # ---- Read
 
 
-async def test_read_numbers_the_lines(root: Path, tools: Builtins) -> None:
+async def test_read_numbers_the_lines(root: Path, tools: BuiltinTools) -> None:
     (root / "a.py").write_text("import os\n\nprint(os)\n")
     for path in ("a.py", "./a.py", str(root / "a.py"), f"{root}/sub/../a.py"):
         assert await does(tools, "Read", file_path=path) == "1\timport os\n2\t\n3\tprint(os)"
 
 
 @pytest.mark.parametrize("content", ["one\r\ntwo\r\n", "one\rtwo\r", "one\ntwo", "\ufeffone\ntwo\n"])
-async def test_read_shows_plain_lines_whatever_ends_them(root: Path, tools: Builtins, content: str) -> None:
+async def test_read_shows_plain_lines_whatever_ends_them(root: Path, tools: BuiltinTools, content: str) -> None:
     (root / "a.txt").write_bytes(content.encode())
     assert await does(tools, "Read", file_path="a.txt") == "1\tone\n2\ttwo"
 
 
-async def test_read_gives_a_range_and_says_nothing_more(root: Path, tools: Builtins) -> None:
+async def test_read_gives_a_range_and_says_nothing_more(root: Path, tools: BuiltinTools) -> None:
     (root / "a.txt").write_text("".join(f"line {n}\n" for n in range(1, 101)))
     assert await does(tools, "Read", file_path="a.txt", offset=98, limit=2) == "98\tline 98\n99\tline 99"
     assert await does(tools, "Read", file_path="a.txt", offset=0, limit=1) == "1\tline 1"
     assert "the file has 100" in await refuses(tools, "Read", file_path="a.txt", offset=101)
 
 
-async def test_read_says_how_to_go_on_where_a_file_is_long(root: Path, tools: Builtins) -> None:
+async def test_read_says_how_to_go_on_where_a_file_is_long(root: Path, tools: BuiltinTools) -> None:
     (root / "many").write_text("x\n" * 2500)
     first = await does(tools, "Read", file_path="many")
     assert first.endswith("\n2000\tx\n\n(These are lines 1-2000 of 2500. Go on with offset: 2001.)")
@@ -290,7 +290,7 @@ async def test_read_says_how_to_go_on_where_a_file_is_long(root: Path, tools: Bu
     assert await does(tools, "Read", file_path="wide", offset=2) == "2\tlast"
 
 
-async def test_read_tells_what_is_no_text(root: Path, tools: Builtins) -> None:
+async def test_read_tells_what_is_no_text(root: Path, tools: BuiltinTools) -> None:
     (root / "empty").write_text("")
     assert await does(tools, "Read", file_path="empty") == "The file exists, and is empty."
     (root / "odd").write_bytes(b"a\xffb\n")
@@ -301,7 +301,7 @@ async def test_read_tells_what_is_no_text(root: Path, tools: Builtins) -> None:
     assert "is a folder" in await refuses(tools, "Read", file_path="folder")
 
 
-async def test_read_names_what_was_probably_meant(root: Path, tools: Builtins) -> None:
+async def test_read_names_what_was_probably_meant(root: Path, tools: BuiltinTools) -> None:
     (root / "src").mkdir()
     (root / "src" / "main.py").write_text("")
     assert "Did you mean src/main.py?" in await refuses(tools, "Read", file_path="main.py")
@@ -310,7 +310,7 @@ async def test_read_names_what_was_probably_meant(root: Path, tools: Builtins) -
 # ---- Write
 
 
-async def test_write_makes_a_file_and_its_folders(root: Path, tools: Builtins) -> None:
+async def test_write_makes_a_file_and_its_folders(root: Path, tools: BuiltinTools) -> None:
     assert await does(tools, "Write", file_path=f"{root}/new/deep/a.txt", content="größe\n") == (
         "Created new/deep/a.txt: 8 bytes written."
     )
@@ -319,7 +319,7 @@ async def test_write_makes_a_file_and_its_folders(root: Path, tools: Builtins) -
     assert (root / "new/deep/a.txt").read_text() == "again\n", "what it wrote itself it knows"
 
 
-async def test_write_replaces_no_file_that_was_not_read(root: Path, tools: Builtins) -> None:
+async def test_write_replaces_no_file_that_was_not_read(root: Path, tools: BuiltinTools) -> None:
     (root / "a.txt").write_text("mine\n")
     assert "has not been read" in await refuses(tools, "Write", file_path="a.txt", content="yours\n")
     assert (root / "a.txt").read_text() == "mine\n"
@@ -331,7 +331,7 @@ async def test_write_replaces_no_file_that_was_not_read(root: Path, tools: Built
     assert (root / "a.txt").read_text() == "yours\n"
 
 
-async def test_write_loses_no_change_that_somebody_made_since(root: Path, tools: Builtins) -> None:
+async def test_write_loses_no_change_that_somebody_made_since(root: Path, tools: BuiltinTools) -> None:
     path = root / "a.txt"
     path.write_text("one\n")
     await does(tools, "Read", file_path="a.txt")
@@ -345,14 +345,14 @@ async def test_write_loses_no_change_that_somebody_made_since(root: Path, tools:
     assert path.read_text() == "three\n"
 
 
-async def test_write_replaces_nothing_after_a_read_that_failed(root: Path, tools: Builtins) -> None:
+async def test_write_replaces_nothing_after_a_read_that_failed(root: Path, tools: BuiltinTools) -> None:
     (root / "a.txt").write_text("keep me\n")
     await refuses(tools, "Read", file_path="a.txt", offset=99)
     assert "has not been read" in await refuses(tools, "Write", file_path="a.txt", content="gone\n")
     assert (root / "a.txt").read_text() == "keep me\n"
 
 
-async def test_write_replaces_no_file_of_which_only_a_part_was_shown(root: Path, tools: Builtins) -> None:
+async def test_write_replaces_no_file_of_which_only_a_part_was_shown(root: Path, tools: BuiltinTools) -> None:
     path = root / "long.txt"
     content = "".join(f"line {n}\n" for n in range(1, 5001))
     path.write_text(content)
@@ -368,7 +368,7 @@ async def test_write_replaces_no_file_of_which_only_a_part_was_shown(root: Path,
     assert path.read_text() == "short\n"
 
 
-async def test_write_wants_all_lines_of_the_file_as_it_is_now(root: Path, tools: Builtins) -> None:
+async def test_write_wants_all_lines_of_the_file_as_it_is_now(root: Path, tools: BuiltinTools) -> None:
     path = root / "a.txt"
     path.write_text("one\ntwo\n")
     await does(tools, "Read", file_path="a.txt", limit=1)
@@ -382,7 +382,7 @@ async def test_write_wants_all_lines_of_the_file_as_it_is_now(root: Path, tools:
     assert path.read_text() == "y"
 
 
-async def test_write_replaces_no_line_that_was_too_long_to_be_shown(root: Path, tools: Builtins) -> None:
+async def test_write_replaces_no_line_that_was_too_long_to_be_shown(root: Path, tools: BuiltinTools) -> None:
     (root / "wide").write_text("y" * 100_000 + "\nlast\n")
     await does(tools, "Read", file_path="wide")
     await does(tools, "Read", file_path="wide", offset=2)
@@ -393,7 +393,7 @@ async def test_write_replaces_no_line_that_was_too_long_to_be_shown(root: Path, 
     await does(tools, "Write", file_path="empty", content="x")
 
 
-async def test_write_sees_a_change_that_kept_size_and_time(root: Path, tools: Builtins) -> None:
+async def test_write_sees_a_change_that_kept_size_and_time(root: Path, tools: BuiltinTools) -> None:
     path = root / "a.txt"
     path.write_text("AAAA")
     await does(tools, "Read", file_path="a.txt")
@@ -416,7 +416,7 @@ async def test_one_run_does_not_know_what_another_has_read(root: Path, opened: O
 # ---- Edit
 
 
-async def test_edit_replaces_the_one_place_or_all(root: Path, tools: Builtins) -> None:
+async def test_edit_replaces_the_one_place_or_all(root: Path, tools: BuiltinTools) -> None:
     (root / "a.py").write_text("x = 1\ny = x\n")
     assert await does(tools, "Edit", file_path=f"{root}/a.py", old_string="y = x", new_string="y = 2") == (
         "Edited a.py in 1 place."
@@ -425,7 +425,7 @@ async def test_edit_replaces_the_one_place_or_all(root: Path, tools: Builtins) -
     assert (root / "a.py").read_text() == "x=1\ny=2\n"
 
 
-async def test_edit_says_why_it_cannot_and_changes_nothing(root: Path, tools: Builtins) -> None:
+async def test_edit_says_why_it_cannot_and_changes_nothing(root: Path, tools: BuiltinTools) -> None:
     content = "def one():\n    return 1\n\ndef two():\n    return 1\n"
     (root / "a.py").write_text(content)
     twice = await refuses(tools, "Edit", file_path="a.py", old_string="return 1", new_string="return 2")
@@ -439,13 +439,13 @@ async def test_edit_says_why_it_cannot_and_changes_nothing(root: Path, tools: Bu
     assert "Only text" in await refuses(tools, "Edit", file_path="b", old_string="x", new_string="y")
 
 
-async def test_edit_keeps_the_ends_of_lines(root: Path, tools: Builtins) -> None:
+async def test_edit_keeps_the_ends_of_lines(root: Path, tools: BuiltinTools) -> None:
     (root / "a.txt").write_bytes(b"one\r\ntwo\r\nthree\r\n")
     await does(tools, "Edit", file_path="a.txt", old_string="one\ntwo", new_string="1\n2")
     assert (root / "a.txt").read_bytes() == b"1\r\n2\r\nthree\r\n"
 
 
-async def test_edit_of_nothing_makes_a_new_file_and_only_a_new_one(root: Path, tools: Builtins) -> None:
+async def test_edit_of_nothing_makes_a_new_file_and_only_a_new_one(root: Path, tools: BuiltinTools) -> None:
     await does(tools, "Edit", file_path="a.txt", old_string="", new_string="new\n")
     said = await refuses(tools, "Edit", file_path="a.txt", old_string="", new_string="newer\n")
     assert said == "a.txt exists already. To change it, give the text to replace as old_string."
@@ -481,13 +481,13 @@ def tree(root: Path) -> Path:
     ],
 )
 async def test_glob_gives_paths_the_newest_first(
-    tree: Path, tools: Builtins, arguments: dict[str, str], found: list[str]
+    tree: Path, tools: BuiltinTools, arguments: dict[str, str], found: list[str]
 ) -> None:
     given = {name: text.replace("{root}", str(tree)) for name, text in arguments.items()}
     assert (await does(tools, "Glob", **given)).split("\n") == found
 
 
-async def test_glob_says_when_nothing_or_not_everything_is_shown(tree: Path, tools: Builtins) -> None:
+async def test_glob_says_when_nothing_or_not_everything_is_shown(tree: Path, tools: BuiltinTools) -> None:
     nothing = await does(tools, "Glob", pattern="*.zig")
     assert nothing.startswith("No files found\n(1 entry of .gitignore left out")
     for n in range(250):
@@ -498,7 +498,7 @@ async def test_glob_says_when_nothing_or_not_everything_is_shown(tree: Path, too
 
 
 @pytest.mark.parametrize("pattern", ["/etc/*", "../*", "{root}/../*", "src/../../*", "*/../../*", "/**"])
-async def test_glob_does_not_leave_the_folder(tree: Path, tools: Builtins, pattern: str) -> None:
+async def test_glob_does_not_leave_the_folder(tree: Path, tools: BuiltinTools, pattern: str) -> None:
     await refuses(tools, "Glob", pattern=pattern.replace("{root}", str(tree)))
 
 
@@ -545,13 +545,13 @@ def texts(root: Path) -> Path:
     ],
 )
 async def test_grep_shows_files_lines_or_counts(
-    texts: Path, tools: Builtins, arguments: dict[str, Any], said: str
+    texts: Path, tools: BuiltinTools, arguments: dict[str, Any], said: str
 ) -> None:
     assert await does(tools, "Grep", pattern="two", **arguments) == said
 
 
 @pytest.mark.parametrize("mode", ["content", "count", "files_with_matches"])
-async def test_grep_that_finds_nothing_says_what_it_passed_over(texts: Path, tools: Builtins, mode: str) -> None:
+async def test_grep_that_finds_nothing_says_what_it_passed_over(texts: Path, tools: BuiltinTools, mode: str) -> None:
     (texts / ".gitignore").write_text("a.py\n")
     said = await does(tools, "Grep", pattern="nowhere", output_mode=mode)
     assert said.startswith("No files found" if mode == "files_with_matches" else "No matches found")
@@ -559,7 +559,7 @@ async def test_grep_that_finds_nothing_says_what_it_passed_over(texts: Path, too
     assert "1 binary file skipped" in said
 
 
-async def test_grep_counts_all_of_a_file_whatever_is_shown(root: Path, tools: Builtins) -> None:
+async def test_grep_counts_all_of_a_file_whatever_is_shown(root: Path, tools: BuiltinTools) -> None:
     (root / "many").write_text("two\n" * 5000)
     assert (await does(tools, "Grep", pattern="two", output_mode="count")).startswith("many:5000\n")
     content = await does(tools, "Grep", pattern="two", output_mode="content", head_limit=0)
@@ -568,18 +568,18 @@ async def test_grep_counts_all_of_a_file_whatever_is_shown(root: Path, tools: Bu
 
 
 async def test_grep_looks_for_no_more_than_an_answer_holds(
-    root: Path, tools: Builtins, monkeypatch: pytest.MonkeyPatch
+    root: Path, tools: BuiltinTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "wide").write_text(("w" * 290 + "x\n") * 3000)
     looked: list[int] = []
-    real = search.lines_of
+    real = search_text.matching_lines
 
-    def counted(*given: Any, **named: Any) -> Iterator[Line]:
+    def counted(*given: Any, **named: Any) -> Iterator[MatchedLine]:
         for line in real(*given, **named):
             looked.append(line.number)
             yield line
 
-    monkeypatch.setattr(search, "lines_of", counted)
+    monkeypatch.setattr(search_text, "matching_lines", counted)
     said = await does(tools, "Grep", pattern="x$", output_mode="content", head_limit=0, **{"-C": 20})
     assert "There is more" in said
     shown = said.count("\n") - 1
@@ -588,7 +588,7 @@ async def test_grep_looks_for_no_more_than_an_answer_holds(
     assert "'-C' is wrong" in await refuses(tools, "Grep", pattern="x", output_mode="content", **{"-C": 21})
 
 
-async def test_grep_says_where_a_pattern_is_wrong(texts: Path, tools: Builtins) -> None:
+async def test_grep_says_where_a_pattern_is_wrong(texts: Path, tools: BuiltinTools) -> None:
     said = await refuses(tools, "Grep", pattern="(two")
     assert "missing )" in said
     assert "literal" not in said
@@ -600,7 +600,9 @@ async def test_grep_says_where_a_pattern_is_wrong(texts: Path, tools: Builtins) 
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-async def test_all_refuse_in_a_folder_that_is_no_longer_there(root: Path, tools: Builtins, is_replaced: bool) -> None:
+async def test_all_refuse_in_a_folder_that_is_no_longer_there(
+    root: Path, tools: BuiltinTools, is_replaced: bool
+) -> None:
     (root / "a.txt").write_text("one\n")
     await does(tools, "Read", file_path="a.txt")
     moved = root.rename(root.with_name("moved"))

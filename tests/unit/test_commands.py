@@ -14,16 +14,24 @@ import msgspec
 import pytest
 from pydantic import Field
 
-from toolcrib.calls import Door, Request
+from toolcrib.calls import CallRequest, Door
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
-from toolcrib.commands.leases import Leases
-from toolcrib.commands.registry import Command, Context, Effect, Parameters, Reach, Registry, Via
+from toolcrib.commands.registry import (
+    Availability,
+    Command,
+    CommandContext,
+    CommandEffect,
+    CommandRegistry,
+    Parameters,
+    Via,
+)
 from toolcrib.config.model import NameStyle
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.project import Project
+from toolcrib.core.crib import Crib
+from toolcrib.core.project import Project
+from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.errors import Denied, UnknownCommand, UsageError
 from toolcrib.events import Bus
 from toolcrib.listing import Listings
@@ -37,7 +45,7 @@ STRANGER = Caller(agent="stranger", permission=permission(BUILTIN["nothing"]))
 
 class NoHost:
     def __init__(self) -> None:
-        self.leases = Leases()
+        self.leases = ActiveLeases()
 
     def describe(self) -> dict[str, Any]:
         return {}
@@ -50,9 +58,9 @@ async def nowhere(event: dict[str, Any]) -> None:
     raise AssertionError(f"nobody streams: {event}")
 
 
-def context(caller: Caller = OWNER) -> Context:
+def context(caller: Caller = OWNER) -> CommandContext:
     """For commands that use nothing but their parameters."""
-    return Context(
+    return CommandContext(
         crib=cast(Crib, None), project=cast(Project, None), caller=caller, host=NoHost(), via=Via.SOCKET, emit=nowhere
     )
 
@@ -63,37 +71,37 @@ class Paint(Parameters):
 
 
 @pytest.fixture
-def small() -> Registry:
-    made = Registry()
+def small() -> CommandRegistry:
+    made = CommandRegistry()
 
-    @made.command("wall:paint", parameters=Paint, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
-    async def paint(context: Context, params: Paint) -> dict[str, Any]:
+    @made.command("wall:paint", parameters=Paint, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+    async def paint(context: CommandContext, params: Paint) -> dict[str, Any]:
         """Paint the wall.
 
         More than the first line is nobody's business.
         """
         return {"colour": params.colour, "coats": params.coats, "by": context.caller.agent}
 
-    @made.command("wall:look", effect=Effect.READS, reach=Reach.EVERYWHERE)
-    async def look(context: Context, _: Parameters) -> dict[str, Any]:
+    @made.command("wall:look", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
+    async def look(context: CommandContext, _: Parameters) -> dict[str, Any]:
         """Look at the wall."""
         return {"seen": True}
 
-    @made.command("wall:watch", effect=Effect.READS, reach=Reach.SOCKET)
-    async def watch(context: Context, _: Parameters) -> dict[str, Any]:
+    @made.command("wall:watch", effect=CommandEffect.READS, reach=Availability.SOCKET)
+    async def watch(context: CommandContext, _: Parameters) -> dict[str, Any]:
         """Watch the paint dry."""
         return {}
 
     return made
 
 
-def wired(made: Registry) -> CommandServer:
+def wired(made: CommandRegistry) -> CommandServer:
     server = CommandServer(made, NoHost())
     server.crib = cast(Crib, object())
     return server
 
 
-async def test_a_command_gets_its_parameters_checked_and_typed(small: Registry) -> None:
+async def test_a_command_gets_its_parameters_checked_and_typed(small: CommandRegistry) -> None:
     told = await small.run("wall:paint", {"colour": "red"}, context())
     assert told == {"colour": "red", "coats": 1, "by": "owner"}
 
@@ -107,7 +115,7 @@ async def test_a_command_gets_its_parameters_checked_and_typed(small: Registry) 
         ({"colour": "red", "color": "red"}, "color: Extra inputs"),
     ],
 )
-async def test_wrong_parameters_are_told_with_what_there_is(small: Registry, params: Any, says: str) -> None:
+async def test_wrong_parameters_are_told_with_what_there_is(small: CommandRegistry, params: Any, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         await small.run("wall:paint", params, context())
     assert caught.value.message.startswith("wall:paint: ")
@@ -116,7 +124,7 @@ async def test_wrong_parameters_are_told_with_what_there_is(small: Registry, par
     assert caught.value.exit_code == 2
 
 
-async def test_an_unknown_command_is_told_with_the_nearest(small: Registry) -> None:
+async def test_an_unknown_command_is_told_with_the_nearest(small: CommandRegistry) -> None:
     with pytest.raises(UnknownCommand) as caught:
         await small.run("wall:pint", {}, context())
     assert "wall:paint" in caught.value.remedy
@@ -124,13 +132,13 @@ async def test_an_unknown_command_is_told_with_the_nearest(small: Registry) -> N
         small.find("zzz")
 
 
-async def test_what_changes_the_daemon_is_the_owners_alone(small: Registry) -> None:
+async def test_what_changes_the_daemon_is_the_owners_alone(small: CommandRegistry) -> None:
     with pytest.raises(Denied, match="stranger may not use wall:paint"):
         await small.run("wall:paint", {"colour": "red"}, context(STRANGER))
     assert await small.run("wall:look", {}, context(STRANGER)) == {"seen": True}
 
 
-async def test_who_may_is_asked_before_the_parameters_are_looked_at(small: Registry) -> None:
+async def test_who_may_is_asked_before_the_parameters_are_looked_at(small: CommandRegistry) -> None:
     with pytest.raises(Denied):
         await small.run("wall:paint", {"nonsense": 1}, context(STRANGER))
 
@@ -156,14 +164,14 @@ def test_each_command_is_declared_once() -> None:
     assert len({name.replace(":", "_") for name in names}) == len(names)
 
 
-def test_only_commands_for_everywhere_are_offered_over_mcp(small: Registry) -> None:
+def test_only_commands_for_everywhere_are_offered_over_mcp(small: CommandRegistry) -> None:
     offered = [json.loads(tool)["name"] for tool in CommandServer(small, NoHost()).tools]
     assert offered == ["wall_paint", "wall_look"]
     over_mcp = {json.loads(tool)["name"] for tool in CommandServer(registry, NoHost()).tools}
     assert not over_mcp & {"system_stop", "tool_call", "log_tail", "trust_add", "config_show"}
 
 
-def test_a_definition_says_what_the_command_takes_and_whether_it_changes_anything(small: Registry) -> None:
+def test_a_definition_says_what_the_command_takes_and_whether_it_changes_anything(small: CommandRegistry) -> None:
     paint, look = (json.loads(tool) for tool in CommandServer(small, NoHost()).tools)
     assert paint == {
         "name": "wall_paint",
@@ -199,12 +207,12 @@ class Shelf:
         return self._server.target(cast(Project, None), caller)
 
 
-def called(name: str, arguments: str | None = "{}") -> Request:
+def called(name: str, arguments: str | None = "{}") -> CallRequest:
     params = {} if arguments is None else {"arguments": msgspec.Raw(arguments.encode())}
-    return Request(tool=name, params=params)
+    return CallRequest(tool=name, params=params)
 
 
-async def test_a_command_called_as_a_tool_answers_as_one(small: Registry) -> None:
+async def test_a_command_called_as_a_tool_answers_as_one(small: CommandRegistry) -> None:
     shelf = Shelf(wired(small))
     outcome = await Door(Bus()).call(shelf, OWNER, called("crib_wall_paint", '{"colour":"red"}'))
     told = json.loads(outcome.answer.result or b"")
@@ -214,12 +222,14 @@ async def test_a_command_called_as_a_tool_answers_as_one(small: Registry) -> Non
 
 
 @pytest.mark.parametrize("arguments", [None, "null", "{}"])
-async def test_a_command_without_parameters_may_be_called_with_none(small: Registry, arguments: str | None) -> None:
+async def test_a_command_without_parameters_may_be_called_with_none(
+    small: CommandRegistry, arguments: str | None
+) -> None:
     outcome = await Door(Bus()).call(Shelf(wired(small)), OWNER, called("crib_wall_look", arguments))
     assert json.loads(outcome.answer.result or b"")["structuredContent"] == {"seen": True}
 
 
-async def test_a_stranger_is_neither_shown_nor_given_a_command(small: Registry) -> None:
+async def test_a_stranger_is_neither_shown_nor_given_a_command(small: CommandRegistry) -> None:
     shelf = Shelf(wired(small))
     assert json.loads(Listings(NameStyle.SERVER).tools(shelf.catalog, STRANGER)) == []
     for name in ("crib_wall_paint", "crib_wall_look"):
@@ -227,7 +237,7 @@ async def test_a_stranger_is_neither_shown_nor_given_a_command(small: Registry) 
             await Door(Bus()).call(shelf, STRANGER, called(name, '{"colour":"red"}'))
 
 
-async def test_even_past_the_door_a_stranger_changes_nothing(small: Registry) -> None:
+async def test_even_past_the_door_a_stranger_changes_nothing(small: CommandRegistry) -> None:
     """Two locks: should the policy ever let a caller through, the command itself still asks who it is."""
     server = wired(small)
     call = ToolCall(name="wall_paint", params={"arguments": msgspec.Raw(b'{"colour":"red"}')})
@@ -238,10 +248,10 @@ async def test_even_past_the_door_a_stranger_changes_nothing(small: Registry) ->
 
 
 async def test_an_error_of_a_command_is_told_to_the_model() -> None:
-    made = Registry()
+    made = CommandRegistry()
 
-    @made.command("wall:break", effect=Effect.READS, reach=Reach.EVERYWHERE)
-    async def fail(context: Context, _: Parameters) -> dict[str, Any]:
+    @made.command("wall:break", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
+    async def fail(context: CommandContext, _: Parameters) -> dict[str, Any]:
         """Fail."""
         raise UsageError("It is a wall.", remedy="Leave it.")
 
@@ -250,25 +260,27 @@ async def test_an_error_of_a_command_is_told_to_the_model() -> None:
     assert (told["isError"], told["content"][0]["text"]) == (True, "It is a wall. Leave it.")
 
 
-async def test_commands_that_are_not_wired_yet_say_so(small: Registry) -> None:
+async def test_commands_that_are_not_wired_yet_say_so(small: CommandRegistry) -> None:
     server = CommandServer(small, NoHost())
     with pytest.raises(RuntimeError, match="before they were wired"):
         await server.target(cast(Project, None), OWNER).call(ToolCall(name="wall_look"))
 
 
 def test_a_command_knows_to_whom_it_is_open() -> None:
-    async def run(context: Context, params: Any) -> dict[str, Any]:
+    async def run(context: CommandContext, params: Any) -> dict[str, Any]:
         await asyncio.sleep(0)
         return {}
 
-    def made(effect: Effect) -> Command:
-        return Command(name="a:b", summary="A.", parameters=Parameters, effect=effect, reach=Reach.EVERYWHERE, run=run)
+    def made(effect: CommandEffect) -> Command:
+        return Command(
+            name="a:b", summary="A.", parameters=Parameters, effect=effect, reach=Availability.EVERYWHERE, run=run
+        )
 
-    assert made(Effect.CHANGES).open_to(OWNER)
-    assert not made(Effect.CHANGES).open_to(STRANGER)
-    assert not made(Effect.REVEALS).open_to(STRANGER)
-    assert made(Effect.READS).open_to(STRANGER)
-    assert made(Effect.CARRIES).open_to(STRANGER), "what it carries is judged by itself"
+    assert made(CommandEffect.CHANGES).open_to(OWNER)
+    assert not made(CommandEffect.CHANGES).open_to(STRANGER)
+    assert not made(CommandEffect.REVEALS).open_to(STRANGER)
+    assert made(CommandEffect.READS).open_to(STRANGER)
+    assert made(CommandEffect.CARRIES).open_to(STRANGER), "what it carries is judged by itself"
 
 
 @pytest.mark.req("KSI-6")
@@ -298,7 +310,7 @@ def test_raw_commands_are_shown_to_the_trusted_and_the_owner_alone(caller: Calle
     assert ("crib_raw_command" in shown) is may
 
 
-def at_the_door(caller: Caller, made: Registry = registry) -> Context:
+def at_the_door(caller: Caller, made: CommandRegistry = registry) -> CommandContext:
     """A context whose commands can be called as tools."""
     crib = SimpleNamespace(door=Door(Bus()))
     server = CommandServer(made, NoHost())

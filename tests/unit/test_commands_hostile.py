@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from toolcrib.agents.agent import _folder as agent_folder
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
 from toolcrib.commands.local import NoDaemon
-from toolcrib.commands.registry import LONGEST_TEXT, VERBATIM, Context, Parameters, Via
+from toolcrib.commands.registry import LONGEST_TEXT, VERBATIM, CommandContext, Parameters, Via
 from toolcrib.config import Paths
-from toolcrib.crib.crib import Crib
-from toolcrib.daemon.jobs.order import _folder as job_folder
+from toolcrib.core.crib import Crib
 from toolcrib.daemon.socket import _read_command
 from toolcrib.errors import ToolcribError, UsageError
+from toolcrib.identity.agent import _folder as agent_folder
+from toolcrib.jobs.submission import _folder as job_folder
 from toolcrib.policy import OWNER
 
 pytestmark = pytest.mark.req("KSI-6")
@@ -64,7 +64,7 @@ def calls(text: str) -> Iterator[tuple[str, str, dict[str, Any], bool]]:
 
 
 @pytest.fixture
-async def context(tmp_path: Path) -> AsyncIterator[Context]:
+async def context(tmp_path: Path) -> AsyncIterator[CommandContext]:
     environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "PATH": os.defpath}
     host = NoDaemon()
     crib = Crib(paths=Paths.of_user(environ), root=tmp_path, environ=environ, builtins=builtins(registry, host))
@@ -74,10 +74,10 @@ async def context(tmp_path: Path) -> AsyncIterator[Context]:
 
     async with crib:
         await crib.roster.add("x", profile="read-only", workdir=tmp_path)
-        yield Context(crib=crib, project=crib.home, caller=OWNER, host=host, via=Via.SOCKET, emit=nowhere)
+        yield CommandContext(crib=crib, project=crib.home, caller=OWNER, host=host, via=Via.SOCKET, emit=nowhere)
 
 
-async def test_text_that_no_field_can_use_is_refused_with_the_name_of_the_field(context: Context) -> None:
+async def test_text_that_no_field_can_use_is_refused_with_the_name_of_the_field(context: CommandContext) -> None:
     tried = 0
     for text in REFUSED:
         for command, field, params, verbatim in calls(text):
@@ -91,7 +91,7 @@ async def test_text_that_no_field_can_use_is_refused_with_the_name_of_the_field(
     assert tried > 60 * len(REFUSED)
 
 
-async def test_odd_text_gets_an_answer_or_an_error_of_ours(context: Context) -> None:
+async def test_odd_text_gets_an_answer_or_an_error_of_ours(context: CommandContext) -> None:
     tried = 0
     for text in ODD:
         for command, _, params, _ in calls(text):
@@ -105,7 +105,7 @@ async def test_odd_text_gets_an_answer_or_an_error_of_ours(context: Context) -> 
     assert tried > 60 * len(ODD)
 
 
-async def test_a_folder_that_cannot_be_looked_at_is_no_folder(context: Context, tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_looked_at_is_no_folder(context: CommandContext, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     for path in (tmp_path / "loop", tmp_path / ("x" * 300), tmp_path / "loop" / "x"):
         with pytest.raises(UsageError, match="is no folder"):

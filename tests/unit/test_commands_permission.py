@@ -13,17 +13,18 @@ from typing import Any, cast
 import pytest
 
 from parts import fleet
-from toolcrib.agents.agent import Agent, Minted
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
-from toolcrib.commands.registry import Context, Effect, Host, Reach, Via
-from toolcrib.config import Flags, Paths, load, store_place
-from toolcrib.crib.crib import Crib
+from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, CommandHost, Via
+from toolcrib.config import Flags, Paths, load, store_location
+from toolcrib.core.crib import Crib
 from toolcrib.errors import ConfigError, NotFound, StoreError, UnknownServer, UnknownTool, UsageError
-from toolcrib.events import Change
+from toolcrib.events import AuditedChange
+from toolcrib.identity.agent import Agent, MintedAgent
 from toolcrib.policy import OWNER, Caller, Verdict
-from toolcrib.store import Store, tools
-from toolcrib.store.trust import servers as trusted_servers
+from toolcrib.store import Store
+from toolcrib.store import servers as tools
+from toolcrib.store.servers import all_trusted_servers as trusted_servers
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -48,8 +49,8 @@ class Desk:
     async def run(
         self, name: str, /, *, caller: Caller = OWNER, via: Via = Via.SOCKET, **params: Any
     ) -> dict[str, Any]:
-        context = Context(
-            crib=self.crib, project=self.crib.home, caller=caller, host=cast(Host, None), via=via, emit=nowhere
+        context = CommandContext(
+            crib=self.crib, project=self.crib.home, caller=caller, host=cast(CommandHost, None), via=via, emit=nowhere
         )
         found = await registry.run(name, params, context)
         assert json.loads(json.dumps(found)) == found, "what a command says is plain JSON"
@@ -71,10 +72,10 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         json.dumps({"mcpServers": {"files": {"url": "http://127.0.0.1:9/mcp"}}})
     )
     identity = load(paths=paths, root=root, environ=environ).servers["files"].identity
-    store = await Store.open(store_place(paths, environ, Flags()))
-    await store.write(tools.remember, identity, str(root), FILES)
+    store = await Store.open(store_location(paths, environ, Flags()))
+    await store.write(tools.remember_tools, identity, str(root), FILES)
     await store.close()
-    commands = CommandServer(registry, cast(Host, None))
+    commands = CommandServer(registry, cast(CommandHost, None))
     async with Crib(paths=paths, root=root, environ=environ, builtins={"crib": commands}) as crib:
         await crib.roster.add("reviewer", profile="read-only", workdir=root)
         yield Desk(crib)
@@ -481,7 +482,7 @@ async def test_a_file_that_changes_between_the_look_and_the_yes_is_not_trusted(d
 
 @pytest.mark.req("KSI-8")
 async def test_no_server_is_added_that_the_book_cannot_tell_of(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def full(change: Change) -> None:
+    async def full(change: AuditedChange) -> None:
         raise StoreError("The disk is full.")
 
     before = desk.crib.paths.user_config.read_bytes()
@@ -650,15 +651,15 @@ async def test_built_in_profiles_neither_change_nor_go(desk: Desk, name: str) ->
 def test_what_changes_or_reveals_permissions_is_the_owners_alone() -> None:
     ours = [command for command in registry.all() if command.name.startswith(("permission:", "profile:"))]
     assert {command.name: command.effect for command in ours} == {
-        "permission:allow": Effect.CHANGES,
-        "permission:deny": Effect.CHANGES,
-        "permission:why": Effect.REVEALS,
-        "profile:list": Effect.REVEALS,
-        "profile:show": Effect.REVEALS,
-        "profile:put": Effect.CHANGES,
-        "profile:remove": Effect.CHANGES,
+        "permission:allow": CommandEffect.CHANGES,
+        "permission:deny": CommandEffect.CHANGES,
+        "permission:why": CommandEffect.REVEALS,
+        "profile:list": CommandEffect.REVEALS,
+        "profile:show": CommandEffect.REVEALS,
+        "profile:put": CommandEffect.CHANGES,
+        "profile:remove": CommandEffect.CHANGES,
     }
-    assert {command.reach for command in ours} == {Reach.EVERYWHERE}
+    assert {command.reach for command in ours} == {Availability.EVERYWHERE}
 
 
 @pytest.mark.req("KSI-6")
@@ -682,7 +683,7 @@ async def test_an_agent_was_added_also_where_its_time_is_over_at_once(
     await desk.run("agent:add", name="brief", expires="1h")
     add = desk.crib.roster.add
 
-    async def add_and_let_time_pass(name: str, **more: Any) -> Minted:
+    async def add_and_let_time_pass(name: str, **more: Any) -> MintedAgent:
         minted = await add(name, **more)
         monkeypatch.setattr(Agent, "expired", lambda *_: True)
         return minted

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from toolcrib.config import Flags, IfExists, InProject, Paths, add_server, load, mask, remove_server, trust_digest
+from toolcrib.config import Flags, IfExists, Paths, ProjectEdit, add_server, load, mask, remove_server, trust_digest
 from toolcrib.errors import ConfigError, UnknownServer
 
 ENTRY: dict[str, Any] = {
@@ -24,9 +24,9 @@ BODY = {key: value for key, value in ENTRY.items() if key != "name"}
 
 
 def read(path: Path) -> Any:
-    from toolcrib.config.read import Format, parse_text
+    from toolcrib.config.read import FileFormat, parse_text
 
-    return parse_text(path.read_bytes(), Format.of(path.name)).data
+    return parse_text(path.read_bytes(), FileFormat.of(path.name)).data
 
 
 def left_in(folder: Path) -> list[str]:
@@ -249,19 +249,19 @@ def test_a_project_s_link_never_leads_a_change_elsewhere(tmp_path: Path, linked:
     else:
         path.parent.symlink_to(outside)
     with pytest.raises(ConfigError, match="link"):
-        add_server(path, ENTRY, project=InProject(root=root, trusted=()))
+        add_server(path, ENTRY, project=ProjectEdit(root=root, trusted=()))
     with pytest.raises(ConfigError, match="link"):
-        remove_server(path, "new", project=InProject(root=root, trusted=()))
+        remove_server(path, "new", project=ProjectEdit(root=root, trusted=()))
     assert (outside / "config.yml").read_text() == "port: 1\n"
 
 
 def test_a_project_s_own_file_may_be_changed_and_have_relative_folders(tmp_path: Path) -> None:
     path = tmp_path / ".toolcrib" / "config.yml"
-    new = InProject(root=tmp_path, trusted=())
+    new = ProjectEdit(root=tmp_path, trusted=())
     digest = add_server(path, {"name": "a", "command": "x", "cwd": "sub"}, project=new).digest
     assert digest == trust_digest(path)
     assert read(path) == {"servers": {"a": {"command": "x", "cwd": "sub"}}}
-    digest = remove_server(path, "a", project=InProject(root=tmp_path, trusted={digest})).digest
+    digest = remove_server(path, "a", project=ProjectEdit(root=tmp_path, trusted={digest})).digest
     assert digest == trust_digest(path)
     assert read(path) == {"servers": {}}
 
@@ -269,7 +269,7 @@ def test_a_project_s_own_file_may_be_changed_and_have_relative_folders(tmp_path:
 @pytest.mark.req("BNS-10")
 def test_a_project_s_file_that_says_what_nobody_trusted_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / ".toolcrib" / "config.yml"
-    trusted = add_server(path, ENTRY, project=InProject(root=tmp_path, trusted=())).digest
+    trusted = add_server(path, ENTRY, project=ProjectEdit(root=tmp_path, trusted=())).digest
     path.write_text(path.read_text() + "  evil: {command: touch, args: [x]}\n")
     before = path.read_text()
     for change in (
@@ -277,7 +277,7 @@ def test_a_project_s_file_that_says_what_nobody_trusted_is_not_changed(tmp_path:
         lambda terms: remove_server(path, "new", project=terms),
     ):
         with pytest.raises(ConfigError, match="not trusted"):
-            change(InProject(root=tmp_path, trusted={trusted}))
+            change(ProjectEdit(root=tmp_path, trusted={trusted}))
     assert path.read_text() == before
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from toolcrib.config import Config, Paths, ServerConfig, load
-from toolcrib.config.launching import needs_project, safe_launch, settled_words
-from toolcrib.config.model import Start
-from toolcrib.config.private import empty_folder
-from toolcrib.servers.pool import key_of
+from toolcrib.config.launching import needs_project, portable_words, safe_launch
+from toolcrib.config.model import StartFolder
+from toolcrib.config.paths import empty_folder
+from toolcrib.servers.pool import instance_key
 
 pytestmark = pytest.mark.req("BNS-10")
 
@@ -46,8 +46,8 @@ def test_an_entry_that_names_no_folder_starts_in_a_neutral_one_and_is_one_for_al
     server = one(tmp_path, "python", "-m", "mymcp")
     neutral = tmp_path / "home" / "state" / "start"
     assert server.works_in(tmp_path / "project") == neutral
-    assert server.start is Start.NEUTRAL
-    assert key_of(server, Path("/a")) == key_of(server, Path("/b"))
+    assert server.start is StartFolder.NEUTRAL
+    assert instance_key(server, Path("/a")) == instance_key(server, Path("/b"))
     # Where it takes relative paths from is not known, so no rule judges them.
     assert server.reads_from(tmp_path / "project") is None
 
@@ -61,9 +61,9 @@ def test_the_neutral_folder_is_the_users_alone_and_nothing_can_be_put_there(tmp_
 
 def test_cwd_project_is_each_projects_folder(tmp_path: Path) -> None:
     server = one(tmp_path, "uvx", "mcp-server-git", cwd="project")
-    assert server.start is Start.PROJECT
+    assert server.start is StartFolder.PROJECT
     assert server.works_in(Path("/a")) == server.reads_from(Path("/a")) == Path("/a")
-    assert key_of(server, Path("/a")) != key_of(server, Path("/b"))
+    assert instance_key(server, Path("/a")) != instance_key(server, Path("/b"))
 
 
 def test_the_variable_is_each_projects_folder_and_the_server_the_same_one(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_the_variable_is_each_projects_folder_and_the_server_the_same_one(tmp_pa
     words, env = server.launched(Path("/a"))
     assert words == ["npx", "-y", "server-filesystem", "/a", "--log=/a/log"]
     assert env == {"DATA": "/a/d"}
-    assert key_of(server, Path("/a")) != key_of(server, Path("/b"))
-    assert key_of(server, Path("/a"))[0] == key_of(server, Path("/b"))[0]
+    assert instance_key(server, Path("/a")) != instance_key(server, Path("/b"))
+    assert instance_key(server, Path("/a"))[0] == instance_key(server, Path("/b"))[0]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_in_the_projects_folder_no_code_of_it_is_looked_for(
     ],
 )
 def test_the_rest_may_start_in_the_projects_folder(tmp_path: Path, words: tuple[str, ...]) -> None:
-    assert one(tmp_path, *words, cwd="project").start is Start.PROJECT
+    assert one(tmp_path, *words, cwd="project").start is StartFolder.PROJECT
 
 
 def test_a_folder_by_the_variable_is_cwd_project(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_typed_paths_hold_in_every_folder(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
 
     def settled(*words: str, folder: Path = root) -> list[str]:
-        made, told = settled_words(words, folder, root)
+        made, told = portable_words(words, folder, root)
         assert len(told) == sum(old != new for old, new in zip(words, made, strict=True))
         return made
 

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib.config import masking
-from toolcrib.config.masking import Masker, mask_tree, secrets_of
-from toolcrib.config.model import Config, JobSettings, Settings
-from toolcrib.config.one import server_config
-from toolcrib.config.redact import mask_text, tells_a_secret
+from toolcrib.config.from_code import server_config
+from toolcrib.config.masking import Masker, mask_text, mask_tree, names_a_secret, secrets_of
+from toolcrib.config.model import Config, DaemonSettings, JobSettings
 
 LIMIT = 60.0
 SECRET = 'p@ss/w"ord+é?1'
@@ -129,7 +128,7 @@ def test_in_a_tree_keys_and_what_stands_under_a_telling_name_are_hidden() -> Non
         "flag": True,
         "none": None,
     }
-    assert mask_tree(tree, redactor("hunter2hunter2"), tells_a_secret) == {
+    assert mask_tree(tree, redactor("hunter2hunter2"), names_a_secret) == {
         "****": [1, {"path": "x/****"}],
         "api_key": "****",
         "password": "****",
@@ -144,7 +143,7 @@ def test_in_a_tree_keys_and_what_stands_under_a_telling_name_are_hidden() -> Non
     ("name", "tells"), [("apiKey", True), ("DB_PASSWORD", True), ("token", True), ("path", False), ("keyboard", False)]
 )
 def test_names_that_tell_of_a_secret(name: str, tells: bool) -> None:
-    assert tells_a_secret(name) is tells
+    assert names_a_secret(name) is tells
 
 
 def test_secrets_that_overlap_leave_nothing_between_them() -> None:
@@ -174,7 +173,7 @@ def test_every_secret_of_a_configuration_says_whose_it_is() -> None:
     far = server_config("far", entry)
     near = server_config("near", {"command": "x", "args": ["--token", "in-the-args"], "env": {"KEY": "in-the-env"}})
     jobs = JobSettings(api_keys={"openai": "in-the-jobs"})
-    settings = Settings(store="postgresql://me:in-the-store@h/db", jobs=jobs)
+    settings = DaemonSettings(store="postgresql://me:in-the-store@h/db", jobs=jobs)
     mask = Masker(secrets_of(Config(servers={"far": far, "near": near}, settings=settings)))
     assert mask.named("in-the-url, in-a-header, in-the-args, in-the-env, in-the-jobs, in-the-store") == (
         "[secret url of server far], [secret Authorization of server far], [secret args of server near], "

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolcrib.config import Config, Flags, Paths, ServerConfig, add_server, load, mask, remove_server
-from toolcrib.config.expand import expand
 from toolcrib.config.keys import SERVER_KEYS
-from toolcrib.config.redact import mask_args, mask_spelling, mask_text
+from toolcrib.config.masking import mask_args, mask_spelling, mask_text
+from toolcrib.config.values import expand
 
 ENVIRON = {"HOME": "/home/u", "A": "one", "SECRET": "hunter2hunter2"}
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from toolcrib.cli.options import without_password
-from toolcrib.config import Config, Flags, NameStyle, Paths, Severity, load, mask, store_place
-from toolcrib.config.last_store import remember_store
+from toolcrib.config import Config, Flags, NameStyle, Paths, Severity, load, mask, store_location
+from toolcrib.config.layers import remember_store
 from toolcrib.config.settings import holds_password
 from toolcrib.errors import ConfigError, UsageError
 
@@ -36,7 +36,7 @@ class Person:
         return load(paths=self.paths, root=self.root, environ=self.environ, is_trusted=lambda *_: True)
 
     def place(self, store: str | None = None) -> str | Path:
-        return store_place(self.paths, self.environ, Flags(store=store))
+        return store_location(self.paths, self.environ, Flags(store=store))
 
 
 @pytest.fixture

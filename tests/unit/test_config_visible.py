@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from toolcrib.config.visible import visible
+from toolcrib.config.show import visible
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.agents.folder import AgentFolders
 from toolcrib.cli.app import run
 from toolcrib.coding_agents import json_entry, toml_entry
-from toolcrib.coding_agents.client import Client, Scope, labels
+from toolcrib.coding_agents.client_files import (
+    BACKUP_SUFFIX,
+    ClientEntry,
+    EntryOutcome,
+    renew_private_files,
+    write_private_file,
+)
+from toolcrib.coding_agents.client_spec import ClientScope, ClientSpec, labels
 from toolcrib.coding_agents.clients import CLIENTS, client_named
-from toolcrib.coding_agents.connect import BACKUP_SUFFIX, Connection, Outcome
-from toolcrib.coding_agents.generated import generate, renew
 from toolcrib.errors import ConfigError, NotFound, UsageError
+from toolcrib.identity.agent_folders import AgentFolders
 
 CLAUDE_BEFORE = """{
     "numStartups": 3,
@@ -70,10 +75,10 @@ startup_timeout_sec = 20
 """
 
 
-def connection(name: str, home: Path, *, scope: Scope = Scope.USER, **environ: str) -> Connection:
+def connection(name: str, home: Path, *, scope: ClientScope = ClientScope.USER, **environ: str) -> ClientEntry:
     client = client_named(name)
     entry = client.stdio(command="/opt/toolcrib", args=["stdio"], env={})
-    return Connection(
+    return ClientEntry(
         client=client, scope=scope, entry=entry, environ={"HOME": str(home), **environ}, root=home / "project"
     )
 
@@ -83,15 +88,15 @@ def test_claude_gets_the_entry_and_everything_else_keeps_its_bytes(tmp_path: Pat
     file.write_text(CLAUDE_BEFORE)
     file.chmod(0o640)
     claude = connection("claude", tmp_path)
-    assert claude.write() is Outcome.WRITTEN
+    assert claude.write() is EntryOutcome.WRITTEN
     assert file.read_text() == CLAUDE_AFTER
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert file.with_name(file.name + BACKUP_SUFFIX).read_text() == CLAUDE_BEFORE
-    assert claude.write() is Outcome.UNCHANGED
-    assert claude.remove() is Outcome.REMOVED
+    assert claude.write() is EntryOutcome.UNCHANGED
+    assert claude.remove() is EntryOutcome.REMOVED
     assert file.read_text() == CLAUDE_BEFORE
     assert list(tmp_path.iterdir()) == [file], "neither the copy nor a temporary file is left"
-    assert claude.remove() is Outcome.ABSENT
+    assert claude.remove() is EntryOutcome.ABSENT
 
 
 def test_codex_gets_a_table_at_the_end_and_everything_else_keeps_its_bytes(tmp_path: Path) -> None:
@@ -99,26 +104,26 @@ def test_codex_gets_a_table_at_the_end_and_everything_else_keeps_its_bytes(tmp_p
     file.parent.mkdir()
     file.write_text(CODEX_BEFORE)
     codex = connection("codex", tmp_path, CODEX_HOME=str(file.parent))
-    assert codex.write() is Outcome.WRITTEN
+    assert codex.write() is EntryOutcome.WRITTEN
     assert file.read_text() == f"{CODEX_BEFORE}\n{CODEX_TABLE}"
-    assert codex.write() is Outcome.UNCHANGED
-    assert codex.remove() is Outcome.REMOVED
+    assert codex.write() is EntryOutcome.UNCHANGED
+    assert codex.remove() is EntryOutcome.REMOVED
     assert file.read_text() == CODEX_BEFORE
 
 
 def test_gemini_without_a_file_gets_one_that_goes_again(tmp_path: Path) -> None:
     gemini = connection("gemini", tmp_path)
     file = tmp_path / ".gemini" / "settings.json"
-    assert gemini.write() is Outcome.WRITTEN
+    assert gemini.write() is EntryOutcome.WRITTEN
     assert json.loads(file.read_text()) == {"mcpServers": {"toolcrib": {"command": "/opt/toolcrib", "args": ["stdio"]}}}
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert gemini.remove() is Outcome.REMOVED
+    assert gemini.remove() is EntryOutcome.REMOVED
     assert not file.exists()
 
 
 @pytest.mark.parametrize("name", ["claude", "codex", "gemini"])
-@pytest.mark.parametrize("scope", list(Scope))
-def test_what_changed_since_stays_when_the_entry_goes(tmp_path: Path, name: str, scope: Scope) -> None:
+@pytest.mark.parametrize("scope", list(ClientScope))
+def test_what_changed_since_stays_when_the_entry_goes(tmp_path: Path, name: str, scope: ClientScope) -> None:
     made = connection(name, tmp_path, scope=scope)
     file = made.file
     assert file is not None
@@ -128,7 +133,7 @@ def test_what_changed_since_stays_when_the_entry_goes(tmp_path: Path, name: str,
     made.write()
     grown = file.read_text().replace("a = 1", "a = 2").replace('"a": 1', '"a": 2') + ("[z]\nb = 3\n" if toml else "\n")
     file.write_text(grown)
-    assert made.remove() is Outcome.REMOVED
+    assert made.remove() is EntryOutcome.REMOVED
     left: dict[str, Any] = tomllib.loads(file.read_text()) if toml else json.loads(file.read_text())
     servers = {"mcp_servers": {"x": {"command": "y"}}, "z": {"b": 3}} if toml else {"mcpServers": {"x": {}}}
     assert left == {"a": 2, **servers}
@@ -157,9 +162,9 @@ def test_a_file_of_any_form_gets_its_old_bytes_back(tmp_path: Path, name: str, t
     assert file is not None
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(text.encode())
-    assert made.write() is Outcome.WRITTEN
-    assert made.write() is Outcome.UNCHANGED
-    assert made.remove() is Outcome.REMOVED
+    assert made.write() is EntryOutcome.WRITTEN
+    assert made.write() is EntryOutcome.UNCHANGED
+    assert made.remove() is EntryOutcome.REMOVED
     assert file.read_bytes() == text.encode()
 
 
@@ -169,9 +174,9 @@ def test_an_older_entry_is_replaced_where_it_stands(tmp_path: Path) -> None:
     before = '[mcp_servers."toolcrib"]\ncommand = "old"\n[mcp_servers.toolcrib.env]\nA = "b"\n\n# about z\n[z]\nb = 3\n'
     file.write_text(before)
     codex = connection("codex", tmp_path)
-    assert codex.write() is Outcome.WRITTEN
+    assert codex.write() is EntryOutcome.WRITTEN
     assert file.read_text() == f"{CODEX_TABLE}\n# about z\n[z]\nb = 3\n"
-    assert codex.remove() is Outcome.REMOVED
+    assert codex.remove() is EntryOutcome.REMOVED
     assert tomllib.loads(file.read_text()) == {"z": {"b": 3}}
 
 
@@ -208,7 +213,7 @@ def test_a_copy_of_a_file_whose_entry_was_taken_out_by_hand_goes_too(tmp_path: P
     claude = connection("claude", tmp_path)
     claude.write()
     file.write_text('{"secret": 2}')
-    assert claude.remove() is Outcome.ABSENT
+    assert claude.remove() is EntryOutcome.ABSENT
     assert file.read_text() == '{"secret": 2}'
     assert list(tmp_path.iterdir()) == [file]
 
@@ -299,7 +304,7 @@ def test_any_table_reads_back_as_it_was_written(value: Mapping[str, Any]) -> Non
 
 @pytest.mark.req("KSI-2")
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_an_http_entry_in_the_persons_own_file_names_a_variable_instead_of_the_token(client: Client) -> None:
+def test_an_http_entry_in_the_persons_own_file_names_a_variable_instead_of_the_token(client: ClientSpec) -> None:
     entry = json.dumps(client.http(url="http://127.0.0.1:8765/mcp", labels=labels("reviewer", "nightly")))
     for said in ("TOOLCRIB_TOKEN", "http://127.0.0.1:8765/mcp", '"X-Toolcrib-Agent": "reviewer"', '"nightly"'):
         assert said in entry
@@ -508,7 +513,7 @@ GENERATED: dict[str, Any] = {
 
 @pytest.mark.req("KSI-2")
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_a_private_file_is_generated_for_an_agent_and_goes_with_it(person: Path, say: Say, client: Client) -> None:
+def test_a_private_file_is_generated_for_an_agent_and_goes_with_it(person: Path, say: Say, client: ClientSpec) -> None:
     token = say("agent", "add", "reviewer", "--profile", "read-only")["token"]
     told = say("connect", client.name, "--agent", "reviewer", "--conversation", "nightly")
     file = Path(told["generated"])
@@ -528,10 +533,10 @@ def test_generated_files_follow_the_endpoint_and_the_token_and_keep_their_label(
     folders = AgentFolders(tmp_path)
     folders.make("reviewer", "tcb_one")
     for client in CLIENTS[:2]:
-        generate(folders, "reviewer", client, url="http://127.0.0.1:1/mcp", conversation="nightly")
+        write_private_file(folders, "reviewer", client, url="http://127.0.0.1:1/mcp", conversation="nightly")
     folders.stage("reviewer", "tcb_two")
     folders.settle("reviewer", lambda token: token == "tcb_two")
-    renew(folders, ["nobody", "reviewer"], url="http://127.0.0.1:2/mcp")
+    renew_private_files(folders, ["nobody", "reviewer"], url="http://127.0.0.1:2/mcp")
     made = {file.name: file.read_text() for file in folders.of("reviewer").iterdir()}
     assert made.keys() == {"store", "token", "claude.json", "codex.toml"}, "what was not there is not made"
     for text in (made["claude.json"], made["codex.toml"]):

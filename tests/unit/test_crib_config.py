@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.config import Flags, NameStyle, Paths, load, store_place, trust_digest
-from toolcrib.config.settings import SETTINGS, USERS_ALONE
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.project import Project
+from toolcrib.config import Flags, NameStyle, Paths, load, store_location, trust_digest
+from toolcrib.config.settings import SETTINGS, USER_ONLY_SETTINGS
+from toolcrib.core.crib import Crib
+from toolcrib.core.project import Project
 from toolcrib.events import ConfigProblem, Event
 from toolcrib.policy import OWNER
-from toolcrib.store import Store, tools
+from toolcrib.store import Store, servers
 
 pytestmark = pytest.mark.req("BNS-3")
 
@@ -30,10 +30,10 @@ async def crib(tmp_path: Path) -> AsyncIterator[Crib]:
     for name in ("project", "other"):
         (tmp_path / name / ".toolcrib").mkdir(parents=True)
     (tmp_path / "home" / "config.yml").write_text(GOOD)
-    store = await Store.open(store_place(paths, environ, Flags()))
+    store = await Store.open(store_location(paths, environ, Flags()))
     (far,) = load(paths=paths, root=None, environ=environ).servers.values()
-    await store.write(tools.remember, far.identity, str(tmp_path / "project"), (b'{"name": "read"}',))
-    await store.write(tools.remember, far.identity, str(tmp_path / "other"), (b'{"name": "read"}',))
+    await store.write(servers.remember_tools, far.identity, str(tmp_path / "project"), (b'{"name": "read"}',))
+    await store.write(servers.remember_tools, far.identity, str(tmp_path / "other"), (b'{"name": "read"}',))
     await store.close()
     async with Crib(paths=paths, root=tmp_path / "project", environ=environ) as crib:
         yield crib
@@ -109,7 +109,7 @@ async def test_a_projects_file_may_set_what_holds_for_the_project_alone(crib: Cr
     values = {"names": "plain", "port": 1, "log_level": "debug", "store": "x.db", "workspace": False, "jobs": {}}
     second = await other(crib, tmp_path, json.dumps({key: values.get(key, True if key == "audit_values" else 2)}))
     told = [str(problem) for problem in second.config.problems]
-    if key in USERS_ALONE:
+    if key in USER_ONLY_SETTINGS:
         assert ["only your own file may set it" in text for text in told] == [True]
         assert second.config.settings == crib.home.config.settings
     else:

@@ -10,14 +10,15 @@ from typing import cast
 
 import pytest
 
-from toolcrib.config import Flags, Paths, load, store_place
-from toolcrib.config.model import Layer, ServerConfig, Source, Transport
-from toolcrib.config.project import project_of
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.kit import Kit
-from toolcrib.policy import Origin, Verdict, rule_from
+from toolcrib.config import Flags, Paths, load, store_location
+from toolcrib.config.model import ConfigSource, Layer, ServerConfig, Transport
+from toolcrib.config.paths import project_of
+from toolcrib.core.crib import Crib
+from toolcrib.core.kit import Kit
+from toolcrib.policy import RuleOrigin, Verdict, rule_from
 from toolcrib.servers.server import Server
-from toolcrib.store import Store, tools
+from toolcrib.store import Store
+from toolcrib.store import servers as tools
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -39,10 +40,10 @@ async def crib(tmp_path: Path) -> AsyncIterator[Crib]:
         "far": {"url": "http://127.0.0.1:9/mcp"},
     }
     paths.user_config.with_suffix(".json").write_text(json.dumps({"mcpServers": servers}))
-    store = await Store.open(store_place(paths, environ, Flags()))
+    store = await Store.open(store_location(paths, environ, Flags()))
     for config in load(paths=paths, root=root, environ=environ).servers.values():
         for place in (root, root / "kid"):
-            await store.write(tools.remember, config.identity, str(place), (b'{"name": "read"}',))
+            await store.write(tools.remember_tools, config.identity, str(place), (b'{"name": "read"}',))
     await store.close()
     async with Crib(paths=paths, root=root, environ=environ) as crib:
         yield crib
@@ -67,7 +68,7 @@ async def test_a_tool_knows_the_folder_its_server_works_in(crib: Crib) -> None:
 
 
 async def test_an_agent_in_a_folder_below_gets_no_file_above_it_by_a_relative_path(crib: Crib) -> None:
-    allow = rule_from({"allow": "*", "when": {"path": {"under": "."}}}, where="t", origin=Origin.AGENT)
+    allow = rule_from({"allow": "*", "when": {"path": {"under": "."}}}, where="t", origin=RuleOrigin.AGENT)
     await crib.roster.add("w", profile="nothing", workdir=crib.root / "sub", rules=[allow])
     for path in (crib.root / "a", "a", "./a", "sub/../a"):
         assert await verdict(crib, "w", "files:read", path) is Verdict.DENY
@@ -93,7 +94,7 @@ async def test_a_denied_folder_is_denied_by_a_relative_path(crib: Crib) -> None:
 
 @pytest.mark.req("KSI-3")
 async def test_a_child_in_another_project_is_no_wider_than_its_parent_by_a_relative_path(crib: Crib) -> None:
-    allow = rule_from({"allow": "files:*", "when": {"path": {"under": "src"}}}, where="t", origin=Origin.AGENT)
+    allow = rule_from({"allow": "files:*", "when": {"path": {"under": "src"}}}, where="t", origin=RuleOrigin.AGENT)
     await crib.roster.add("lead", profile="nothing", workdir=crib.root, rules=[allow])
     await crib.roster.add("kid", profile="developer", workdir=crib.root / "kid", parent="lead")
     for path in (crib.root / "kid/src/x", "src/x"):
@@ -107,7 +108,7 @@ async def test_a_child_in_another_project_is_no_wider_than_its_parent_by_a_relat
     [(Transport.STDIO, None, "/root"), (Transport.STDIO, "/own", "/own"), (Transport.HTTP, None, None)],
 )
 def test_a_kit_of_given_servers_knows_it_too(transport: Transport, cwd: str | None, folder: str | None) -> None:
-    config = ServerConfig(name="s", transport=transport, source=Source(layer=Layer.USER), cwd=cwd)
+    config = ServerConfig(name="s", transport=transport, source=ConfigSource(layer=Layer.USER), cwd=cwd)
     kit = Kit([config], root=Path("/root"))
     kit._servers["s"] = cast(Server, SimpleNamespace(config=config, tools=(b'{"name": "read"}',)))
     assert [tool.folder for tool in kit._built(None).tools] == [folder]

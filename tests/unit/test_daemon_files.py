@@ -17,10 +17,10 @@ import pytest
 
 from toolcrib.config import Paths
 from toolcrib.config.masking import Masker
-from toolcrib.config.private import private_folder, unusable
-from toolcrib.daemon.lock import held, read_info, write_info
+from toolcrib.config.paths import private_folder, unusable_path
 from toolcrib.daemon.log import log_to
-from toolcrib.daemon.token import owner_token
+from toolcrib.daemon.process import owner_token
+from toolcrib.daemon_client.lifetime import daemon_lock, read_info, write_info
 from toolcrib.errors import AlreadyRunning, ConfigError, StoreError
 
 pytestmark = pytest.mark.req("KSI-1")
@@ -47,21 +47,21 @@ def answering(paths: Paths) -> Iterator[None]:
 
 @pytest.mark.usefixtures("answering")
 def test_the_lock_is_held_by_one(paths: Paths) -> None:
-    with held(paths):
+    with daemon_lock(paths):
         assert mode(paths.lock) == 0o600
         assert mode(paths.run_dir) == 0o700
-        with pytest.raises(AlreadyRunning) as caught, held(paths):
+        with pytest.raises(AlreadyRunning) as caught, daemon_lock(paths):
             pass
         assert "toolcrib down" in caught.value.remedy
         assert caught.value.exit_code == 8
-    with held(paths):
+    with daemon_lock(paths):
         pass
 
 
 def test_a_command_that_holds_the_lock_is_waited_for(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is over in a moment; what a killed daemon left behind must not be taken for one that runs."""
     let_go = contextlib.ExitStack()
-    let_go.enter_context(held(paths))
+    let_go.enter_context(daemon_lock(paths))
     write_info(paths, {"pid": 42, "endpoint": "http://127.0.0.1:1/mcp"})
     waits: list[float] = []
 
@@ -69,50 +69,54 @@ def test_a_command_that_holds_the_lock_is_waited_for(paths: Paths, monkeypatch: 
         waits.append(seconds)
         let_go.close()
 
-    monkeypatch.setattr("toolcrib.daemon.lock.time.sleep", wait)
-    with held(paths):
+    monkeypatch.setattr("toolcrib.daemon_client.lifetime.time.sleep", wait)
+    with daemon_lock(paths):
         assert len(waits) == 1
 
 
 def test_a_command_that_takes_long_is_not_taken_for_a_daemon(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolcrib.daemon.lock._PATIENCE", 0.0)
-    with held(paths), pytest.raises(AlreadyRunning, match="Another command is changing something"), held(paths):
+    monkeypatch.setattr("toolcrib.daemon_client.lifetime._PATIENCE", 0.0)
+    with (
+        daemon_lock(paths),
+        pytest.raises(AlreadyRunning, match="Another command is changing something"),
+        daemon_lock(paths),
+    ):
         pass
 
 
 @pytest.mark.usefixtures("answering")
 def test_who_holds_the_lock_is_named(paths: Paths) -> None:
-    with held(paths):
+    with daemon_lock(paths):
         write_info(paths, {"pid": 42, "endpoint": "http://127.0.0.1:1/mcp"})
-        with pytest.raises(AlreadyRunning, match=r"\(pid 42, http://127.0.0.1:1/mcp\)"), held(paths):
+        with pytest.raises(AlreadyRunning, match=r"\(pid 42, http://127.0.0.1:1/mcp\)"), daemon_lock(paths):
             pass
 
 
 @pytest.mark.usefixtures("answering")
 @pytest.mark.parametrize("info", ["", "{", "[]", "{}", '{"pid":1}', "null", "\x00"])
 def test_an_info_file_that_says_nothing_does_not_hide_the_reason(paths: Paths, info: str) -> None:
-    with held(paths):
+    with daemon_lock(paths):
         paths.daemon_info.write_text(info)
-        with pytest.raises(AlreadyRunning), held(paths):
+        with pytest.raises(AlreadyRunning), daemon_lock(paths):
             pass
 
 
 def test_the_lock_of_a_killed_process_is_free_at_once(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolcrib.daemon.lock._PATIENCE", 0.0)
+    monkeypatch.setattr("toolcrib.daemon_client.lifetime._PATIENCE", 0.0)
     code = (
         "import os, sys, time; from pathlib import Path; from toolcrib.config import Paths;"
-        "from toolcrib.daemon.lock import held\n"
+        "from toolcrib.daemon_client.lifetime import held\n"
         "with held(Paths.of_user(os.environ)): print('held', flush=True); time.sleep(600)"
     )
     environ = {**os.environ, "TOOLCRIB_HOME": str(paths.config_dir)}
     with subprocess.Popen([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(AlreadyRunning), held(paths):
+        with pytest.raises(AlreadyRunning), daemon_lock(paths):
             pass
         other.kill()
         other.wait(60)
-    with held(paths):
+    with daemon_lock(paths):
         assert paths.lock.exists()
 
 
@@ -214,7 +218,7 @@ def test_a_folder_that_another_user_owns_or_leads_to_is_not_taken(tmp_path: Path
 
 
 def test_an_error_without_a_file_names_the_place_it_happened_at(tmp_path: Path) -> None:
-    assert unusable(OSError("odd"), tmp_path).message == f"{tmp_path} cannot be used: odd."
+    assert unusable_path(OSError("odd"), tmp_path).message == f"{tmp_path} cannot be used: odd."
 
 
 def test_the_log_is_private_and_only_our_own_words_are_in_it_at_info(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from toolcrib.config.paths import Paths
-from toolcrib.crib import connection as of_connection
-from toolcrib.crib import daemon_states
-from toolcrib.crib.connection import Connection
-from toolcrib.crib.daemon_states import DaemonStates
+from toolcrib.core import connection as of_connection
+from toolcrib.core import daemon_catalog
+from toolcrib.core.connection import Connection
+from toolcrib.core.daemon_catalog import DaemonServerStates
 from toolcrib.errors import DaemonNotRunning
 from toolcrib.servers.model import ServerState
 
@@ -62,7 +62,7 @@ async def test_each_change_is_noted_once_and_the_first_word_is_waited_for() -> N
         await more.wait()
         await say(servers(a="ready", b="ready"))
 
-    states = DaemonStates(lambda name, state: heard.append((name, state.value)))
+    states = DaemonServerStates(lambda name, state: heard.append((name, state.value)))
     async with daemon_that(tells) as paths:
         await states.begin(paths.socket, "tcb_x", Path("/"))
         assert states.by_server == {"a": ServerState.READY, "b": ServerState.AWAY}
@@ -81,7 +81,7 @@ async def test_a_daemon_that_refuses_is_not_asked_again() -> None:
         data = {"kind": "UnknownCommand", "remedy": "", "exit_code": 1}
         await say({"id": 1, "error": {"code": -32601, "message": "No such command.", "data": data}})
 
-    states = DaemonStates(lambda *_: None)
+    states = DaemonServerStates(lambda *_: None)
     async with daemon_that(refuses) as paths:
         await states.begin(paths.socket, "tcb_x", Path("/"))
         assert states.by_server == {}
@@ -90,7 +90,7 @@ async def test_a_daemon_that_refuses_is_not_asked_again() -> None:
 
 
 async def test_a_daemon_that_comes_back_is_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_states, "_LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(daemon_catalog, "_LOOK_AGAIN", 0.01)
     times: list[int] = []
 
     async def tells_and_goes(_: dict[str, Any], say: Say) -> None:
@@ -100,7 +100,7 @@ async def test_a_daemon_that_comes_back_is_heard_again(monkeypatch: pytest.Monke
             raise ConnectionResetError
 
     heard: list[str] = []
-    states = DaemonStates(lambda _, state: heard.append(state.value))
+    states = DaemonServerStates(lambda _, state: heard.append(state.value))
     async with daemon_that(tells_and_goes) as paths:
         await states.begin(paths.socket, "tcb_x", Path("/"))
         while heard != ["away", "ready"]:  # noqa: ASYNC110 - within the daemon's limit

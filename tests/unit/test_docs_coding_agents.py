@@ -17,9 +17,9 @@ from parts.stand_in import Script, code_agent
 from toolcrib.cli.app import app
 from toolcrib.cli.run_command import STOPPED, exit_code
 from toolcrib.coding_agents.clients import RUNNABLE
+from toolcrib.coding_agents.code_agent import TIMEOUT, CodeAgent
+from toolcrib.coding_agents.run_result import RunStatus
 from toolcrib.errors import ConfigError, DaemonNotRunning, NotFound, StoreError, UsageError
-from toolcrib.runs.agent import TIMEOUT, CodeAgent
-from toolcrib.runs.result import Status
 
 PAGE = Path(__file__).parents[2] / "docs" / "coding-agents.md"
 TEXT = PAGE.read_text()
@@ -64,7 +64,7 @@ def test_versions_time_limit_and_exit_codes_are_those_of_the_code() -> None:
     assert TIMEOUT == 2 * 3600
     table = TEXT.split("| exit code | |")[1].split("\n\n")[0]
     codes = {int(code) for row in re.findall(r"^\| ([0-9, ]+) \|", table, re.MULTILINE) for code in row.split(",")}
-    ends = {exit_code(status) for status in Status if status not in (Status.RUNNING, Status.KILLED)}
+    ends = {exit_code(status) for status in RunStatus if status not in (RunStatus.RUNNING, RunStatus.KILLED)}
     errors = (UsageError, ConfigError, NotFound, DaemonNotRunning, StoreError)
     assert ends <= codes
     assert STOPPED in codes

@@ -13,18 +13,18 @@ import pytest
 
 import toolcrib
 from toolcrib import errors
-from toolcrib.agent import events
-from toolcrib.agent.models.place import PROVIDERS
-from toolcrib.agent.options import AgentOptions, ToolRequest
-from toolcrib.agent_events import AgentEvent, ToolStatus
+from toolcrib.agent_loop import events
+from toolcrib.agent_loop.models.endpoint import PROVIDERS
+from toolcrib.agent_loop.options import AgentOptions, ToolRequest
 from toolcrib.catalog import transforms
-from toolcrib.catalog.toolbox import Tools
-from toolcrib.config import given
-from toolcrib.crib import blocks
-from toolcrib.crib.connection import Connection
-from toolcrib.crib.counter import TOLD, Counter
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.results import Result
+from toolcrib.config import from_code
+from toolcrib.core import content
+from toolcrib.core.connection import Connection
+from toolcrib.core.crib import Crib
+from toolcrib.core.provider import PUBLIC_EVENTS, ToolProvider
+from toolcrib.core.results import Result
+from toolcrib.core.toolbox import Tools
+from toolcrib.run_events import AgentEvent, ToolStatus
 from toolcrib.servers.model import ServerState, ServerStatus
 
 ROOT = Path(__file__).parents[2]
@@ -87,10 +87,10 @@ def test_every_event_is_in_the_table_with_its_fields() -> None:
 def test_every_way_to_end_and_every_status_is_in_the_tables() -> None:
     text = section("Events")
     ends = [re.findall(r"`ended: (\w+)`", last) for _, last in rows(text, "how it ends")]
-    assert [end for row in ends for end in row] == list(events.Ended)
+    assert [end for row in ends for end in row] == list(events.RunEnd)
     told = {name for names, _ in rows(text, "`tool_status`") for name in words(names)}
     assert told == set(ToolStatus) - {"started"}
-    assert {field.name for field in dataclasses.fields(events.Usage)} == set(
+    assert {field.name for field in dataclasses.fields(events.ModelUsage)} == set(
         re.findall(r"\w+", re.search(r"`usage` is `{(.*?)}`", text)[1])
     )
     assert {field.name for field in dataclasses.fields(ToolRequest)} <= set(words(section("Approvals")))
@@ -98,7 +98,7 @@ def test_every_way_to_end_and_every_status_is_in_the_tables() -> None:
 
 def test_every_kind_of_server_is_in_the_table_with_its_fields() -> None:
     text = section("Servers")
-    classes = {name: getattr(given, name) for name in ("StdioServer", "HttpServer", "SseServer", "WebSocketServer")}
+    classes = {name: getattr(from_code, name) for name in ("StdioServer", "HttpServer", "SseServer", "WebSocketServer")}
     table = {re.match(r"`(\w+)\(", name)[1]: (name.strip("`"), told) for name, told in rows(text, "class")}
     assert set(table) == set(classes)
     for name, (example, told) in table.items():
@@ -129,12 +129,12 @@ def test_every_filter_and_transformer_is_in_its_table() -> None:
 def test_what_counters_cribs_tools_and_results_can_do_is_so() -> None:
     page = section("Tools for an agent that you have")
     of_all = {re.findall(r"`(?:await )?(\w+)", cell)[0] for cell, _ in rows(page, "of all three")}
-    assert of_all == {name for name in vars(Counter) if not name.startswith("_")} - {"bus"}
+    assert of_all == {name for name in vars(ToolProvider) if not name.startswith("_")} - {"bus"}
     states = re.search(r"`state` \((.*?)\)", page)[1]
     assert set(words(states)) == set(ServerState)
     fields = {field.name for field in dataclasses.fields(ServerStatus)}
     assert {"last_error", "era", "protocol_version", "tools", "pid", "server_info"} <= fields
-    assert {kind.__name__ for kind in TOLD} <= set(words(page))
+    assert {kind.__name__ for kind in PUBLIC_EVENTS} <= set(words(page))
     own = [
         name
         for cell, _ in rows(section("A crib of your configuration"), "of a `Crib`")
@@ -155,7 +155,7 @@ def test_what_counters_cribs_tools_and_results_can_do_is_so() -> None:
     assert of_result == {name for name in dir(Result) if not name.startswith("_")} | {
         field.name for field in dataclasses.fields(Result)
     }
-    assert of_kind(blocks, blocks.Block) <= set(words(section("Results")))
+    assert of_kind(content, content.Block) <= set(words(section("Results")))
 
 
 def test_every_error_of_the_page_is_one() -> None:

@@ -12,8 +12,8 @@ from typer.main import get_command
 
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.cli.app import app
-from toolcrib.cli.profile_text import read
-from toolcrib.config.model import CLAIMS
+from toolcrib.cli.profile_commands import read_profile
+from toolcrib.config.model import ANNOTATIONS
 from toolcrib.policy import BUILTIN, Profile, permission, profile_from
 
 pytestmark = pytest.mark.req("KSI-5")
@@ -26,7 +26,7 @@ COMMANDS = re.findall(r"^\$ toolcrib (.*)$", PAGE, re.MULTILINE)
 def example() -> Profile:
     found = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert found is not None
-    return profile_from("mine", {key: value for key, value in read("mine", found[1]).items() if key != "name"})
+    return profile_from("mine", {key: value for key, value in read_profile("mine", found[1]).items() if key != "name"})
 
 
 @pytest.mark.parametrize(("name", "arguments", "verdict", "rule"), ROWS)
@@ -55,6 +55,6 @@ def test_every_command_is_one(line: str) -> None:
 
 def test_every_profile_and_claim_is_documented() -> None:
     assert re.findall(r"^\| `([a-z-]+)` \| [a-zE]", PAGE.split("## Profiles")[1], re.MULTILINE) == list(BUILTIN)
-    assert all(f"`{claim}`" in PAGE for claim in CLAIMS)
+    assert all(f"`{claim}`" in PAGE for claim in ANNOTATIONS)
     assert all(f"`{test}: " in PAGE for test in ("under", "one_of", "matches"))
     assert len(COMMANDS) == 8

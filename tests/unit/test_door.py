@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from toolcrib.calls import Door, Request
+from toolcrib.calls import CallRequest, Door
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
-from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ProtocolViolation, ServerAway, UnknownTool
+from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ProtocolViolation, ServerUnavailable, UnknownTool
 from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, Event
 from toolcrib.policy import BUILTIN, OWNER, Caller, permission
-from toolcrib.servers.model import Answer, ToolCall
+from toolcrib.servers.model import ServerAnswer, ToolCall
 
 pytestmark = pytest.mark.req("BNS-5", "ENG-3")
 
@@ -42,7 +42,7 @@ class Shelf:
         self._steps.append(f"target {server} for {caller.agent}")
         return self
 
-    async def call(self, call: ToolCall, *, timeout: float | None = None, on_progress: Any = None) -> Answer:
+    async def call(self, call: ToolCall, *, timeout: float | None = None, on_progress: Any = None) -> ServerAnswer:
         self._steps.append("forward")
         self.calls.append(call)
         self.limits.append(timeout)
@@ -51,14 +51,14 @@ class Shelf:
             raise told
         if asyncio.iscoroutine(told):
             told = await told
-        assert isinstance(told, Answer)
+        assert isinstance(told, ServerAnswer)
         return told
 
 
 class Book:
     """A door whose events are written down among the steps."""
 
-    def __init__(self, answer: Callable[[ToolCall], Any] = lambda call: Answer(result=b'{"content":[]}')) -> None:
+    def __init__(self, answer: Callable[[ToolCall], Any] = lambda call: ServerAnswer(result=b'{"content":[]}')) -> None:
         self.steps: list[str] = []
         self.events: list[Event] = []
         bus = Bus()
@@ -72,7 +72,7 @@ class Book:
 
     async def call(self, arguments: str | None = '{"path":"x"}', *, caller: Caller = OWNER, **more: Any) -> Any:
         params = {} if arguments is None else {"arguments": msgspec.Raw(arguments.encode())}
-        return await self.door.call(self.shelf, caller, Request(tool="files_read", params=params, **more))
+        return await self.door.call(self.shelf, caller, CallRequest(tool="files_read", params=params, **more))
 
     @property
     def line(self) -> tuple[CallIntended, CallFinished]:
@@ -98,9 +98,9 @@ async def test_the_steps_come_in_their_order() -> None:
 
 
 async def test_the_book_says_who_what_and_why() -> None:
-    async def answer() -> Answer:
+    async def answer() -> ServerAnswer:
         await asyncio.sleep(0.02)
-        return Answer(result=b'{"content":[]}')
+        return ServerAnswer(result=b'{"content":[]}')
 
     book = Book(lambda _: answer())
     await book.call()
@@ -123,7 +123,7 @@ async def test_two_calls_have_two_lines() -> None:
 async def test_what_came_raw_goes_on_raw_under_the_servers_own_name() -> None:
     book = Book()
     raw = msgspec.Raw(b'{ "path" : "x", "n":1.0 }')
-    request = Request(tool="files:read", params={"arguments": raw, "future": msgspec.Raw(b"[ 1]")}, meta={"k": 1})
+    request = CallRequest(tool="files:read", params={"arguments": raw, "future": msgspec.Raw(b"[ 1]")}, meta={"k": 1})
     await book.door.call(book.shelf, OWNER, request)
     (call,) = book.shelf.calls
     assert call.name == "read"
@@ -169,7 +169,7 @@ async def test_arguments_that_do_not_fit_go_no_further(arguments: str | None) ->
 async def test_an_unknown_tool_is_told_and_not_called() -> None:
     book = Book()
     with pytest.raises(UnknownTool):
-        await book.door.call(book.shelf, OWNER, Request(tool="files_reed"))
+        await book.door.call(book.shelf, OWNER, CallRequest(tool="files_reed"))
     (told,) = book.events
     assert isinstance(told, CallFailed)
     assert (told.name, told.server, told.outcome) == ("files_reed", "", "unknown")
@@ -178,20 +178,20 @@ async def test_an_unknown_tool_is_told_and_not_called() -> None:
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
-        (Answer(result=b'{"content":[]}'), "ok"),
-        (Answer(result=b'{"content":[],"isError":true}'), "tool_error"),
-        (Answer(result=b'{ "isError" : true, "content":[]}'), "tool_error"),
-        (Answer(result=b'{"content":[{"type":"text","text":"\\"isError\\":true"}]}'), "ok"),
-        (Answer(result=b'{"isError":false}'), "ok"),
-        (Answer(error=b'{"code":1,"message":"no"}'), "error"),
+        (ServerAnswer(result=b'{"content":[]}'), "ok"),
+        (ServerAnswer(result=b'{"content":[],"isError":true}'), "tool_error"),
+        (ServerAnswer(result=b'{ "isError" : true, "content":[]}'), "tool_error"),
+        (ServerAnswer(result=b'{"content":[{"type":"text","text":"\\"isError\\":true"}]}'), "ok"),
+        (ServerAnswer(result=b'{"isError":false}'), "ok"),
+        (ServerAnswer(error=b'{"code":1,"message":"no"}'), "error"),
         (CallTimeout("slow"), "timeout"),
-        (ServerAway("gone"), "away"),
+        (ServerUnavailable("gone"), "away"),
         (ProtocolViolation("odd"), "away"),
         (asyncio.CancelledError(), "cancelled"),
         (ValueError("a mistake of ours"), "error"),
     ],
 )
-async def test_each_way_to_end_has_its_word(answer: Answer | BaseException, outcome: str) -> None:
+async def test_each_way_to_end_has_its_word(answer: ServerAnswer | BaseException, outcome: str) -> None:
     book = Book(lambda call: answer)
     if isinstance(answer, BaseException):
         with pytest.raises(type(answer)):
@@ -206,7 +206,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
     reached = asyncio.Event()
     cancelled = asyncio.Event()
 
-    async def wait() -> Answer:
+    async def wait() -> ServerAnswer:
         reached.set()
         try:
             await asyncio.Event().wait()
@@ -235,9 +235,9 @@ async def test_a_subscriber_that_fails_does_not_cost_the_call(caplog: pytest.Log
 
     bus.subscribe(fail, CallIntended, CallFinished, CallFailed)
     steps: list[str] = []
-    shelf = Shelf(steps, lambda call: Answer(result=b"{}"))
+    shelf = Shelf(steps, lambda call: ServerAnswer(result=b"{}"))
     params = {"arguments": msgspec.Raw(b'{"path":"x"}')}
-    outcome = await Door(bus).call(shelf, OWNER, Request(tool="files_read", params=params))
+    outcome = await Door(bus).call(shelf, OWNER, CallRequest(tool="files_read", params=params))
     assert outcome.answer.result == b"{}"
     assert "a subscriber failed" in caplog.text
 
@@ -245,7 +245,7 @@ async def test_a_subscriber_that_fails_does_not_cost_the_call(caplog: pytest.Log
 @pytest.mark.parametrize("kind", ["input_required", "task"])
 async def test_what_is_no_result_yet_fails_the_call_of_a_caller_that_cannot_go_on(kind: str) -> None:
     asked = f'{{"resultType":"{kind}","inputRequests":{{}},"requestState":"s"}}'.encode()
-    book = Book(lambda call: Answer(result=asked))
+    book = Book(lambda call: ServerAnswer(result=asked))
     answer = (await book.call()).answer
     result = msgspec.json.decode(answer.result)
     assert result["isError"] is True

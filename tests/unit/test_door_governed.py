@@ -11,16 +11,27 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from toolcrib.agents.approvals import Approvals
-from toolcrib.book.entry import Entry, Kind
-from toolcrib.calls import Door, Request
+from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.calls import CallRequest, Door
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
-from toolcrib.errors import BookUnwritable, Denied, NotFound, StoreError, UnknownTool
+from toolcrib.errors import AuditUnwritable, Denied, NotFound, StoreError, UnknownTool
 from toolcrib.events import AgentEnded, Bus, PermissionChanged
-from toolcrib.policy import BUILTIN, Caller, Condition, Effect, OneOf, Origin, Permission, Profile, Rule, permission
-from toolcrib.servers.model import Answer, ToolCall
+from toolcrib.identity.approvals import Approvals
+from toolcrib.policy import (
+    BUILTIN,
+    Caller,
+    Condition,
+    OneOf,
+    Permission,
+    Profile,
+    Rule,
+    RuleEffect,
+    RuleOrigin,
+    permission,
+)
+from toolcrib.servers.model import ServerAnswer, ToolCall
 
 pytestmark = pytest.mark.req("KSI-5", "KSI-8")
 
@@ -29,13 +40,13 @@ WRITE = b'{"name":"write","inputSchema":{"type":"object","properties":{"path":{"
 HIDDEN = b'{"name":"write_all","inputSchema":{"type":"object"}}'
 
 
-def may(*rules: tuple[Effect, str]) -> Permission:
-    made = tuple(Rule(effect=effect, tools=tools, origin=Origin.AGENT, holder="a") for effect, tools in rules)
+def may(*rules: tuple[RuleEffect, str]) -> Permission:
+    made = tuple(Rule(effect=effect, tools=tools, origin=RuleOrigin.AGENT, holder="a") for effect, tools in rules)
     return permission(BUILTIN["nothing"], agent="a", rules=made)
 
 
 BY_PATH = (Condition(argument="path", test=OneOf(("fine",))),)
-EVERYTHING = may((Effect.ALLOW, "files:*"))
+EVERYTHING = may((RuleEffect.ALLOW, "files:*"))
 
 
 @dataclass
@@ -43,9 +54,9 @@ class Workshop:
     """A door with one server behind it, and a book, roster and session whose doings a test sees."""
 
     allowed: Permission = EVERYTHING
-    answer: Callable[[ToolCall], Any] = lambda call: Answer(result=b'{"content":[]}')
+    answer: Callable[[ToolCall], Any] = lambda call: ServerAnswer(result=b'{"content":[]}')
     steps: list[str] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[AuditEntry] = field(default_factory=list)
     broken: StoreError | None = None
     durable: asyncio.Event = field(default_factory=asyncio.Event)
     noted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,7 +83,7 @@ class Workshop:
 
     # The book.
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: AuditEntry) -> None:
         self.entries.append(entry)
         self.steps.append(entry.kind)
         self.noted.set()
@@ -97,7 +108,7 @@ class Workshop:
     def target(self, server: str, caller: Caller) -> Workshop:
         return self
 
-    async def call(self, call: ToolCall, **_: Any) -> Answer:
+    async def call(self, call: ToolCall, **_: Any) -> ServerAnswer:
         self.steps.append("forward")
         told = self.answer(call)
         return await told if asyncio.iscoroutine(told) else told
@@ -107,23 +118,23 @@ class Workshop:
     ) -> Any:
         caller = Caller(agent="a", permission=self.agents["a"], conversation="c", session=self.session)
         sent = {"arguments": msgspec.Raw(arguments.encode()), **{key: msgspec.Raw(raw) for key, raw in params.items()}}
-        return await self.door.call(cast(Any, self), caller, Request(tool=tool, params=sent, meta=meta))
+        return await self.door.call(cast(Any, self), caller, CallRequest(tool=tool, params=sent, meta=meta))
 
     @property
     def outcomes(self) -> list[str]:
-        return [entry.outcome for entry in self.entries if entry.kind is Kind.OUTCOME]
+        return [entry.outcome for entry in self.entries if entry.kind is EntryKind.OUTCOME]
 
 
 async def test_what_may_change_something_leaves_after_its_intent_and_answers_after_its_outcome_is_durable() -> None:
     shop = Workshop()
     await shop.use("files_write")
-    assert shop.steps == [Kind.INTENT, "durable", "forward", Kind.OUTCOME, "durable"]
+    assert shop.steps == [EntryKind.INTENT, "durable", "forward", EntryKind.OUTCOME, "durable"]
 
 
 async def test_what_only_reads_waits_for_no_disk() -> None:
     shop = Workshop()
     await shop.use("files_read")
-    assert shop.steps == [Kind.INTENT, "forward", Kind.OUTCOME]
+    assert shop.steps == [EntryKind.INTENT, "forward", EntryKind.OUTCOME]
 
 
 async def test_a_line_says_who_what_where_and_why() -> None:
@@ -143,7 +154,7 @@ async def test_a_line_says_who_what_where_and_why() -> None:
 
 async def test_without_a_book_that_can_be_written_only_reading_goes_on() -> None:
     shop = Workshop(broken=StoreError("There is no room.", remedy="Free some."))
-    with pytest.raises(BookUnwritable, match=r"did not run.*There is no room") as caught:
+    with pytest.raises(AuditUnwritable, match=r"did not run.*There is no room") as caught:
         await shop.use("files_write")
     assert caught.value.remedy == "Free some."
     assert "forward" not in shop.steps
@@ -154,16 +165,16 @@ async def test_without_a_book_that_can_be_written_only_reading_goes_on() -> None
 async def test_a_call_that_ran_is_answered_also_if_its_outcome_must_wait_for_the_disk() -> None:
     shop = Workshop()
 
-    def fill(_: ToolCall) -> Answer:
+    def fill(_: ToolCall) -> ServerAnswer:
         shop.broken = StoreError("full")
-        return Answer(result=b"{}")
+        return ServerAnswer(result=b"{}")
 
     shop.answer = fill
     assert (await shop.use("files_write")).answer.result == b"{}"
 
 
 async def test_a_name_that_no_tool_has_is_written_down_and_suggests_only_what_is_permitted() -> None:
-    shop = Workshop(may((Effect.ALLOW, "files:write")))
+    shop = Workshop(may((RuleEffect.ALLOW, "files:write")))
     with pytest.raises(UnknownTool) as caught:
         await shop.use("files_writ")
     assert caught.value.data["nearest"] == ["files:write"]
@@ -175,14 +186,14 @@ async def test_a_suggestion_is_spelled_as_the_caller_knows_the_tools(style: Name
     shop = Workshop()
     caller = Caller(agent="a", permission=shop.agents["a"])
     with pytest.raises(UnknownTool) as caught:
-        await shop.door.call(cast(Any, shop), caller, Request(tool="writ", style=style))
+        await shop.door.call(cast(Any, shop), caller, CallRequest(tool="writ", style=style))
     (near, *_) = caught.value.data["nearest"]
     assert near == shop._catalog.find("files:write").public(style)
     assert f"Did you mean {near}" in caught.value.remedy
 
 
 async def test_a_person_who_says_yes_lets_the_call_pass() -> None:
-    shop = Workshop(may((Effect.ASK, "files:*")))
+    shop = Workshop(may((RuleEffect.ASK, "files:*")))
     using = asyncio.create_task(shop.use("files_write", '{"path": "x"}'))
     (asked,) = await shop.approvals.next(5)
     assert (asked.agent, asked.tool, asked.arguments) == ("a", "files:write", b'{"path": "x"}')
@@ -196,7 +207,9 @@ async def test_a_person_who_says_yes_lets_the_call_pass() -> None:
 
 async def test_a_person_sees_what_is_sent_besides_the_arguments() -> None:
     sent: list[ToolCall] = []
-    shop = Workshop(may((Effect.ASK, "files:*")), answer=lambda call: sent.append(call) or Answer(result=b"{}"))
+    shop = Workshop(
+        may((RuleEffect.ASK, "files:*")), answer=lambda call: sent.append(call) or ServerAnswer(result=b"{}")
+    )
     answers = b'{"sure": {"action": "accept", "content": {"all": true}}}'
     using = asyncio.create_task(shop.use("files_write", '{"path": "x"}', {"to": "evil"}, inputResponses=answers))
     (asked,) = await shop.approvals.next(5)
@@ -211,7 +224,7 @@ async def test_a_person_sees_what_is_sent_besides_the_arguments() -> None:
 
 
 async def test_a_person_who_says_no_stops_it() -> None:
-    shop = Workshop(may((Effect.ASK, "files:*")))
+    shop = Workshop(may((RuleEffect.ASK, "files:*")))
     using = asyncio.create_task(shop.use("files_write"))
     (asked,) = await shop.approvals.next(5)
     shop.approvals.answer(asked.id, approved=False)
@@ -221,7 +234,7 @@ async def test_a_person_who_says_no_stops_it() -> None:
 
 
 async def test_nobody_answers_and_that_is_a_no() -> None:
-    shop = Workshop(may((Effect.ASK, "files:*")), limit=0.01)
+    shop = Workshop(may((RuleEffect.ASK, "files:*")), limit=0.01)
     with pytest.raises(Denied):
         await shop.use("files_write")
     assert shop.outcomes == ["denied"]
@@ -230,10 +243,10 @@ async def test_nobody_answers_and_that_is_a_no() -> None:
 @pytest.mark.parametrize("change", ["narrowed", "ended"])
 @pytest.mark.parametrize("waits", ["for a person", "for the book", "for the server"])
 async def test_a_change_stops_what_is_under_way_wherever_it_waits(waits: str, change: str) -> None:
-    shop = Workshop(may((Effect.ASK if waits == "for a person" else Effect.ALLOW, "files:*")))
+    shop = Workshop(may((RuleEffect.ASK if waits == "for a person" else RuleEffect.ALLOW, "files:*")))
     reached = asyncio.Event()
 
-    async def hang() -> Answer:
+    async def hang() -> ServerAnswer:
         reached.set()
         await asyncio.Event().wait()
         raise AssertionError("nothing ends the wait")
@@ -253,7 +266,7 @@ async def test_a_change_stops_what_is_under_way_wherever_it_waits(waits: str, ch
         del shop.agents["a"]
         shop.bus.publish(AgentEnded(agent="a"))
     else:
-        shop.agents["a"] = may((Effect.DENY, "files:write"))
+        shop.agents["a"] = may((RuleEffect.DENY, "files:write"))
         shop.bus.publish(PermissionChanged(agent="a"))
     # Whatever it waited for may come in the very same turn: it must not matter any more.
     shop.durable.set()
@@ -268,15 +281,15 @@ async def test_a_change_that_leaves_the_call_permitted_leaves_it_alone() -> None
     shop = Workshop()
     reached, release = asyncio.Event(), asyncio.Event()
 
-    async def wait() -> Answer:
+    async def wait() -> ServerAnswer:
         reached.set()
         await release.wait()
-        return Answer(result=b"{}")
+        return ServerAnswer(result=b"{}")
 
     shop.answer = lambda call: wait()
     using = asyncio.create_task(shop.use("files_write"))
     await asyncio.wait_for(reached.wait(), 60)
-    shop.agents["a"] = may((Effect.ALLOW, "files:write"))
+    shop.agents["a"] = may((RuleEffect.ALLOW, "files:write"))
     shop.bus.publish(PermissionChanged(agent="a"))
     release.set()
     assert (await using).answer.result == b"{}"
@@ -284,7 +297,7 @@ async def test_a_change_that_leaves_the_call_permitted_leaves_it_alone() -> None
 
 async def test_the_arguments_decide_where_a_rule_looks_at_them() -> None:
     profile = Profile(name="narrow", rules=())
-    rule = Rule(effect=Effect.ALLOW, tools="files:write", when=BY_PATH, origin=Origin.AGENT, holder="a")
+    rule = Rule(effect=RuleEffect.ALLOW, tools="files:write", when=BY_PATH, origin=RuleOrigin.AGENT, holder="a")
     shop = Workshop(permission(profile, agent="a", rules=(rule,)))
     await shop.use("files_write", '{"path": "fine"}')
     with pytest.raises(Denied):
@@ -293,12 +306,12 @@ async def test_the_arguments_decide_where_a_rule_looks_at_them() -> None:
 
 
 async def test_a_rule_that_allows_meanwhile_lets_those_pass_whom_it_covers_and_no_other() -> None:
-    shop = Workshop(may((Effect.ASK, "files:*")))
+    shop = Workshop(may((RuleEffect.ASK, "files:*")))
     fine = asyncio.create_task(shop.use("files_write", '{"path": "fine"}'))
     other = asyncio.create_task(shop.use("files_write", '{"path": "other"}'))
     await shop.approvals.next(5)
     await asyncio.sleep(0)
-    always = Rule(effect=Effect.ALLOW, tools="files:write", when=BY_PATH, origin=Origin.APPROVAL, holder="a")
+    always = Rule(effect=RuleEffect.ALLOW, tools="files:write", when=BY_PATH, origin=RuleOrigin.APPROVAL, holder="a")
     shop.agents["a"] = permission(BUILTIN["nothing"], agent="a", rules=(*shop.allowed.rules, always))
     shop.bus.publish(PermissionChanged(agent="a"))
     assert (await fine).answer.result == b'{"content":[]}'
@@ -310,10 +323,10 @@ async def test_a_rule_that_allows_meanwhile_lets_those_pass_whom_it_covers_and_n
 
 @pytest.mark.parametrize("arguments", ["{}", "null"])
 async def test_a_call_without_arguments_is_judged_again_as_one(arguments: str) -> None:
-    shop = Workshop(may((Effect.ASK, "files:*")))
+    shop = Workshop(may((RuleEffect.ASK, "files:*")))
     using = asyncio.create_task(shop.use("files_write", arguments))
     await shop.approvals.next(5)
-    by_path = Rule(effect=Effect.ALLOW, tools="files:write", when=BY_PATH, origin=Origin.AGENT, holder="a")
+    by_path = Rule(effect=RuleEffect.ALLOW, tools="files:write", when=BY_PATH, origin=RuleOrigin.AGENT, holder="a")
     shop.agents["a"] = permission(BUILTIN["nothing"], agent="a", rules=(by_path,))
     shop.bus.publish(PermissionChanged(agent="a"))
     with pytest.raises(Denied):
@@ -322,7 +335,7 @@ async def test_a_call_without_arguments_is_judged_again_as_one(arguments: str) -
 
 @pytest.mark.parametrize("waits", ["for a person", "for the book"])
 async def test_a_tool_that_is_another_by_then_is_not_the_one_that_was_allowed(waits: str) -> None:
-    shop = Workshop(may((Effect.ASK if waits == "for a person" else Effect.ALLOW, "files:*")))
+    shop = Workshop(may((RuleEffect.ASK if waits == "for a person" else RuleEffect.ALLOW, "files:*")))
     if waits == "for the book":
         shop.durable.clear()
     using = asyncio.create_task(shop.use("files_write"))
@@ -342,7 +355,7 @@ async def test_a_tool_that_is_another_by_then_is_not_the_one_that_was_allowed(wa
 @pytest.mark.parametrize("name", ["files_write", "files:write", "write"])
 @pytest.mark.parametrize("waits", ["for a person", "for the book"])
 async def test_a_tool_that_did_not_change_runs_whatever_happened_around_it(waits: str, name: str) -> None:
-    shop = Workshop(may((Effect.ASK if waits == "for a person" else Effect.ALLOW, "files:*")))
+    shop = Workshop(may((RuleEffect.ASK if waits == "for a person" else RuleEffect.ALLOW, "files:*")))
     if waits == "for the book":
         shop.durable.clear()
     using = asyncio.create_task(shop.use(name))
@@ -364,16 +377,16 @@ async def test_a_call_inside_a_call_is_stopped_once_for_both() -> None:
     shop = Workshop()
     reached = asyncio.Event()
 
-    async def inner() -> Answer:
+    async def inner() -> ServerAnswer:
         reached.set()
         await asyncio.Event().wait()
         raise AssertionError("nothing ends the wait")
 
-    async def outer() -> Answer:
+    async def outer() -> ServerAnswer:
         shop.answer = lambda call: inner()
         with pytest.raises(Denied):
             await shop.use("files_write")
-        return Answer(result=b"{}")
+        return ServerAnswer(result=b"{}")
 
     shop.answer = lambda call: outer()
     using = asyncio.create_task(shop.use("files_read"))

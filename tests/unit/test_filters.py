@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib.catalog import Catalog
-from toolcrib.catalog.filters import (
+from toolcrib.catalog.offered_tool import (
     Filter,
-    claiming,
+    OfferedTool,
+    annotated,
     destructive,
     idempotent,
     matches,
@@ -18,8 +19,7 @@ from toolcrib.catalog.filters import (
     open_world,
     read_only,
 )
-from toolcrib.catalog.offer import Offer
-from toolcrib.catalog.transforms import Drop, Keep, Rename, transformed
+from toolcrib.catalog.transforms import DropTools, KeepTools, RenameTools, apply_transforms
 
 LISTINGS = {
     "git": ("git_status", "git_push", "log"),
@@ -28,13 +28,13 @@ LISTINGS = {
 }
 
 
-def offers(annotations: dict[str, dict[str, Any]] | None = None) -> list[Offer]:
+def offers(annotations: dict[str, dict[str, Any]] | None = None) -> list[OfferedTool]:
     hints = annotations or {}
     listings = {
         server: tuple(msgspec.json.encode({"name": name, "annotations": hints.get(name, {})}) for name in names)
         for server, names in LISTINGS.items()
     }
-    return [Offer.of(tool) for tool in Catalog.build(listings, version=1).tools]
+    return [OfferedTool.of(tool) for tool in Catalog.build(listings, version=1).tools]
 
 
 def chosen(wanted: Filter) -> set[str]:
@@ -76,7 +76,7 @@ def test_a_name_that_two_servers_share_means_both_though_neither_is_offered_unde
 
 
 def test_a_tool_that_was_renamed_is_meant_by_its_new_name_alone_and_by_its_server() -> None:
-    renamed = transformed(offers(), Rename({"git_push": "publish"}))
+    renamed = apply_transforms(offers(), RenameTools({"git_push": "publish"}))
 
     def left(wanted: Filter) -> set[str]:
         return {offer.tool.display for offer in renamed if matches(wanted, offer)}
@@ -109,13 +109,13 @@ def test_annotations_choose_and_a_silent_server_is_taken_as_the_protocol_says(
     found = {offer.tool.name for offer in offers(SAID) if matches(predicate, offer)}
     assert found == meant
     name = predicate.__name__  # type: ignore[union-attr]
-    assert {offer.tool.name for offer in offers(SAID) if matches(claiming(name), offer)} == meant
+    assert {offer.tool.name for offer in offers(SAID) if matches(annotated(name), offer)} == meant
 
 
 @pytest.mark.req("ENG-5")
 def test_keep_and_drop_divide_the_tools_between_them() -> None:
-    kept = transformed(offers(), Keep(iter(["git:*", "read_file"])))
-    dropped = transformed(offers(), Drop(iter(["git:*", "read_file"])))
+    kept = apply_transforms(offers(), KeepTools(iter(["git:*", "read_file"])))
+    dropped = apply_transforms(offers(), DropTools(iter(["git:*", "read_file"])))
     assert [offer.tool.display for offer in kept] == [
         "files:read_file",
         "git:git_status",

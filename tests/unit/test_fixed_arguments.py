@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from toolcrib.catalog import Catalog
-from toolcrib.catalog.offer import Offer
+from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.catalog.tool import Tool
-from toolcrib.catalog.toolbox import Tools
-from toolcrib.catalog.transforms import Change, Fix, Only, RenameArgument, Transform
+from toolcrib.catalog.transforms import ChangeSchema, FixArguments, ForTools, RenameArguments, Transform
+from toolcrib.core.toolbox import Tools
 from toolcrib.errors import InvalidArguments, UsageError
 
 SECRET = "FIXED-SECRET-99"
@@ -48,14 +48,14 @@ def tools(server: Server, **schemas: dict[str, Any]) -> Tools:
     listed = [
         msgspec.json.encode({"name": name, "inputSchema": {"type": "object", **one}}) for name, one in schemas.items()
     ]
-    return Tools(map(Offer.of, Catalog.build({"s": tuple(listed)}, version=1).tools), call=server.call)
+    return Tools(map(OfferedTool.of, Catalog.build({"s": tuple(listed)}, version=1).tools), call=server.call)
 
 
 @pytest.mark.req("ENG-6")
 @pytest.mark.parametrize("where", HIDING)
 async def test_a_fixed_argument_is_set_however_the_schema_refers_to_it(where: str) -> None:
     server = Server()
-    shaped = tools(server, t=HIDING[where]).shaped(transform=Fix({"path": "/safe"}))
+    shaped = tools(server, t=HIDING[where]).shaped(transform=FixArguments({"path": "/safe"}))
     await shaped.call("t", {"path": "/etc"})
     await shaped.call("t", {})
     assert server.saw == [{"path": "/safe"}, {"path": "/safe"}]
@@ -67,14 +67,16 @@ async def test_a_tool_that_does_not_name_it_gets_neither_the_models_value_nor_th
     schema: dict[str, Any],
 ) -> None:
     server = Server()
-    shaped = tools(server, plain=NAMED, t=schema).shaped(transform=Fix({"path": "/safe"}))
+    shaped = tools(server, plain=NAMED, t=schema).shaped(transform=FixArguments({"path": "/safe"}))
     await shaped.call("t", {"path": "/etc", "q": "x"})
     assert server.saw == [{"q": "x"}], "what is meant for other tools is not this server's to know"
 
 
 @pytest.mark.req("ENG-6")
 @pytest.mark.parametrize("schema", [*SILENT.values(), OTHER])
-@pytest.mark.parametrize("fix", [Fix({"path": "/safe"}, tools=["t", "plain"]), Only(["s:t"], Fix({"path": "/safe"}))])
+@pytest.mark.parametrize(
+    "fix", [FixArguments({"path": "/safe"}, tools=["t", "plain"]), ForTools(["s:t"], FixArguments({"path": "/safe"}))]
+)
 async def test_a_tool_that_is_named_gets_it_whatever_its_schema_says(schema: dict[str, Any], fix: Transform) -> None:
     server = Server()
     shaped = tools(server, plain=NAMED, t=schema).shaped(transform=fix)
@@ -86,7 +88,7 @@ async def test_a_tool_that_is_named_gets_it_whatever_its_schema_says(schema: dic
 async def test_of_those_meant_by_a_pattern_it_goes_to_who_names_it_or_does_not_say_what_it_takes() -> None:
     server = Server()
     shaped = tools(server, t_named=NAMED, t_silent={}, t_other=OTHER, t_closed=CLOSED).shaped(
-        transform=Fix({"path": "/safe"}, tools="t_*")
+        transform=FixArguments({"path": "/safe"}, tools="t_*")
     )
     for name in shaped.names[:3]:
         await shaped.call(name, {"path": "/etc"})
@@ -98,13 +100,13 @@ async def test_of_those_meant_by_a_pattern_it_goes_to_who_names_it_or_does_not_s
 @pytest.mark.parametrize("schema", [CLOSED, {**OTHER, "unevaluatedProperties": False}])
 def test_a_named_tool_that_cannot_take_it_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="s:t does not take what is given here as its argument 'path'"):
-        tools(Server(), t=schema, plain=NAMED).shaped(transform=Fix({"path": "/safe"}, tools=["t", "plain"]))
+        tools(Server(), t=schema, plain=NAMED).shaped(transform=FixArguments({"path": "/safe"}, tools=["t", "plain"]))
 
 
 def test_a_value_is_held_against_all_that_the_root_says_of_it() -> None:
     schema = {"properties": {"token": {"type": "string"}}, "patternProperties": {"^to": {"maxLength": 3}}}
     with pytest.raises(UsageError, match="'token'") as raised:
-        tools(Server(), t=schema).shaped(transform=Fix({"token": SECRET}))
+        tools(Server(), t=schema).shaped(transform=FixArguments({"token": SECRET}))
     assert SECRET not in raised.value.text()
 
 
@@ -126,9 +128,9 @@ async def test_an_error_tells_the_models_own_arguments_by_its_own_names_and_noth
 ) -> None:
     server = Server()
     # A schema that cannot say before what will be wrong, as where a program changes it by itself.
-    silenced = Change(lambda _: {"type": "object"}, lambda given: given)
+    silenced = ChangeSchema(lambda _: {"type": "object"}, lambda given: given)
     shaped = tools(server, t={**TWO, **more}).shaped(
-        transform=[RenameArgument({"q": "word"}), silenced, Fix({"token": SECRET}, tools="t")]
+        transform=[RenameArguments({"q": "word"}), silenced, FixArguments({"token": SECRET}, tools="t")]
     )
     with pytest.raises(InvalidArguments, match=told) as raised:
         await shaped.call("t", given)
@@ -138,7 +140,7 @@ async def test_an_error_tells_the_models_own_arguments_by_its_own_names_and_noth
 
 
 async def test_what_the_far_side_says_of_arguments_that_the_model_did_not_give_is_not_passed_on() -> None:
-    shaped = tools(Server(refuses="token"), t=TWO).shaped(transform=Fix({"token": SECRET}))
+    shaped = tools(Server(refuses="token"), t=TWO).shaped(transform=FixArguments({"token": SECRET}))
     with pytest.raises(InvalidArguments, match="t does not take these arguments") as raised:
         await shaped.call("t", {"q": "x"})
     assert SECRET not in repr((raised.value.text(), raised.value.data))
@@ -152,7 +154,7 @@ async def test_a_way_back_that_changes_what_it_gets_hides_its_values_too() -> No
         return given
 
     schema = {"properties": {"q": {"type": "object", "properties": {"key": {"type": "integer"}}}}}
-    shaped = tools(Server(), t=schema).shaped(transform=Change(lambda _: {"type": "object"}, undo))
+    shaped = tools(Server(), t=schema).shaped(transform=ChangeSchema(lambda _: {"type": "object"}, undo))
     with pytest.raises(InvalidArguments) as raised:
         await shaped.call("t", {"q": {"a": 1}})
     assert SECRET not in repr((raised.value.text(), raised.value.data))

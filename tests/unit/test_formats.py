@@ -12,18 +12,19 @@ from openai.types.chat import ChatCompletionToolParam
 from openai.types.responses import FunctionToolParam
 from pydantic import TypeAdapter
 
-from toolcrib.catalog import Catalog, formats
-from toolcrib.catalog.formats import Adaptation, anthropic, google, openai
-from toolcrib.catalog.offer import Offer
-from toolcrib.catalog.toolbox import Tools
+from toolcrib import formats
+from toolcrib.catalog import Catalog
+from toolcrib.catalog.offered_tool import OfferedTool
+from toolcrib.core.toolbox import Tools
 from toolcrib.errors import ConfigError
+from toolcrib.formats import Adaptation, anthropic, google, openai
 
 STRICT = {"openai": {"strict": True}, "anthropic": {"strict": True}}
 TOOL = Catalog.build({"s": (b'{"name": "t"}',)}, version=1).tools[0]
 
 
-def offer(schema: dict[str, Any], *, name: str = "find", **options: dict[str, Any]) -> Offer:
-    return Offer(tool=TOOL, name=name, description="Finds.", schema=schema, options=options)
+def offer(schema: dict[str, Any], *, name: str = "find", **options: dict[str, Any]) -> OfferedTool:
+    return OfferedTool(tool=TOOL, name=name, description="Finds.", schema=schema, options=options)
 
 
 def properties(**given: Any) -> dict[str, Any]:
@@ -481,10 +482,10 @@ def test_options_cannot_say_what_the_tool_is(provider: str, options: dict[str, A
 
 def test_arguments_from_an_unknown_model_are_undone() -> None:
     made = offer(SEARCH, **STRICT)
-    assert formats.undo(made, {"query": "x", "limit": None}) == {"query": "x"}
-    assert formats.undo(made, {"query": "x"}) == {"query": "x"}
-    assert formats.undo(offer(EITHER), {"arguments": {"id": 1}}) == {"id": 1}
-    assert formats.undo(offer(properties(**{"a[b]": {}})), {"a_b_": 1}) == {"a[b]": 1}
+    assert formats.undo_arguments(made, {"query": "x", "limit": None}) == {"query": "x"}
+    assert formats.undo_arguments(made, {"query": "x"}) == {"query": "x"}
+    assert formats.undo_arguments(offer(EITHER), {"arguments": {"id": 1}}) == {"id": 1}
+    assert formats.undo_arguments(offer(properties(**{"a[b]": {}})), {"a_b_": 1}) == {"a[b]": 1}
 
 
 def test_definitions_are_of_the_shape_that_the_sdks_send() -> None:

@@ -17,9 +17,10 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from toolcrib.catalog import Catalog, formats
-from toolcrib.catalog.formats import Definition
-from toolcrib.catalog.offer import Offer
+from toolcrib import formats
+from toolcrib.catalog import Catalog
+from toolcrib.catalog.offered_tool import OfferedTool
+from toolcrib.formats import Definition
 
 CATALOGS = sorted((Path(__file__).parents[3] / "shared" / "data" / "catalogs").glob("*.json"))
 NESTED = {
@@ -50,11 +51,11 @@ def catalogs() -> dict[str, list[dict[str, Any]]]:
 ALL = catalogs()
 
 
-def offers(**options: dict[str, Any]) -> Iterator[Offer]:
+def offers(**options: dict[str, Any]) -> Iterator[OfferedTool]:
     for server, tools in ALL.items():
         raw = tuple(json.dumps(tool).encode() for tool in tools)
         for tool in Catalog.build({server: raw}, version=1).tools:
-            yield Offer(
+            yield OfferedTool(
                 tool=tool,
                 name=tool.names.plain,
                 description=tool.description,
@@ -65,12 +66,12 @@ def offers(**options: dict[str, Any]) -> Iterator[Offer]:
 
 @dataclass
 class Mode:
-    define: Callable[[Offer], Definition]
+    define: Callable[[OfferedTool], Definition]
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     null_is_left_out: bool = False
 
     @cached_property
-    def all(self) -> list[tuple[Offer, Definition]]:
+    def all(self) -> list[tuple[OfferedTool, Definition]]:
         return [(offer, self.define(offer)) for offer in offers(**self.options)]
 
 

@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from parts.sizes import FULL
-from toolcrib.catalog import Catalog, formats
-from toolcrib.catalog.formats import Definition
-from toolcrib.catalog.offer import Offer
+from toolcrib import formats
+from toolcrib.catalog import Catalog
+from toolcrib.catalog.offered_tool import OfferedTool
+from toolcrib.formats import Definition
 
 STRICT = {"openai": {"strict": True}, "anthropic": {"strict": True}}
-MODES: dict[str, tuple[Callable[[Offer], Definition], dict[str, Any]]] = {
+MODES: dict[str, tuple[Callable[[OfferedTool], Definition], dict[str, Any]]] = {
     "openai": (formats.openai.definition, {}),
     "openai strict": (formats.openai.definition, STRICT),
     "anthropic": (formats.anthropic.definition, {}),
@@ -31,7 +32,7 @@ TOOL = Catalog.build({"s": (b'{"name": "t"}',)}, version=1).tools[0]
 
 def define(mode: str, schema: dict[str, Any]) -> Definition:
     format_, options = MODES[mode]
-    return format_(Offer(tool=TOOL, name="t", description="", schema=schema, options=options))
+    return format_(OfferedTool(tool=TOOL, name="t", description="", schema=schema, options=options))
 
 
 def schema_of(definition: Definition) -> dict[str, Any]:

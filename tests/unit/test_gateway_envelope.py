@@ -11,9 +11,19 @@ from hypothesis import strategies as st
 
 from parts.waiting import wait_for
 from toolcrib.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
-from toolcrib.gateway import envelope
-from toolcrib.gateway.answers import Rejected, error_message, result_message
-from toolcrib.gateway.envelope import MAX_BODY, MAX_DEPTH, MAX_DIGITS, MAX_VALUES, Turns, read_aside, read_message
+from toolcrib.gateway import messages
+from toolcrib.gateway.messages import (
+    MAX_BODY,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    MAX_VALUES,
+    ReadLimiter,
+    Rejected,
+    error_message,
+    read_limited,
+    read_message,
+    result_message,
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -131,9 +141,9 @@ EXPENSIVE = {
 async def test_what_would_take_long_to_read_is_refused_before_any_parser_sees_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(envelope, "read_message", pytest.fail)
+    monkeypatch.setattr(messages, "read_message", pytest.fail)
     with pytest.raises(Rejected, match="too large") as caught:
-        await read_aside(filled(EXPENSIVE[name]), "a", Turns())
+        await read_limited(filled(EXPENSIVE[name]), "a", ReadLimiter())
     assert caught.value.message == f"The body has more than {MAX_VALUES} values."
 
 
@@ -141,7 +151,7 @@ async def test_what_would_take_long_to_read_is_refused_before_any_parser_sees_it
 async def test_others_go_on_while_a_large_text_is_counted() -> None:
     body = call(b'{"a":"' + b'\\"[,' * ((MAX_BODY - 200) // 4) + b'"}')
     steps = 0
-    reading = asyncio.create_task(read_aside(body, "a", Turns()))
+    reading = asyncio.create_task(read_limited(body, "a", ReadLimiter()))
     while not reading.done():
         steps += 1
         await asyncio.sleep(0)
@@ -161,10 +171,10 @@ async def test_an_agent_has_one_large_text_read_at_a_time_and_holds_up_nobody_el
         assert go_on.wait(30)
         return began[-1]
 
-    monkeypatch.setattr(envelope, "read_message", read)
-    turns = Turns()
+    monkeypatch.setattr(messages, "read_message", read)
+    turns = ReadLimiter()
     bodies = [json.dumps({"who": who, "text": "x" * 100_000}).encode() for who in ("a1", "a2", "a3", "b1")]
-    tasks = [asyncio.create_task(read_aside(body, body[9:10].decode(), turns)) for body in bodies]
+    tasks = [asyncio.create_task(read_limited(body, body[9:10].decode(), turns)) for body in bodies]
     async with asyncio.timeout(30):
         await asyncio.to_thread(wait_for, lambda: len(began) == 2 or None, "two texts to be read")
         for _ in range(20):
@@ -177,7 +187,7 @@ async def test_an_agent_has_one_large_text_read_at_a_time_and_holds_up_nobody_el
 
 async def test_large_texts_of_few_values_are_read() -> None:
     text = '[{,"\\' * 400_000
-    message = await read_aside(request(params={"arguments": {"text": text}}), "a", Turns())
+    message = await read_limited(request(params={"arguments": {"text": text}}), "a", ReadLimiter())
     assert msgspec.json.decode(message.params["arguments"])["text"] == text
 
 

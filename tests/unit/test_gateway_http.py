@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from parts.house import LIMIT, OWNERS_TOKEN, Exchange, House, legacy_body, modern_body, modern_headers, opened
-from toolcrib.crib import projects as projects_module
-from toolcrib.errors import ANSWERS, Case
-from toolcrib.gateway import reception
-from toolcrib.gateway.envelope import SMALL
+from toolcrib.core import projects as projects_module
+from toolcrib.errors import ANSWERS, ErrorCase
+from toolcrib.gateway import auth
+from toolcrib.gateway.messages import SMALL
 from toolcrib.policy import rule_from
 from toolcrib.store import Store
-from toolcrib.store import sessions as rows
+from toolcrib.store import identity as rows
 
 pytestmark = pytest.mark.req("KSI-3", "KSI-9")
 
@@ -61,7 +61,7 @@ class TestWhereARequestWorks:
     async def test_a_folder_that_is_gone_is_told_and_one_that_is_back_is_used(
         self, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(reception, "_LOOK_AGAIN", 0.0)
+        monkeypatch.setattr(auth, "_LOOK_AGAIN", 0.0)
         folder = tmp_path / "project"
         folder.mkdir()
         token = await house.agent("a", workdir=folder)
@@ -75,7 +75,7 @@ class TestWhereARequestWorks:
         for answer in answers:
             assert answer.status == 503
             assert str(folder) in answer.json["error"]["message"]
-            assert answer.json["error"]["code"] == ANSWERS[Case.FOLDER_GONE].code
+            assert answer.json["error"]["code"] == ANSWERS[ErrorCase.FOLDER_GONE].code
         folder.mkdir()
         assert (await house.modern("tools/list", token)).status == 200
         assert (await house.legacy(session, "tools/list", token)).status == 200
@@ -83,7 +83,7 @@ class TestWhereARequestWorks:
     async def test_a_project_in_use_is_not_let_go_and_one_out_of_use_is(
         self, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(projects_module, "LINGER", 0.1)
+        monkeypatch.setattr(projects_module, "PROJECT_LINGER", 0.1)
         folder = tmp_path / "project"
         folder.mkdir()
         token = await house.agent("a", workdir=folder)
@@ -144,7 +144,7 @@ class TestLabels:
     @pytest.mark.parametrize("label", ["x" * 129, "a\x00b", "a\x7fb", "a\tb", "\u200b", "\u202e", "\u2028"])
     async def test_a_label_that_cannot_be_shown_is_refused(self, house: House, label: str) -> None:
         answer = await house.modern("tools/list", OWNERS_TOKEN, label)
-        assert (answer.status, answer.json["error"]["message"]) == (400, ANSWERS[Case.CONVERSATION].text)
+        assert (answer.status, answer.json["error"]["message"]) == (400, ANSWERS[ErrorCase.CONVERSATION].text)
         assert [one.conversation for one in house.crib.sessions] == []
 
     async def test_bytes_that_are_no_text_are_no_label(self, house: House) -> None:
@@ -254,8 +254,8 @@ class TestTheMomentOfUse:
         id = await house.initialize(token)
         await house.modern("tools/list", token, "plan")
         store = await Store.open(house.crib.paths.database)
-        stored = {(row.agent, row.conversation) for row in await store.read(rows.load_all)}
-        ids = {row.id for row in await store.read(rows.load_legacy)}
+        stored = {(row.agent, row.conversation) for row in await store.read(rows.all_sessions)}
+        ids = {row.id for row in await store.read(rows.all_legacy_sessions)}
         await store.close()
         assert {("a", id), ("a", "plan")} <= stored
         assert id in ids
@@ -336,7 +336,7 @@ class TestWhatIsOpen:
             await house.crib.sessions.end(session)
             await calling
             await open_now[0][1]
-        assert (call.status, call.json["error"]["message"]) == (200, ANSWERS[Case.ENDED].text)
+        assert (call.status, call.json["error"]["message"]) == (200, ANSWERS[ErrorCase.ENDED].text)
         assert not open_now[1][1].done()
         assert (await house.legacy(ids[0], "ping", token)).status == 404
         assert (await house.legacy(ids[1], "ping", token)).status == 200
@@ -374,7 +374,7 @@ class TestWhatIsOpen:
             answer = await house.ask(None, OWNERS_TOKEN, {"mcp-session-id": session}, verb="DELETE")
             await asyncio.gather(streaming, calling)
         assert answer.status == 200
-        assert call.json["error"]["message"] == ANSWERS[Case.TAKEN_BACK].text
+        assert call.json["error"]["message"] == ANSWERS[ErrorCase.TAKEN_BACK].text
         assert (await house.legacy(session, "ping", OWNERS_TOKEN)).status == 404
         assert len(house.crib.sessions) == 0
 
@@ -389,5 +389,5 @@ class TestWhatIsOpen:
             house.gateway.close()
             await asyncio.gather(*(task for _, task in streams))
         answer = await house.modern("tools/list", token)
-        assert (answer.status, answer.json["error"]["message"]) == (503, ANSWERS[Case.STOPPING].text)
+        assert (answer.status, answer.json["error"]["message"]) == (503, ANSWERS[ErrorCase.STOPPING].text)
         assert (await house.modern("tools/list", "wrong")).status == 401

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from toolcrib.errors import Case
+from toolcrib.errors import ErrorCase
 from toolcrib.gateway import streams
-from toolcrib.gateway.answers import Reply
-from toolcrib.gateway.streams import EventStream, Exchange, event, send_json
+from toolcrib.gateway.messages import Reply
+from toolcrib.gateway.streams import PostExchange, SseResponse, event, send_json
 
 pytestmark = pytest.mark.req("KSI-1")
 
@@ -57,7 +57,7 @@ class Wire:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "SIGN_OF_LIFE", 0.02)
+    monkeypatch.setattr(streams, "KEEPALIVE_SECONDS", 0.02)
     monkeypatch.setattr(streams, "_WATCH_AFTER", 0.0)
 
 
@@ -81,7 +81,7 @@ async def test_a_json_answer_says_its_length() -> None:
 class TestEventStream:
     async def test_events_come_in_their_order_and_then_the_end(self) -> None:
         wire = Wire()
-        stream = EventStream(wire.send, [(b"mcp-session-id", b"s")])
+        stream = SseResponse(wire.send, [(b"mcp-session-id", b"s")])
         stream.put(b"1")
         stream.put(b"2")
         running = asyncio.create_task(stream.run())
@@ -96,7 +96,7 @@ class TestEventStream:
 
     async def test_the_head_is_sent_before_there_is_anything_to_say(self) -> None:
         wire = Wire()
-        running = asyncio.create_task(EventStream(wire.send).run())
+        running = asyncio.create_task(SseResponse(wire.send).run())
         await asyncio.wait_for(wire.more.wait(), 60)
         assert wire.sent[0]["status"] == 200
         running.cancel()
@@ -105,7 +105,7 @@ class TestEventStream:
     @pytest.mark.usefixtures("hasty")
     async def test_silence_is_broken_by_a_comment_that_is_no_message(self) -> None:
         wire = Wire()
-        stream = EventStream(wire.send)
+        stream = SseResponse(wire.send)
         running = asyncio.create_task(stream.run())
         await wire.until(b": still here\n\n: still here\n\n")
         stream.close()
@@ -115,7 +115,7 @@ class TestEventStream:
 
     async def test_closing_an_empty_stream_ends_it_without_a_word(self) -> None:
         wire = Wire()
-        stream = EventStream(wire.send)
+        stream = SseResponse(wire.send)
         stream.close()
         await asyncio.wait_for(stream.run(), 60)
         assert wire.body == b""
@@ -123,13 +123,13 @@ class TestEventStream:
 
 
 async def exchanged(
-    wire: Wire, work: Callable[[Exchange], Awaitable[Reply | None]], *, gone_means_cancel: bool = True
-) -> Exchange:
+    wire: Wire, work: Callable[[PostExchange], Awaitable[Reply | None]], *, gone_means_cancel: bool = True
+) -> PostExchange:
     """One exchange in a task of its own, as the gateway holds it."""
-    made: list[Exchange] = []
+    made: list[PostExchange] = []
 
     async def run() -> None:
-        exchange = Exchange(asyncio.get_running_loop(), wire.receive, wire.send)
+        exchange = PostExchange(asyncio.get_running_loop(), wire.receive, wire.send)
         made.append(exchange)
         exchange.watch(gone_means_cancel=gone_means_cancel)
         reply: Reply | None
@@ -153,7 +153,7 @@ class TestExchange:
     async def test_a_quick_answer_is_plain_json(self) -> None:
         wire = Wire()
 
-        async def work(exchange: Exchange) -> Reply:
+        async def work(exchange: PostExchange) -> Reply:
             return Reply(b"{}", 400)
 
         await exchanged(wire, work)
@@ -163,7 +163,7 @@ class TestExchange:
     async def test_word_on_the_way_makes_it_a_stream_with_the_answer_last(self) -> None:
         wire = Wire()
 
-        async def work(exchange: Exchange) -> Reply:
+        async def work(exchange: PostExchange) -> Reply:
             exchange.notify(b'{"p":1}')
             await wire.until(b'{"p":1}')
             exchange.notify(b'{"p":2}')
@@ -176,7 +176,7 @@ class TestExchange:
     async def test_nothing_is_said_after_the_answer(self) -> None:
         wire = Wire()
 
-        async def work(exchange: Exchange) -> Reply:
+        async def work(exchange: PostExchange) -> Reply:
             return Reply(b"{}")
 
         exchange = await exchanged(wire, work)
@@ -190,7 +190,7 @@ class TestExchange:
     async def test_a_long_silence_makes_it_a_stream_that_shows_life(self) -> None:
         wire = Wire()
 
-        async def work(exchange: Exchange) -> Reply:
+        async def work(exchange: PostExchange) -> Reply:
             await wire.until(b": still here")
             return Reply(b'{"r":1}')
 
@@ -200,32 +200,32 @@ class TestExchange:
     async def test_a_call_taken_back_is_answered_so(self) -> None:
         wire = Wire()
 
-        async def work(exchange: Exchange) -> Reply:
+        async def work(exchange: PostExchange) -> Reply:
             asyncio.get_running_loop().call_soon(exchange.take_back)
             await asyncio.Event().wait()
             raise AssertionError
 
         exchange = await exchanged(wire, work)
-        assert exchange.stopped is Case.TAKEN_BACK
+        assert exchange.stopped is ErrorCase.TAKEN_BACK
         assert wire.body == b"taken back"
 
     async def test_a_call_whose_session_ends_is_stopped_and_what_stopped_it_first_counts(self) -> None:
         wire = Wire()
 
-        async def work(exchange: Exchange) -> Reply:
+        async def work(exchange: PostExchange) -> Reply:
             asyncio.get_running_loop().call_soon(exchange.interrupt)
             asyncio.get_running_loop().call_soon(exchange.take_back)
             await asyncio.Event().wait()
             raise AssertionError
 
         exchange = await exchanged(wire, work)
-        assert exchange.stopped is Case.ENDED
+        assert exchange.stopped is ErrorCase.ENDED
 
     @pytest.mark.usefixtures("hasty")
     async def test_a_client_that_goes_away_ends_the_work(self) -> None:
         wire = Wire()
 
-        async def work(exchange: Exchange) -> Reply:
+        async def work(exchange: PostExchange) -> Reply:
             wire.leave()
             await asyncio.Event().wait()
             raise AssertionError
@@ -239,7 +239,7 @@ class TestExchange:
         wire = Wire()
         done = asyncio.Event()
 
-        async def work(exchange: Exchange) -> Reply:
+        async def work(exchange: PostExchange) -> Reply:
             wire.leave()
             # Silence turns it into a stream only after the watcher has seen the client go.
             await wire.until(b": still here")

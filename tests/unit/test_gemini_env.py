@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from toolcrib.coding_agents.headless import Order
-from toolcrib.coding_agents.known import gemini_env
-from toolcrib.coding_agents.known.gemini_env import settled
+from toolcrib.coding_agents.client_spec import LaunchRequest
+from toolcrib.coding_agents.known import gemini_launch
+from toolcrib.coding_agents.known.gemini_launch import env_file_variables
 from toolcrib.errors import ConfigError
-from toolcrib.policy.own_tools import OwnTools
+from toolcrib.policy.profile import OwnTools
 
 pytestmark = pytest.mark.req("FRG-5")
 
@@ -24,10 +24,10 @@ NO_BLANKS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> Order:
+def order(tmp_path: Path) -> LaunchRequest:
     for name in ("home/.gemini", "project/.gemini"):
         (tmp_path / name).mkdir(parents=True)
-    return Order(
+    return LaunchRequest(
         prompt="",
         own_tools=OwnTools.READ,
         url="",
@@ -39,11 +39,11 @@ def order(tmp_path: Path) -> Order:
     )
 
 
-def said(order: Order, project: bytes = b"", person: bytes = b"") -> dict[str, str]:
+def said(order: LaunchRequest, project: bytes = b"", person: bytes = b"") -> dict[str, str]:
     home = Path(order.environ["HOME"])
     (order.workdir / ".gemini" / ".env").write_bytes(project)
     (home / ".gemini" / ".env").write_bytes(person)
-    return settled(order, home)
+    return env_file_variables(order, home)
 
 
 def test_whatever_character_is_taken_for_blank_the_name_is_emptied() -> None:
@@ -51,12 +51,12 @@ def test_whatever_character_is_taken_for_blank_the_name_is_emptied() -> None:
     for blank in every:
         if blank not in NO_BLANKS:
             for line in (f"{NAME}{blank}=x", f"X=1{blank}{NAME}: x", f"export{blank}{NAME}{blank}{blank}= 'x'"):
-                assert NAME in gemini_env._NAMED.findall(line), repr(line)
+                assert NAME in gemini_launch._NAMED.findall(line), repr(line)
 
 
 @pytest.mark.parametrize("blank", ["\ufeff", "\u180e", "\x1c", "\u00a0", "\u2028", "\r", "\r\n", "\v", "\n\n", ""])
 @pytest.mark.parametrize("start", ["", "\ufeff", "# c\r", "A='\n", "\u2029", "\xff"])
-def test_odd_blanks_around_a_name_do_not_hide_it(order: Order, blank: str, start: str) -> None:
+def test_odd_blanks_around_a_name_do_not_hide_it(order: LaunchRequest, blank: str, start: str) -> None:
     assert said(order, f"{start}{blank}{NAME}{blank}=x".encode("latin-1", "ignore"))[NAME] == ""
     assert said(order, f"{start}{blank}{NAME}{blank}=x".encode())[NAME] == ""
 
@@ -79,16 +79,16 @@ PIECES = st.sampled_from(
 @given(text=st.lists(PIECES, max_size=24).map("".join))
 @example(text="A\ufeff=x")
 @example(text="A='\nB=x'")
-def test_every_name_that_gemini_finds_is_emptied(order: Order, text: str) -> None:
+def test_every_name_that_gemini_finds_is_emptied(order: LaunchRequest, text: str) -> None:
     names = {match[1] for match in AS_GEMINI_READS.finditer(re.sub("\r\n?", "\n", text))}
     assert names <= said(order, text.encode()).keys()
 
 
-def test_values_are_not_taken_for_names(order: Order) -> None:
+def test_values_are_not_taken_for_names(order: LaunchRequest) -> None:
     assert said(order, b"KEY=sk-0123\nOTHER='a secret'\n").keys() == {"KEY", "OTHER"}
 
 
-def test_a_file_with_too_many_names_is_refused_and_a_long_one_is_looked_through_fast(order: Order) -> None:
+def test_a_file_with_too_many_names_is_refused_and_a_long_one_is_looked_through_fast(order: LaunchRequest) -> None:
     many = "".join(f"NAME_{number}=\n" for number in range(10_000))
     with pytest.raises(ConfigError, match="too many variables"):
         said(order, many.encode())
@@ -114,5 +114,7 @@ def test_a_file_with_too_many_names_is_refused_and_a_long_one_is_looked_through_
         ("KEY=it's", "it's"),
     ],
 )
-def test_the_persons_own_file_is_understood_as_gemini_understands_it(order: Order, text: str, wanted: str) -> None:
+def test_the_persons_own_file_is_understood_as_gemini_understands_it(
+    order: LaunchRequest, text: str, wanted: str
+) -> None:
     assert said(order, b"KEY=other\n", text.encode())["KEY"] == wanted

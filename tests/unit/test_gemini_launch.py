@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from toolcrib.coding_agents import links
-from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.coding_agents.client_spec import Launch, LaunchRequest
+from toolcrib.coding_agents.known import gemini_policy
 from toolcrib.coding_agents.known.gemini import GEMINI
 from toolcrib.coding_agents.known.gemini_launch import launch
 from toolcrib.errors import ConfigError, UsageError
-from toolcrib.policy.own_tools import OwnTools
+from toolcrib.policy.profile import OwnTools
 
 pytestmark = pytest.mark.req("FRG-5")
 
@@ -29,10 +29,10 @@ BELOW_ALL = [OwnTools.NONE, OwnTools.READ, OwnTools.EDIT]
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> Order:
+def order(tmp_path: Path) -> LaunchRequest:
     for name in ("home/.gemini", "project", "private"):
         (tmp_path / name).mkdir(parents=True)
-    return Order(
+    return LaunchRequest(
         prompt="--help me",
         new_session=NEW,
         own_tools=OwnTools.READ,
@@ -60,7 +60,7 @@ def settings(made: Launch) -> dict[str, Any]:
 @pytest.mark.req("KSI-2")
 @pytest.mark.parametrize("own_tools", OwnTools)
 def test_neither_prompt_nor_token_is_a_word_and_the_token_is_in_the_private_file(
-    order: Order, own_tools: OwnTools
+    order: LaunchRequest, own_tools: OwnTools
 ) -> None:
     made = launch(replace(order, own_tools=own_tools))
     assert made.stdin == "--help me"
@@ -75,12 +75,12 @@ def test_neither_prompt_nor_token_is_a_word_and_the_token_is_in_the_private_file
 
 
 @pytest.mark.parametrize("own_tools", OwnTools)
-def test_without_an_endpoint_there_is_no_entry(order: Order, own_tools: OwnTools) -> None:
+def test_without_an_endpoint_there_is_no_entry(order: LaunchRequest, own_tools: OwnTools) -> None:
     made = launch(replace(order, own_tools=own_tools, url=""))
     assert settings(made)["mcpServers"] == {}
 
 
-def test_a_new_session_gets_its_number_and_an_old_one_is_gone_on_in(order: Order) -> None:
+def test_a_new_session_gets_its_number_and_an_old_one_is_gone_on_in(order: LaunchRequest) -> None:
     assert launch(order).words[-4:] == ("--session-id", NEW, "-m", "a-model")
     assert launch(replace(order, session=OLD)).words[-4:] == ("--resume", OLD, "-m", "a-model")
 
@@ -89,14 +89,14 @@ def test_a_new_session_gets_its_number_and_an_old_one_is_gone_on_in(order: Order
     ("own_tools", "mode"),
     [(OwnTools.NONE, "default"), (OwnTools.READ, "default"), (OwnTools.EDIT, "auto_edit"), (OwnTools.ALL, "yolo")],
 )
-def test_the_level_is_an_approval_mode(order: Order, own_tools: OwnTools, mode: str) -> None:
+def test_the_level_is_an_approval_mode(order: LaunchRequest, own_tools: OwnTools, mode: str) -> None:
     words = launch(replace(order, own_tools=own_tools)).words
     assert words[words.index("--approval-mode") + 1] == mode
 
 
 @pytest.mark.parametrize("own_tools", BELOW_ALL)
 def test_below_all_the_rules_allow_our_server_and_the_levels_tools_and_deny_the_rest(
-    order: Order, own_tools: OwnTools
+    order: LaunchRequest, own_tools: OwnTools
 ) -> None:
     made = launch(replace(order, own_tools=own_tools))
     ours, *_, own, rest = tomllib.loads(made.files["own-tools.toml"])["rule"]
@@ -131,7 +131,9 @@ def test_below_all_the_rules_allow_our_server_and_the_levels_tools_and_deny_the_
         ),
     ],
 )
-def test_files_in_our_folder_and_its_own_are_not_for_its_hands(order: Order, path: str, *, denied: bool) -> None:
+def test_files_in_our_folder_and_its_own_are_not_for_its_hands(
+    order: LaunchRequest, path: str, *, denied: bool
+) -> None:
     assert may_write(order, path) is not denied
 
 
@@ -157,7 +159,7 @@ def test_files_in_our_folder_and_its_own_are_not_for_its_hands(order: Order, pat
     ],
 )
 def test_through_a_link_that_a_project_comes_with_it_does_not_write_there_either(
-    order: Order, link: str, to: str, path: str, *, denied: bool
+    order: LaunchRequest, link: str, to: str, path: str, *, denied: bool
 ) -> None:
     ours = order.workdir / ".toolcrib"
     ours.mkdir()
@@ -172,7 +174,7 @@ def test_through_a_link_that_a_project_comes_with_it_does_not_write_there_either
     assert may_write(order, "elsewhere/x")
 
 
-def may_write(order: Order, path: str) -> bool:
+def may_write(order: LaunchRequest, path: str) -> bool:
     """Whether no rule denies it, of those that Gemini CLI would take."""
     _, *rules, own, _ = tomllib.loads(launch(replace(order, own_tools=OwnTools.EDIT)).files["own-tools.toml"])["rule"]
     arguments = {"content": '"file_path":".toolcrib/x"', "file_path": path}
@@ -185,19 +187,19 @@ def may_write(order: Order, path: str) -> bool:
 
 
 def test_the_person_is_told_of_links_that_are_made_later_or_were_not_looked_for(
-    order: Order, monkeypatch: pytest.MonkeyPatch
+    order: LaunchRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edits = replace(order, own_tools=OwnTools.EDIT)
     assert [line for line in launch(edits).ungoverned if "made during the run" in line]
     assert not [line for line in launch(edits).ungoverned if "too many files" in line]
-    monkeypatch.setattr(links, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(gemini_policy, "MOST_ENTRIES", 1)
     for name in ("one", "two"):
         (order.workdir / name).touch()
     assert [line for line in launch(edits).ungoverned if "too many files" in line]
     assert not [line for line in launch(order).ungoverned if "link" in line]
 
 
-def test_the_persons_settings_stay_but_for_what_runs_things_by_itself(order: Order, gemini: Path) -> None:
+def test_the_persons_settings_stay_but_for_what_runs_things_by_itself(order: LaunchRequest, gemini: Path) -> None:
     theirs = {
         "security": {"auth": {"selectedType": "oauth-personal"}, "folderTrust": {"enabled": False}},
         "model": {"name": "gemini-pro"},
@@ -218,7 +220,7 @@ def test_the_persons_settings_stay_but_for_what_runs_things_by_itself(order: Ord
     assert told["mcp"] == {"allowed": ["toolcrib"]}
 
 
-def test_with_all_tools_the_persons_servers_stay_beside_ours(order: Order, gemini: Path) -> None:
+def test_with_all_tools_the_persons_servers_stay_beside_ours(order: LaunchRequest, gemini: Path) -> None:
     theirs = {
         "mcpServers": {"mine": {"command": "x"}, "toolcrib": {"command": "the bridge"}},
         "mcp": {"allowed": ["mine"]},
@@ -235,14 +237,16 @@ def test_with_all_tools_the_persons_servers_stay_beside_ours(order: Order, gemin
     assert "GEMINI_CLI_TRUST_WORKSPACE" not in made.environ
 
 
-def test_settings_that_cannot_be_read_are_told_with_a_remedy(order: Order, gemini: Path) -> None:
+def test_settings_that_cannot_be_read_are_told_with_a_remedy(order: LaunchRequest, gemini: Path) -> None:
     (gemini / "settings.json").write_text("{,}")
     with pytest.raises(ConfigError, match=r"settings\.json cannot be read") as caught:
         launch(order)
     assert caught.value.remedy
 
 
-def test_its_home_for_the_run_is_the_private_folder_with_links_to_the_persons_login(order: Order, gemini: Path) -> None:
+def test_its_home_for_the_run_is_the_private_folder_with_links_to_the_persons_login(
+    order: LaunchRequest, gemini: Path
+) -> None:
     for name in ("oauth_creds.json", "GEMINI.md", "projects.json", "settings.json", "trustedFolders.json"):
         (gemini / name).write_text("{}")
     (gemini / "extensions").mkdir()
@@ -255,20 +259,20 @@ def test_its_home_for_the_run_is_the_private_folder_with_links_to_the_persons_lo
     assert launch(replace(order, own_tools=OwnTools.ALL)).links == {**always, **more}
 
 
-def test_a_home_that_the_person_moved_is_theirs(order: Order, tmp_path: Path) -> None:
+def test_a_home_that_the_person_moved_is_theirs(order: LaunchRequest, tmp_path: Path) -> None:
     moved = {**order.environ, "GEMINI_CLI_HOME": str(tmp_path / "moved")}
     assert launch(replace(order, environ=moved)).links["tmp"] == tmp_path / "moved" / ".gemini" / "tmp"
 
 
-def _in_the_project(order: Order) -> Path:
+def _in_the_project(order: LaunchRequest) -> Path:
     return order.workdir / ".gemini" / ".env"
 
 
-def _plain(order: Order) -> Path:
+def _plain(order: LaunchRequest) -> Path:
     return order.workdir / ".env"
 
 
-def _above(order: Order) -> Path:
+def _above(order: LaunchRequest) -> Path:
     return order.workdir.parent / ".gemini" / ".env"
 
 
@@ -278,7 +282,7 @@ def _above(order: Order) -> Path:
     ["GOOGLE_GEMINI_BASE_URL=x", "export GOOGLE_GEMINI_BASE_URL = 'x'", "\tGOOGLE_GEMINI_BASE_URL: `x`", "a.b=1"],
 )
 def test_what_a_projects_env_files_name_is_emptied_below_all(
-    order: Order, place: Callable[[Order], Path], line: str
+    order: LaunchRequest, place: Callable[[LaunchRequest], Path], line: str
 ) -> None:
     file = place(order)
     file.parent.mkdir(exist_ok=True)
@@ -290,7 +294,9 @@ def test_what_a_projects_env_files_name_is_emptied_below_all(
     assert name not in launch(replace(order, environ={**order.environ, name: "theirs"})).environ
 
 
-def test_what_the_persons_own_env_file_says_counts_before_what_a_project_empties(order: Order, gemini: Path) -> None:
+def test_what_the_persons_own_env_file_says_counts_before_what_a_project_empties(
+    order: LaunchRequest, gemini: Path
+) -> None:
     (gemini / ".env").write_text(
         'export GEMINI_API_KEY="a#key" # mine\nEMPTY=\nPLAIN= b c # no\nTWO=\'x\ny\'\nNL="a\\nb"\n'
     )
@@ -304,7 +310,7 @@ def test_what_the_persons_own_env_file_says_counts_before_what_a_project_empties
     "name", [".gemini/.env", ".gemini/settings.json", ".geminiignore", ".gitignore", "GEMINI.md", "../GEMINI.md"]
 )
 def test_a_pipe_where_it_reads_first_is_refused_below_all_for_it_would_wait_without_end(
-    order: Order, name: str, tmp_path: Path
+    order: LaunchRequest, name: str, tmp_path: Path
 ) -> None:
     place = order.workdir / name
     place.parent.mkdir(exist_ok=True)
@@ -316,7 +322,7 @@ def test_a_pipe_where_it_reads_first_is_refused_below_all_for_it_would_wait_with
 
 
 def test_a_pipe_is_refused_under_the_name_that_the_person_has_given_its_instructions(
-    order: Order, gemini: Path
+    order: LaunchRequest, gemini: Path
 ) -> None:
     launch(order)
     (gemini / "settings.json").write_text(json.dumps({"context": {"fileName": ["AGENTS.md"]}}))
@@ -325,7 +331,7 @@ def test_a_pipe_is_refused_under_the_name_that_the_person_has_given_its_instruct
         launch(order)
 
 
-def test_folders_of_such_names_and_pipes_at_home_are_no_hindrance(order: Order, gemini: Path) -> None:
+def test_folders_of_such_names_and_pipes_at_home_are_no_hindrance(order: LaunchRequest, gemini: Path) -> None:
     (order.workdir / ".env").mkdir()
     (order.workdir / "GEMINI.md").mkdir()
     os.mkfifo(gemini / ".env")
@@ -335,7 +341,7 @@ def test_folders_of_such_names_and_pipes_at_home_are_no_hindrance(order: Order, 
 
 @pytest.mark.parametrize("own_tools", BELOW_ALL)
 def test_instructions_that_lead_elsewhere_are_refused_below_all(
-    order: Order, tmp_path: Path, own_tools: OwnTools
+    order: LaunchRequest, tmp_path: Path, own_tools: OwnTools
 ) -> None:
     order = replace(order, own_tools=own_tools)
     (order.workdir / "AGENTS.md").write_text("Be kind.")
@@ -352,7 +358,9 @@ def test_instructions_that_lead_elsewhere_are_refused_below_all(
 
 
 @pytest.mark.parametrize("text", ["@.env", "see\t@./.env", "a\n@.env\n", "`x` @more.md"])
-def test_instructions_that_import_what_is_there_are_refused_where_it_may_not_read(order: Order, text: str) -> None:
+def test_instructions_that_import_what_is_there_are_refused_where_it_may_not_read(
+    order: LaunchRequest, text: str
+) -> None:
     for name, words in ((".env", "secret"), ("more.md", "more"), ("GEMINI.md", text)):
         (order.workdir / name).write_text(words)
     launch(order)
@@ -363,7 +371,7 @@ def test_instructions_that_import_what_is_there_are_refused_where_it_may_not_rea
 
 
 @pytest.mark.parametrize("own_tools", OwnTools)
-def test_a_prompt_names_no_file_and_below_all_no_command(order: Order, own_tools: OwnTools) -> None:
+def test_a_prompt_names_no_file_and_below_all_no_command(order: LaunchRequest, own_tools: OwnTools) -> None:
     made = launch(replace(order, own_tools=own_tools, prompt="/x @.env \\@a @@b me@c.org"))
     blank = "" if own_tools is OwnTools.ALL else " "
     text = "/x \\@.env \\@a \\@\\@b me\\@c.org\n\n(In this message, \\@ stands for an at sign.)"
@@ -371,13 +379,13 @@ def test_a_prompt_names_no_file_and_below_all_no_command(order: Order, own_tools
     assert launch(order).stdin == "--help me"
 
 
-def test_an_env_file_that_is_too_large_to_be_read_is_refused(order: Order) -> None:
+def test_an_env_file_that_is_too_large_to_be_read_is_refused(order: LaunchRequest) -> None:
     (order.workdir / ".env").write_text("A=" + "x" * 1024 * 1024)
     with pytest.raises(ConfigError, match="too large"):
         launch(order)
 
 
-def test_a_project_with_an_entry_of_our_name_does_not_count_even_with_all_tools(order: Order) -> None:
+def test_a_project_with_an_entry_of_our_name_does_not_count_even_with_all_tools(order: LaunchRequest) -> None:
     file = order.workdir / ".gemini" / "settings.json"
     file.parent.mkdir()
     file.write_text(json.dumps({"mcpServers": {"toolcrib": {"command": "x"}}}))
@@ -387,7 +395,7 @@ def test_a_project_with_an_entry_of_our_name_does_not_count_even_with_all_tools(
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "/*" * 100_000, "{,}"])
-def test_a_project_file_that_makes_no_sense_changes_nothing(order: Order, text: str) -> None:
+def test_a_project_file_that_makes_no_sense_changes_nothing(order: LaunchRequest, text: str) -> None:
     file = order.workdir / ".gemini" / "settings.json"
     file.parent.mkdir()
     file.write_text(text)
@@ -395,7 +403,7 @@ def test_a_project_file_that_makes_no_sense_changes_nothing(order: Order, text: 
 
 
 @pytest.mark.parametrize("own_tools", OwnTools)
-def test_the_person_is_told_what_is_governed_and_what_is_not(order: Order, own_tools: OwnTools) -> None:
+def test_the_person_is_told_what_is_governed_and_what_is_not(order: LaunchRequest, own_tools: OwnTools) -> None:
     made = launch(replace(order, own_tools=own_tools))
     said = made.ungoverned if own_tools is OwnTools.ALL else made.governed
     assert said[0].startswith("Its own tools:")
@@ -403,13 +411,13 @@ def test_the_person_is_told_what_is_governed_and_what_is_not(order: Order, own_t
 
 
 @pytest.mark.parametrize("own_tools", [OwnTools.NONE, OwnTools.EDIT, OwnTools.ALL])
-def test_what_it_refuses_by_itself_is_told_as_governed(order: Order, own_tools: OwnTools) -> None:
+def test_what_it_refuses_by_itself_is_told_as_governed(order: LaunchRequest, own_tools: OwnTools) -> None:
     made = launch(replace(order, own_tools=own_tools))
     assert [line for line in made.governed if line.startswith("It refuses to change build files")]
     assert not [line for line in made.ungoverned if "refuses" in line]
 
 
-def test_a_person_who_adds_words_of_their_own_is_told_that_these_are_not_governed(order: Order) -> None:
+def test_a_person_who_adds_words_of_their_own_is_told_that_these_are_not_governed(order: LaunchRequest) -> None:
     line = "What your own words for Gemini CLI permit."
     assert line in launch(order).ungoverned
     assert line not in launch(replace(order, extra=())).ungoverned

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
-from toolcrib.coding_agents.known.gemini_reader import GeminiReader
+from toolcrib.coding_agents.known.gemini import GeminiParser
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 pytestmark = pytest.mark.req("FRG-6")
 
@@ -50,19 +50,24 @@ def ended(status: str = "success", **more: Any) -> dict[str, Any]:
     return {"type": "result", "status": status, "stats": STATS, **more}
 
 
-def read(*lines: dict[str, Any]) -> tuple[list[AgentEvent], GeminiReader]:
-    reader = GeminiReader()
+def read(*lines: dict[str, Any]) -> tuple[list[AgentEvent], GeminiParser]:
+    reader = GeminiParser()
     return [event for line in lines for event in reader.read(line)], reader
 
 
 def test_pieces_become_one_message_as_soon_as_something_else_is_printed() -> None:
     events, reader = read(piece("Firs"), piece("t I "), piece("look."), use("c1", "glob"), piece("Do"), piece("ne."))
-    assert [event.kind for event in events] == [*[Kind.RAW] * 3, Kind.MESSAGE, Kind.TOOL, *[Kind.RAW] * 2]
+    assert [event.kind for event in events] == [
+        *[AgentEventKind.RAW] * 3,
+        AgentEventKind.MESSAGE,
+        AgentEventKind.TOOL,
+        *[AgentEventKind.RAW] * 2,
+    ]
     assert (events[3].role, events[3].text) == ("assistant", "First I look.")
     # It may be killed in the middle of a word.
     assert reader.told.text == "Done."
     (said, over) = reader.read(ended())
-    assert (said.kind, said.text, over.kind) == (Kind.MESSAGE, "Done.", Kind.LOG)
+    assert (said.kind, said.text, over.kind) == (AgentEventKind.MESSAGE, "Done.", AgentEventKind.LOG)
 
 
 def test_every_line_is_kept_whole_in_the_first_event_that_it_became() -> None:
@@ -83,7 +88,7 @@ def test_every_line_is_kept_whole_in_the_first_event_that_it_became() -> None:
 def test_a_call_is_told_twice_with_its_servers_name_for_the_tool(printed: str, name: str, server: str) -> None:
     events, _ = read(use("c1", printed, path="a"), result_of("c1", "the text"))
     assert [(e.kind, e.tool_name, e.server, e.call, e.tool_args) for e in events] == [
-        (Kind.TOOL, name, server, "c1", {"path": "a"})
+        (AgentEventKind.TOOL, name, server, "c1", {"path": "a"})
     ] * 2
     assert [event.tool_status for event in events] == [ToolStatus.STARTED, ToolStatus.OK]
     assert events[1].text == "the text"
@@ -109,7 +114,13 @@ def test_a_failed_call_says_how_it_failed(error: str, message: str, status: Tool
 
 def test_a_call_starts_once_and_ends_once() -> None:
     events, _ = read(use("c1", "glob"), use("c1", "glob"), result_of("c1"), result_of("c1"), result_of("c2"))
-    assert [event.kind for event in events] == [Kind.TOOL, Kind.RAW, Kind.TOOL, Kind.RAW, Kind.RAW]
+    assert [event.kind for event in events] == [
+        AgentEventKind.TOOL,
+        AgentEventKind.RAW,
+        AgentEventKind.TOOL,
+        AgentEventKind.RAW,
+        AgentEventKind.RAW,
+    ]
 
 
 def test_it_tells_its_session_its_model_and_its_tokens() -> None:
@@ -134,11 +145,11 @@ def test_a_failure_is_told_with_its_reason(lines: list[dict[str, Any]], failure:
 
 
 def test_only_a_line_that_names_us_says_that_our_tools_are_not_there() -> None:
-    reader = GeminiReader()
+    reader = GeminiParser()
     # The first may be about any server, the second is said in mid-run, where the next call may well arrive.
     for line in ("MCP issues detected. Run /mcp list for status.", "[ERROR] MCP ERROR (toolcrib)"):
         (event,) = reader.said(line)
-        assert (event.kind, event.text, event.raw) == (Kind.LOG, line, line)
+        assert (event.kind, event.text, event.raw) == (AgentEventKind.LOG, line, line)
     assert reader.told.mcp_failure == ""
     line = "Error during discovery for MCP server 'toolcrib': fetch failed"
     reader.said(line)
@@ -166,7 +177,7 @@ MANUAL = "Manual authorization is required but the current session is non-intera
     ],
 )
 def test_where_nobody_is_logged_in_a_person_is_told_so_and_no_file_of_ours(lines: list[str]) -> None:
-    reader = GeminiReader()
+    reader = GeminiParser()
     events = [event for line in lines for event in reader.said(line)]
     assert [event.raw for event in events] == lines
     assert events[0].text == "Gemini CLI is not logged in."
@@ -175,7 +186,7 @@ def test_where_nobody_is_logged_in_a_person_is_told_so_and_no_file_of_ours(lines
 
 @pytest.mark.req("FRG-7")
 def test_a_key_that_is_missing_is_told_in_its_own_words() -> None:
-    reader = GeminiReader()
+    reader = GeminiParser()
     line = "When using Gemini API, you must specify the GEMINI_API_KEY environment variable."
     reader.said(line)
     assert (reader.told.failure, reader.told.remedy) == (line, LOG_IN)
@@ -212,16 +223,16 @@ def test_what_the_provider_says_is_told_without_its_json(message: str, failure: 
     ],
 )
 def test_what_is_wrong_with_its_words_is_told_and_not_its_help(wrong: list[str]) -> None:
-    reader = GeminiReader()
+    reader = GeminiParser()
     for line in (*wrong, "Usage: gemini [options] [command]", "", "Options:", "  -h, --help      Show help  [boolean]"):
         (event,) = reader.said(line)
-        assert (event.kind is Kind.LOG) == (line in wrong)
+        assert (event.kind is AgentEventKind.LOG) == (line in wrong)
     assert reader.told.failure == "\n".join(wrong)
 
 
 @pytest.mark.req("FRG-7")
 def test_what_is_said_on_standard_error_is_no_failure_of_a_run_that_came_to_a_good_end() -> None:
-    reader = GeminiReader()
+    reader = GeminiParser()
     reader.said("Error executing tool write_file: Tool execution denied by policy.")
     assert reader.told.failure
     reader.read(ended())
@@ -230,18 +241,18 @@ def test_what_is_said_on_standard_error_is_no_failure_of_a_run_that_came_to_a_go
 
 
 def test_words_about_its_screen_and_traces_of_its_code_are_kept_and_no_log() -> None:
-    reader = GeminiReader()
+    reader = GeminiParser()
     for line in (COLOURS, "    at async main (file:///a.js:1:2) {", "  status: 429", "}"):
         (event,) = reader.said(line)
-        assert (event.kind, event.raw) == (Kind.RAW, line)
+        assert (event.kind, event.raw) == (AgentEventKind.RAW, line)
     assert reader.told.failure == ""
     (event,) = reader.said("Warning: skipping access to x")
-    assert event.kind is Kind.LOG
+    assert event.kind is AgentEventKind.LOG
 
 
 @pytest.mark.req("FRG-10")
 def test_a_model_that_does_not_answer_is_the_last_trouble_until_it_does() -> None:
-    reader = GeminiReader()
+    reader = GeminiParser()
     error = json.dumps({"error": {"code": 429, "message": "quota", "status": "RESOURCE_EXHAUSTED"}})
     reader.said(f"Attempt 4 failed with status 429. Retrying with backoff... _ApiError: {error}")
     reader.read({"type": "message", "role": "user", "content": "do it"})
@@ -294,7 +305,7 @@ LINES = st.builds(
 
 @given(st.lists(LINES, max_size=8), st.text())
 def test_whatever_is_printed_becomes_events_and_none_is_lost(lines: list[dict[str, Any]], said: str) -> None:
-    reader = GeminiReader()
+    reader = GeminiParser()
     for line in lines:
         events = list(reader.read(line))
         assert events[0].raw == line

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.config.given import HttpServer, SseServer, StdioServer, WebSocketServer, config_of
+from toolcrib.config.from_code import HttpServer, SseServer, StdioServer, WebSocketServer, config_of, server_config
 from toolcrib.config.model import Transport
-from toolcrib.config.one import server_config
 from toolcrib.errors import ConfigError
 
 

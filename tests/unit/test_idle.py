@@ -9,22 +9,23 @@ import msgspec
 import pytest
 
 from toolcrib.catalog import Catalog
-from toolcrib.catalog.idle import Idle, common
-from toolcrib.catalog.offer import Offer
-from toolcrib.catalog.toolbox import Tools
+from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.catalog.transforms import (
-    Default,
-    Drop,
-    Fix,
-    Keep,
-    Only,
-    Prefix,
-    Rename,
-    RenameArgument,
+    DefaultArguments,
+    DropTools,
+    FixArguments,
+    ForTools,
+    KeepTools,
+    PrefixTools,
+    RenameArguments,
+    RenameTools,
     Transform,
+    UnmatchedNames,
+    common_errors,
 )
-from toolcrib.crib.counter import Counter
-from toolcrib.crib.results import Result
+from toolcrib.core.provider import ToolProvider
+from toolcrib.core.results import Result
+from toolcrib.core.toolbox import Tools
 from toolcrib.errors import UsageError
 from toolcrib.events import Bus
 from toolcrib.servers.model import ServerState, ServerStatus
@@ -44,20 +45,24 @@ def tools(**servers: list[str]) -> Tools:
     async def call(*_: Any, timeout: float | None) -> Result:
         raise AssertionError(timeout)
 
-    return Tools(map(Offer.of, catalog(**servers).tools), call=call)
+    return Tools(map(OfferedTool.of, catalog(**servers).tools), call=call)
 
 
 @pytest.mark.parametrize(
     ("transform", "message", "meant"),
     [
-        (Fix({"repo_pth": "."}), "Fix: no tool has an argument 'repo_pth'.", "repo_path"),
-        (Fix({"repo_path": ".", "dept": 1}), "Fix: no tool has an argument 'dept'.", "depth"),
-        (Fix({"repo_path": "."}, tools="gti:*"), "Fix: no tool is 'gti:*'.", "There are: git_status, git:git_status"),
-        (Fix({"repo_path": "."}, tools=iter(["git_statu"])), "Fix: no tool is 'git_statu'.", "git_status"),
-        (Default({"dpth": 1}), "Default: no tool has an argument 'dpth'.", "depth"),
-        (RenameArgument({"repopath": "folder"}), "RenameArgument: no tool has an argument 'repopath'.", "repo_path"),
-        (Rename({"git_statsu": "s"}), "Rename: no tool is 'git_statsu'.", "git_status"),
-        (Rename({"git_push": "p", "git:git_psh": "s"}), "Rename: no tool is 'git:git_psh'.", "git:git_push"),
+        (FixArguments({"repo_pth": "."}), "Fix: no tool has an argument 'repo_pth'.", "repo_path"),
+        (FixArguments({"repo_path": ".", "dept": 1}), "Fix: no tool has an argument 'dept'.", "depth"),
+        (
+            FixArguments({"repo_path": "."}, tools="gti:*"),
+            "Fix: no tool is 'gti:*'.",
+            "There are: git_status, git:git_status",
+        ),
+        (FixArguments({"repo_path": "."}, tools=iter(["git_statu"])), "Fix: no tool is 'git_statu'.", "git_status"),
+        (DefaultArguments({"dpth": 1}), "Default: no tool has an argument 'dpth'.", "depth"),
+        (RenameArguments({"repopath": "folder"}), "RenameArgument: no tool has an argument 'repopath'.", "repo_path"),
+        (RenameTools({"git_statsu": "s"}), "Rename: no tool is 'git_statsu'.", "git_status"),
+        (RenameTools({"git_push": "p", "git:git_psh": "s"}), "Rename: no tool is 'git:git_psh'.", "git:git_push"),
     ],
 )
 def test_a_name_that_no_tool_has_is_refused_with_the_nearest(transform: Transform, message: str, meant: str) -> None:
@@ -70,11 +75,11 @@ def test_a_name_that_no_tool_has_is_refused_with_the_nearest(transform: Transfor
 @pytest.mark.parametrize(
     "transform",
     [
-        Keep("gti:*"),
-        Drop("nothing"),
-        Only("nothing", Fix({"repo_pth": "."})),
-        Rename(lambda offer: f"{offer.name}2"),
-        Fix({"repo_path": "."}, tools=lambda offer: offer.server == "svn"),
+        KeepTools("gti:*"),
+        DropTools("nothing"),
+        ForTools("nothing", FixArguments({"repo_pth": "."})),
+        RenameTools(lambda offer: f"{offer.name}2"),
+        FixArguments({"repo_path": "."}, tools=lambda offer: offer.server == "svn"),
     ],
 )
 def test_filters_and_functions_may_choose_nothing(transform: Transform) -> None:
@@ -83,25 +88,28 @@ def test_filters_and_functions_may_choose_nothing(transform: Transform) -> None:
 
 def test_each_transformer_is_asked_about_what_comes_to_it() -> None:
     both = tools(git=["git_status"], svn=["svn_log"])
-    assert both.shaped(transform=[RenameArgument({"repo_path": "folder"}), Fix({"folder": "."})]).idle == ()
-    assert both.shaped(transform=[Prefix("x"), Rename({"x_git_status": "state"})]).names == ("state", "x_svn_log")
+    assert both.shaped(transform=[RenameArguments({"repo_path": "folder"}), FixArguments({"folder": "."})]).idle == ()
+    assert both.shaped(transform=[PrefixTools("x"), RenameTools({"x_git_status": "state"})]).names == (
+        "state",
+        "x_svn_log",
+    )
     with pytest.raises(UsageError, match="svn_log"):
-        both.shaped(drop="svn:*", transform=Rename({"svn_log": "log"}))
-    assert both.shaped(drop="*", transform=Fix({"anything": 1})).names == ()
+        both.shaped(drop="svn:*", transform=RenameTools({"svn_log": "log"}))
+    assert both.shaped(drop="*", transform=FixArguments({"anything": 1})).names == ()
 
 
 def test_what_is_taken_is_noted_and_only_what_nobody_knows_counts() -> None:
-    typo, for_git = Fix({"repo_pth": "."}), Rename({"git_status": "state"})
+    typo, for_git = FixArguments({"repo_pth": "."}), RenameTools({"git_status": "state"})
     taken = [
-        one.shaped(transform=[typo, for_git], idle=Idle.TAKEN)
+        one.shaped(transform=[typo, for_git], idle=UnmatchedNames.TAKEN)
         for one in (tools(git=["git_status"]), tools(svn=["svn_log"]))
     ]
     assert [len(one.idle) for one in taken] == [1, 2]
-    assert [one.data for one in common(one.idle for one in taken)] == [{"argument": "repo_pth"}]
-    assert common([]) == []
+    assert [one.data for one in common_errors(one.idle for one in taken)] == [{"argument": "repo_pth"}]
+    assert common_errors([]) == []
 
 
-class Desk(Counter):
+class Desk(ToolProvider):
     """One server of two tools, in some state."""
 
     catalog = catalog(git=["git_status"])
@@ -119,9 +127,9 @@ class Desk(Counter):
 
 def test_a_counter_refuses_only_where_every_server_is_there(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UsageError, match="repo_pth"):
-        Desk(ServerState.READY).tools(transform=Fix({"repo_pth": "."}))
+        Desk(ServerState.READY).tools(transform=FixArguments({"repo_pth": "."}))
     with caplog.at_level(logging.WARNING):
-        assert Desk(ServerState.FAILED).tools(transform=Fix({"repo_pth": "."})).names == ("git_status",)
+        assert Desk(ServerState.FAILED).tools(transform=FixArguments({"repo_pth": "."})).names == ("git_status",)
     assert "'repo_pth'. Did you mean repo_path" in caplog.text
 
 
@@ -132,9 +140,9 @@ async def test_the_time_limit_of_a_call_by_an_offers_name_reaches_the_counter() 
 
 def test_an_empty_prefix_is_refused() -> None:
     with pytest.raises(UsageError, match="empty"):
-        Prefix("")
+        PrefixTools("")
 
 
 def test_a_tool_that_was_renamed_is_found_with_its_server_and_either_name() -> None:
-    renamed = tools(git=["git_status", "log"]).shaped(transform=Rename({"git_status": "state"}))
+    renamed = tools(git=["git_status", "log"]).shaped(transform=RenameTools({"git_status": "state"}))
     assert renamed["git:state"] is renamed["git:git_status"] is renamed["state"]

@@ -14,16 +14,16 @@ import pytest
 
 from parts.job_house import LIMIT, SECRET, House, agent, order
 from toolcrib.coding_agents.clients import client_named
+from toolcrib.coding_agents.run_lifecycle import entered_workdir
+from toolcrib.coding_agents.run_preparation import RunRequest
+from toolcrib.coding_agents.run_result import OnMcpFailure
 from toolcrib.commands.all import registry
-from toolcrib.commands.own_hands import own_tools_of, settings_in
-from toolcrib.commands.registry import Context, Host, Via
-from toolcrib.config.project import project_of
-from toolcrib.daemon.jobs.desk import Desk
+from toolcrib.commands.registry import CommandContext, CommandHost, Via
+from toolcrib.commands.run import own_tools_of, settings_in
+from toolcrib.config.paths import project_of
 from toolcrib.errors import Denied, NotFound, UsageError
-from toolcrib.policy import CLIENT, OWNER, Effect, Origin, OwnTools, Rule
-from toolcrib.runs.course import entered
-from toolcrib.runs.preparing import RunOrder
-from toolcrib.runs.result import OnMcpFailure
+from toolcrib.jobs.queue import JobQueue
+from toolcrib.policy import CLIENT, OWNER, OwnTools, Rule, RuleEffect, RuleOrigin
 from toolcrib.store.jobs import JobRow
 
 pytestmark = pytest.mark.req("KAI-9")
@@ -36,17 +36,17 @@ def house(tmp_path: Path) -> House:
 
 
 @contextlib.asynccontextmanager
-async def lent(house: House, desk: Desk, row: JobRow) -> AsyncIterator[dict[str, Any]]:
+async def lent(house: House, desk: JobQueue, row: JobRow) -> AsyncIterator[dict[str, Any]]:
     """What the process of a job is told when it asks for its agent."""
     assert desk.crib is not None
     told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     described = {"endpoint": "http://127.0.0.1:1/mcp", "for_runs": False, "pid": 1}
     host = SimpleNamespace(jobs=desk, leases=house.leases, describe=lambda: described)
-    context = Context(
+    context = CommandContext(
         crib=desk.crib,
         project=await desk.crib.project(project_of(Path(row.workdir))),
         caller=OWNER,
-        host=cast("Host", host),
+        host=cast("CommandHost", host),
         via=Via.SOCKET,
         emit=told.put,
     )
@@ -72,7 +72,7 @@ async def lent(house: House, desk: Desk, row: JobRow) -> AsyncIterator[dict[str,
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as a submission looks."""
-    monkeypatch.setattr("toolcrib.coding_agents.program.find", lambda *_: None)
+    monkeypatch.setattr("toolcrib.coding_agents.program.find_program", lambda *_: None)
 
 
 @pytest.mark.parametrize("program", ["claude", "codex", "gemini"])
@@ -115,7 +115,7 @@ async def test_by_its_own_hands_a_job_s_program_does_only_what_it_keeps_to_its_f
     async with house.open(programs=["claude", "codex"]) as desk:
         callers = {"owner": OWNER, "client": CLIENT}
         # A profile may submit or not; what it may by hand is another matter.
-        rules = (Rule(effect=Effect.ALLOW, tools="crib:job_*", origin=Origin.AGENT),)
+        rules = (Rule(effect=RuleEffect.ALLOW, tools="crib:job_*", origin=RuleOrigin.AGENT),)
         caller = callers.get(who) or await agent(desk, "a", profile=who, workdir=house.root, rules=rules)
         profile = "trusted" if who == "owner" else ""
         row = await desk.submit(caller, house.root, order(runs=program, profile=profile))
@@ -187,7 +187,7 @@ def test_a_job_s_program_starts_in_the_folder_itself_whatever_stands_at_its_path
     inside, outside = tmp_path / "sub", tmp_path / "private"
     inside.mkdir()
     outside.mkdir()
-    wanted = RunOrder(
+    wanted = RunRequest(
         client=client_named("claude"),
         prompt="p",
         workdir=inside,
@@ -197,12 +197,12 @@ def test_a_job_s_program_starts_in_the_folder_itself_whatever_stands_at_its_path
         environ={},
         job="job-1",
     )
-    with entered(wanted) as folder:
+    with entered_workdir(wanted) as folder:
         moved = inside.rename(tmp_path / "moved")
         inside.symlink_to(outside)
         told = subprocess.run(["pwd", "-P"], cwd=folder, capture_output=True, text=True, check=True, timeout=LIMIT)
     assert told.stdout.strip() == str(moved)
-    with pytest.raises(Denied, match="no longer the folder"), entered(wanted):
+    with pytest.raises(Denied, match="no longer the folder"), entered_workdir(wanted):
         pass
 
 

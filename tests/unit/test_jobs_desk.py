@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from parts.job_house import LIMIT, SECRET, House, agent, order, over
-from toolcrib.commands.job_desk import JobOrder
-from toolcrib.commands.leases import Lasts, Leases
-from toolcrib.commands.own_hands import own_tools_of
-from toolcrib.daemon.jobs.job import LONGEST_RESULT
+from toolcrib.commands.registry import JobRequest
+from toolcrib.commands.run import own_tools_of
+from toolcrib.daemon_client.lifetime import ActiveLeases, DaemonLifetime
 from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, ToolcribError, UsageError
-from toolcrib.policy import CLIENT, OWNER, Caller, Effect, Origin, OwnTools, Rule
+from toolcrib.jobs.worker import LONGEST_RESULT
+from toolcrib.policy import CLIENT, OWNER, Caller, OwnTools, Rule, RuleEffect, RuleOrigin
 from toolcrib.store.jobs import JobStatus
 from toolcrib.workspace.settings.model import DEFAULTS
 
@@ -153,11 +153,11 @@ async def test_the_jobs_of_an_agent_end_with_it(house: House) -> None:
         assert set(house.workers) == {"running"}
 
 
-@pytest.mark.parametrize("lasts", list(Lasts))
+@pytest.mark.parametrize("lasts", list(DaemonLifetime))
 async def test_a_daemon_that_ends_interrupts_what_runs_and_the_next_one_begins_only_what_waited(
-    house: House, lasts: Lasts
+    house: House, lasts: DaemonLifetime
 ) -> None:
-    house.leases = Leases(lasts)
+    house.leases = ActiveLeases(lasts)
     async with house.open(max_running=1) as desk:
         ran = await desk.submit(OWNER, house.root, order("ran"))
         waited = await desk.submit(OWNER, house.root, order("waited"))
@@ -238,7 +238,7 @@ async def test_an_order_that_cannot_be_is_refused_with_a_remedy_before_anything_
     async with house.open() as desk:
         callers = {"owner": OWNER, "client": CLIENT, "agent": await agent(desk, "a", workdir=house.root)}
         with pytest.raises(error, match=told) as raised:
-            await desk.submit(callers[who], house.root, JobOrder(**{"prompt": "p", "max_steps": 3, **wanted}))
+            await desk.submit(callers[who], house.root, JobRequest(**{"prompt": "p", "max_steps": 3, **wanted}))
         assert raised.value.remedy
         assert (await desk.latest(OWNER, status=None, most=9))[1] == 0
 
@@ -308,18 +308,18 @@ async def test_a_daemon_that_stops_takes_no_more(house: House) -> None:
         ("trusted", (), OwnTools.EDIT, True),
         ("read-only", (), OwnTools.READ, False),
         ("nothing", (), OwnTools.NONE, False),
-        ("developer", ((Effect.DENY, "workspace:write_file"),), OwnTools.READ, True),
-        ("developer", ((Effect.DENY, "workspace:run_shell_safe"),), OwnTools.READ, False),
-        ("developer", ((Effect.ASK, "workspace:*"),), OwnTools.NONE, False),
-        ("developer", ((Effect.DENY, "other:*"),), OwnTools.EDIT, True),
+        ("developer", ((RuleEffect.DENY, "workspace:write_file"),), OwnTools.READ, True),
+        ("developer", ((RuleEffect.DENY, "workspace:run_shell_safe"),), OwnTools.READ, False),
+        ("developer", ((RuleEffect.ASK, "workspace:*"),), OwnTools.NONE, False),
+        ("developer", ((RuleEffect.DENY, "other:*"),), OwnTools.EDIT, True),
     ],
 )
 async def test_what_a_childs_program_may_do_by_its_own_hands_is_no_more_than_its_parent_may(
-    house: House, above: str, rules: tuple[tuple[Effect, str], ...], expected: OwnTools, *, shell: bool
+    house: House, above: str, rules: tuple[tuple[RuleEffect, str], ...], expected: OwnTools, *, shell: bool
 ) -> None:
     async with house.open() as desk:
         assert desk.crib is not None
-        held = [Rule(effect=effect, tools=tools, origin=Origin.AGENT) for effect, tools in rules]
+        held = [Rule(effect=effect, tools=tools, origin=RuleOrigin.AGENT) for effect, tools in rules]
         await agent(desk, "lead", profile=above, rules=held)
         await agent(desk, "child", parent="lead", profile="developer")
         crib = desk.crib

@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 from parts.job_house import LIMIT, House, agent, order, over, resettle
-from toolcrib.daemon.jobs import desk as desks
-from toolcrib.daemon.jobs import worker as workers
-from toolcrib.daemon.jobs.desk import Desk
-from toolcrib.daemon.jobs.job import Job
-from toolcrib.daemon.jobs.turns import Turns
-from toolcrib.daemon.jobs.worker import start_worker
 from toolcrib.errors import ConfigError, NotFound, UsageError
-from toolcrib.policy import CLIENT, OWNER, Effect, Origin, Rule
+from toolcrib.jobs import queue as desks
+from toolcrib.jobs import worker as workers
+from toolcrib.jobs.queue import FairOrder, JobQueue
+from toolcrib.jobs.worker import ActiveJob, start_worker
+from toolcrib.policy import CLIENT, OWNER, Rule, RuleEffect, RuleOrigin
 from toolcrib.policy.rule import rule_from
 from toolcrib.store import jobs
 from toolcrib.store.jobs import JobRow, JobStatus
@@ -34,7 +32,7 @@ def house(tmp_path: Path) -> House:
     return House(tmp_path)
 
 
-async def kept(desk: Desk, prompt: str, house: House, **usage: int) -> JobRow:
+async def kept(desk: JobQueue, prompt: str, house: House, **usage: int) -> JobRow:
     """A job that is over."""
     row = await desk.submit(OWNER, house.root, order(prompt))
     worker = await house.begun(prompt)
@@ -43,14 +41,14 @@ async def kept(desk: Desk, prompt: str, house: House, **usage: int) -> JobRow:
     return await over(desk, row.id)
 
 
-async def grow_old(desk: Desk, days: int) -> None:
+async def grow_old(desk: JobQueue, days: int) -> None:
     """What is over has been so for this long."""
     assert desk.crib is not None
     ended_at = time.time() - days * 86_400
     await desk.crib.store.write(lambda connection: connection.execute(table.update().values(ended_at=ended_at)))
 
 
-async def noted(desk: Desk, outcome: str) -> list[dict[str, Any]]:
+async def noted(desk: JobQueue, outcome: str) -> list[dict[str, Any]]:
     assert desk.crib is not None
     return [one for one in await desk.crib.book.query(limit=50) if one["outcome"] == outcome]
 
@@ -119,7 +117,7 @@ async def test_what_does_not_wait_any_more_is_not_begun(house: House) -> None:
 async def test_a_process_that_never_reads_its_order_can_be_cancelled(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "WORDS", ("/bin/sleep", "60"))
+    monkeypatch.setattr(workers, "WORKER_COMMAND", ("/bin/sleep", "60"))
     house.start = start_worker
     async with asyncio.timeout(LIMIT), house.open() as desk:
         row = await desk.submit(OWNER, house.root, order("x" * 200_000))
@@ -129,7 +127,7 @@ async def test_a_process_that_never_reads_its_order_can_be_cancelled(
 async def test_a_process_that_never_reads_its_order_fails_after_a_while(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "WORDS", ("/bin/sleep", "60"))
+    monkeypatch.setattr(workers, "WORKER_COMMAND", ("/bin/sleep", "60"))
     monkeypatch.setattr(workers, "_TAKEN_WITHIN", 0.2)
     house.start = start_worker
     async with asyncio.timeout(LIMIT), house.open() as desk:
@@ -157,8 +155,10 @@ async def test_old_results_are_let_go_although_no_job_ends(house: House, monkeyp
                 pass
 
 
-def waiting(*submitters: str) -> list[Job]:
-    return [Job(row=_row(f"{n}", name), prompt="", held=contextlib.ExitStack()) for n, name in enumerate(submitters)]
+def waiting(*submitters: str) -> list[ActiveJob]:
+    return [
+        ActiveJob(row=_row(f"{n}", name), prompt="", held=contextlib.ExitStack()) for n, name in enumerate(submitters)
+    ]
 
 
 def _row(id: str, submitter: str) -> JobRow:
@@ -191,7 +191,7 @@ def _row(id: str, submitter: str) -> JobRow:
     ],
 )
 def test_submitters_take_turns_and_the_owner_comes_first(came: str, room: int, begun: str) -> None:
-    left, running, order_of_begin, turns = waiting(*came.split()), list[Job](), [], Turns()
+    left, running, order_of_begin, turns = waiting(*came.split()), list[ActiveJob](), [], FairOrder()
     while left:
         chosen = turns.next(left, running)
         left.remove(chosen)
@@ -229,7 +229,7 @@ async def test_what_its_submitter_may_no_longer_ask_for_does_not_begin(house: Ho
         client = await desk.submit(CLIENT, house.root, order("third"))
         worker = await house.begun("first")
         if change == "rule":
-            deny = Rule(effect=Effect.DENY, tools="crib:job_submit", origin=Origin.AGENT)
+            deny = Rule(effect=RuleEffect.DENY, tools="crib:job_submit", origin=RuleOrigin.AGENT)
             await desk.crib.roster.add_rule("a", deny)
         else:
             await resettle(desk, model="openai:other")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from toolcrib.commands.job import Submit
+from toolcrib.commands.job import SubmitJob
 from toolcrib.config import Config, Paths, load
 from toolcrib.config.model import JobSettings
 from toolcrib.config.show import mask
@@ -85,12 +85,12 @@ def test_a_project_has_no_say_in_them(tmp_path: Path) -> None:
 
 
 def test_an_order_s_kind_is_called_with() -> None:
-    assert Submit.model_validate({"prompt": "p", "with": "claude"}).runs == "claude"
-    assert "with" in Submit.model_json_schema()["properties"]
-    assert Submit.model_json_schema()["required"] == ["prompt"]
+    assert SubmitJob.model_validate({"prompt": "p", "with": "claude"}).runs == "claude"
+    assert "with" in SubmitJob.model_json_schema()["properties"]
+    assert SubmitJob.model_json_schema()["required"] == ["prompt"]
 
 
 @pytest.mark.parametrize("timeout", ["nan", "inf", 0, -1])
 def test_a_time_limit_is_a_number_of_seconds(timeout: Any) -> None:
     with pytest.raises(ValidationError, match="timeout"):
-        Submit.model_validate({"prompt": "p", "timeout": timeout})
+        SubmitJob.model_validate({"prompt": "p", "timeout": timeout})

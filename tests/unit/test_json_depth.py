@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.servers.wire import Weight, deeper_than
+from toolcrib.servers.wire import ValueCounter, deeper_than
 
 pytestmark = pytest.mark.req("BNS-10")
 
@@ -66,7 +66,7 @@ def number_of(value: Any) -> int:
 @given(value=values, size=st.integers(1, 9), ascii=st.booleans())
 def test_what_comes_in_pieces_is_counted_as_a_whole(value: Any, size: int, ascii: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii).encode()
-    weight = Weight()
+    weight = ValueCounter()
     for start in range(0, len(text), size):
         weight.add(text[start : start + size])
     assert (weight.values, weight.deepest) == (number_of(value), depth(value))

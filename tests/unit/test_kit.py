@@ -15,11 +15,10 @@ from msgspec import Raw
 from parts import leftovers
 from parts.sizes import some
 from parts.witness import Notes
-from toolcrib.config.given import HttpServer, StdioServer
-from toolcrib.crib.client import Client
-from toolcrib.crib.kit import Kit
-from toolcrib.crib.opened import to_its_end
-from toolcrib.errors import CallTimeout, InvalidArguments, ServerAway, UnknownServer, UnknownTool, UsageError
+from toolcrib.config.from_code import HttpServer, StdioServer
+from toolcrib.core.kit import Client, Kit
+from toolcrib.core.provider import run_to_completion
+from toolcrib.errors import CallTimeout, InvalidArguments, ServerUnavailable, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import CallFailed, CallFinished, CallIntended, CatalogChanged, Event, ServerStateChanged
 from toolcrib.servers.model import ServerState, ToolCall
 
@@ -92,7 +91,7 @@ async def test_a_dead_server_is_missing_with_its_reason_and_the_others_are_there
         assert status["odd"].server_info["name"] == "odd"
         assert status["dies"].state is ServerState.FAILED
         assert status["dies"].last_error == kit.missing["dies"]
-        with pytest.raises(ServerAway, match="could not be reached"):
+        with pytest.raises(ServerUnavailable, match="could not be reached"):
             await kit.call("gone:anything")
         with pytest.raises(UnknownServer, match="never"):
             kit.server_info("never")
@@ -190,7 +189,7 @@ async def test_work_is_done_to_its_end_and_the_cancellation_is_not_forgotten():
         await asyncio.sleep(0.01)
         done.append("whole")
 
-    task = asyncio.create_task(to_its_end(work()))
+    task = asyncio.create_task(run_to_completion(work()))
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait({task}, timeout=LIMIT)
@@ -203,7 +202,7 @@ async def test_what_the_work_raises_is_raised():
         raise LookupError("of the work")
 
     with pytest.raises(LookupError):
-        await to_its_end(work())
+        await run_to_completion(work())
 
 
 async def test_tools_that_change_are_seen_by_the_next_look(odd):
@@ -312,10 +311,10 @@ async def test_who_gave_the_time_limit_hears_of_it_and_not_of_the_servers(tmp_pa
 
 async def test_a_server_that_is_missing_says_what_to_do():
     async with Kit([StdioServer("gone", command="no-such-program")]) as kit:
-        with pytest.raises(ServerAway) as told:
+        with pytest.raises(ServerUnavailable) as told:
             await kit.call("gone:x")
         assert told.value.remedy
-    with pytest.raises(ServerAway) as told:
+    with pytest.raises(ServerUnavailable) as told:
         await Client(StdioServer("gone", command="no-such-program")).connect()
     assert "connect again" in told.value.remedy
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import toolcrib
+from toolcrib.config.from_code import with_servers_of
 from toolcrib.config.model import Config
-from toolcrib.config.own_source import with_servers_of
-from toolcrib.crib.crib import Crib
+from toolcrib.core.crib import Crib
 from toolcrib.errors import ConfigError, UsageError
 
 LIMIT = 120.0

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.coding_agents import links
-from toolcrib.coding_agents.links import Aliases, aliases_of
+from toolcrib.coding_agents.known import gemini_policy
+from toolcrib.coding_agents.known.gemini_policy import LinkAliases, aliases_of
 from toolcrib.errors import UsageError
 
 pytestmark = pytest.mark.req("FRG-5")
 
 
-def found(folder: Path) -> Aliases:
+def found(folder: Path) -> LinkAliases:
     return aliases_of((".kept",), folder, not_into=(".git", "node_modules"))
 
 
@@ -39,7 +39,7 @@ def test_links_that_lead_in_are_told_by_their_names_and_others_are_not(folder: P
     (folder / "node_modules").mkdir()
     (folder / "node_modules" / "six").symlink_to("../.kept")
     (tmp_path / "way").symlink_to(folder)
-    wanted = Aliases(names=frozenset({"one", "two", "three", "four", "five"}))
+    wanted = LinkAliases(names=frozenset({"one", "two", "three", "four", "five"}))
     assert found(folder) == wanted
     assert found(tmp_path / "way") == wanted
 
@@ -57,7 +57,7 @@ def test_a_kept_folder_that_is_the_whole_one_is_refused(folder: Path) -> None:
 
 
 def test_more_links_than_can_be_told_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "MOST_ALIASES", 2)
+    monkeypatch.setattr(gemini_policy, "MOST_ALIASES", 2)
     for name in ("one", "two", "three"):
         (folder / name).symlink_to(".kept")
     with pytest.raises(UsageError, match=r"3 links lead into \.kept"):
@@ -69,5 +69,5 @@ def test_a_folder_that_is_too_large_is_not_said_to_be_looked_through(
     folder: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
 ) -> None:
     assert found(folder).are_all
-    monkeypatch.setattr(links, limit, value)
+    monkeypatch.setattr(gemini_policy, limit, value)
     assert not found(folder).are_all

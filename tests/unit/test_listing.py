@@ -12,7 +12,7 @@ import pytest
 
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import NameStyle
-from toolcrib.crib.counter import Counter
+from toolcrib.core.provider import ToolProvider
 from toolcrib.listing import Listings, full
 from toolcrib.policy import BUILTIN, OWNER, Caller, decide, permission, profile_from
 
@@ -160,7 +160,7 @@ def test_a_tool_that_runs_only_as_a_task_is_not_listed_and_a_call_says_why(caplo
     known = catalog(1, tool("now", "forbidden"), tool("either", "optional"), tool("later", "required"))
     listed = json.loads(Listings(NameStyle.SERVER).tools(known, OWNER))
     assert [one["name"] for one in listed] == ["files_now", "files_either"]
-    in_a_program = Counter.tools(cast(Any, SimpleNamespace(catalog=known, _call_tool=None, all_known=True)))
+    in_a_program = ToolProvider.tools(cast(Any, SimpleNamespace(catalog=known, _call_tool=None, all_known=True)))
     assert list(in_a_program.names) == ["now", "either"]
     assert "only as a task" in decide(OWNER, known.find("files:later")).rule
     assert "files:later is not listed" in caplog.text

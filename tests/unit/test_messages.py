@@ -14,10 +14,10 @@ from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import TypeAdapter
 from pydantic_ai.messages import ToolReturnPart
 
-from toolcrib.crib import messages
-from toolcrib.crib.results import Result, read_answer, read_result
+from toolcrib.core import results
+from toolcrib.core.results import Result, read_answer, read_result
 from toolcrib.errors import ToolError, UsageError
-from toolcrib.servers.model import Answer
+from toolcrib.servers.model import ServerAnswer
 
 PNG = base64.b64encode(b"\x89PNG").decode()
 WAV = base64.b64encode(b"RIFF\0\0\0\0WAVE").decode()
@@ -263,10 +263,10 @@ def test_a_failure_is_said_where_each_provider_looks_for_it() -> None:
 @pytest.mark.parametrize("failed", [True, False])
 def test_no_message_is_empty(content: list[Any], *, failed: bool) -> None:
     given = result(*content, isError=failed)
-    assert messages.NOTHING in chat(given)[0]["content"]
-    assert messages.NOTHING in responses(given)
-    assert anthropic(given)["content"] == messages.NOTHING
-    assert answered(given) == {"error" if failed else "return_value": messages.NOTHING}
+    assert results.NO_OUTPUT in chat(given)[0]["content"]
+    assert results.NO_OUTPUT in responses(given)
+    assert anthropic(given)["content"] == results.NO_OUTPUT
+    assert answered(given) == {"error" if failed else "return_value": results.NO_OUTPUT}
 
 
 @pytest.mark.parametrize(
@@ -300,16 +300,16 @@ def test_other_names_of_a_media_type_are_known() -> None:
 
 def test_answers_to_several_calls_stand_together_before_anything_else() -> None:
     one, other = result(IMAGE), result(AUDIO, TEXT)
-    asked = messages.together([one.to_openai("c1"), other.to_openai("c2")])
+    asked = results.together([one.to_openai("c1"), other.to_openai("c2")])
     assert [(message["role"], message.get("tool_call_id")) for message in asked] == [
         ("tool", "c1"),
         ("tool", "c2"),
         ("user", None),
     ]
-    contents = messages.together([other.to_google("b", "g2"), one.to_google("a", "g1")])
+    contents = results.together([other.to_google("b", "g2"), one.to_google("a", "g1")])
     assert [part["functionResponse"]["id"] for part in contents[0]["parts"]] == ["g2", "g1"]
     assert len(contents) == 2 and "inlineData" in contents[1]["parts"][1]
-    items = messages.together([one.to_openai("c1", api="responses"), other.to_openai("c2", api="responses")])
+    items = results.together([one.to_openai("c1", api="responses"), other.to_openai("c2", api="responses")])
     assert [item["call_id"] for item in items] == ["c1", "c2"]
 
 
@@ -334,10 +334,10 @@ def test_answers_to_several_calls_stand_together_before_anything_else() -> None:
 def test_media_are_what_their_bytes_say(kind: str, data: bytes) -> None:
     block = {"type": "image", "mimeType": kind}
     real = result({**block, "data": base64.b64encode(data).decode()})
-    assert messages.pieces(real, frozenset({kind})) == [messages.Media(data=data, media_type=kind)]
+    assert results.pieces(real, frozenset({kind})) == [results.MediaPiece(data=data, media_type=kind)]
     for false in (b"", b"<html>", data[1:]):
         page = result({**block, "data": base64.b64encode(false).decode()})
-        (words,) = messages.pieces(page, frozenset({kind}))
+        (words,) = results.pieces(page, frozenset({kind}))
         if kind != "application/pdf" or b"%PDF" not in false:
             assert words == f"({len(false)} bytes, said to be {kind}, but something else, which cannot be shown.)"
 
@@ -350,6 +350,6 @@ def test_a_result_whose_content_is_a_text_is_that_text() -> None:
 
 @pytest.mark.parametrize("number", [b"1" + b"0" * 400 + b".5", b"9" * 6000, b"1e999"])
 def test_a_result_that_no_program_can_hold_is_a_tools_error(number: bytes) -> None:
-    answer = Answer(result=b'{"content": [], "structuredContent": {"n": ' + number + b"}}")
+    answer = ServerAnswer(result=b'{"content": [], "structuredContent": {"n": ' + number + b"}}")
     with pytest.raises(ToolError, match="cannot be read"):
         read_answer(answer)

@@ -20,14 +20,14 @@ from pydantic_ai.models import ModelRequestParameters
 
 from parts.adapters import MODELS, ask, connections, options
 from parts.waiting import wait_for
-from toolcrib.agent.models import open_model, place
-from toolcrib.agent.models.http import CONNECT_LIMIT, SILENCE_LIMIT, _refuse_no_answer
+from toolcrib.agent_loop.models import endpoint, open_model
+from toolcrib.agent_loop.models.http import CONNECT_LIMIT, SILENCE_LIMIT, _refuse_no_answer
 from toolcrib.errors import UsageError
-from toolcrib.testing import Model, Say, scripted
+from toolcrib.testing import Say, ScriptedModel, scripted
 
 KEY = "sk-given-by-hand"
 SECRET = "sk-of-the-environment"
-VARIABLES = {name: provider.variables for name, provider in place.PROVIDERS.items()}
+VARIABLES = {name: provider.variables for name, provider in endpoint.PROVIDERS.items()}
 
 each_provider = pytest.mark.parametrize("provider", MODELS)
 
@@ -51,19 +51,19 @@ async def test_a_server_at_another_address_is_sent_no_key_that_was_not_given_for
 
 
 @pytest.fixture
-def at_home(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Model], None]:
+def at_home(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, ScriptedModel], None]:
     """Makes a scripted model's address the provider's own."""
 
-    def move(provider: str, model: Model) -> None:
-        there = replace(place.PROVIDERS[provider], url=model.url)
-        monkeypatch.setattr(place, "PROVIDERS", MappingProxyType({**place.PROVIDERS, provider: there}))
+    def move(provider: str, model: ScriptedModel) -> None:
+        there = replace(endpoint.PROVIDERS[provider], url=model.url)
+        monkeypatch.setattr(endpoint, "PROVIDERS", MappingProxyType({**endpoint.PROVIDERS, provider: there}))
 
     return move
 
 
 @each_provider
 async def test_the_provider_s_own_address_is_sent_the_usual_key_and_nothing_else_of_the_environment(
-    provider: str, at_home: Callable[[str, Model], None], monkeypatch: pytest.MonkeyPatch
+    provider: str, at_home: Callable[[str, ScriptedModel], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in (
         "OPENAI_BASE_URL",
@@ -120,7 +120,7 @@ async def test_a_redirect_is_not_followed_since_it_would_take_the_key_along(prov
 
 
 @contextlib.contextmanager
-def redirecting(model: Model) -> Iterator[str]:
+def redirecting(model: ScriptedModel) -> Iterator[str]:
     """The address of a server that sends everybody on to the model."""
     there = urlsplit(model.url)
 

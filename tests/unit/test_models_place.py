@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.agent.models import check_model
-from toolcrib.agent.models.place import PROVIDERS, place
-from toolcrib.agent.options import AgentOptions
+from toolcrib.agent_loop.models import check_model
+from toolcrib.agent_loop.models.endpoint import PROVIDERS, find_endpoint
+from toolcrib.agent_loop.options import AgentOptions
 from toolcrib.errors import UsageError
 
 MODEL = {"openrouter": "openrouter:maker/model"}
@@ -43,37 +43,37 @@ def test_a_key_that_is_missing_is_asked_for_by_the_name_of_its_variable(provider
     ("provider", "variable"), [(name, one) for name, provider in PROVIDERS.items() for one in provider.variables]
 )
 def test_the_usual_variable_of_each_provider_counts(provider: str, variable: str) -> None:
-    there = place(options(every(provider), environ={variable: f"{KEY}\n"}))
+    there = find_endpoint(options(every(provider), environ={variable: f"{KEY}\n"}))
     assert there.key == KEY
     assert there.url == PROVIDERS[provider].url
 
 
 def test_the_environment_is_this_process_s_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    assert place(AgentOptions(model="openai:m")).key == KEY
+    assert find_endpoint(AgentOptions(model="openai:m")).key == KEY
     with pytest.raises(UsageError):
-        place(AgentOptions(model="openai:m", environ={}))
+        find_endpoint(AgentOptions(model="openai:m", environ={}))
 
 
 def test_a_key_that_is_given_counts_before_the_variable() -> None:
-    assert place(options("google:m", api_key=KEY, environ={"GOOGLE_API_KEY": "other"})).key == KEY
+    assert find_endpoint(options("google:m", api_key=KEY, environ={"GOOGLE_API_KEY": "other"})).key == KEY
 
 
 def test_google_s_newer_variable_counts_before_the_older() -> None:
-    assert place(options("google:m", environ={"GEMINI_API_KEY": "old", "GOOGLE_API_KEY": "new"})).key == "new"
+    assert find_endpoint(options("google:m", environ={"GEMINI_API_KEY": "old", "GOOGLE_API_KEY": "new"})).key == "new"
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_another_address_gets_no_key_but_one_that_is_given(provider: str) -> None:
     environ = dict.fromkeys((*PROVIDERS[provider].variables, "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"), KEY)
-    there = place(options(every(provider), base_url="http://127.0.0.1:9/v1", environ=environ))
+    there = find_endpoint(options(every(provider), base_url="http://127.0.0.1:9/v1", environ=environ))
     assert (there.key, there.organization, there.project) == ("", "", "")
     assert there.url == "http://127.0.0.1:9/v1"
-    assert place(options(every(provider), base_url="http://127.0.0.1:9/v1", api_key="mine")).key == "mine"
+    assert find_endpoint(options(every(provider), base_url="http://127.0.0.1:9/v1", api_key="mine")).key == "mine"
 
 
 def test_the_key_is_not_printed() -> None:
-    assert KEY not in repr(place(options("openai:m", api_key=KEY)))
+    assert KEY not in repr(find_endpoint(options("openai:m", api_key=KEY)))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_provider_alone_is_no_model() -> None:
 
 
 def test_a_colon_in_a_model_s_name_is_part_of_it() -> None:
-    assert place(options("openrouter:maker/model:free", api_key=KEY)).model == "maker/model:free"
+    assert find_endpoint(options("openrouter:maker/model:free", api_key=KEY)).model == "maker/model:free"
 
 
 def test_a_model_of_openrouter_needs_its_maker() -> None:
@@ -137,7 +137,7 @@ def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.Monkey
 def test_whatever_is_written_it_is_a_place_or_a_usage_error(model: str, url: str) -> None:
     for written in (model, f"openai:{model}"):
         try:
-            there = place(options(written, base_url=url, api_key=KEY))
+            there = find_endpoint(options(written, base_url=url, api_key=KEY))
         except UsageError as refused:
             assert refused.remedy
         else:
@@ -155,7 +155,8 @@ def test_every_provider_and_variable_is_documented() -> None:
 
 def test_no_provider_s_library_is_imported_to_check_a_model() -> None:
     program = (
-        "import sys; from toolcrib.agent.models import check_model; from toolcrib.agent.options import AgentOptions;"
+        "import sys; from toolcrib.agent_loop.models import check_model;"
+        "from toolcrib.agent_loop.options import AgentOptions;"
         "check_model(AgentOptions(model='openai:m', api_key='k'));"
         "print([n for n in ('pydantic_ai', 'openai', 'anthropic', 'google.genai', 'httpx2') if n in sys.modules])"
     )

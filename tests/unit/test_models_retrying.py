@@ -24,9 +24,9 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 
-from toolcrib.agent.models.definitions import Definitions
-from toolcrib.agent.models.failures import LONGEST, reason
-from toolcrib.agent.models.retrying import LONGEST_DELAY, LONGEST_TOLD, Retrying
+from toolcrib.agent_loop.models.definitions import Definitions
+from toolcrib.agent_loop.models.failures import LONGEST, failure_reason
+from toolcrib.agent_loop.models.retrying import LONGEST_DELAY, LONGEST_REQUESTED, RetryingModel
 
 ASKED: list[ModelMessage] = [ModelRequest.user_text_prompt("go on")]
 LOST = ModelConnectionError("m", "lost")
@@ -82,9 +82,11 @@ class Scripted:
         return next(self.answers)
 
 
-def around(scripted: Scripted, told: Told, *, retries: int = 4, chance: Callable[[], float] = lambda: 1.0) -> Retrying:
+def around(
+    scripted: Scripted, told: Told, *, retries: int = 4, chance: Callable[[], float] = lambda: 1.0
+) -> RetryingModel:
     inner = FunctionModel(scripted.whole, stream_function=scripted.stream)
-    return Retrying(
+    return RetryingModel(
         inner,
         definitions=Definitions(by_name={}),
         retries=retries,
@@ -95,7 +97,7 @@ def around(scripted: Scripted, told: Told, *, retries: int = 4, chance: Callable
     )
 
 
-async def answer(model: Retrying, shown: list[Any] | None = None) -> ModelResponse:
+async def answer(model: RetryingModel, shown: list[Any] | None = None) -> ModelResponse:
     async with model.request_stream(ASKED, None, ModelRequestParameters()) as stream:
         async for event in stream:
             if shown is not None:
@@ -164,7 +166,7 @@ async def test_without_retries_nothing_is_asked_again() -> None:
     assert told.log == []
 
 
-@pytest.mark.parametrize(("after", "waited"), [("0", 0.5), ("7", 7.0), ("3600", LONGEST_TOLD), ("soon", 0.5)])
+@pytest.mark.parametrize(("after", "waited"), [("0", 0.5), ("7", 7.0), ("3600", LONGEST_REQUESTED), ("soon", 0.5)])
 async def test_the_provider_says_how_long_to_wait_within_a_limit(after: str, waited: float) -> None:
     scripted, told = Scripted([http(429, after=after)], ["there"]), Told()
     await answer(around(scripted, told))
@@ -172,7 +174,8 @@ async def test_the_provider_says_how_long_to_wait_within_a_limit(after: str, wai
 
 
 @pytest.mark.parametrize(
-    ("delay", "waited"), [("3s", 3.0), ("0.25s", 0.25), ("0s", 0.5), ("x", 0.5), (None, 0.5), ("9999s", LONGEST_TOLD)]
+    ("delay", "waited"),
+    [("3s", 3.0), ("0.25s", 0.25), ("0s", 0.5), ("x", 0.5), (None, 0.5), ("9999s", LONGEST_REQUESTED)],
 )
 async def test_google_says_in_the_body_how_long_to_wait(delay: Any, waited: float) -> None:
     detail = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": delay}
@@ -237,7 +240,7 @@ async def test_what_is_shown_comes_as_soon_as_it_is_there() -> None:
         yield " second"
 
     told = Told()
-    model = Retrying(
+    model = RetryingModel(
         FunctionModel(stream_function=stream),
         definitions=Definitions(by_name={}),
         retries=0,
@@ -283,19 +286,19 @@ async def test_who_is_cancelled_while_waiting_asks_no_more() -> None:
 
 
 def test_a_reason_is_one_short_line() -> None:
-    told = reason(ModelHTTPError(500, "m", "a\nb " + "x" * 1000))
+    told = failure_reason(ModelHTTPError(500, "m", "a\nb " + "x" * 1000))
     assert told.startswith("500: a b xx")
     assert len(told) == LONGEST
 
 
 @pytest.mark.parametrize("body", [None, {}, {"error": {}}, {"message": "why"}, {"error": "why"}, {"error": ["why"]}])
 def test_a_reason_is_found_in_whatever_a_provider_sends(body: object) -> None:
-    assert reason(ModelHTTPError(500, "m", body)) in {"500", "500: why"}
+    assert failure_reason(ModelHTTPError(500, "m", body)) in {"500", "500: why"}
 
 
 def test_a_failed_connection_is_told_by_what_it_came_from() -> None:
     layers = itertools.accumulate([OSError("no route"), RuntimeError("failed"), LOST], _caused)
-    assert reason([*layers][-1]) == "connection failed: no route"
+    assert failure_reason([*layers][-1]) == "connection failed: no route"
 
 
 def _caused(cause: Exception, error: Exception) -> Exception:

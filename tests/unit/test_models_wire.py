@@ -11,9 +11,9 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
 from parts.adapters import MODELS, ask, offer, options
-from toolcrib.agent.models import open_model
-from toolcrib.catalog.formats import Definition, anthropic, google, openai
-from toolcrib.catalog.offer import Offer
+from toolcrib.agent_loop.models import open_model
+from toolcrib.catalog.offered_tool import OfferedTool
+from toolcrib.formats import Definition, anthropic, google, openai
 from toolcrib.testing import Call, Say, scripted
 
 each_provider = pytest.mark.parametrize("provider", MODELS)
@@ -37,7 +37,7 @@ BY_PROVIDER: dict[str, dict[str, Any]] = {
 }
 
 
-def definition(provider: str, one: Offer) -> Definition:
+def definition(provider: str, one: OfferedTool) -> Definition:
     if provider == "anthropic":
         return anthropic.definition(one)
     if provider == "google":

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.catalog.names import GATEWAY_LIMIT, LIMITS, Names, Pair, fold, name_tools
+from toolcrib.catalog.names import GATEWAY_LIMIT, LIMITS, Names, ToolKey, folded_name, name_tools
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import NameStyle
 
@@ -83,8 +83,8 @@ def test_server_names_that_run_into_each_other_all_get_a_hash() -> None:
 @pytest.mark.req("BNS-8")
 def test_names_that_differ_only_by_case_are_a_conflict() -> None:
     names = name_tools([("s", "Read"), ("s", "read")])
-    assert len({fold(name.server) for name in names.values()}) == 2
-    assert len({fold(name.plain) for name in names.values()}) == 2
+    assert len({folded_name(name.server) for name in names.values()}) == 2
+    assert len({folded_name(name.plain) for name in names.values()}) == 2
 
 
 @pytest.mark.req("BNS-8")
@@ -120,20 +120,20 @@ def test_a_limit_without_room_for_a_hash_is_refused() -> None:
 
 @pytest.mark.req("BNS-8")
 @given(pairs_of_tools, st.sampled_from([None, GATEWAY_LIMIT]))
-def test_every_name_is_legal_short_and_means_one_tool(pairs: list[Pair], limit: int | None) -> None:
+def test_every_name_is_legal_short_and_means_one_tool(pairs: list[ToolKey], limit: int | None) -> None:
     names = name_tools(pairs, limit=limit)
-    holder: dict[str, Pair] = {}
+    holder: dict[str, ToolKey] = {}
     for pair, named in names.items():
         for style in NameStyle:
             public = named.of(style)
             assert re.fullmatch(r"[a-zA-Z0-9_-]+", public)
             assert len(public) <= min(limit or 64, LIMITS[style])
-            assert holder.setdefault(fold(public), pair) == pair
+            assert holder.setdefault(folded_name(public), pair) == pair
 
 
 @pytest.mark.req("BNS-8")
 @given(pairs_of_tools, st.randoms(use_true_random=False))
-def test_names_do_not_depend_on_the_order_of_servers(pairs: list[Pair], random: object) -> None:
+def test_names_do_not_depend_on_the_order_of_servers(pairs: list[ToolKey], random: object) -> None:
     shuffled = list(pairs)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert name_tools(shuffled) == name_tools(pairs)
@@ -141,12 +141,12 @@ def test_names_do_not_depend_on_the_order_of_servers(pairs: list[Pair], random: 
 
 @pytest.mark.req("BNS-8")
 @given(pairs_of_tools, st.lists(st.text(alphabet="aAb_-.é", max_size=6), max_size=8))
-def test_servers_that_contest_no_name_change_none(pairs: list[Pair], tools: list[str]) -> None:
+def test_servers_that_contest_no_name_change_none(pairs: list[ToolKey], tools: list[str]) -> None:
     before = name_tools(pairs)
     added = [("zz-newcomer", f"qq{tool}") for tool in tools]
     after = name_tools([*pairs, *added])
-    contested = {fold(name.of(style)) for name in name_tools(added).values() for style in NameStyle}
-    if not contested & {fold(name.of(style)) for name in before.values() for style in NameStyle}:
+    contested = {folded_name(name.of(style)) for name in name_tools(added).values() for style in NameStyle}
+    if not contested & {folded_name(name.of(style)) for name in before.values() for style in NameStyle}:
         assert {pair: after[pair] for pair in before} == before
 
 
@@ -187,5 +187,5 @@ def test_whatever_else_there_is_each_name_of_a_job_s_tool_means_that_tool(pairs:
     meant: dict[str, set[tuple[str, str]]] = {}
     for pair, one in names.items():
         for name in (one.plain, one.mcp, one.server, *one.also):
-            meant.setdefault(fold(name), set()).add(pair)
+            meant.setdefault(folded_name(name), set()).add(pair)
     assert all(len(whose) == 1 for whose in meant.values())

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from toolcrib.agents.roster import Roster
-from toolcrib.agents.standing import narrows_profile, written_profile
 from toolcrib.errors import ConfigError, StoreError
-from toolcrib.events import Bus, Change
+from toolcrib.events import AuditedChange, Bus
+from toolcrib.identity.registry import AgentRegistry
+from toolcrib.identity.state import narrows_profile, stored_profile
 from toolcrib.policy import BUILTIN, OwnTools, profile_data, profile_from
-from toolcrib.policy.own_tools import allowed_by
+from toolcrib.policy.profile import own_tools_limit
 from toolcrib.store import Store
 from toolcrib.workspace.settings.load import load_settings
 
@@ -35,8 +35,8 @@ def test_the_built_in_profiles_say_what_a_program_may_do_by_itself() -> None:
 def test_a_profile_that_says_nothing_allows_nothing_and_is_kept_as_it_always_was() -> None:
     profile = profile_from("mine", MINE)
     assert profile.own_tools is OwnTools.NONE
-    assert written_profile(profile) == '{"description": "Looks.", "rules": [{"allow": "files:*"}]}'
-    assert written_profile(profile_from("mine", {**MINE, "own_tools": "none"})) == written_profile(profile)
+    assert stored_profile(profile) == '{"description": "Looks.", "rules": [{"allow": "files:*"}]}'
+    assert stored_profile(profile_from("mine", {**MINE, "own_tools": "none"})) == stored_profile(profile)
 
 
 @pytest.mark.parametrize("level", [level for level in OwnTools if level is not OwnTools.NONE])
@@ -70,10 +70,10 @@ class Books:
     """Takes changes until it is told to fail."""
 
     def __init__(self) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[AuditedChange] = []
         self.fails = False
 
-    async def note(self, change: Change) -> None:
+    async def note(self, change: AuditedChange) -> None:
         await asyncio.sleep(0)
         if self.fails:
             raise StoreError("full")
@@ -83,7 +83,7 @@ class Books:
 async def test_only_own_tools_changed_is_a_change_and_less_holds_at_once(tmp_path: Path) -> None:
     books = Books()
     store = await Store.open(tmp_path / "crib.db")
-    roster = await Roster.open(store, bus=Bus(), note=books.note, folder=tmp_path / "agents")
+    roster = await AgentRegistry.open(store, bus=Bus(), note=books.note, folder=tmp_path / "agents")
     try:
         assert await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "edit"}))
         assert not await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "edit"}))
@@ -129,6 +129,6 @@ def test_what_workspace_yml_forbids_no_program_does_by_itself(
 ) -> None:
     (tmp_path / ".toolcrib").mkdir()
     (tmp_path / ".toolcrib" / "workspace.yml").write_text(settings)
-    limit = allowed_by(load_settings(tmp_path, environ={"HOME": str(tmp_path / "h")}).settings, ci=ci)
+    limit = own_tools_limit(load_settings(tmp_path, environ={"HOME": str(tmp_path / "h")}).settings, ci=ci)
     assert (limit.tools, limit.shell) == (tools, shell)
     assert bool(limit.why) is (limit.tools is not OwnTools.ALL), "what limits is named"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.coding_agents import plain_git
-from toolcrib.coding_agents.plain_git import search_path_with_plain_git
+from toolcrib.coding_agents import program_environment
+from toolcrib.coding_agents.program_environment import search_path_with_plain_git
 from toolcrib.errors import ConfigError
 
 pytestmark = pytest.mark.req("FRG-3")
@@ -156,8 +156,8 @@ def test_a_repository_with_a_submodule_still_has_a_status(repository: Repository
 def test_where_git_cannot_be_kept_from_it_there_is_no_git(
     repository: Repository, monkeypatch: pytest.MonkeyPatch, platform: str
 ) -> None:
-    monkeypatch.setattr(plain_git.sys, "platform", platform)
-    monkeypatch.setattr(plain_git.platform, "machine", lambda: "riscv64" if platform == "linux" else "x86_64")
+    monkeypatch.setattr(program_environment.sys, "platform", platform)
+    monkeypatch.setattr(program_environment.platform, "machine", lambda: "riscv64" if platform == "linux" else "x86_64")
     assert repository.git("rev-parse", "HEAD", path=repository.path)[0] == 128
 
 

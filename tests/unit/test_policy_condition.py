@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from toolcrib.errors import ConfigError
 from toolcrib.policy import Condition, Matches, OneOf, Under, condition_from
 from toolcrib.policy.condition import LONGEST, MOST_VALUES
-from toolcrib.policy.paths import DEEPEST_PATH, MOST_LOOKS, MOST_PATHS, Ground, Sight
+from toolcrib.policy.paths import DEEPEST_PATH, MOST_LOOKS, MOST_PATHS, PathContext, PathResolver
 
 pytestmark = pytest.mark.req("KSI-5")
 
 
-def ground(base: str | None, folder: str | None = None) -> Ground:
+def ground(base: str | None, folder: str | None = None) -> PathContext:
     """Of an agent and a server that work in the same folder, unless the server's is given."""
-    return Ground(base, Sight(folder or base))
+    return PathContext(base, PathResolver(folder or base))
 
 
 def path_under(folder: str) -> Condition:
@@ -202,7 +202,7 @@ def test_a_relative_path_starts_where_the_server_works_and_a_relative_folder_whe
 def test_where_nobody_knows_where_the_server_works_relative_paths_cannot_be_judged(
     base: str, folder: str | None
 ) -> None:
-    on = Ground(base, Sight(folder))
+    on = PathContext(base, PathResolver(folder))
     assert not path_under("src").surely({"path": "src/a"}, on)
     assert path_under("src").maybe({"path": "lib/a"}, on)
     assert path_under("src").surely({"path": f"{base}/src/a"}, on)

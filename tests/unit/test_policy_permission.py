@@ -18,11 +18,11 @@ from toolcrib.policy import (
     OWNER,
     Caller,
     Decision,
-    Effect,
-    Origin,
     Permission,
     Profile,
     Rule,
+    RuleEffect,
+    RuleOrigin,
     Verdict,
     decide,
     permission,
@@ -51,7 +51,7 @@ BASE = Path("/nowhere/work")
 PUSH = tool()
 
 
-def rule(text: str, origin: Origin = Origin.AGENT, **more: Any) -> Rule:
+def rule(text: str, origin: RuleOrigin = RuleOrigin.AGENT, **more: Any) -> Rule:
     effect, tools = text.split()
     return rule_from({effect: tools, **more}, where="test", origin=origin, holder="x")
 
@@ -80,7 +80,7 @@ def profile(*rules: str) -> Profile:
     ],
 )
 def test_the_rule_that_decides(profile_rules: list[str], rules: list[str], verdict: Verdict, text: str) -> None:
-    own = [rule(words, Origin(origin)) for origin, _, words in (line.partition(" ") for line in rules)]
+    own = [rule(words, RuleOrigin(origin)) for origin, _, words in (line.partition(" ") for line in rules)]
     for ordered in permutations(own):
         for base in permutations(profile_rules):
             made = permission(profile(*base), agent="x", rules=ordered)
@@ -136,8 +136,8 @@ def test_there_are_five_built_in_profiles_and_each_says_what_it_is() -> None:
 @pytest.mark.req("KSI-6")
 @pytest.mark.parametrize("kind", ["reveals", "changes", "raw"])
 @pytest.mark.parametrize("name", ["developer", "read-only", "nothing", "mine"])
-@pytest.mark.parametrize("origin", Origin)
-def test_no_rule_lifts_what_is_built_in(kind: str, name: str, origin: Origin) -> None:
+@pytest.mark.parametrize("origin", RuleOrigin)
+def test_no_rule_lifts_what_is_built_in(kind: str, name: str, origin: RuleOrigin) -> None:
     base = BUILTIN.get(name) or profile("allow *", "allow crib:*", "ask crib:*")
     rules = [rule("allow *", origin), rule(f"allow crib:{TOOLS[kind].name}", origin), rule("ask crib:*", origin)]
     decision = permission(base, agent="x", rules=rules).decide(TOOLS[kind], {})
@@ -197,12 +197,12 @@ def test_an_ask_alone_opens_only_what_surely_fulfils_it(path: Any, verdict: Verd
 
 
 def test_a_standing_approval_is_stronger_than_a_doubtful_ask() -> None:
-    rules = [rule("ask git:*", **IN_SRC), rule("allow git:push", Origin.APPROVAL)]
+    rules = [rule("ask git:*", **IN_SRC), rule("allow git:push", RuleOrigin.APPROVAL)]
     assert permission(NOTHING, agent="x", rules=rules, workdir=BASE).decide(PUSH, {"path": "~"}).verdict is ALLOW
 
 
 def test_a_deny_is_seen_whatever_conditions_stand_before_it() -> None:
-    rules = [rule("deny git:*", **IN_SRC), rule("deny git:push"), rule("allow *", Origin.APPROVAL)]
+    rules = [rule("deny git:*", **IN_SRC), rule("deny git:push"), rule("allow *", RuleOrigin.APPROVAL)]
     made = permission(NOTHING, agent="x", rules=rules, workdir=BASE)
     for arguments in (None, {}, {"path": "lib"}, {"path": "src"}):
         assert made.decide(PUSH, arguments) == Decision(DENY, "agent x: deny git:push")
@@ -229,7 +229,7 @@ LEAD = permission(BUILTIN["developer"], agent="lead", rules=[rule("deny git:push
     ],
 )
 def test_a_child_gets_the_stricter_of_its_own_and_its_parents_decision(name: str, decision: Decision) -> None:
-    child = permission(BUILTIN["owner"], agent="child", rules=[rule("allow *", Origin.APPROVAL)][:0], parent=LEAD)
+    child = permission(BUILTIN["owner"], agent="child", rules=[rule("allow *", RuleOrigin.APPROVAL)][:0], parent=LEAD)
     assert child.decide(tool(name=name), {}) == decision
     assert child.decide(tool(name=name), None) == decision
 
@@ -272,7 +272,7 @@ def test_the_key_differs_where_a_decision_may() -> None:
     keys = [
         made(),
         made(one),
-        made(rule("allow git:*", Origin.APPROVAL)),
+        made(rule("allow git:*", RuleOrigin.APPROVAL)),
         made(rule("deny git:*")),
         made(rule("allow git:*", annotations={"read_only": True})),
         made(rule("allow git:*", when={"x": {"one_of": [1]}})),
@@ -339,4 +339,4 @@ def test_a_caller_is_who_asks_whatever_session_it_is_counted_in() -> None:
 
 
 def test_the_same_effects_are_rules_and_verdicts() -> None:
-    assert {str(effect) for effect in Effect} == {str(verdict) for verdict in Verdict}
+    assert {str(effect) for effect in RuleEffect} == {str(verdict) for verdict in Verdict}

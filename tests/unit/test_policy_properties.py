@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import CLAIMS
+from toolcrib.config.model import ANNOTATIONS
 from toolcrib.policy import (
     BUILTIN,
     Condition,
-    Effect,
     Matches,
     OneOf,
-    Origin,
     Permission,
     Profile,
     Rule,
+    RuleEffect,
+    RuleOrigin,
     Under,
     Verdict,
     permission,
@@ -44,11 +44,11 @@ conditions = st.builds(
 )
 rules = st.builds(
     Rule,
-    effect=st.sampled_from(Effect),
+    effect=st.sampled_from(RuleEffect),
     tools=globs,
-    annotations=st.dictionaries(st.sampled_from(sorted(CLAIMS)), st.booleans(), max_size=1),
+    annotations=st.dictionaries(st.sampled_from(sorted(ANNOTATIONS)), st.booleans(), max_size=1),
     when=st.lists(conditions, max_size=2, unique_by=lambda c: (c.argument, type(c.test))).map(tuple),
-    origin=st.sampled_from(Origin),
+    origin=st.sampled_from(RuleOrigin),
     holder=st.just("x"),
 )
 rule_lists = st.lists(rules, max_size=6)
@@ -107,14 +107,14 @@ def test_the_order_of_rules_never_matters(
 
 @given(profiles, rule_lists, rules, tools, maybe_arguments)
 def test_one_more_deny_only_narrows(profile: Profile, own: list[Rule], more: Rule, known: Tool, given_: Any) -> None:
-    assume(more.effect is Effect.DENY)
+    assume(more.effect is RuleEffect.DENY)
     before, after = (made(profile, each).decide(known, given_).verdict for each in (own, [*own, more]))
     assert after is before or after is Verdict.DENY
 
 
 @given(profiles, rule_lists, rules, tools, maybe_arguments)
 def test_one_allow_less_never_widens(profile: Profile, own: list[Rule], more: Rule, known: Tool, given_: Any) -> None:
-    assume(more.effect is Effect.ALLOW)
+    assume(more.effect is RuleEffect.ALLOW)
     before, after = (made(profile, each).decide(known, given_).verdict for each in ([*own, more], own))
     assert SEVERITY[after] >= SEVERITY[before]
 
@@ -123,7 +123,7 @@ def test_one_allow_less_never_widens(profile: Profile, own: list[Rule], more: Ru
 def test_where_nothing_allows_or_asks_nothing_may_be_done(
     profile: Profile, own: list[Rule], known: Tool, given_: Any
 ) -> None:
-    denying = [rule for rule in own if rule.effect is Effect.DENY]
+    denying = [rule for rule in own if rule.effect is RuleEffect.DENY]
     assert made(BUILTIN["nothing"], denying).decide(known, given_).verdict is Verdict.DENY
     assert made(Profile(name="empty"), denying).decide(known, given_).verdict is Verdict.DENY
 
@@ -152,7 +152,9 @@ def test_a_child_never_gets_more_than_its_parent(
 @given(profiles, rule_lists, maybe_arguments)
 @pytest.mark.req("KSI-6")
 def test_no_rules_give_away_what_is_the_owners(profile: Profile, own: list[Rule], given_: Any) -> None:
-    permitted = made(profile, [*own, *(Rule(effect=Effect.ALLOW, tools="crib:*", origin=origin) for origin in Origin)])
+    permitted = made(
+        profile, [*own, *(Rule(effect=RuleEffect.ALLOW, tools="crib:*", origin=origin) for origin in RuleOrigin)]
+    )
     for name, allowed in (("agent_add", {"owner"}), ("raw_command", {"owner", "trusted"})):
         marks = {"toolcrib/owner": True} if name == "agent_add" else {}
         if profile.name not in allowed:
@@ -179,8 +181,8 @@ names = st.text(
 def test_a_tool_is_denied_under_every_glob_that_means_it(data: st.DataObject, server: str, name: str, own: Any) -> None:
     glob = f"{data.draw(globs_over(server))}:{data.draw(globs_over(name))}"
     assume(not glob.startswith(":"))
-    deny = Rule(effect=Effect.DENY, tools=glob)
-    everything = [Rule(effect=Effect.ALLOW, tools="*", origin=origin) for origin in Origin]
+    deny = Rule(effect=RuleEffect.DENY, tools=glob)
+    everything = [Rule(effect=RuleEffect.ALLOW, tools="*", origin=origin) for origin in RuleOrigin]
     decision = made(BUILTIN["owner"], [*own, *everything, deny]).decide(tool(server, name), {})
     assert decision.verdict is Verdict.DENY
 
@@ -199,8 +201,8 @@ def test_no_disguise_of_an_argument_passes_a_deny(data: st.DataObject, value: st
     key = data.draw(st.sampled_from(["path", "Path", "PATH", "path"]))
     others = data.draw(st.dictionaries(st.sampled_from(["mode", "Path", "pat"]), values, max_size=2))
     arguments = {**others, key: data.draw(disguised(value))}
-    deny = Rule(effect=Effect.DENY, tools="git:*", when=(Condition(argument="path", test=Under("src")),))
-    everything = [Rule(effect=Effect.ALLOW, tools="*", origin=origin) for origin in Origin]
+    deny = Rule(effect=RuleEffect.DENY, tools="git:*", when=(Condition(argument="path", test=Under("src")),))
+    everything = [Rule(effect=RuleEffect.ALLOW, tools="*", origin=origin) for origin in RuleOrigin]
     assert made(BUILTIN["owner"], [*everything, deny]).decide(PUSH, arguments).verdict is Verdict.DENY
 
 
@@ -210,7 +212,10 @@ def test_no_disguise_of_an_argument_fulfils_an_allow(data: st.DataObject, value:
     good = data.draw(st.dictionaries(st.sampled_from(["path", "mode", "file"]), st.just("src/a"), max_size=2))
     arguments = {**good, key: data.draw(disguised(value))}
     allow = Rule(
-        effect=Effect.ALLOW, tools="*", when=(Condition(argument="path", test=Under("src")),), origin=Origin.APPROVAL
+        effect=RuleEffect.ALLOW,
+        tools="*",
+        when=(Condition(argument="path", test=Under("src")),),
+        origin=RuleOrigin.APPROVAL,
     )
     assert made(BUILTIN["nothing"], [allow]).decide(PUSH, arguments).verdict is Verdict.DENY
 
@@ -221,12 +226,12 @@ spelled_names = st.lists(
 path_rules = st.lists(
     st.builds(
         Rule,
-        effect=st.sampled_from(Effect),
+        effect=st.sampled_from(RuleEffect),
         tools=st.just("git:*"),
         when=st.sampled_from(["src", ".", "lib", "src/deep", "../.."]).map(
             lambda folder: (Condition(argument="path", test=Under(folder)),)
         ),
-        origin=st.sampled_from(Origin),
+        origin=st.sampled_from(RuleOrigin),
     ),
     max_size=4,
 )
@@ -279,7 +284,7 @@ def test_what_is_allowed_is_where_the_server_will_find_it_and_what_is_denied_is_
     assume(value.strip("/") and not value.startswith("/"))
     known = tool("git", "push", tree / servers)
     when = (Condition(argument="path", test=Under(folder)),)
-    allow, deny = (Rule(effect=effect, tools="*", when=when) for effect in (Effect.ALLOW, Effect.DENY))
+    allow, deny = (Rule(effect=effect, tools="*", when=when) for effect in (RuleEffect.ALLOW, RuleEffect.DENY))
     inside = (tree / servers / value).resolve().is_relative_to((tree / agents / folder).resolve())
     allowed = working(tree, agents, BUILTIN["nothing"], [allow]).decide(known, {"path": value}).verdict
     denied = working(tree, agents, BUILTIN["developer"], [deny]).decide(known, {"path": value}).verdict
@@ -292,7 +297,7 @@ def test_for_a_server_that_works_nobody_knows_where_no_rule_allows_a_relative_pa
     far = tool("git", "push", None)
     verdict = made(BUILTIN["nothing"], own).decide(far, {"path": value}).verdict
     assert verdict is Verdict.DENY
-    denies = any(rule.effect is Effect.DENY for rule in own)
+    denies = any(rule.effect is RuleEffect.DENY for rule in own)
     assert not denies or made(BUILTIN["developer"], own).decide(far, {"path": value}).verdict is Verdict.DENY
 
 

@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import CLAIMS
+from toolcrib.config.model import ANNOTATIONS
 from toolcrib.errors import ConfigError
 from toolcrib.policy import (
     BUILTIN,
     Condition,
-    Effect,
     Matches,
     OneOf,
-    Origin,
     Rule,
+    RuleEffect,
+    RuleOrigin,
     Under,
     profile_data,
     profile_from,
     rule_data,
     rule_from,
 )
-from toolcrib.policy.rule import claims
+from toolcrib.policy.rule import trusted_annotations
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -38,11 +38,11 @@ def tool(server: str, name: str, believed: bool = True, **annotations: Any) -> T
     return made
 
 
-def covers(effect: Effect, tools: str, server: str, name: str) -> bool:
+def covers(effect: RuleEffect, tools: str, server: str, name: str) -> bool:
     return Rule(effect=effect, tools=tools).covers(tool(server, name))
 
 
-@pytest.mark.parametrize("effect", Effect)
+@pytest.mark.parametrize("effect", RuleEffect)
 @pytest.mark.parametrize(
     ("tools", "server", "name", "expected"),
     [
@@ -64,7 +64,7 @@ def covers(effect: Effect, tools: str, server: str, name: str) -> bool:
         ("*:*", "a:b", "c", True),
     ],
 )
-def test_a_glob_covers_server_and_tool(effect: Effect, tools: str, server: str, name: str, expected: bool) -> None:
+def test_a_glob_covers_server_and_tool(effect: RuleEffect, tools: str, server: str, name: str, expected: bool) -> None:
     assert covers(effect, tools, server, name) is expected
 
 
@@ -73,13 +73,13 @@ def test_a_glob_covers_server_and_tool(effect: Effect, tools: str, server: str, 
     [("git:push", "Git", "PUSH"), ("GIT:*", "git", "push"), ("a:b:c", "a:b", "c"), ("a:b:*", "a:b", "c")],
 )
 def test_an_allow_means_what_it_says_and_a_deny_every_spelling(tools: str, server: str, name: str) -> None:
-    assert covers(Effect.DENY, tools, server, name)
-    assert covers(Effect.ASK, tools, server, name)
-    assert not covers(Effect.ALLOW, tools, server, name)
+    assert covers(RuleEffect.DENY, tools, server, name)
+    assert covers(RuleEffect.ASK, tools, server, name)
+    assert not covers(RuleEffect.ALLOW, tools, server, name)
 
 
 def test_a_long_name_against_many_stars_takes_no_time() -> None:
-    assert not covers(Effect.ALLOW, "x:" + "a*" * 100 + "b", "x", "a" * 5000)
+    assert not covers(RuleEffect.ALLOW, "x:" + "a*" * 100 + "b", "x", "a" * 5000)
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_a_long_name_against_many_stars_takes_no_time() -> None:
 )
 def test_a_glob_that_names_no_server_and_tool_is_refused_with_what_to_write(tools: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Rule(effect=Effect.ALLOW, tools=tools)
+        Rule(effect=RuleEffect.ALLOW, tools=tools)
     assert caught.value.remedy == remedy
 
 
 @pytest.mark.parametrize("tools", ["", "git:a\0", "git:\ud800", "git:a\nb", "git:" + "a" * 2000, 5, None, ["git:*"]])
 def test_a_glob_that_is_no_line_of_text_is_refused(tools: Any) -> None:
     with pytest.raises(ConfigError):
-        Rule(effect=Effect.ALLOW, tools=tools)
+        Rule(effect=RuleEffect.ALLOW, tools=tools)
 
 
 SILENT = {"read_only": False, "destructive": True, "idempotent": False, "open_world": True}
@@ -116,15 +116,15 @@ SILENT = {"read_only": False, "destructive": True, "idempotent": False, "open_wo
 )
 def test_a_server_that_says_nothing_plain_may_change_things(annotations: dict[str, Any]) -> None:
     made = tool("files", "x", **annotations)
-    assert claims(made) == SILENT
+    assert trusted_annotations(made) == SILENT
     assert not made.reads_only
 
 
 def test_the_claims_of_a_server_that_is_not_believed_do_not_count() -> None:
     said = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
-    assert claims(tool("files", "x", believed=False, **said)) == SILENT
+    assert trusted_annotations(tool("files", "x", believed=False, **said)) == SILENT
     assert not tool("files", "x", believed=False, **said).reads_only
-    assert claims(tool("files", "x", **said)) == {
+    assert trusted_annotations(tool("files", "x", **said)) == {
         "read_only": True,
         "destructive": False,
         "idempotent": True,
@@ -133,8 +133,8 @@ def test_the_claims_of_a_server_that_is_not_believed_do_not_count() -> None:
 
 
 def test_what_only_reads_destroys_nothing_unless_its_server_says_so() -> None:
-    assert claims(tool("files", "x", readOnlyHint=True))["destructive"] is False
-    assert claims(tool("files", "x", readOnlyHint=True, destructiveHint=True))["destructive"] is True
+    assert trusted_annotations(tool("files", "x", readOnlyHint=True))["destructive"] is False
+    assert trusted_annotations(tool("files", "x", readOnlyHint=True, destructiveHint=True))["destructive"] is True
 
 
 def test_the_daemons_own_commands_are_always_believed() -> None:
@@ -142,11 +142,11 @@ def test_the_daemons_own_commands_are_always_believed() -> None:
 
 
 def test_a_rule_with_annotations_covers_only_tools_that_are_so() -> None:
-    reads = Rule(effect=Effect.ALLOW, tools="*", annotations={"read_only": True, "open_world": False})
+    reads = Rule(effect=RuleEffect.ALLOW, tools="*", annotations={"read_only": True, "open_world": False})
     assert reads.covers(tool("files", "x", readOnlyHint=True, openWorldHint=False))
     assert not reads.covers(tool("files", "x", readOnlyHint=True))
     assert not reads.covers(tool("files", "x", believed=False, readOnlyHint=True, openWorldHint=False))
-    breaks = Rule(effect=Effect.DENY, tools="*", annotations={"destructive": True})
+    breaks = Rule(effect=RuleEffect.DENY, tools="*", annotations={"destructive": True})
     assert breaks.covers(tool("files", "x", believed=False, destructiveHint=False))
 
 
@@ -182,33 +182,33 @@ def test_a_rule_that_cannot_be_read_says_where_what_and_what_to_do(data: Any, sa
 
 def test_an_empty_when_or_annotations_is_none_at_all() -> None:
     assert rule_from({"allow": "a:*", "when": {}, "annotations": {}}, where="x") == Rule(
-        effect=Effect.ALLOW, tools="a:*"
+        effect=RuleEffect.ALLOW, tools="a:*"
     )
 
 
 @pytest.mark.parametrize(
     ("data", "origin", "text"),
     [
-        ({"deny": "crib:raw_command"}, Origin.PROFILE, "profile mine: deny crib:raw_command"),
-        ({"allow": "*"}, Origin.AGENT, "agent mine: allow *:*"),
+        ({"deny": "crib:raw_command"}, RuleOrigin.PROFILE, "profile mine: deny crib:raw_command"),
+        ({"allow": "*"}, RuleOrigin.AGENT, "agent mine: allow *:*"),
         (
             {"allow": "git:*", "when": {"path": {"under": "src"}}},
-            Origin.AGENT,
+            RuleOrigin.AGENT,
             "agent mine: allow git:* when path under src",
         ),
         (
             {"ask": "db:query", "when": {"sql": {"matches": "drop .*"}, "mode": {"one_of": ["a", 1, True, None]}}},
-            Origin.APPROVAL,
+            RuleOrigin.APPROVAL,
             "approval mine: ask db:query when mode one_of a, 1, true, null and sql matches drop .*",
         ),
         (
             {"allow": "*:*", "annotations": {"read_only": True, "open_world": False}},
-            Origin.PROFILE,
+            RuleOrigin.PROFILE,
             "profile mine: allow *:* where not open_world and read_only",
         ),
     ],
 )
-def test_a_rule_is_told_in_words(data: Any, origin: Origin, text: str) -> None:
+def test_a_rule_is_told_in_words(data: Any, origin: RuleOrigin, text: str) -> None:
     assert str(rule_from(data, where="x", origin=origin, holder="mine")) == text
 
 
@@ -228,15 +228,15 @@ tests = st.one_of(
 )
 rules = st.builds(
     Rule,
-    effect=st.sampled_from(Effect),
+    effect=st.sampled_from(RuleEffect),
     tools=globs,
-    annotations=st.dictionaries(st.sampled_from(sorted(CLAIMS)), st.booleans()),
+    annotations=st.dictionaries(st.sampled_from(sorted(ANNOTATIONS)), st.booleans()),
     when=st.lists(
         st.builds(Condition, argument=st.sampled_from(["path", "a.b", "Ä"]), test=tests),
         max_size=3,
         unique_by=lambda condition: (condition.argument, type(condition.test)),
     ).map(tuple),
-    origin=st.sampled_from(Origin),
+    origin=st.sampled_from(RuleOrigin),
     holder=st.sampled_from(["", "mine"]),
 )
 
@@ -275,15 +275,15 @@ def test_whatever_is_given_as_a_rule_is_read_or_refused_in_our_words(data: Any) 
 def test_the_same_conditions_in_another_order_are_the_same_rule() -> None:
     one = Condition(argument="a", test=OneOf(("x",)))
     two = Condition(argument="b", test=Under("src"))
-    assert Rule(effect=Effect.ALLOW, tools="a:*", when=(one, two)) == Rule(
-        effect=Effect.ALLOW, tools="a:*", when=(two, one)
+    assert Rule(effect=RuleEffect.ALLOW, tools="a:*", when=(one, two)) == Rule(
+        effect=RuleEffect.ALLOW, tools="a:*", when=(two, one)
     )
 
 
 def test_one_argument_does_not_have_the_same_test_twice() -> None:
     twice = tuple(Condition(argument="a", test=Under(folder)) for folder in ("src", "lib"))
     with pytest.raises(ConfigError, match="same test twice"):
-        Rule(effect=Effect.ALLOW, tools="a:*", when=twice)
+        Rule(effect=RuleEffect.ALLOW, tools="a:*", when=twice)
 
 
 def test_a_profile_survives_being_written_and_read() -> None:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib.catalog.names import GATEWAY_LIMIT
-from toolcrib.catalog.offer import Offer
+from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.catalog.snapshot import Catalog
-from toolcrib.config.model import Does, NameStyle, ToolRule
-from toolcrib.crib.relabelled import NOWHERE, Relabelled
-from toolcrib.listing import SOURCE, Listings, Reader
+from toolcrib.config.model import NameStyle, RuleAction, ToolRule
+from toolcrib.core.daemon_catalog import UNKNOWN_SERVER, DaemonCatalog
+from toolcrib.listing import ORIGIN_KEY, Listings, ReaderKind
 from toolcrib.policy import OWNER
 
 pytestmark = pytest.mark.req("ENG-10")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.req("ENG-10")
 
 def listed(catalog: Catalog, style: NameStyle = NameStyle.SERVER) -> tuple[bytes, ...]:
     """As the endpoint gives it to a program."""
-    array = Listings(style).tools(catalog, OWNER, Reader.PROGRAM)
+    array = Listings(style).tools(catalog, OWNER, ReaderKind.PROGRAM)
     return tuple(bytes(one) for one in msgspec.json.decode(array, type=list[msgspec.Raw]))
 
 
@@ -40,7 +40,7 @@ _NAME = st.text(st.sampled_from("ab_-:. é"), min_size=1, max_size=5) | st.text(
 )
 def test_every_tool_is_found_again_by_all_its_names(servers, style):
     there = catalog_of({server: [{"name": name} for name in sorted(names)] for server, names in servers.items()})
-    here = Relabelled().anew(listed(there, style))
+    here = DaemonCatalog().anew(listed(there, style))
     assert {(tool.server, tool.name) for tool in here.catalog.tools} == {(t.server, t.name) for t in there.tools}
     plain = [tool.names.plain.lower() for tool in here.catalog.tools]
     assert len(set(plain)) == len(plain)
@@ -64,11 +64,11 @@ def test_every_tool_is_found_again_by_all_its_names(servers, style):
 def test_what_the_server_put_into_meta_stays_and_ours_goes():
     there = catalog_of({"s": [{"name": "a", "_meta": {"own": 1.5}}, {"name": "b"}, {"name": "c", "_meta": 7}]})
     assert [json.loads(one)["_meta"] for one in listed(there)] == [
-        {"own": 1.5, SOURCE: ["s", "a"]},
-        {SOURCE: ["s", "b"]},
-        {SOURCE: ["s", "c"]},
+        {"own": 1.5, ORIGIN_KEY: ["s", "a"]},
+        {ORIGIN_KEY: ["s", "b"]},
+        {ORIGIN_KEY: ["s", "c"]},
     ]
-    tools = Relabelled().anew(listed(there)).catalog.tools
+    tools = DaemonCatalog().anew(listed(there)).catalog.tools
     assert [json.loads(tool.raw()) for tool in tools] == [
         {"name": "a", "_meta": {"own": 1.5}},
         {"name": "b"},
@@ -78,25 +78,28 @@ def test_what_the_server_put_into_meta_stays_and_ours_goes():
 
 def test_what_the_daemons_configuration_makes_of_a_tool_is_kept():
     rules = (
-        ToolRule(does=Does.RENAME, value={"s:long_name": "short"}),
-        ToolRule(does=Does.OPTIONS, value={"openai": {"strict": True}}),
+        ToolRule(does=RuleAction.RENAME, value={"s:long_name": "short"}),
+        ToolRule(does=RuleAction.OPTIONS, value={"openai": {"strict": True}}),
     )
     there = catalog_of({"s": [{"name": "long_name", "inputSchema": {"type": "object"}}]}, rules=rules)
-    here = Relabelled().anew(listed(there))
-    offer = Offer.of(here.catalog.tools[0])
+    here = DaemonCatalog().anew(listed(there))
+    offer = OfferedTool.of(here.catalog.tools[0])
     assert (offer.name, offer.tool.display, here.public(offer.tool)) == ("short", "s:long_name", "s_short")
-    assert offer.options == Offer.of(there.tools[0]).options
+    assert offer.options == OfferedTool.of(there.tools[0]).options
     assert offer.options["openai"] == {"strict": True}
 
 
 def test_the_same_list_is_the_same_catalog_and_another_is_a_new_one():
-    first = Relabelled().anew(listed(catalog_of({"s": [{"name": "a"}]})))
+    first = DaemonCatalog().anew(listed(catalog_of({"s": [{"name": "a"}]})))
     assert first.anew(listed(catalog_of({"s": [{"name": "a"}]}))) is first
     second = first.anew(listed(catalog_of({"s": [{"name": "a"}, {"name": "b"}]})))
     assert second.catalog.version > first.catalog.version
 
 
 def test_a_daemon_that_tells_no_sources_can_still_be_used():
-    here = Relabelled().anew((b'{"name":"w_note"}', b'{"name":"x","_meta":{"toolcrib/tool":3}}', b"no json"))
-    assert [(tool.server, tool.name) for tool in here.catalog.tools] == [(NOWHERE, "w_note"), (NOWHERE, "x")]
+    here = DaemonCatalog().anew((b'{"name":"w_note"}', b'{"name":"x","_meta":{"toolcrib/tool":3}}', b"no json"))
+    assert [(tool.server, tool.name) for tool in here.catalog.tools] == [
+        (UNKNOWN_SERVER, "w_note"),
+        (UNKNOWN_SERVER, "x"),
+    ]
     assert here.public(here.catalog.tools[0]) == "w_note"

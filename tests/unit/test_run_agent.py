@@ -13,13 +13,13 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import BinaryContent
 
 from parts.agent_runs import Bench, Calls, Thinks, in_memory, options, other_tasks, result, run
-from toolcrib.agent.events import (
-    Ended,
+from toolcrib.agent_loop.events import (
     McpConnected,
     McpWarning,
     NameConflict,
     ReasoningDelta,
     Retrying,
+    RunEnd,
     RunEvent,
     RunFailed,
     RunFinished,
@@ -29,12 +29,12 @@ from toolcrib.agent.events import (
     ToolCalled,
     ToolFinished,
 )
-from toolcrib.agent.options import AgentOptions, ToolRequest
-from toolcrib.agent.run import run_agent
-from toolcrib.agent_events import FAILURE, AgentEvent, Kind, ToolStatus
+from toolcrib.agent_loop.options import AgentOptions, ToolRequest
+from toolcrib.agent_loop.run import run_agent
 from toolcrib.catalog.names import is_legal
-from toolcrib.catalog.transforms import Rename
-from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ServerAway, UsageError
+from toolcrib.catalog.transforms import RenameTools
+from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ServerUnavailable, UsageError
+from toolcrib.run_events import FAILURE_KEY, AgentEvent, AgentEventKind, ToolStatus
 
 SERVERS: dict[str, Any] = {"mcp_servers": ["stands for the bench"]}
 PIXELS = b"\x89PNG\r\n"
@@ -69,7 +69,7 @@ async def outcome(monkeypatch: pytest.MonkeyPatch, does: Any, arguments: str = "
     """One call of `act`: its last event, and what the model was told."""
     world = in_memory(monkeypatch, [Calls(tool="act", arguments=arguments)], ["Well."], kit=desk(act=does))
     events = await run(**SERVERS, **given)
-    assert only(events, RunFinished).ended is Ended.DONE
+    assert only(events, RunFinished).ended is RunEnd.DONE
     ((_, ended),) = calls_of(events)
     (told,) = world.results
     return ended, told
@@ -105,7 +105,7 @@ async def test_a_run_tells_each_fact_once_and_in_order(monkeypatch: pytest.Monke
     assert isinstance(started, RunStarted)
     assert isinstance(last, RunFinished)
     assert (started.model, started.max_steps) == ("anthropic:scripted", 30)
-    assert (last.text, last.ended, last.steps, last.usage.requests) == ("It is 5.", Ended.DONE, 2, 2)
+    assert (last.text, last.ended, last.steps, last.usage.requests) == ("It is 5.", RunEnd.DONE, 2, 2)
     ((called, ended),) = calls_of(events)
     assert (called.tool_name, called.server, called.tool_args) == ("add", "desk", {"a": 2, "b": 3})
     assert (ended.tool_status, ended.text, ended.blocks) == (ToolStatus.OK, "5", ({"type": "text", "text": "5"},))
@@ -129,8 +129,13 @@ async def test_every_event_is_an_agent_event_and_plain_json(monkeypatch: pytest.
         plain = event.to_json()
         assert json.loads(json.dumps(plain)) == plain
         assert plain["type"] == event.type
-    assert {event.kind for event in events} == {Kind.LOG, Kind.MESSAGE, Kind.REASONING, Kind.TOOL}
-    assert {event.type for event in events if event.kind is Kind.TOOL} == {"tool_call", "tool_result"}
+    assert {event.kind for event in events} == {
+        AgentEventKind.LOG,
+        AgentEventKind.MESSAGE,
+        AgentEventKind.REASONING,
+        AgentEventKind.TOOL,
+    }
+    assert {event.type for event in events if event.kind is AgentEventKind.TOOL} == {"tool_call", "tool_result"}
     assert only(events, RunFinished).to_json()["usage"]["requests"] == 2
 
 
@@ -191,7 +196,7 @@ async def test_a_crib_is_offered_beside_the_servers_and_left_open(monkeypatch: p
 async def test_tools_have_their_plain_names_and_calls_undo_what_was_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     kit = desk(read_file=lambda given: f"read {given}", write_file=lambda _: "", rm=lambda _: "")
     world = in_memory(monkeypatch, [Calls(tool="slurp", arguments='{"path": "a"}')], ["Done."], kit=kit)
-    await run(**SERVERS, keep="*_file", drop="desk:write_*", transform=[Rename({"read_file": "slurp"})])
+    await run(**SERVERS, keep="*_file", drop="desk:write_*", transform=[RenameTools({"read_file": "slurp"})])
     assert world.offered[0] == ["slurp"]
     assert kit.calls == [("read_file", {"path": "a"})]
     world = in_memory(monkeypatch, ["Done."], kit=kit)
@@ -216,7 +221,7 @@ async def test_calls_of_one_answer_run_at_the_same_time(monkeypatch: pytest.Monk
     ("error", "status", "words"),
     [
         (RuntimeError("it broke"), ToolStatus.ERROR, "RuntimeError: it broke"),
-        (ServerAway("Server 'desk' is gone."), ToolStatus.AWAY, "Server 'desk' is gone."),
+        (ServerUnavailable("Server 'desk' is gone."), ToolStatus.AWAY, "Server 'desk' is gone."),
         (CallTimeout("No answer in 5 s."), ToolStatus.TIMEOUT, "No answer in 5 s."),
         (InvalidArguments("a: a number is needed", remedy="Correct it."), ToolStatus.INVALID, "Correct it."),
         (TimeoutError("slow"), ToolStatus.ERROR, "TimeoutError: slow"),
@@ -256,11 +261,11 @@ async def test_a_tool_that_says_it_failed_is_told_with_all_it_brought(monkeypatc
 async def test_a_tool_whose_command_failed_is_shown_as_failed_though_its_call_went_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    failed = {"content": [{"type": "text", "text": "Exit code 3"}], "_meta": {FAILURE: "Exit code 3"}}
+    failed = {"content": [{"type": "text", "text": "Exit code 3"}], "_meta": {FAILURE_KEY: "Exit code 3"}}
     ended, told = await outcome(monkeypatch, lambda _: failed)
     assert (ended.tool_status, ended.text) == (ToolStatus.ERROR, "Exit code 3")
     assert (told.content, told.outcome) == ("Exit code 3", "success"), "the model gets it as MCP has it"
-    fine, _ = await outcome(monkeypatch, lambda _: failed | {"_meta": {FAILURE: ""}})
+    fine, _ = await outcome(monkeypatch, lambda _: failed | {"_meta": {FAILURE_KEY: ""}})
     assert fine.tool_status is ToolStatus.OK
 
 
@@ -355,7 +360,7 @@ async def test_the_last_step_is_the_last_and_what_was_said_is_kept(monkeypatch: 
     world = in_memory(monkeypatch, ["I go on.", Calls(tool="act")], kit=desk(act=lambda _: "more"))
     events = await run(**SERVERS, max_steps=3)
     last = only(events, RunFinished)
-    assert (last.ended, last.text, last.steps) == (Ended.MAX_STEPS, "I go on.", 3)
+    assert (last.ended, last.text, last.steps) == (RunEnd.MAX_STEPS, "I go on.", 3)
     assert len(world.asked) == 3
     assert len(calls_of(events)) == 3
     assert sum(isinstance(event, StepFinished) for event in events) == 3
@@ -457,7 +462,7 @@ async def test_a_run_needs_a_prompt(prompt: str) -> None:
 
 
 async def test_two_servers_of_one_name_are_refused() -> None:
-    from toolcrib.config.given import HttpServer
+    from toolcrib.config.from_code import HttpServer
 
     twice = [HttpServer("jobs", url="http://127.0.0.1:9/mcp"), HttpServer("Jobs", url="http://127.0.0.1:8/mcp")]
     with pytest.raises(UsageError, match="one name"):
@@ -564,7 +569,7 @@ async def test_when_the_time_is_up_calls_under_way_are_cancelled_and_told(monkey
     events = await run(**SERVERS, timeout=1)
     last = only(events, RunFinished)
     assert events[-1] is last
-    assert (last.ended, last.text, last.steps) == (Ended.TIMEOUT, "I begin.", 1)
+    assert (last.ended, last.text, last.steps) == (RunEnd.TIMEOUT, "I begin.", 1)
     assert {ended.tool_name: ended.tool_status for _, ended in calls_of(events)} == {
         "hang": ToolStatus.CANCELLED,
         "quick": ToolStatus.OK,
@@ -594,14 +599,14 @@ async def test_the_time_limit_holds_while_servers_connect_and_while_the_model_th
     assert kinds(events) == ["run_started", "run_finished"]
     in_memory(monkeypatch, ["I thi", hang, "nk."])
     last = only(await run(timeout=1), RunFinished)
-    assert (last.ended, last.text) == (Ended.TIMEOUT, "I thi")
+    assert (last.ended, last.text) == (RunEnd.TIMEOUT, "I thi")
     assert not other_tasks()
 
 
 async def test_a_model_that_says_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     in_memory(monkeypatch, ["I act.", Calls(tool="act")], [Thinks(text="That was it.")], kit=desk(act=lambda _: "x"))
     last = only(await run(**SERVERS), RunFinished)
-    assert (last.ended, last.text, last.steps) == (Ended.DONE, "I act.", 2)
+    assert (last.ended, last.text, last.steps) == (RunEnd.DONE, "I act.", 2)
 
 
 async def test_a_provider_that_fails_ends_the_run_with_words_and_a_remedy_and_without_the_key(
@@ -636,7 +641,7 @@ async def test_what_nobody_expected_ends_the_run_as_a_failure_and_is_logged(
 
 
 async def test_repeated_requests_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from toolcrib.agent import models
+    from toolcrib.agent_loop import models
 
     world = in_memory(monkeypatch, ["Hello."])
 

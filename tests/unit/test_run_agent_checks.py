@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from parts.agent_runs import Bench, in_memory, options, other_tasks, run
-from toolcrib.agent import checks, events
-from toolcrib.agent.events import RunFinished
-from toolcrib.agent.models import place
-from toolcrib.agent.models.loading import loaded
-from toolcrib.agent.models.settings import refuse_unusable
-from toolcrib.agent.options import AgentOptions, CodingTools
-from toolcrib.agent.run import run_agent
-from toolcrib.config.given import StdioServer
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.kit import Kit
+from toolcrib.agent_loop import events, setup
+from toolcrib.agent_loop.events import RunFinished
+from toolcrib.agent_loop.models import endpoint
+from toolcrib.agent_loop.models.endpoint import load_module
+from toolcrib.agent_loop.options import AgentOptions, CodingTools
+from toolcrib.agent_loop.run import run_agent
+from toolcrib.agent_loop.setup import check_settings
+from toolcrib.config.from_code import StdioServer
+from toolcrib.core.crib import Crib
+from toolcrib.core.kit import Kit
 from toolcrib.errors import UsageError
 
 SERVER = StdioServer("s", command="true")
@@ -27,7 +27,7 @@ SECRET = "sk-VERY-SECRET"
 
 
 def test_every_option_is_checked() -> None:
-    assert set(checks.CHECKS) == {one.name for one in fields(AgentOptions)}
+    assert set(setup.CHECKS) == {one.name for one in fields(AgentOptions)}
 
 
 def test_every_option_and_every_event_is_explained_by_help() -> None:
@@ -101,7 +101,7 @@ async def test_what_cannot_work_is_refused_with_a_remedy(
     make = Kit
     world = in_memory(monkeypatch, ["Hello."], kit=kit)
     if "mcp_servers" in given:
-        monkeypatch.setattr("toolcrib.agent.plan.Kit", make)
+        monkeypatch.setattr("toolcrib.agent_loop.setup.Kit", make)
     run_ = run_agent("Go.", options(**{"mcp_servers": ["the bench"], **given}))
     with pytest.raises(UsageError) as refused:
         await anext(run_)
@@ -127,27 +127,27 @@ async def test_a_prompt_is_a_text(prompt: Any) -> None:
 
 
 async def test_a_key_with_blanks_around_it_and_none_at_all_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert place.place(options(api_key=" sk-1\n")).key == "sk-1"
-    assert place.place(options(api_key=None)).key == ""
+    assert endpoint.find_endpoint(options(api_key=" sk-1\n")).key == "sk-1"
+    assert endpoint.find_endpoint(options(api_key=None)).key == ""
     in_memory(monkeypatch, ["Hello."])
     assert isinstance((await run(api_key=None))[-1], RunFinished)
 
 
 def test_a_variable_that_holds_no_key_is_refused_without_its_value() -> None:
     with pytest.raises(UsageError) as refused:
-        place.place(options(base_url="", environ={"ANTHROPIC_API_KEY": f"{SECRET}é"}))
+        endpoint.find_endpoint(options(base_url="", environ={"ANTHROPIC_API_KEY": f"{SECRET}é"}))
     assert "ANTHROPIC_API_KEY" in refused.value.text()
     assert SECRET not in refused.value.text()
 
 
-@pytest.mark.parametrize("provider", place.PROVIDERS.values(), ids=lambda one: one.name)
-def test_each_provider_knows_its_settings(provider: place.Provider) -> None:
-    known = loaded(f"toolcrib.agent.models.{provider.module}").SETTINGS[provider.name]
+@pytest.mark.parametrize("provider", endpoint.PROVIDERS.values(), ids=lambda one: one.name)
+def test_each_provider_knows_its_settings(provider: endpoint.ModelProvider) -> None:
+    known = load_module(f"toolcrib.agent_loop.models.{provider.module}").SETTINGS[provider.name]
     own = {"anthropic": "anthropic_metadata", "google": "google_safety_settings"}.get(provider.name, "openai_user")
     assert {"temperature", "max_tokens", "thinking", "timeout", own} <= known
-    refuse_unusable(dict.fromkeys(known - {"timeout"}, 1), provider)
+    check_settings(dict.fromkeys(known - {"timeout"}, 1), provider)
     with pytest.raises(UsageError, match="temprature"):
-        refuse_unusable({"temprature": 0}, provider)
+        check_settings({"temprature": 0}, provider)
 
 
 async def test_lists_that_can_be_read_but_once_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from parts.agent_runs import Bench, Calls, World, in_memory, options, other_tasks, result, run, turns
-from toolcrib.agent import coding
-from toolcrib.agent.events import McpConnected, NameConflict, RunEvent, RunFinished, RunStarted, ToolCalled
-from toolcrib.agent.options import CodingTools, ToolRequest
-from toolcrib.agent.run import AgentRun, run_agent
-from toolcrib.crib.results import Result, read_result
+from toolcrib.agent_loop import coding
+from toolcrib.agent_loop.events import McpConnected, NameConflict, RunEvent, RunFinished, RunStarted, ToolCalled
+from toolcrib.agent_loop.options import CodingTools, ToolRequest
+from toolcrib.agent_loop.run import AgentRun, run_agent
+from toolcrib.core.results import Result, read_result
 from toolcrib.errors import UsageError
 
 MOST = 2000

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parts.agent_runs import Bench, Calls, Thinks, in_memory, options, other_tasks, run
-from toolcrib.agent import feed, loop
-from toolcrib.agent.calling import read_arguments
-from toolcrib.agent.events import (
+from toolcrib.agent_loop import event_queue, loop
+from toolcrib.agent_loop.events import (
     AnyRunEvent,
     McpConnected,
     McpWarning,
@@ -25,13 +24,14 @@ from toolcrib.agent.events import (
     ToolCalled,
     ToolFinished,
 )
-from toolcrib.agent.options import CodingTools, ToolRequest
-from toolcrib.agent.run import AgentRun, run_agent
-from toolcrib.agent.words import Pieces, whole, whole_arguments
-from toolcrib.agent_events import ToolStatus
-from toolcrib.catalog.transforms import Default, Fix, Rename, RenameArgument
+from toolcrib.agent_loop.messages import TextPieces, whole_arguments, whole_text
+from toolcrib.agent_loop.options import CodingTools, ToolRequest
+from toolcrib.agent_loop.run import AgentRun, run_agent
+from toolcrib.agent_loop.tool_calls import read_arguments
+from toolcrib.catalog.transforms import DefaultArguments, FixArguments, RenameArguments, RenameTools
 from toolcrib.errors import InvalidArguments
 from toolcrib.events import ServerStateChanged
+from toolcrib.run_events import ToolStatus
 from toolcrib.servers.model import ServerState
 
 SERVERS: dict[str, Any] = {"mcp_servers": ["stands for the bench"]}
@@ -76,9 +76,9 @@ async def test_characters_that_come_in_halves_are_joined_and_lone_halves_replace
 @settings(max_examples=200)
 @given(st.lists(st.text(st.characters(codec=None), max_size=5), max_size=6))
 def test_whatever_comes_in_pieces_can_be_encoded_and_adds_up(given_: list[str]) -> None:
-    pieces = Pieces()
+    pieces = TextPieces()
     told = "".join([*map(pieces.add, given_), pieces.rest()])
-    assert told == whole("".join(given_))
+    assert told == whole_text("".join(given_))
     told.encode()
 
 
@@ -141,7 +141,7 @@ async def test_what_is_approved_is_what_runs(monkeypatch: pytest.MonkeyPatch) ->
         request.arguments["path"] = "/changed"  # type: ignore[index]
         return True
 
-    await run(**SERVERS, approve=approve, transform=[RenameArgument({"path": "p"}), Fix({"force": True})])
+    await run(**SERVERS, approve=approve, transform=[RenameArguments({"path": "p"}), FixArguments({"force": True})])
     assert asked == [{"path": "/etc/x", "force": True}]
     assert kit.calls == [("rm", {"path": "/etc/x", "force": True})]
 
@@ -244,7 +244,7 @@ async def test_a_reader_that_stops_stops_the_answer(monkeypatch: pytest.MonkeyPa
         assert isinstance(await anext(events), TextDelta)
         for _ in range(20_000):
             await asyncio.sleep(0)
-        assert feed.MOST <= said <= feed.MOST + 2
+        assert event_queue.MOST_WAITING <= said <= event_queue.MOST_WAITING + 2
         rest = [event async for event in events]
     assert isinstance(rest[-1], RunFinished)
     assert len(of(TextDelta, rest)) == 1999
@@ -289,10 +289,10 @@ async def test_a_server_that_is_not_there_is_told_as_soon_as_it_is_known(monkeyp
 @pytest.mark.parametrize(
     ("transform", "offered"),
     [
-        (Fix({"repo_path": "."}), ["status"]),
-        (Default({"repo_path": "."}), ["status"]),
-        (RenameArgument({"repo_path": "folder"}), ["status"]),
-        (Rename({"status": "e"}), ["e"]),
+        (FixArguments({"repo_path": "."}), ["status"]),
+        (DefaultArguments({"repo_path": "."}), ["status"]),
+        (RenameArguments({"repo_path": "folder"}), ["status"]),
+        (RenameTools({"status": "e"}), ["e"]),
     ],
     ids=lambda one: type(one).__name__,
 )

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from pydantic_ai.messages import BinaryContent, ToolCallPart, ToolReturnPart
 
 from parts.agent_runs import Bench, Calls, Piece, Thinks, World, in_memory, options, other_tasks, result, run, turns
-from toolcrib.agent import content, loop
-from toolcrib.agent.calling import Outcome, read_arguments
-from toolcrib.agent.events import (
-    Ended,
+from toolcrib.agent_loop import loop, messages
+from toolcrib.agent_loop.event_queue import MOST_WAITING
+from toolcrib.agent_loop.events import (
     ReasoningDelta,
+    RunEnd,
     RunEvent,
     RunFinished,
     RunStarted,
@@ -27,14 +27,14 @@ from toolcrib.agent.events import (
     ToolCalled,
     ToolFinished,
 )
-from toolcrib.agent.feed import MOST
-from toolcrib.agent.models.place import Format
-from toolcrib.agent.options import ToolRequest
-from toolcrib.agent.run import AgentRun, run_agent
-from toolcrib.agent.words import Pieces, whole
-from toolcrib.agent_events import ToolStatus
-from toolcrib.crib.results import read_result
+from toolcrib.agent_loop.messages import TextPieces, whole_text
+from toolcrib.agent_loop.models.endpoint import ToolFormat
+from toolcrib.agent_loop.options import ToolRequest
+from toolcrib.agent_loop.run import AgentRun, run_agent
+from toolcrib.agent_loop.tool_calls import ToolOutcome, read_arguments
+from toolcrib.core.results import read_result
 from toolcrib.errors import InvalidArguments, UsageError
+from toolcrib.run_events import ToolStatus
 
 SERVERS: dict[str, Any] = {"mcp_servers": ["stands for the bench"]}
 HISTORY = [{"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "Before."}]}]
@@ -254,7 +254,7 @@ async def test_an_answer_waits_for_a_reader_that_stops_in_its_midst(monkeypatch:
         told += 1
 
     pieces: list[Piece] = []
-    for _ in range(4 * MOST):
+    for _ in range(4 * MOST_WAITING):
         pieces += ["x", count]
     in_memory(monkeypatch, pieces)
     run_ = run_agent("Go.", options())
@@ -263,12 +263,12 @@ async def test_an_answer_waits_for_a_reader_that_stops_in_its_midst(monkeypatch:
             break
     for _ in range(20):
         await settled()
-    assert told <= MOST + 2
+    assert told <= MOST_WAITING + 2
     async with asyncio.timeout(60):
         rest = [event async for event in run_]
     assert (
         finished(rest).text
-        == "x" * 4 * MOST
+        == "x" * 4 * MOST_WAITING
         == "x" + "".join(event.text for event in rest if isinstance(event, TextDelta))
     )
 
@@ -277,7 +277,7 @@ async def test_an_answer_waits_for_a_reader_that_stops_in_its_midst(monkeypatch:
 @pytest.mark.parametrize("end", ["closed", "timeout"])
 async def test_a_run_that_waits_for_its_reader_can_be_ended(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     asked = asyncio.Event()
-    world = in_memory(monkeypatch, [asked.set, *["x"] * 4 * MOST])
+    world = in_memory(monkeypatch, [asked.set, *["x"] * 4 * MOST_WAITING])
     run_ = run_agent("Go.", options(timeout=0.3 if end == "timeout" else None))
     assert isinstance(await anext(run_), RunStarted)
     async with asyncio.timeout(60):
@@ -288,14 +288,16 @@ async def test_a_run_that_waits_for_its_reader_can_be_ended(monkeypatch: pytest.
         else:
             await asyncio.wait(other_tasks())
             rest = [event async for event in run_]
-            assert finished(rest).ended is Ended.TIMEOUT
-            assert MOST <= len(finished(rest).text) < 4 * MOST
+            assert finished(rest).ended is RunEnd.TIMEOUT
+            assert MOST_WAITING <= len(finished(rest).text) < 4 * MOST_WAITING
     assert world.opened == world.closed == 1
     assert not other_tasks()
 
 
-def told(form: Format = Format.ANTHROPIC, **raw: Any) -> Any:
-    return content.content(Outcome(status=ToolStatus.OK, result=read_result(json.dumps(raw).encode())), form)
+def told(form: ToolFormat = ToolFormat.ANTHROPIC, **raw: Any) -> Any:
+    return messages.result_content(
+        ToolOutcome(status=ToolStatus.OK, result=read_result(json.dumps(raw).encode())), form
+    )
 
 
 def text(words: str) -> dict[str, Any]:
@@ -308,46 +310,48 @@ def image(size: int) -> dict[str, Any]:
 
 
 async def test_a_result_that_is_too_long_is_cut_and_says_how_much_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole_text = "y" * (content.MOST_TEXT + 12_345)
+    whole_text = "y" * (messages.MOST_TEXT + 12_345)
     world = in_memory(monkeypatch, [Calls(tool="act")], ["Done."], kit=desk(act=lambda _: result(whole_text)))
     events = await run(**SERVERS)
     (part,) = world.results
     assert isinstance(part.content, str)
-    assert part.content.startswith("y" * content.MOST_TEXT + "\n(12345 more characters are left out. Ask for less")
-    assert len(part.content) < content.MOST_TEXT + 200
+    assert part.content.startswith("y" * messages.MOST_TEXT + "\n(12345 more characters are left out. Ask for less")
+    assert len(part.content) < messages.MOST_TEXT + 200
     (ended,) = [event for event in events if isinstance(event, ToolFinished)]
     assert ended.text == part.content
     assert ended.blocks == (text(whole_text),)
 
 
 def test_all_texts_of_a_result_count_and_what_is_no_text_stays() -> None:
-    half = content.MOST_TEXT // 2 + 1
+    half = messages.MOST_TEXT // 2 + 1
     first, picture, second, note = told(content=[text("a" * half), image(50), text("b" * half), text("c" * half)])
     assert first == "a" * half
     assert isinstance(picture, BinaryContent)
-    assert second == "b" * (content.MOST_TEXT - half)
+    assert second == "b" * (messages.MOST_TEXT - half)
     # One of them ends the line between the two texts.
     assert note.startswith(f"({half + 3} more characters are left out.")
-    assert told(content=[text("a" * content.MOST_TEXT)]) == "a" * content.MOST_TEXT
+    assert told(content=[text("a" * messages.MOST_TEXT)]) == "a" * messages.MOST_TEXT
 
 
 def test_an_error_that_is_too_long_is_cut_too() -> None:
-    words = content.content(Outcome(status=ToolStatus.ERROR, words="z" * 2 * content.MOST_TEXT), Format.OPENAI_CHAT)
+    words = messages.result_content(
+        ToolOutcome(status=ToolStatus.ERROR, words="z" * 2 * messages.MOST_TEXT), ToolFormat.OPENAI_CHAT
+    )
     assert isinstance(words, str)
-    assert f"({content.MOST_TEXT} more characters are left out." in words[content.MOST_TEXT :]
+    assert f"({messages.MOST_TEXT} more characters are left out." in words[messages.MOST_TEXT :]
 
 
 def test_a_file_that_is_too_large_is_said_in_words() -> None:
-    (fits,) = told(content=[image(content.LARGEST_FILE)])
+    (fits,) = told(content=[image(messages.LARGEST_FILE)])
     assert isinstance(fits, BinaryContent)
     # As it is sent; Anthropic counts these.
     assert len(base64.b64encode(fits.data)) <= 5 * 1024 * 1024
-    size = content.LARGEST_FILE + 1
+    size = messages.LARGEST_FILE + 1
     assert told(content=[text("See:"), image(size)]) == f"See:\n(image/png, {size} bytes: too large to be shown.)"
 
 
 def test_many_files_together_can_be_too_large_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "MOST_FILES", 250)
+    monkeypatch.setattr(messages, "MOST_FILES", 250)
     *shown, words = told(content=[image(100), image(100), image(100)])
     assert [len(one.data) for one in shown] == [100, 100]
     assert words == "(image/png, 100 bytes: too large to be shown.)"
@@ -388,8 +392,8 @@ async def test_an_answer_that_breaks_off_in_a_character_is_told_and_kept(monkeyp
 def test_a_tools_half_character_does_not_reach_the_conversation() -> None:
     good = read_result(b'{"content":[]}')
     odd = replace(good, blocks=tuple(replace(one, text=f"x{FIRST}") for one in read_result(TEXT).blocks))
-    assert content.content(Outcome(status=ToolStatus.OK, result=odd), Format.GOOGLE) == f"x{LONE}"
-    assert content.content(Outcome(status=ToolStatus.ERROR, words=FIRST), Format.GOOGLE) == LONE
+    assert messages.result_content(ToolOutcome(status=ToolStatus.OK, result=odd), ToolFormat.GOOGLE) == f"x{LONE}"
+    assert messages.result_content(ToolOutcome(status=ToolStatus.ERROR, words=FIRST), ToolFormat.GOOGLE) == LONE
 
 
 TEXT = b'{"content":[{"type":"text","text":"x"}]}'
@@ -398,16 +402,16 @@ HALVES = st.text(st.sampled_from(["a", "é", FACE, FIRST, SECOND]))
 
 @given(st.lists(HALVES))
 def test_pieces_add_up_to_the_whole_wherever_they_were_cut(cut: list[str]) -> None:
-    pieces = Pieces()
+    pieces = TextPieces()
     added = "".join([*map(pieces.add, cut), pieces.rest()])
-    assert added == whole("".join(cut))
+    assert added == whole_text("".join(cut))
     added.encode()
-    assert added.replace(LONE, "") == whole("".join(cut)).replace(LONE, "")
+    assert added.replace(LONE, "") == whole_text("".join(cut)).replace(LONE, "")
 
 
 @given(st.text())
 def test_whole_text_stays_as_it_is(words: str) -> None:
-    assert whole(words) == words
+    assert whole_text(words) == words
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "[1e999]"])
@@ -424,4 +428,4 @@ async def test_numbers_that_are_not_finite_are_refused_and_the_model_is_told(
     assert "JSON" in str(part.content)
     with pytest.raises(InvalidArguments):
         read_arguments({"n": float("inf")})
-    assert finished(events).ended is Ended.DONE
+    assert finished(events).ended is RunEnd.DONE

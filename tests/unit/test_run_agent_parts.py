@@ -16,19 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parts.agent_runs import Bench, in_memory, options, run
-from toolcrib.agent import course, history, supply
-from toolcrib.agent.calling import Outcome, read_arguments
-from toolcrib.agent.content import content
-from toolcrib.agent.events import McpConnected, McpWarning, RunFailed
-from toolcrib.agent.feed import Feed
-from toolcrib.agent.models.place import Format
-from toolcrib.agent.run import run_agent
-from toolcrib.agent.teller import Teller
-from toolcrib.agent_events import ToolStatus
-from toolcrib.crib.messages import TOO_DEEP
-from toolcrib.crib.results import OtherBlock, Result
+from toolcrib.agent_loop import messages as history
+from toolcrib.agent_loop import run as course
+from toolcrib.agent_loop import tool_sources
+from toolcrib.agent_loop.event_queue import EventEmitter, EventQueue
+from toolcrib.agent_loop.events import McpConnected, McpWarning, RunFailed
+from toolcrib.agent_loop.messages import result_content
+from toolcrib.agent_loop.models.endpoint import ToolFormat
+from toolcrib.agent_loop.run import run_agent
+from toolcrib.agent_loop.tool_calls import ToolOutcome, read_arguments
+from toolcrib.core.results import TOO_DEEP, OtherBlock, Result
 from toolcrib.errors import InvalidArguments, UsageError
 from toolcrib.events import ServerStateChanged
+from toolcrib.run_events import ToolStatus
 from toolcrib.servers.model import ServerState, ServerStatus
 
 JSON = st.recursive(
@@ -63,7 +63,7 @@ def test_a_result_that_nests_too_deep_is_told_in_words() -> None:
     for _ in range(50_000):
         deep = {"inner": deep}
     result = Result(blocks=(OtherBlock(kind="odd", raw=deep),), structured=None, is_error=False, raw={})
-    told = content(Outcome(status=ToolStatus.OK, result=result), Format.ANTHROPIC)
+    told = result_content(ToolOutcome(status=ToolStatus.OK, result=result), ToolFormat.ANTHROPIC)
     assert told == TOO_DEEP
 
 
@@ -81,16 +81,16 @@ def test_a_result_that_nests_too_deep_is_told_in_words() -> None:
 )
 def test_whatever_is_given_as_history_is_read_or_refused(messages: list[Any]) -> None:
     try:
-        read = history.read(messages)
+        read = history.read_history(messages)
     except UsageError as error:
         assert error.remedy
     else:
-        assert history.read(history.write(read)) == read
+        assert history.read_history(history.write_history(read)) == read
 
 
 def test_the_agents_dependencies_are_loaded_by_a_run_and_not_before() -> None:
     heavy = "{'pydantic_ai', 'openai', 'anthropic', 'google.genai', 'mcp'}"
-    code = f"import sys, toolcrib, toolcrib.agent.run; print(*({heavy} & set(sys.modules)))"
+    code = f"import sys, toolcrib, toolcrib.agent_loop.run; print(*({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == ""
 
@@ -107,7 +107,7 @@ async def test_an_sdk_that_is_missing_is_told_with_the_words_that_install_it(mon
     load = importlib.import_module
 
     def without(name: str) -> Any:
-        if name == "toolcrib.agent.models.anthropic":
+        if name == "toolcrib.agent_loop.models.anthropic":
             raise ImportError("No module named 'anthropic'")
         return load(name)
 
@@ -151,7 +151,7 @@ async def test_the_servers_of_a_crib_are_waited_for(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.req("KAI-4")
 async def test_a_server_of_a_crib_that_takes_too_long_is_told_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supply, "CONNECT_LIMIT", 0.05)
+    monkeypatch.setattr(tool_sources, "CONNECT_LIMIT", 0.05)
     crib = Waking(a=ServerState.CONNECTING, b=ServerState.READY)
     in_memory(monkeypatch, ["Done."])
     events = await run(crib=crib)
@@ -164,9 +164,9 @@ async def test_a_server_of_a_crib_that_takes_too_long_is_told_as_missing(monkeyp
 def test_a_key_is_masked_also_where_a_url_holds_it(key: str) -> None:
     from urllib.parse import quote
 
-    teller = Teller(run_id="1", provider="p", key=key, feed=Feed())
+    teller = EventEmitter(run_id="1", provider="p", key=key, feed=EventQueue())
     assert teller.without_key(f"<{key}> ?key={quote(key, safe='')}&x") == "<****> ?key=****&x"
 
 
 def test_a_key_that_is_no_secret_masks_nothing() -> None:
-    assert Teller(run_id="1", provider="p", key="", feed=Feed()).without_key("all of it") == "all of it"
+    assert EventEmitter(run_id="1", provider="p", key="", feed=EventQueue()).without_key("all of it") == "all of it"

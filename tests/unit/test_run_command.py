@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import toolcrib.runs.agent
+
 from parts.run_logs import message, metadata, summary, written
 from parts.run_words import CALL, OLD, Terminal, made_project
 from parts.stand_in import LOG, Script, code_agent
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
 from toolcrib.cli.app import run
-from toolcrib.coding_agents.headless import Usage
+from toolcrib.coding_agents.client_spec import TokenUsage
+from toolcrib.coding_agents.run_result import OnMcpFailure, RunStatus
 from toolcrib.errors import NotFound
-from toolcrib.runs.result import OnMcpFailure, Status
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 TESTS = Path(__file__).parents[1]
 
@@ -41,7 +41,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
 
     def play(**script: Any) -> list[dict[str, Any]]:
         made: list[dict[str, Any]] = []
-        monkeypatch.setattr(toolcrib.runs.agent, "CodeAgent", code_agent(Script(**script), made))
+        monkeypatch.setattr(toolcrib.coding_agents.code_agent, "CodeAgent", code_agent(Script(**script), made))
         return made
 
     return play
@@ -67,9 +67,9 @@ def test_the_answer_alone_is_on_stdout_and_all_else_beside_it(play: Play, capsys
 
 @pytest.mark.req("FRG-7", "FRG-10")
 @pytest.mark.parametrize("words", [[], ["--log-events"]])
-@pytest.mark.parametrize("status", [Status.TIMEOUT, Status.REVOKED, Status.NO_TOOLS, Status.INTERRUPTED])
+@pytest.mark.parametrize("status", [RunStatus.TIMEOUT, RunStatus.REVOKED, RunStatus.NO_TOOLS, RunStatus.INTERRUPTED])
 def test_what_a_run_said_that_was_cut_off_is_no_answer(
-    play: Play, status: Status, words: list[str], capsys: pytest.CaptureFixture[str]
+    play: Play, status: RunStatus, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for events in ((CALL, message("I look.")), (message("I look."), CALL)):
         play(events=events, end=summary(status=status, text="I look.", error="Because."))
@@ -83,7 +83,7 @@ def test_what_a_run_said_that_was_cut_off_is_no_answer(
 def test_a_failed_runs_words_are_its_answer_only_where_they_were_its_last(
     play: Play, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    end = summary(status=Status.FAILED, text="I give up.", error="Code 1.")
+    end = summary(status=RunStatus.FAILED, text="I give up.", error="Code 1.")
     play(events=(CALL, message("I give up.")), end=end)
     assert run(["run", "claude", "x"]) == 10
     said = capsys.readouterr()
@@ -98,7 +98,7 @@ def test_a_failed_runs_words_are_its_answer_only_where_they_were_its_last(
 
 @pytest.mark.req("FRG-6", "FRG-7")
 def test_the_answer_is_said_once_also_beside_all_events(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
-    over = AgentEvent(kind=Kind.LOG, provider="claude", role="system", text="success")
+    over = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="system", text="success")
     play(events=(message("done"), CALL, message("done"), over))
     assert run(["run", "claude", "x", "--log-events"]) == 0
     said = capsys.readouterr()
@@ -116,8 +116,8 @@ def test_secrets_of_the_run_are_masked_in_all_that_is_shown(
     call = replace(
         CALL, tool_args={"key": secret}, raw={"k": [secret]}, tool_status=ToolStatus.DENIED, rule=secret, server=secret
     )
-    warning = AgentEvent(kind=Kind.LOG, provider="claude", role="toolcrib", text=secret)
-    end = summary(status=Status.FAILED, text=secret, error=secret, tools={f"{secret}:read_file": 1}, remedy=secret)
+    warning = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="toolcrib", text=secret)
+    end = summary(status=RunStatus.FAILED, text=secret, error=secret, tools={f"{secret}:read_file": 1}, remedy=secret)
     play(events=(message(secret), call, warning, message(secret)), end=end, secrets=(secret,))
     assert run(["run", "claude", "x", *words]) == 10
     said = capsys.readouterr()
@@ -129,16 +129,16 @@ def test_secrets_of_the_run_are_masked_in_all_that_is_shown(
 @pytest.mark.parametrize(
     ("status", "code"),
     [
-        (Status.FINISHED, 0),
-        (Status.FAILED, 10),
-        (Status.TIMEOUT, 12),
-        (Status.REVOKED, 12),
-        (Status.NO_TOOLS, 12),
-        (Status.INTERRUPTED, 130),
+        (RunStatus.FINISHED, 0),
+        (RunStatus.FAILED, 10),
+        (RunStatus.TIMEOUT, 12),
+        (RunStatus.REVOKED, 12),
+        (RunStatus.NO_TOOLS, 12),
+        (RunStatus.INTERRUPTED, 130),
     ],
 )
 def test_the_exit_code_says_how_it_ended(
-    play: Play, status: Status, code: int, capsys: pytest.CaptureFixture[str]
+    play: Play, status: RunStatus, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(end=summary(status=status, error="" if code == 0 else "Because."))
     assert run(["run", "claude", "x"]) == code
@@ -146,9 +146,9 @@ def test_the_exit_code_says_how_it_ended(
 
 
 @pytest.mark.req("FRG-7", "FRG-10")
-@pytest.mark.parametrize("status", [Status.FAILED, Status.TIMEOUT, Status.NO_TOOLS, Status.REVOKED])
+@pytest.mark.parametrize("status", [RunStatus.FAILED, RunStatus.TIMEOUT, RunStatus.NO_TOOLS, RunStatus.REVOKED])
 def test_a_run_that_did_not_finish_says_the_same_to_people_and_programs(
-    play: Play, status: Status, capsys: pytest.CaptureFixture[str]
+    play: Play, status: RunStatus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     end = summary(status=status, error="Because.", remedy="Do this.", program_exit_code=0, away={"git": "No answer."})
     play(end=end)
@@ -164,14 +164,14 @@ def test_a_run_that_did_not_finish_says_the_same_to_people_and_programs(
 
 @pytest.mark.req("FRG-7")
 def test_of_a_program_that_failed_its_own_last_words_are_shown(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [AgentEvent(kind=Kind.LOG, provider="claude", role="system", text=f"word {n}") for n in range(9)]
-    play(events=tuple(words), end=summary(status=Status.FAILED, text="", error="Code 1."))
+    words = [AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="system", text=f"word {n}") for n in range(9)]
+    play(events=tuple(words), end=summary(status=RunStatus.FAILED, text="", error="Code 1."))
     assert run(["run", "claude", "x"]) == 10
     said = capsys.readouterr()
     assert said.out == ""
     assert "word 8" in said.err
     assert "word 3" not in said.err
-    play(events=tuple(words), end=summary(status=Status.FAILED, text="", error="word 8"))
+    play(events=tuple(words), end=summary(status=RunStatus.FAILED, text="", error="word 8"))
     assert run(["run", "claude", "x"]) == 10
     assert capsys.readouterr().err.count("word") == 1, "a reason is not said twice"
     play(events=tuple(words))
@@ -181,7 +181,9 @@ def test_of_a_program_that_failed_its_own_last_words_are_shown(play: Play, capsy
 
 @pytest.mark.req("FRG-7")
 def test_json_is_one_object_on_one_line(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
-    end = summary(usage=Usage(input=5, output=2, cached=1), tools={"workspace:read_file": 2}, denials=1, session="s")
+    end = summary(
+        usage=TokenUsage(input=5, output=2, cached=1), tools={"workspace:read_file": 2}, denials=1, session="s"
+    )
     play(events=(message("x"), CALL), end=end)
     assert run(["run", "claude", "x", "--json"]) == 0
     said = capsys.readouterr()
@@ -215,7 +217,7 @@ def test_json_is_one_object_on_one_line(play: Play, capsys: pytest.CaptureFixtur
 
 @pytest.mark.req("FRG-6", "FRG-7")
 def test_every_event_can_be_had_as_lines_and_as_json(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
-    raw = AgentEvent(kind=Kind.RAW, provider="claude", raw={"new": "\ud800"}, time=0.0)
+    raw = AgentEvent(kind=AgentEventKind.RAW, provider="claude", raw={"new": "\ud800"}, time=0.0)
     play(events=(message("x"), raw, CALL))
     assert run(["run", "claude", "x", "--json", "--log-events"]) == 0
     *events, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -389,7 +391,7 @@ from parts.run_logs import message
 from parts.stand_in import Script, code_agent
 from toolcrib.cli.app import run
 script = Script(events=(message("begun"), message("x")), waits=True, stubborn=sys.argv[2] == "stubborn")
-toolcrib.runs.agent.CodeAgent = code_agent(script, [])
+toolcrib.coding_agents.code_agent.CodeAgent = code_agent(script, [])
 sys.exit(run(["run", "claude", "x", *sys.argv[3:]]))
 """
 

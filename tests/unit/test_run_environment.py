@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolcrib.coding_agents import program_environment as environment
+from toolcrib.coding_agents.program_environment import ProgramEnvironment, program_environment, without_proxy
 from toolcrib.config.masking import Masker
 from toolcrib.errors import UsageError
-from toolcrib.policy.own_tools import OwnTools
-from toolcrib.runs import environment
-from toolcrib.runs.environment import Given, past_proxies, program_environment
+from toolcrib.policy.profile import OwnTools
 
 pytestmark = pytest.mark.req("FRG-11")
 
@@ -43,7 +43,7 @@ def given_to_claude(
     file: Path | None = None,
     workdir: Path = Path("/nowhere"),
     own_tools: OwnTools = OwnTools.EDIT,
-) -> Given:
+) -> ProgramEnvironment:
     return program_environment(
         PERSONS if environ is None else environ,
         workdir=workdir,
@@ -164,8 +164,8 @@ def test_a_path_with_the_project_s_folders_alone_becomes_the_usual_one(tmp_path:
 )
 def test_no_proxy_stands_between_a_program_and_toolcrib(said: dict[str, str], upper: str, lower: str) -> None:
     wanted = {**PERSONS, **said, "NO_PROXY": upper, "no_proxy": lower}
-    assert past_proxies({**PERSONS, **said}, "http://127.0.0.1:4911/mcp") == wanted
-    assert past_proxies({**PERSONS, **said}, "") == {**PERSONS, **said}
+    assert without_proxy({**PERSONS, **said}, "http://127.0.0.1:4911/mcp") == wanted
+    assert without_proxy({**PERSONS, **said}, "") == {**PERSONS, **said}
 
 
 def test_a_file_s_values_win_and_are_masked(tmp_path: Path) -> None:

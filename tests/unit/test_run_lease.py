@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from toolcrib.commands.leases import Lasts, Leases
 from toolcrib.config.paths import Paths
+from toolcrib.daemon_client import lease as houses
+from toolcrib.daemon_client import lease as leases
+from toolcrib.daemon_client.lease import LeaseClient, LeaseEvent, LeaseLost, LeaseRequest, open_lease_client
+from toolcrib.daemon_client.lifetime import ActiveLeases, DaemonLifetime
 from toolcrib.errors import DaemonNotRunning, Denied, ProtocolViolation, ToolcribError, UsageError
-from toolcrib.reach import lease as leases
-from toolcrib.runs import house as houses
-from toolcrib.runs.house import House, Lost, Note, Wanted, open_house
 
 pytestmark = pytest.mark.req("FRG-10")
 
@@ -66,7 +66,7 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def daemon_that(*answers: Answer) -> AsyncIterator[House]:
+async def daemon_that(*answers: Answer) -> AsyncIterator[LeaseClient]:
     """Answers each `run:lease` in turn, the last answer again and again; all else as a healthy daemon would."""
     left = list(answers)
 
@@ -88,13 +88,13 @@ async def daemon_that(*answers: Answer) -> AsyncIterator[House]:
         paths = Paths.of_user(environ)
         paths.run_dir.mkdir()
         server = await asyncio.start_unix_server(connected, paths.socket)
-        async with asyncio.timeout(LIMIT), server, open_house(paths, Path("/"), environ) as house:
+        async with asyncio.timeout(LIMIT), server, open_lease_client(paths, Path("/"), environ) as house:
             yield house
             server.close()
 
 
-def wanted() -> Wanted:
-    return Wanted(client="claude", profile="developer", workdir=Path("/"), conversation="c1", lives=1.0)
+def wanted() -> LeaseRequest:
+    return LeaseRequest(client="claude", profile="developer", workdir=Path("/"), conversation="c1", lives=1.0)
 
 
 async def lends(_: dict[str, Any], peer: Peer) -> None:
@@ -110,7 +110,7 @@ async def is_stopping(_: dict[str, Any], peer: Peer) -> None:
     await peer.refuse("DaemonNotRunning", "Toolcrib is stopping.")
 
 
-async def noted(stream: AsyncIterator[Note]) -> list[Note]:
+async def noted(stream: AsyncIterator[LeaseEvent]) -> list[LeaseEvent]:
     return [note async for note in stream]
 
 
@@ -123,7 +123,7 @@ async def test_a_daemon_that_is_just_ending_is_asked_again_until_the_next_one_le
 
 
 async def test_a_daemon_that_keeps_ending_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(houses, "PATIENCE", 0.2)
+    monkeypatch.setattr(houses, "CONNECT_TIMEOUT", 0.2)
     async with daemon_that(hangs_up) as house:
         with pytest.raises(DaemonNotRunning, match="ended before it had lent"):
             await house.lease(wanted())
@@ -172,7 +172,7 @@ async def test_notes_that_cannot_be_understood_are_a_lost_lease_and_no_silence()
 
     async with daemon_that(tells_otherwise) as house:
         (lost,) = await noted((await house.lease(wanted())).notes())
-    assert lost == Lost(why="The daemon tells of listed in another way.")
+    assert lost == LeaseLost(why="The daemon tells of listed in another way.")
 
 
 async def test_a_lease_is_given_back_once_and_its_last_notes_are_still_read() -> None:
@@ -223,13 +223,13 @@ async def test_a_run_comes_back_with_its_token_and_says_whose() -> None:
 
     async with daemon_that(lends_and_falls, hangs_up, is_stopping, lends_again) as house:
         (ended,) = await noted((await house.lease(wanted())).notes())
-    assert ended == leases.Ended(why="removed")
+    assert ended == leases.LeaseEnded(why="removed")
     assert [params.get("resume") for params in asked] == [None, {"agent": "claude-c1", "token": "tcb_t"}]
 
 
 def test_a_daemon_for_runs_is_told_when_the_last_has_left_and_lets_nobody_in_then() -> None:
     told: list[str] = []
-    here = Leases(Lasts.FOR_RUNS, on_idle=lambda: told.append("idle"))
+    here = ActiveLeases(DaemonLifetime.FOR_RUNS, on_idle=lambda: told.append("idle"))
     with here.held("a"):
         with here.needed(), pytest.raises(UsageError), here.held("a"):
             raise AssertionError("it is held already")
@@ -242,7 +242,7 @@ def test_a_daemon_for_runs_is_told_when_the_last_has_left_and_lets_nobody_in_the
 
 
 def test_a_daemon_that_lasts_is_never_told_and_leaves_its_agents_to_the_next() -> None:
-    here = Leases(on_idle=lambda: pytest.fail("it lasts"))
+    here = ActiveLeases(on_idle=lambda: pytest.fail("it lasts"))
     with here.held("a"):
         assert not here.agents_stay
         here.close()

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.book import tokens
+from toolcrib.audit import row
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.commands import watch as watching
-from toolcrib.commands.watch import ARGUMENTS_TOLD, META_TOLD, MOST_UNREAD, Watch, described
+from toolcrib.commands.watch import MAX_ARGUMENTS, MAX_META, MAX_UNREAD, AgentWatch, event_json
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import NameStyle
+from toolcrib.daemon_client.lease import CallSeen, LeaseEnded, ListingSeen, lease_event_from
 from toolcrib.events import AgentEnded, Bus, CallFailed, CallFinished, CallIntended, ToolsListed
-from toolcrib.reach.notes import CallSeen, Ended, Listed, note_from
 
 pytestmark = pytest.mark.req("FRG-6")
 
@@ -40,13 +40,13 @@ def said(kind: type[CallIntended | CallFinished], call: str = "c1", *, caller: s
     return kind(**{**usual, **over, **more})
 
 
-async def next_note(watch: Watch, redact: Masker) -> Any:
+async def next_note(watch: AgentWatch, redact: Masker) -> Any:
     async with asyncio.timeout(LIMIT):
         seen = await watch.next()
         if seen is None:
             return None
         # Over the socket and back.
-        return note_from(json.loads(json.dumps(await described(seen, redact.known))))
+        return lease_event_from(json.loads(json.dumps(await event_json(seen, redact.known))))
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def redact() -> Masker:
 
 async def test_a_call_is_told_at_its_start_and_at_its_end(redact: Masker) -> None:
     bus = Bus()
-    with Watch(bus, "mine") as watch:
+    with AgentWatch(bus, "mine") as watch:
         bus.publish(said(CallIntended, meta={"claudecode/toolUseId": "t1"}, at=1.0))
         bus.publish(said(CallFinished, at=2.0))
         bus.publish(said(CallFailed, "c2", outcome="denied", decision="deny", rule="deny files:*", at=3.0))
@@ -85,7 +85,7 @@ async def test_a_call_is_told_at_its_start_and_at_its_end(redact: Masker) -> Non
 
 async def test_other_agents_are_not_told_of(redact: Masker) -> None:
     bus = Bus()
-    with Watch(bus, "mine") as watch:
+    with AgentWatch(bus, "mine") as watch:
         bus.publish(said(CallIntended, caller="other"))
         bus.publish(said(CallFinished, caller="other"))
         bus.publish(ToolsListed(agent="other", tools=b"[]", by_name={}))
@@ -97,7 +97,7 @@ async def test_other_agents_are_not_told_of(redact: Masker) -> None:
 
 async def test_nobody_listens_any_more_once_the_watch_is_over() -> None:
     bus = Bus()
-    with Watch(bus, "mine"):
+    with AgentWatch(bus, "mine"):
         assert bus.hears(CallIntended)
     assert not any(bus.hears(kind) for kind in (CallIntended, CallFinished, CallFailed, ToolsListed, AgentEnded))
 
@@ -120,7 +120,7 @@ def test_arguments_without_secrets_arrive_exactly_as_they_were_sent(arguments: d
 
     async def told() -> Any:
         bus = Bus()
-        with Watch(bus, "mine") as watch:
+        with AgentWatch(bus, "mine") as watch:
             bus.publish(said(CallIntended, arguments=json.dumps(arguments).encode()))
             return await next_note(watch, redact)
 
@@ -136,7 +136,7 @@ async def test_known_secrets_and_our_tokens_are_hidden_wherever_they_stand_and_n
         "password": "not ours, so it stays",
     }
     bus = Bus()
-    with Watch(bus, "mine") as watch:
+    with AgentWatch(bus, "mine") as watch:
         bus.publish(said(CallIntended, arguments=json.dumps(sent).encode(), meta={"k": "hunter2-of-ours"}))
         note = await next_note(watch, redact)
     assert note.arguments == {
@@ -149,12 +149,12 @@ async def test_known_secrets_and_our_tokens_are_hidden_wherever_they_stand_and_n
 
 @pytest.mark.parametrize("extra", [0, 1], ids=["just so large", "too large"])
 async def test_of_very_large_arguments_only_the_size_is_told(extra: int, redact: Masker) -> None:
-    raw = b'{"a":"' + b"x" * (ARGUMENTS_TOLD - 8 + extra) + b'"}'
+    raw = b'{"a":"' + b"x" * (MAX_ARGUMENTS - 8 + extra) + b'"}'
     bus = Bus()
-    with Watch(bus, "mine") as watch:
-        bus.publish(said(CallIntended, arguments=raw, meta={"big": "x" * META_TOLD}))
+    with AgentWatch(bus, "mine") as watch:
+        bus.publish(said(CallIntended, arguments=raw, meta={"big": "x" * MAX_META}))
         note = await next_note(watch, redact)
-    assert note.arguments_size == len(raw) == ARGUMENTS_TOLD + extra
+    assert note.arguments_size == len(raw) == MAX_ARGUMENTS + extra
     assert (note.arguments is None) is bool(extra)
     assert note.meta == {}
 
@@ -162,7 +162,7 @@ async def test_of_very_large_arguments_only_the_size_is_told(extra: int, redact:
 @pytest.mark.parametrize("raw", [b"[]", b"null", b'"x"', b"{" * 5])
 async def test_arguments_that_are_no_object_are_told_as_none(raw: bytes, redact: Masker) -> None:
     bus = Bus()
-    with Watch(bus, "mine") as watch:
+    with AgentWatch(bus, "mine") as watch:
         bus.publish(said(CallFailed, outcome="invalid", arguments=raw))
         assert (await next_note(watch, redact)).arguments is None
 
@@ -175,31 +175,31 @@ async def test_a_listing_is_measured_as_it_was_handed_out_and_counted_once(
     by_name = catalog.by_public(NameStyle.SERVER)
     shown = b"[" + by_name["files_read"].render("files_read") + b"]"
     counted: list[bytes] = []
-    real = tokens.count
+    real = row.count_tokens
     monkeypatch.setattr(watching.tokens, "count", lambda data: counted.append(data) or real(data))
     bus = Bus()
-    with Watch(bus, "mine") as watch:
+    with AgentWatch(bus, "mine") as watch:
         for _ in range(2):
             bus.publish(ToolsListed(agent="mine", tools=shown, by_name=by_name))
         notes = [await next_note(watch, redact) for _ in range(2)]
     for note in notes:
-        assert isinstance(note, Listed)
+        assert isinstance(note, ListingSeen)
         assert (note.tools, note.bytes, note.tokens) == (1, len(shown), real(shown))
         assert note.names == {"files_read": ("files", "read")}
     assert counted == [shown]
 
 
 async def test_a_list_too_long_for_one_count_is_counted_all_the_same(redact: Masker) -> None:
-    shown = b'[{"name":"a","description":"' + b"word " * (tokens.COUNTED_UP_TO // 2) + b'"}]'
+    shown = b'[{"name":"a","description":"' + b"word " * (row.COUNTED_UP_TO // 2) + b'"}]'
     bus = Bus()
-    with Watch(bus, "mine") as watch:
+    with AgentWatch(bus, "mine") as watch:
         bus.publish(ToolsListed(agent="mine", tools=shown, by_name={}))
-        assert (await next_note(watch, redact)).tokens > tokens.COUNTED_UP_TO // 2
+        assert (await next_note(watch, redact)).tokens > row.COUNTED_UP_TO // 2
 
 
 async def test_what_is_under_way_when_the_agent_ends_is_told_before_the_end(redact: Masker) -> None:
     bus = Bus()
-    with Watch(bus, "mine") as watch:
+    with AgentWatch(bus, "mine") as watch:
         bus.publish(said(CallIntended))
         bus.publish(AgentEnded(agent="mine"))
         assert not (await next_note(watch, redact)).over
@@ -214,7 +214,7 @@ async def test_what_is_under_way_when_the_agent_ends_is_told_before_the_end(reda
 async def test_a_call_that_never_ends_does_not_hold_up_the_end(redact: Masker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_LAST_CALLS", 0.05)
     bus = Bus()
-    with Watch(bus, "mine") as watch:
+    with AgentWatch(bus, "mine") as watch:
         bus.publish(said(CallIntended))
         bus.publish(AgentEnded(agent="mine"))
         assert await next_note(watch, redact) is not None
@@ -223,8 +223,8 @@ async def test_a_call_that_never_ends_does_not_hold_up_the_end(redact: Masker, m
 
 async def test_too_many_unread_notes_are_dropped_and_nothing_is_kept_from_then_on() -> None:
     bus = Bus()
-    with Watch(bus, "mine") as watch:
-        for number in range(MOST_UNREAD):
+    with AgentWatch(bus, "mine") as watch:
+        for number in range(MAX_UNREAD):
             bus.publish(said(CallFinished, str(number)))
         assert not watch.overrun.is_set()
         bus.publish(said(CallFinished, "last"))
@@ -235,24 +235,26 @@ async def test_too_many_unread_notes_are_dropped_and_nothing_is_kept_from_then_o
 
 async def test_large_notes_overrun_sooner_and_the_same_listing_counts_once() -> None:
     bus = Bus()
-    raw, shown = b'{"a":"' + b"x" * (ARGUMENTS_TOLD - 8) + b'"}', b"[" + b" " * 10_000_000 + b"]"
-    with Watch(bus, "mine") as watch:
+    raw, shown = b'{"a":"' + b"x" * (MAX_ARGUMENTS - 8) + b'"}', b"[" + b" " * 10_000_000 + b"]"
+    with AgentWatch(bus, "mine") as watch:
         for _ in range(100):
             bus.publish(ToolsListed(agent="mine", tools=shown, by_name={}))
         assert not watch.overrun.is_set()
-    with Watch(bus, "mine") as watch:
+    with AgentWatch(bus, "mine") as watch:
         published = 0
-        while not watch.overrun.is_set() and published < MOST_UNREAD:
+        while not watch.overrun.is_set() and published < MAX_UNREAD:
             bus.publish(said(CallIntended, arguments=raw))
             published += 1
-    assert published * ARGUMENTS_TOLD <= watching.MOST_UNREAD_BYTES + ARGUMENTS_TOLD
+    assert published * MAX_ARGUMENTS <= watching.MAX_UNREAD_BYTES + MAX_ARGUMENTS
 
 
 def test_what_a_newer_daemon_may_tell_besides_is_passed_over() -> None:
-    assert note_from({"news": {"a": 1}}) is None
+    assert lease_event_from({"news": {"a": 1}}) is None
     listed = {"tools": 1, "bytes": 2, "tokens": 1, "names": {"a_b": ["a", "b"]}, "at": 1.0, "news": 1}
-    assert note_from({"listed": listed}) == Listed(tools=1, bytes=2, tokens=1, names={"a_b": ("a", "b")}, at=1.0)
-    assert note_from({"ended": {"why": "removed"}}) == Ended(why="removed")
+    assert lease_event_from({"listed": listed}) == ListingSeen(
+        tools=1, bytes=2, tokens=1, names={"a_b": ("a", "b")}, at=1.0
+    )
+    assert lease_event_from({"ended": {"why": "removed"}}) == LeaseEnded(why="removed")
 
 
 @given(
@@ -261,4 +263,4 @@ def test_what_a_newer_daemon_may_tell_besides_is_passed_over() -> None:
 )
 def test_what_cannot_be_understood_is_an_error_and_never_a_guess(told: dict[str, Any], kind: str) -> None:
     with pytest.raises(ValueError, match="in another way"):
-        note_from({kind: told})
+        lease_event_from({kind: told})

@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parts.run_logs import NOBODY, message, metadata, summary
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
-from toolcrib.cli import run_account, run_lines
-from toolcrib.cli.run_account import Seen
-from toolcrib.cli.run_lines import Detail, Everything, Line, Telling, Times
-from toolcrib.cli.run_screen import Screen
-from toolcrib.coding_agents.headless import Usage
-from toolcrib.runs.result import Listing, Status
+from toolcrib.cli import run_text
+from toolcrib.cli.run_text import AllEventLines, EventDetail, EventLines, EventTimes, RunFacts, StyledLine
+from toolcrib.cli.run_view import RunScreen
+from toolcrib.coding_agents.client_spec import TokenUsage
+from toolcrib.coding_agents.run_result import RunStatus, ToolListSize
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 
 def plain(lines: Any) -> list[str]:
@@ -29,12 +28,12 @@ def plain(lines: Any) -> list[str]:
 
 def tool(status: ToolStatus = ToolStatus.OK, **given: Any) -> AgentEvent:
     usual = {"tool_name": "read_file", "server": "workspace", "call": "1", "tool_args": {"path": "a.py"}}
-    return AgentEvent(kind=Kind.TOOL, provider="claude", tool_status=status, **(usual | given))
+    return AgentEvent(kind=AgentEventKind.TOOL, provider="claude", tool_status=status, **(usual | given))
 
 
-def told(*events: AgentEvent, times: Times = Times.LEFT_OUT, but: str = "") -> list[str]:
-    telling = Telling(times)
-    lines: list[Line] = []
+def told(*events: AgentEvent, times: EventTimes = EventTimes.LEFT_OUT, but: str = "") -> list[str]:
+    telling = EventLines(times)
+    lines: list[StyledLine] = []
     for event in events:
         lines += telling.of(event)
     return plain([*lines, *telling.rest(but=but)])
@@ -68,9 +67,9 @@ def test_messages_are_told_in_order_and_the_answer_is_kept_for_its_own_place() -
 
 @pytest.mark.req("FRG-6")
 def test_all_events_come_in_order_and_the_answer_alone_is_kept_back() -> None:
-    own = AgentEvent(kind=Kind.LOG, provider="claude", role="system", text="success")
-    warning = AgentEvent(kind=Kind.LOG, provider="claude", role="toolcrib", text="away")
-    everything = Everything()
+    own = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="system", text="success")
+    warning = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="toolcrib", text="away")
+    everything = AllEventLines()
     given = [message("one"), own, message("two"), warning, own, tool(), message("three"), own]
     lines = [line for event in given for line in everything.of(event)]
     assert everything.held == "three"
@@ -80,11 +79,11 @@ def test_all_events_come_in_order_and_the_answer_alone_is_kept_back() -> None:
 
 @pytest.mark.req("FRG-6")
 def test_warnings_of_toolcrib_and_thoughts_are_told_the_programs_own_log_is_counted() -> None:
-    warning = AgentEvent(kind=Kind.LOG, provider="claude", role="toolcrib", text="The server git is away")
-    thought = AgentEvent(kind=Kind.REASONING, provider="claude", role="assistant", text="hm\nhm")
-    own = AgentEvent(kind=Kind.LOG, provider="claude", role="system", text="debug")
+    warning = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="toolcrib", text="The server git is away")
+    thought = AgentEvent(kind=AgentEventKind.REASONING, provider="claude", role="assistant", text="hm\nhm")
+    own = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="system", text="debug")
     assert told(warning, thought, own) == ["! The server git is away", "· hm hm"]
-    telling = Telling(Times.LEFT_OUT)
+    telling = EventLines(EventTimes.LEFT_OUT)
     for event in (warning, own, own, message("", raw={})):
         list(telling.of(event))
     assert telling.untold == 3
@@ -92,7 +91,7 @@ def test_warnings_of_toolcrib_and_thoughts_are_told_the_programs_own_log_is_coun
 
 @pytest.mark.req("FRG-7")
 def test_out_of_a_log_each_has_its_time_and_lines_stay_aligned() -> None:
-    lines = told(message("one\ntwo", time=0.0), tool(time=1e300), times=Times.SHOWN)
+    lines = told(message("one\ntwo", time=0.0), tool(time=1e300), times=EventTimes.SHOWN)
     assert lines[0].endswith(":00  one")
     assert lines[1] == "          two"
     assert lines[2].startswith("?  ✓")
@@ -101,11 +100,11 @@ def test_out_of_a_log_each_has_its_time_and_lines_stay_aligned() -> None:
 @pytest.mark.req("FRG-6")
 def test_every_event_is_one_whole_line() -> None:
     text = "x" * 5000 + "\nend"
-    (line,) = plain([run_lines.event_line(message(text))])
+    (line,) = plain([run_text.event_line(message(text))])
     assert line.endswith("x" * 5000 + "\\nend")
-    (line,) = plain([run_lines.event_line(AgentEvent(kind=Kind.RAW, provider="codex", raw={"a": [1, "é"]}))])
+    (line,) = plain([run_text.event_line(AgentEvent(kind=AgentEventKind.RAW, provider="codex", raw={"a": [1, "é"]}))])
     assert line.endswith('{"a": [1, "é"]}')
-    (line,) = plain([run_lines.event_line(tool(decision="allow", rule="why", tool_duration_ms=5.0))])
+    (line,) = plain([run_text.event_line(tool(decision="allow", rule="why", tool_duration_ms=5.0))])
     assert line.endswith('workspace:read_file  ok  {"path": "a.py"}  5 ms  allow (why)')
 
 
@@ -114,15 +113,15 @@ def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -
     over = summary(
         seconds=75.0,
         session="s",
-        usage=Usage(input=12345, output=678, cached=10000),
+        usage=TokenUsage(input=12345, output=678, cached=10000),
         tools={"Bash": 1, "workspace:read_file": 3},
         denials=1,
         model="opus",
-        listing=Listing(tools=24, bytes=18_200, tokens=4512),
+        listing=ToolListSize(tools=24, bytes=18_200, tokens=4512),
     )
     about = metadata(workdir=str(Path.cwd()))
-    seen = Seen(answered=True, denied=Counter({"Bash": 1}))
-    assert plain(run_account.closing(over, about, Path("/p/run.jsonl"), seen)) == [
+    seen = RunFacts(answered=True, denied=Counter({"Bash": 1}))
+    assert plain(run_text.closing_lines(over, about, Path("/p/run.jsonl"), seen)) == [
         "✓ finished after 1m 15s",
         "  model         opus",
         "  tools         workspace:read_file 3, Bash 1 (denied)",
@@ -131,8 +130,8 @@ def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -
         "  log           /p/run.jsonl",
         '  go on         toolcrib run claude "…" --conversation c0ffee',
     ]
-    failed = summary(status=Status.FAILED, error="The model\nis gone.", seconds=0.25)
-    assert plain(run_account.closing(failed, about, Path("/l"), Seen())) == [
+    failed = summary(status=RunStatus.FAILED, error="The model\nis gone.", seconds=0.25)
+    assert plain(run_text.closing_lines(failed, about, Path("/l"), RunFacts())) == [
         "✗ failed after 250 ms: The model is gone.",
         "  tools         none called",
         "  tokens        not told",
@@ -142,18 +141,18 @@ def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -
 
 @pytest.mark.req("FRG-7")
 def test_calls_that_were_denied_are_told_apart_from_those_that_were_made() -> None:
-    seen = Seen()
+    seen = RunFacts()
     for status in (ToolStatus.STARTED, ToolStatus.OK, ToolStatus.DENIED, ToolStatus.ERROR):
         seen.note(tool(status, tool_name="write_file"))
     over = summary(tools={"workspace:write_file": 3, "Read": 1}, denials=1)
-    lines = plain(run_account.closing(over, metadata(), Path("/l"), seen))
+    lines = plain(run_text.closing_lines(over, metadata(), Path("/l"), seen))
     assert "  tools         workspace:write_file 2, Read 1, workspace:write_file 1 (denied)" in lines
 
 
 @pytest.mark.req("FRG-7")
 def test_of_a_long_prompt_the_beginning_is_shown_and_how_much_is_not() -> None:
     def shown(prompt: str) -> list[str]:
-        lines = plain(run_account.heading(metadata(prompt=prompt), Status.FINISHED, Detail.USUAL))
+        lines = plain(run_text.heading_lines(metadata(prompt=prompt), RunStatus.FINISHED, EventDetail.USUAL))
         first = next(place for place, line in enumerate(lines) if line.startswith("  prompt"))
         return [line[16:] for line in lines[first:]]
 
@@ -171,7 +170,7 @@ def test_of_a_long_prompt_the_beginning_is_shown_and_how_much_is_not() -> None:
 def test_how_to_go_on_is_safe_to_copy_whatever_a_log_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     evil = metadata(provider="x;y", conversation="$(z)", profile="owner", workdir="/a b")
-    *_, line = plain(run_account.closing(summary(session="s"), evil, Path("/l"), Seen(answered=True)))
+    *_, line = plain(run_text.closing_lines(summary(session="s"), evil, Path("/l"), RunFacts(answered=True)))
     command = "toolcrib run 'x;y' \"…\" --conversation '$(z)' --profile owner --workdir '/a b'"
     assert line == f"  go on         {command}"
 
@@ -188,11 +187,11 @@ def test_on_a_terminal_a_long_text_stands_beside_its_label_and_in_a_pipe_on_one_
     monkeypatch.setenv("TERM", "xterm")
     told = "It may read files and change them in the folder, and no others; what is git's it may not change."
     path = "/" + "long/" * 12
-    lines = [*run_account.opening(metadata(governed=(told, path)))][2:]
+    lines = [*run_text.opening_lines(metadata(governed=(told, path)))][2:]
     screen, pipe = Terminal(), io.StringIO()
     for stream in (screen, pipe):
         for line in lines:
-            Screen(stream).write(line)
+            RunScreen(stream).write(line)
     drawn = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
     assert [line.rstrip() for line in drawn] == [
         "  governed      It may read files and change them",
@@ -206,7 +205,7 @@ def test_on_a_terminal_a_long_text_stands_beside_its_label_and_in_a_pipe_on_one_
 @pytest.mark.req("FRG-7")
 def test_the_beginning_says_who_what_where_and_what_is_not_governed() -> None:
     about = metadata(governed=("a", "b"), ungoverned=("c",), session_before="s")
-    assert plain(run_account.opening(about)) == [
+    assert plain(run_text.opening_lines(about)) == [
         "claude 2.1.325 as developer in /project",
         "  conversation  c0ffee (goes on)",
         "  governed      a",
@@ -217,13 +216,13 @@ def test_the_beginning_says_who_what_where_and_what_is_not_governed() -> None:
 
 @pytest.mark.req("FRG-7")
 def test_a_log_without_an_end_says_whether_the_run_goes_on() -> None:
-    going = plain(run_account.no_end(metadata(), Path("/l"), "s"))
+    going = plain(run_text.unfinished_lines(metadata(), Path("/l"), "s"))
     assert going[0].startswith("It still goes on: `toolcrib runs tail 2026")
     assert not any("go on" in line for line in going[1:])
-    killed = plain(run_account.no_end(metadata(pid_began=NOBODY), Path("/l"), "s"))
+    killed = plain(run_text.unfinished_lines(metadata(pid_began=NOBODY), Path("/l"), "s"))
     assert killed[0].startswith("✗ killed")
     assert killed[-1].startswith("  go on         toolcrib run claude")
-    assert "go on" not in plain(run_account.no_end(metadata(pid_began=NOBODY), Path("/l"), ""))[-1]
+    assert "go on" not in plain(run_text.unfinished_lines(metadata(pid_began=NOBODY), Path("/l"), ""))[-1]
 
 
 @given(
@@ -236,11 +235,11 @@ def test_no_figure_and_no_text_of_a_hostile_log_makes_it_fail(
     seconds: float, at: float, name: str, arguments: dict[str, Any]
 ) -> None:
     event = tool(tool_duration_ms=seconds, time=at, tool_name=name, tool_args=arguments, server=name, text=name)
-    lines = [*told(event, times=Times.SHOWN), *plain([run_lines.event_line(event)])]
+    lines = [*told(event, times=EventTimes.SHOWN), *plain([run_text.event_line(event)])]
     end = summary(seconds=seconds, tools={name: -1}, error=name, remedy=name, session=name)
     about = metadata(started_at=at, workdir=name, prompt=name, profile=name, conversation=name, governed=(name,))
-    lines += plain(run_account.closing(end, about, Path("/l"), Seen(answered=True)))
-    for detail in Detail:
-        lines += plain(run_account.heading(about, Status.KILLED, detail))
+    lines += plain(run_text.closing_lines(end, about, Path("/l"), RunFacts(answered=True)))
+    for detail in EventDetail:
+        lines += plain(run_text.heading_lines(about, RunStatus.KILLED, detail))
     assert not any("\n" in line for line in lines)
-    assert run_lines.span(math.inf) == "?"
+    assert run_text.seconds_text(math.inf) == "?"

@@ -19,13 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parts.run_logs import NOBODY, SEALS, message, metadata, summary, written
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
-from toolcrib.coding_agents.headless import Usage
-from toolcrib.runs import shelf
-from toolcrib.runs.log import MOST_LOGS, RunLog
-from toolcrib.runs.masking import Masking
-from toolcrib.runs.result import Status
-from toolcrib.runs.seal import Seals
+from toolcrib.coding_agents import run_history
+from toolcrib.coding_agents.client_spec import TokenUsage
+from toolcrib.coding_agents.run_folder import LogSeals
+from toolcrib.coding_agents.run_log import MOST_LOGS, RunLog, ValueMasker
+from toolcrib.coding_agents.run_result import RunStatus
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 TOKEN = "tcb_abcdefgh12345678"
 KEY = 'pass"word/1 é'
@@ -51,7 +50,7 @@ def small_files() -> Iterator[int]:
 def test_a_log_has_the_metadata_then_every_event_whole_then_the_summary(tmp_path: Path) -> None:
     about = metadata(governed=("its own tools",))
     call = AgentEvent(
-        kind=Kind.TOOL,
+        kind=AgentEventKind.TOOL,
         provider="claude",
         role="tool",
         raw={"type": "user", "n": [1, None, 2.5]},
@@ -64,7 +63,9 @@ def test_a_log_has_the_metadata_then_every_event_whole_then_the_summary(tmp_path
         rule="profile nothing: nothing",
         call="7",
     )
-    end = summary(usage=Usage(input=10, output=2, cached=5, told={"x": 1}), tools={"workspace:read_file": 1}, denials=1)
+    end = summary(
+        usage=TokenUsage(input=10, output=2, cached=5, told={"x": 1}), tools={"workspace:read_file": 1}, denials=1
+    )
     path = written(tmp_path, about, message("hello"), call, end=end)
     assert path == tmp_path / ".toolcrib" / "runs" / f"{about.run_id}.jsonl"
     first, hello, called, last = records(path)
@@ -201,7 +202,7 @@ def test_no_secret_is_in_the_log_in_whatever_form_it_comes(tmp_path: Path) -> No
     )
     log.event(
         AgentEvent(
-            kind=Kind.TOOL,
+            kind=AgentEventKind.TOOL,
             provider="claude",
             text=f"Bearer {TOKEN}",
             raw={KEY: [{"deep": [f"x{KEY}x", 31415926]}], "quoted": json.dumps({"k": KEY})},
@@ -210,7 +211,7 @@ def test_no_secret_is_in_the_log_in_whatever_form_it_comes(tmp_path: Path) -> No
             tool_status=ToolStatus.OK,
         )
     )
-    end = summary(text=f"it was {KEY}", error=TOKEN, usage=Usage(output=31415926, told={"k": KEY}), tools={KEY: 2})
+    end = summary(text=f"it was {KEY}", error=TOKEN, usage=TokenUsage(output=31415926, told={"k": KEY}), tools={KEY: 2})
     log.end(end)
     text = log.path.read_text()
     for form in (KEY, json.dumps(KEY)[1:-1], json.dumps(KEY, ensure_ascii=False)[1:-1], "pass%22", TOKEN):
@@ -227,7 +228,7 @@ def test_no_secret_is_in_the_log_in_whatever_form_it_comes(tmp_path: Path) -> No
 
 @pytest.mark.req("FRG-7")
 def test_keys_that_look_alike_once_masked_keep_both_values() -> None:
-    assert Masking(["secret-1", "secret-2"])({"secret-1": 1, "secret-2": 2}) == {"****": 1, "*****": 2}
+    assert ValueMasker(["secret-1", "secret-2"])({"secret-1": 1, "secret-2": 2}) == {"****": 1, "*****": 2}
 
 
 JSON = st.recursive(
@@ -240,7 +241,7 @@ JSON = st.recursive(
 @pytest.mark.req("FRG-6")
 @given(value=JSON)
 def test_what_holds_no_secret_is_kept_as_it_is(value: Any) -> None:
-    assert Masking(["a secret that nobody has"])(value) == value
+    assert ValueMasker(["a secret that nobody has"])(value) == value
 
 
 @pytest.mark.req("FRG-6", "FRG-7")
@@ -266,7 +267,7 @@ def test_the_newest_logs_are_kept_and_never_one_of_a_run_that_goes_on(tmp_path: 
         written(tmp_path, about, end=summary() if number % 2 else None)
     folder = tmp_path / ".toolcrib" / "runs"
     (folder / "notes.jsonl").write_text("the person's own")
-    written(tmp_path, metadata("20261116-100000-00000a"), end=summary(status=Status.FAILED))
+    written(tmp_path, metadata("20261116-100000-00000a"), end=summary(status=RunStatus.FAILED))
     left = sorted(path.name for path in folder.glob("*.jsonl"))
     assert left[0] == "20250101-000000-00000a.jsonl"
     assert left[-1] == "notes.jsonl"
@@ -278,7 +279,7 @@ def test_the_newest_logs_are_kept_and_never_one_of_a_run_that_goes_on(tmp_path: 
 @pytest.mark.req("FRG-7")
 def test_planted_logs_take_no_room_from_ours_and_are_left_alone(tmp_path: Path) -> None:
     ours = [written(tmp_path, metadata(f"20260101-{number:06d}-00000a"), end=summary()) for number in range(3)]
-    fake = written(tmp_path, metadata("29990101-000000-00000a"), end=summary(), seals=Seals(b"x" * 32))
+    fake = written(tmp_path, metadata("29990101-000000-00000a"), end=summary(), seals=LogSeals(b"x" * 32))
     theirs = [fake.with_name(f"29990102-{number:06d}-00000a.jsonl") for number in range(MOST_LOGS)]
     for path in theirs:
         path.write_bytes(fake.read_bytes().replace(b"29990101-000000", path.name[:15].encode()))
@@ -291,7 +292,7 @@ def test_a_number_too_large_for_a_float_is_kept(tmp_path: Path) -> None:
     large = 10**400
     log = RunLog.open(tmp_path, metadata(), seals=SEALS)
     log.event(message("x", raw={"n": large, "deep": [-large]}))
-    log.end(summary(usage=Usage(input=large, told={"n": large})))
+    log.end(summary(usage=TokenUsage(input=large, told={"n": large})))
     _, event, last = records(log.path)
     assert event["event"]["raw"] == {"n": large, "deep": [-large]}
     assert last["summary"]["usage"]["input"] == large
@@ -302,15 +303,15 @@ def test_a_number_too_large_for_a_float_is_kept(tmp_path: Path) -> None:
 def test_a_log_of_a_long_prompt_and_a_long_answer_can_be_read(tmp_path: Path, letter: str) -> None:
     much = letter * 5_000_000
     about = metadata(prompt=much, prompt_bytes=5_000_000)
-    told = Usage(input=1, told={"a": 1, "much": much})
+    told = TokenUsage(input=1, told={"a": 1, "much": much})
     over = summary(text=much, error=much, session=much, model=much, remedy=much, usage=told, tools={"a": 1, much: 2})
     written(tmp_path, about, message(much), end=over)
-    (run,) = shelf.runs(tmp_path, SEALS)
-    assert (run.sealed, run.status, run.metadata.prompt_bytes) == (True, Status.FINISHED, 5_000_000)
+    (run,) = run_history.recorded_runs(tmp_path, SEALS)
+    assert (run.sealed, run.status, run.metadata.prompt_bytes) == (True, RunStatus.FINISHED, 5_000_000)
     assert run.summary is not None
     for text, most in ((run.metadata.prompt, 65536), (run.summary.text, 1048576), (run.summary.error, 65536)):
         assert text == f"{letter * most} … (5000000 characters in all)"
     assert (run.summary.usage.input, run.summary.usage.told, run.summary.tools) == (1, {}, {"a": 1})
-    _, event, _ = shelf.entries(run)
+    _, event, _ = run_history.log_entries(run)
     assert isinstance(event, AgentEvent)
     assert event.text == much, "an event has all of it"

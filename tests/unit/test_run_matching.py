@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
-from toolcrib.coding_agents.client import SERVER_NAME
-from toolcrib.config.redact import HIDDEN
-from toolcrib.reach.notes import CallSeen
-from toolcrib.runs.matching import PATIENCE, Matching
+from toolcrib.coding_agents.call_matching import PATIENCE, CallMatcher
+from toolcrib.coding_agents.client_spec import SERVER_NAME
+from toolcrib.config.masking import HIDDEN
+from toolcrib.daemon_client.lease import CallSeen
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 pytestmark = pytest.mark.req("FRG-6")
 
@@ -23,7 +23,7 @@ MARK = "program/id"
 
 def started(call: str, name: str = "files_read", args: Any = None, server: str = SERVER_NAME) -> AgentEvent:
     return AgentEvent(
-        kind=Kind.TOOL,
+        kind=AgentEventKind.TOOL,
         provider="p",
         raw={"start": call},
         tool_name=name,
@@ -39,7 +39,7 @@ def ended(
     call: str, name: str = "files_read", server: str = SERVER_NAME, status: ToolStatus = ToolStatus.OK
 ) -> AgentEvent:
     return AgentEvent(
-        kind=Kind.TOOL,
+        kind=AgentEventKind.TOOL,
         provider="p",
         raw={"end": call},
         text="what it gave",
@@ -77,7 +77,7 @@ def told(*steps: Iterable[AgentEvent]) -> list[AgentEvent]:
 
 
 def test_a_call_that_both_sides_tell_of_is_told_once_with_the_gateways_word() -> None:
-    one = Matching("p")
+    one = CallMatcher("p")
     one.names = {"files_read": ("files", "read")}
     start, end = told(
         one.printed(started("c1", args={"path": "a"}), 0),
@@ -95,7 +95,7 @@ def test_a_call_that_both_sides_tell_of_is_told_once_with_the_gateways_word() ->
 
 @pytest.mark.parametrize("gateway_first", [True, False])
 def test_a_start_reads_the_same_whichever_side_is_quicker(gateway_first: bool) -> None:
-    one = Matching("p")
+    one = CallMatcher("p")
     one.names = {"files_read": ("files", "read")}
     sides = [
         lambda: one.printed(started("c1", args={"path": "a"}), 0),
@@ -108,7 +108,7 @@ def test_a_start_reads_the_same_whichever_side_is_quicker(gateway_first: bool) -
 
 
 def test_the_end_waits_for_the_gateways_word_and_not_for_ever() -> None:
-    one = Matching("p")
+    one = CallMatcher("p")
     assert len(told(one.printed(started("c1"), 0), one.printed(ended("c1"), 5.0))) == 1
     assert one.next_due() == 5.0 + PATIENCE
     assert told(one.overdue(5.0)) == []
@@ -132,7 +132,7 @@ def test_the_end_waits_for_the_gateways_word_and_not_for_ever() -> None:
     ],
 )
 def test_a_call_that_the_program_never_prints_is_told_all_the_same(outcome: str, status: ToolStatus) -> None:
-    one = Matching("p")
+    one = CallMatcher("p")
     assert told(one.passed(seen("g1", outcome, args={"n": 1}), 0)) == []
     start, end = told(one.overdue(PATIENCE))
     assert (start.tool_status, end.tool_status) == (ToolStatus.STARTED, status)
@@ -140,7 +140,7 @@ def test_a_call_that_the_program_never_prints_is_told_all_the_same(outcome: str,
 
 
 def test_a_line_that_comes_after_its_call_was_told_is_kept_and_no_second_call() -> None:
-    one = Matching("p")
+    one = CallMatcher("p")
     events = told(
         one.printed(started("c1"), 0),
         one.passed(seen("g1"), 0),
@@ -149,12 +149,12 @@ def test_a_line_that_comes_after_its_call_was_told_is_kept_and_no_second_call() 
         one.printed(ended("c1"), 9),
         one.finish(),
     )
-    assert [event.kind for event in events] == [Kind.TOOL, Kind.TOOL, Kind.RAW]
+    assert [event.kind for event in events] == [AgentEventKind.TOOL, AgentEventKind.TOOL, AgentEventKind.RAW]
     assert events[-1].raw == {"end": "c1"}
 
 
 def test_calls_of_one_tool_are_told_apart_by_their_arguments_and_then_by_their_order() -> None:
-    one = Matching("p")
+    one = CallMatcher("p")
     told(*(one.printed(started(f"c{n}", args={"n": n}), 0) for n in (1, 2, 3)))
     told(*(one.passed(seen(f"g{n}", "ok" if n < 3 else "denied", args={"n": n}), 0) for n in (3, 1, 2)))
     ends = told(*(one.printed(ended(f"c{n}"), 0) for n in (1, 2, 3)))
@@ -166,7 +166,7 @@ def test_calls_of_one_tool_are_told_apart_by_their_arguments_and_then_by_their_o
 
 
 def test_a_mark_tells_equal_calls_apart() -> None:
-    one = Matching("p", mark=MARK)
+    one = CallMatcher("p", mark=MARK)
     told(one.printed(started("c1"), 0), one.printed(started("c2"), 0))
     told(one.passed(seen("g2", "denied", meta={MARK: "c2"}), 0), one.passed(seen("g1", "ok", meta={MARK: "c1"}), 0))
     ends = told(one.printed(ended("c1"), 0), one.printed(ended("c2"), 0))
@@ -174,7 +174,7 @@ def test_a_mark_tells_equal_calls_apart() -> None:
 
 
 def test_a_call_that_nobody_ended_ends_with_the_run() -> None:
-    one = Matching("p")
+    one = CallMatcher("p")
     told(one.printed(started("c1"), 0), one.passed(seen("g1"), 0))
     (end,) = told(one.finish())
     assert (end.tool_status, end.call) == (ToolStatus.CANCELLED, "c1")
@@ -182,35 +182,35 @@ def test_a_call_that_nobody_ended_ends_with_the_run() -> None:
 
 @pytest.mark.parametrize("gateway", ["tells", "is late", "never tells"])
 def test_what_is_printed_after_a_call_comes_after_its_end(gateway: str) -> None:
-    one = Matching("p")
-    words = AgentEvent(kind=Kind.MESSAGE, provider="p", text="So much for that.")
+    one = CallMatcher("p")
+    words = AgentEvent(kind=AgentEventKind.MESSAGE, provider="p", text="So much for that.")
     events = told(one.printed(started("c1"), 0), one.printed(ended("c1"), 0), one.printed(words, 0))
     assert [event.tool_status for event in events] == [ToolStatus.STARTED]
     if gateway == "tells":
         events += told(one.passed(seen("g1"), 0), one.passed(seen("g1", "ok"), 0))
     events += told(one.finish()) if gateway == "never tells" else told(one.overdue(PATIENCE))
     assert [(event.kind, event.tool_status) for event in events[1:]] == [
-        (Kind.TOOL, ToolStatus.OK),
-        (Kind.MESSAGE, None),
+        (AgentEventKind.TOOL, ToolStatus.OK),
+        (AgentEventKind.MESSAGE, None),
     ]
 
 
 def test_calls_that_the_gateway_never_saw_do_not_wait_one_after_the_other() -> None:
-    one = Matching("p")
+    one = CallMatcher("p")
     told(*(one.printed(started(f"c{n}"), 0) for n in range(3)), *(one.printed(ended(f"c{n}"), 0) for n in range(3)))
     ends = told(one.overdue(PATIENCE), one.overdue(PATIENCE), one.overdue(PATIENCE))
     assert [end.call for end in ends] == ["c0", "c1", "c2"]
 
 
 def test_the_time_of_a_tool_that_is_not_ours_is_between_its_lines() -> None:
-    one = Matching("p")
+    one = CallMatcher("p")
     start, end = told(one.printed(started("b1", "Bash", server=""), 0), one.printed(ended("b1", "Bash", server=""), 0))
     assert start.tool_duration_ms is None
     assert (end.tool_duration_ms, end.decision) == (2500.0, "")
 
 
 def test_a_large_call_is_not_told_as_a_small_one_of_the_same_tool() -> None:
-    one = Matching("p")
+    one = CallMatcher("p")
     large = {"text": "x" * 300_000}
     told(one.printed(started("c1", args=large), 0), one.printed(started("c2", args={"p": "small"}), 0))
     told(
@@ -222,7 +222,7 @@ def test_a_large_call_is_not_told_as_a_small_one_of_the_same_tool() -> None:
 
 
 def test_a_call_with_other_arguments_is_another_call() -> None:
-    one = Matching("p")
+    one = CallMatcher("p")
     told(one.printed(started("c1", args={"p": 1}), 0), one.passed(seen("g1", "denied", args={"p": 2}), 0))
     rest = told(one.printed(ended("c1"), 0), one.finish())
     over = {(event.call, event.tool_status) for event in rest if event.tool_status is not ToolStatus.STARTED}
@@ -230,7 +230,7 @@ def test_a_call_with_other_arguments_is_another_call() -> None:
 
 
 def test_masked_arguments_are_those_that_the_program_printed() -> None:
-    one = Matching("p")
+    one = CallMatcher("p")
     told(one.printed(started("c1", args={"key": "s3cret-s3cret", "wait_for_previous": True}), 0))
     told(one.passed(seen("g1", "ok", args={"key": HIDDEN}), 0))
     (end,) = told(one.printed(ended("c1"), 0), one.finish())
@@ -242,7 +242,7 @@ def test_masked_arguments_are_those_that_the_program_printed() -> None:
 def test_however_the_words_are_mixed_each_call_starts_once_and_ends_once_and_no_line_is_lost(
     data: st.DataObject, count: int, mark: str
 ) -> None:
-    one = Matching("p", mark=mark)
+    one = CallMatcher("p", mark=mark)
     ways: list[list[Any]] = []
     lines = 0
     for n in range(count):
@@ -268,7 +268,7 @@ def test_however_the_words_are_mixed_each_call_starts_once_and_ends_once_and_no_
     events += told(one.finish())
     by_call: dict[str, list[ToolStatus | None]] = {}
     for event in events:
-        if event.kind is Kind.TOOL:
+        if event.kind is AgentEventKind.TOOL:
             by_call.setdefault(event.call, []).append(event.tool_status)
     for statuses in by_call.values():
         assert len(statuses) == 2
@@ -280,7 +280,7 @@ def test_however_the_words_are_mixed_each_call_starts_once_and_ends_once_and_no_
 
 
 def test_a_call_of_the_programs_own_that_nobody_ended_ends_with_the_run() -> None:
-    one = Matching("p")
+    one = CallMatcher("p")
     told(one.printed(started("c1", "shell", server=""), 0), one.printed(started("c2", "shell", server=""), 0))
     told(one.printed(ended("c1", "shell", server=""), 1))
     (end,) = told(one.finish())
@@ -290,7 +290,7 @@ def test_a_call_of_the_programs_own_that_nobody_ended_ends_with_the_run() -> Non
 def test_what_a_tool_ran_and_failed_is_said_whatever_the_program_prints_of_it() -> None:
     failed = replace(seen("g1", "failed"), failure="Exit code 3")
     for program in (ended("c1"), replace(ended("c1"), text="")):
-        one = Matching("p")
+        one = CallMatcher("p")
         told(one.printed(started("c1"), 0), one.passed(seen("g1"), 0))
         (end,) = told(one.printed(program, 0), one.passed(failed, 0))
         assert end.tool_status is ToolStatus.ERROR

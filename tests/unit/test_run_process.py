@@ -19,9 +19,9 @@ import uvloop
 
 from parts import leftovers
 from parts.waiting import wait_for
+from toolcrib.coding_agents import program_process
+from toolcrib.coding_agents.program_process import OutputLine, ProgramStream, RunningProgram
 from toolcrib.errors import ToolcribError
-from toolcrib.runs import process
-from toolcrib.runs.process import Line, Running, Stream
 from toolcrib.servers import reaper_child
 
 pytestmark = pytest.mark.req("FRG-10")
@@ -51,17 +51,17 @@ def open_files() -> int:
     return sum("pipe:" in str(entry.readlink()) for entry in folder.glob("*") if entry.is_symlink())
 
 
-async def python(code: str, *words: str, stdin: str = "", cwd: Path = Path("/")) -> Running:
+async def python(code: str, *words: str, stdin: str = "", cwd: Path = Path("/")) -> RunningProgram:
     argv = [sys.executable, "-I", "-S", "-u", "-c", textwrap.dedent(code), *words]
-    return await Running.start(argv, environ=ENVIRON, cwd=cwd, stdin=stdin)
+    return await RunningProgram.start(argv, environ=ENVIRON, cwd=cwd, stdin=stdin)
 
 
-async def read(running: Running) -> list[Line]:
+async def read(running: RunningProgram) -> list[OutputLine]:
     async with asyncio.timeout(LIMIT):
         return [line async for line in running.lines()]
 
 
-async def first(running: Running) -> str:
+async def first(running: RunningProgram) -> str:
     """The next line; the rest stays for whoever reads on."""
     async with asyncio.timeout(LIMIT), contextlib.aclosing(running.lines()) as lines:
         return (await anext(lines)).text
@@ -74,13 +74,13 @@ async def until(condition: Callable[[], object], what: str) -> None:
 class Written:
     """True when a program has written something and then, for a while, nothing more."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunningProgram) -> None:
         self._guard = running.pid
         self._same = 0
         self.bytes = 0
 
     def __call__(self) -> bool:
-        program = next(iter(reaper_child.below(self._guard)), self._guard)
+        program = next(iter(reaper_child.descendants_of(self._guard)), self._guard)
         now = int((leftovers.PROC / str(program) / "io").read_text().split("wchar:")[1].split()[0])
         self._same = self._same + 1 if now == self.bytes else 0
         self.bytes = now
@@ -107,8 +107,12 @@ async def test_it_reads_its_input_and_prints_lines_on_both_streams() -> None:
         stdin="-p is no option\nbut a prompt ✓",
     )
     lines = await read(running)
-    assert [line.text for line in lines if line.stream is Stream.OUT] == ["-p is no option", "but a prompt ✓", "äöü ✓"]
-    assert [line.text for line in lines if line.stream is Stream.ERR] == ["", "no end"]
+    assert [line.text for line in lines if line.stream is ProgramStream.OUT] == [
+        "-p is no option",
+        "but a prompt ✓",
+        "äöü ✓",
+    ]
+    assert [line.text for line in lines if line.stream is ProgramStream.ERR] == ["", "no end"]
     assert running.exit_code == 7
     assert not is_there(running.pid)
 
@@ -129,7 +133,7 @@ async def test_lines_of_both_streams_come_in_the_order_of_their_arrival() -> Non
         stdin="x" * 200,
     )
     lines = await read(running)
-    for stream in Stream:
+    for stream in ProgramStream:
         numbers = [int(line.text) for line in lines if line.stream is stream]
         assert numbers == sorted(numbers)
         assert len(numbers) == 100
@@ -157,7 +161,7 @@ async def test_bytes_that_are_no_text_are_replaced_and_a_lone_surrogate_is_sent_
 
 
 async def test_a_line_that_is_too_long_comes_in_pieces_that_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "LONGEST_PIECE", 1000)
+    monkeypatch.setattr(program_process, "LONGEST_PIECE", 1000)
     running = await python("print('kurz'); print('ä€😀' * 1000); print('b' * 1000); print('c' * 1001, end='')")
     lines = await read(running)
     assert not lines[0].partial
@@ -176,8 +180,8 @@ async def test_a_line_of_forty_megabytes_comes_in_two_pieces() -> None:
     running = await python("import sys; sys.stdout.write('x' * 40_000_000 + '\\n' + 'y')")
     lines = await read(running)
     assert [(len(line.text), line.partial) for line in lines] == [
-        (process.LONGEST_PIECE, True),
-        (40_000_000 - process.LONGEST_PIECE, False),
+        (program_process.LONGEST_PIECE, True),
+        (40_000_000 - program_process.LONGEST_PIECE, False),
         (1, False),
     ]
 
@@ -374,7 +378,7 @@ async def test_a_grandchild_that_goes_on_alone_is_ended_although_nobody_reads() 
 
 async def test_a_program_that_ends_at_once_is_read_and_stopped_without_harm() -> None:
     for _ in range(20):
-        running = await Running.start(["/bin/true"], environ=ENVIRON, cwd=Path("/"), stdin="x" * 1000)
+        running = await RunningProgram.start(["/bin/true"], environ=ENVIRON, cwd=Path("/"), stdin="x" * 1000)
         assert await read(running) == []
         await running.stop()
         assert running.exit_code == 0
@@ -421,7 +425,7 @@ async def test_a_program_that_cannot_be_started_is_an_error_and_leaves_nothing(t
         (["/bin/true", "x" * 5_000_000], tmp_path, "too long"),
     ):
         with pytest.raises(ToolcribError, match=why):
-            await Running.start(words, environ=ENVIRON, cwd=cwd, stdin="")
+            await RunningProgram.start(words, environ=ENVIRON, cwd=cwd, stdin="")
     assert own_children() <= others
 
 
@@ -432,7 +436,7 @@ def own_children() -> set[int]:
 
 @pytest.mark.parametrize("loops", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_it_runs_in_any_loop_of_any_thread(loops: type) -> None:
-    seen: list[list[Line]] = []
+    seen: list[list[OutputLine]] = []
 
     async def whole() -> None:
         running = await python("import sys; print(sys.stdin.read()); print('e', file=sys.stderr)", stdin="hello")

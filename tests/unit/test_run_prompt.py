@@ -20,7 +20,7 @@ import toolcrib.runs.agent
 from parts.stand_in import Script, code_agent
 from toolcrib.cli.app import run
 made = []
-toolcrib.runs.agent.CodeAgent = code_agent(Script(), made)
+toolcrib.coding_agents.code_agent.CodeAgent = code_agent(Script(), made)
 code = run(["run", "claude", *sys.argv[2:]])
 sys.stdout.write("".join(repr(one["prompt"]) for one in made if "prompt" in one))
 sys.exit(code)

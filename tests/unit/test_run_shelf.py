@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parts.run_logs import NOBODY, SEALS, message, metadata, summary, written
-from toolcrib.agent_events import AgentEvent, Kind
+from toolcrib.coding_agents import run_history
+from toolcrib.coding_agents.process_alive import process_started_at
+from toolcrib.coding_agents.run_folder import LogSeals
+from toolcrib.coding_agents.run_log import RunLog
+from toolcrib.coding_agents.run_result import RunMetadata, RunStatus, RunSummary
 from toolcrib.errors import NotFound, ToolcribError, UsageError
-from toolcrib.runs import shelf
-from toolcrib.runs.alive import began
-from toolcrib.runs.log import RunLog
-from toolcrib.runs.result import Metadata, Status, Summary
-from toolcrib.runs.seal import Seals
+from toolcrib.run_events import AgentEvent, AgentEventKind
 
 OLD, NEW = "20261115-100000-00000a", "20261116-100000-00000b"
 SESSION = "0b5a3c9e-6f0a-4c7c-9d1e-2f3a4b5c6d7e"
@@ -50,15 +50,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.req("FRG-7")
 def test_runs_are_listed_newest_first_with_what_became_of_them(tmp_path: Path) -> None:
-    assert list(shelf.runs(tmp_path, SEALS)) == []
-    written(tmp_path, metadata(OLD), message("hi"), end=summary(status=Status.TIMEOUT))
+    assert list(run_history.recorded_runs(tmp_path, SEALS)) == []
+    written(tmp_path, metadata(OLD), message("hi"), end=summary(status=RunStatus.TIMEOUT))
     written(tmp_path, metadata(NEW), message("hi"))
     written(tmp_path, metadata("20261114-100000-00000a", pid_began=NOBODY), message("hi"))
-    found = [(run.run_id, run.status) for run in shelf.runs(tmp_path, SEALS)]
+    found = [(run.run_id, run.status) for run in run_history.recorded_runs(tmp_path, SEALS)]
     assert found == [
-        (NEW, Status.RUNNING),
-        (OLD, Status.TIMEOUT),
-        ("20261114-100000-00000a", Status.KILLED),
+        (NEW, RunStatus.RUNNING),
+        (OLD, RunStatus.TIMEOUT),
+        ("20261114-100000-00000a", RunStatus.KILLED),
     ]
 
 
@@ -66,28 +66,28 @@ def test_runs_are_listed_newest_first_with_what_became_of_them(tmp_path: Path) -
 def test_a_run_whose_process_is_gone_was_killed_also_if_another_has_its_number(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
-    born = began(process.pid)
+    born = process_started_at(process.pid)
     assert born is not None
     written(tmp_path, metadata(NEW, pid=process.pid, pid_began=born))
     written(tmp_path, metadata(OLD, pid=process.pid, pid_began=born - 1))
-    assert [run.status for run in shelf.runs(tmp_path, SEALS)] == [Status.RUNNING, Status.KILLED]
+    assert [run.status for run in run_history.recorded_runs(tmp_path, SEALS)] == [RunStatus.RUNNING, RunStatus.KILLED]
     end(process)
-    assert [run.status for run in shelf.runs(tmp_path, SEALS)] == [Status.KILLED, Status.KILLED]
+    assert [run.status for run in run_history.recorded_runs(tmp_path, SEALS)] == [RunStatus.KILLED, RunStatus.KILLED]
 
 
 @pytest.mark.req("FRG-7")
 def test_a_run_is_found_by_last_by_its_id_and_by_a_beginning_that_is_its_own(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="No runs are on record"):
-        shelf.find(tmp_path, "last", SEALS)
+        run_history.find_run(tmp_path, "last", SEALS)
     written(tmp_path, metadata(OLD), end=summary())
     written(tmp_path, metadata(NEW), end=summary())
     for which, run_id in (("last", NEW), (OLD, OLD), ("20261115", OLD), (NEW[:-1], NEW)):
-        assert shelf.find(tmp_path, which, SEALS).run_id == run_id
+        assert run_history.find_run(tmp_path, which, SEALS).run_id == run_id
     with pytest.raises(UsageError, match="2 runs begin with 2026"):
-        shelf.find(tmp_path, "2026", SEALS)
+        run_history.find_run(tmp_path, "2026", SEALS)
     for nothing in ("", "2027", "../" + NEW, "/etc/passwd", "notes"):
         with pytest.raises(NotFound, match="There is no run"):
-            shelf.find(tmp_path, nothing, SEALS)
+            run_history.find_run(tmp_path, nothing, SEALS)
 
 
 @pytest.mark.req("FRG-7", "FRG-6")
@@ -95,7 +95,7 @@ def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
     events = [message(f"{number}", raw={"n": number}) for number in range(3)]
     about, over = metadata(governed=("a",)), summary(tools={"x": 1})
     written(tmp_path, about, *events, end=over)
-    assert list(shelf.entries(shelf.find(tmp_path, "last", SEALS))) == [about, *events, over]
+    assert list(run_history.log_entries(run_history.find_run(tmp_path, "last", SEALS))) == [about, *events, over]
 
 
 @pytest.mark.req("FRG-7")
@@ -110,7 +110,7 @@ def test_a_list_reads_the_first_and_the_last_line_alone(tmp_path: Path, monkeypa
         return real(text, **options)
 
     monkeypatch.setattr(json, "loads", loads)
-    (run,) = shelf.runs(tmp_path, SEALS)
+    (run,) = run_history.recorded_runs(tmp_path, SEALS)
     assert run.summary is not None
     assert run.summary.text == "y" * 200_000
     assert len(decoded) == 2
@@ -122,9 +122,9 @@ def test_half_a_line_at_the_end_is_none(tmp_path: Path) -> None:
     for torn in (b'{"event": {"ki', b'{"summary": {}}'):
         whole = path.read_bytes()
         path.write_bytes(whole + torn)
-        run = shelf.find(tmp_path, "last", SEALS)
-        assert run.status is Status.KILLED
-        assert len(list(shelf.entries(run))) == 2
+        run = run_history.find_run(tmp_path, "last", SEALS)
+        assert run.status is RunStatus.KILLED
+        assert len(list(run_history.log_entries(run))) == 2
         path.write_bytes(whole)
 
 
@@ -132,10 +132,10 @@ def test_half_a_line_at_the_end_is_none(tmp_path: Path) -> None:
 def test_a_log_that_has_no_first_line_yet_is_no_run_yet(tmp_path: Path) -> None:
     path = written(tmp_path, metadata(OLD))
     path.with_name(f"{NEW}.jsonl").touch()
-    assert [run.run_id for run in shelf.runs(tmp_path, SEALS)] == [OLD]
-    assert shelf.find(tmp_path, "last", SEALS).run_id == OLD
+    assert [run.run_id for run in run_history.recorded_runs(tmp_path, SEALS)] == [OLD]
+    assert run_history.find_run(tmp_path, "last", SEALS).run_id == OLD
     with pytest.raises(NotFound, match="holds no line yet"):
-        shelf.find(tmp_path, NEW, SEALS)
+        run_history.find_run(tmp_path, NEW, SEALS)
 
 
 WRONG: list[tuple[int, Any, str]] = [
@@ -165,7 +165,7 @@ def test_what_is_wrong_with_a_log_is_told_with_file_and_line(
     path = written(tmp_path, metadata(NEW), message("hi"), end=summary())
     line(path, number, record)
     with pytest.raises(ToolcribError) as caught:
-        list(shelf.entries(shelf.find(tmp_path, NEW, SEALS)))
+        list(run_history.log_entries(run_history.find_run(tmp_path, NEW, SEALS)))
     where = "its last line" if number == 3 else f"line {number}"
     assert caught.value.message.startswith(f"{path}, {where}: this is {said}")
     assert caught.value.remedy
@@ -176,7 +176,7 @@ def test_one_bad_log_is_told_and_the_others_are_listed(tmp_path: Path) -> None:
     written(tmp_path, metadata(OLD), end=summary())
     line(written(tmp_path, metadata(NEW), end=summary()), 1, b"nonsense\n")
     problems: list[ToolcribError] = []
-    assert [run.run_id for run in shelf.runs(tmp_path, SEALS, problems.append)] == [OLD]
+    assert [run.run_id for run in run_history.recorded_runs(tmp_path, SEALS, problems.append)] == [OLD]
     assert [NEW in problem.message for problem in problems] == [True]
 
 
@@ -187,7 +187,7 @@ def test_what_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
     planted = path.with_name(f"{NEW}.jsonl")
     {"link": lambda: planted.symlink_to(path), "folder": planted.mkdir, "fifo": lambda: os.mkfifo(planted)}[kind]()
     with pytest.raises(ToolcribError, match=NEW):
-        shelf.find(tmp_path, NEW, SEALS)
+        run_history.find_run(tmp_path, NEW, SEALS)
 
 
 @pytest.mark.req("FRG-7")
@@ -198,7 +198,7 @@ def test_logs_behind_a_link_are_not_the_projects(tmp_path: Path) -> None:
     written(other, metadata(NEW), end=summary())
     (project / ".toolcrib").symlink_to(other / ".toolcrib")
     with pytest.raises(ToolcribError, match="is a link, not a folder"):
-        shelf.find(project, "last", SEALS)
+        run_history.find_run(project, "last", SEALS)
 
 
 @pytest.mark.req("FRG-7")
@@ -207,25 +207,27 @@ def test_a_conversation_goes_on_where_its_newest_run_left_a_session(tmp_path: Pa
     written(tmp_path, metadata(NEW, conversation="other"), end=summary(session="x"))
     later = metadata("20261117-100000-00000a", profile="developer", pid_began=NOBODY)
     written(tmp_path, later, message("killed before it said who it is"))
-    found = shelf.latest_of(tmp_path, "c0ffee", "claude", SEALS)
+    found = run_history.conversation_state(tmp_path, "c0ffee", "claude", SEALS)
     assert (found.conversation, found.provider, found.profile) == ("c0ffee", "claude", "developer")
     assert found.session == SESSION
-    assert shelf.latest_of(tmp_path, "last", "claude", SEALS) == found
+    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS) == found
     with pytest.raises(NotFound, match="no conversation nobody"):
-        shelf.latest_of(tmp_path, "nobody", "claude", SEALS)
+        run_history.conversation_state(tmp_path, "nobody", "claude", SEALS)
 
 
 @pytest.mark.req("FRG-7")
 def test_the_last_conversation_is_that_of_the_client_who_is_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="There is no conversation with claude yet in"):
-        shelf.latest_of(tmp_path, "last", "claude", SEALS)
+        run_history.conversation_state(tmp_path, "last", "claude", SEALS)
     written(tmp_path, metadata(OLD, conversation="ours"), end=summary(session=SESSION))
     written(tmp_path, metadata(NEW, conversation="theirs", provider="codex"), end=summary(session=SESSION))
-    assert shelf.latest_of(tmp_path, "last", "claude", SEALS).conversation == "ours"
-    assert shelf.latest_of(tmp_path, "last", "codex", SEALS).conversation == "theirs"
-    assert shelf.latest_of(tmp_path, "theirs", "claude", SEALS).provider == "codex", "for an error that says so"
+    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS).conversation == "ours"
+    assert run_history.conversation_state(tmp_path, "last", "codex", SEALS).conversation == "theirs"
+    assert run_history.conversation_state(tmp_path, "theirs", "claude", SEALS).provider == "codex", (
+        "for an error that says so"
+    )
     with pytest.raises(NotFound, match="There is no conversation with gemini yet in"):
-        shelf.latest_of(tmp_path, "last", "gemini", SEALS)
+        run_history.conversation_state(tmp_path, "last", "gemini", SEALS)
 
 
 @pytest.mark.req("FRG-7")
@@ -236,48 +238,48 @@ def test_a_killed_run_goes_on_in_the_session_that_was_noted_last(tmp_path: Path)
         log.session(session)
         log.event(message("working"))
     assert log.path.read_bytes().count(b'\n{"session":') == 2
-    assert shelf.latest_of(tmp_path, "last", "claude", SEALS).session == SESSION
-    run = shelf.find(tmp_path, NEW, SEALS)
-    assert [type(one) for one in shelf.entries(run)] == [Metadata, *[AgentEvent] * 4]
+    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS).session == SESSION
+    run = run_history.find_run(tmp_path, NEW, SEALS)
+    assert [type(one) for one in run_history.log_entries(run)] == [RunMetadata, *[AgentEvent] * 4]
 
 
 @pytest.mark.req("FRG-7")
 def test_a_session_that_stands_only_in_what_the_program_printed_is_not_gone_on_in(tmp_path: Path) -> None:
     told = {"type": "system", "subtype": "init", "session_id": SESSION}
-    init = AgentEvent(kind=Kind.LOG, provider="claude", raw=told)
+    init = AgentEvent(kind=AgentEventKind.LOG, provider="claude", raw=told)
     written(tmp_path, metadata(NEW, pid_began=NOBODY), init)
-    assert shelf.latest_of(tmp_path, "last", "claude", SEALS).session == ""
+    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS).session == ""
 
 
 def planted(root: Path, run_id: str, **given: Any) -> Path:
     """A log that somebody else put there, in the form that Toolcrib writes."""
     about = metadata(run_id, **given)
-    return written(root, about, session=SESSION, end=summary(session=SESSION), seals=Seals(b"x" * 32))
+    return written(root, about, session=SESSION, end=summary(session=SESSION), seals=LogSeals(b"x" * 32))
 
 
 @pytest.mark.req("FRG-7")
 @pytest.mark.parametrize("key", [None, b"x" * 32])
 def test_a_planted_log_is_shown_as_such_and_says_nothing_about_the_next_run(tmp_path: Path, key: bytes | None) -> None:
     written(tmp_path, metadata(OLD, profile="read-only"), end=summary(session=SESSION))
-    before = shelf.latest_of(tmp_path, "last", "claude", SEALS)
+    before = run_history.conversation_state(tmp_path, "last", "claude", SEALS)
     for number, conversation in enumerate(("c0ffee", "other")):
         about = metadata(f"29990101-00000{number}-00000a", profile="developer", conversation=conversation)
-        written(tmp_path, about, end=summary(session="9" + SESSION[1:]), seals=Seals(key))
-    assert [run.sealed for run in shelf.runs(tmp_path, SEALS)] == [False, False, True]
-    assert shelf.latest_of(tmp_path, "last", "claude", SEALS) == before
-    assert shelf.latest_of(tmp_path, "c0ffee", "claude", SEALS) == before
+        written(tmp_path, about, end=summary(session="9" + SESSION[1:]), seals=LogSeals(key))
+    assert [run.sealed for run in run_history.recorded_runs(tmp_path, SEALS)] == [False, False, True]
+    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS) == before
+    assert run_history.conversation_state(tmp_path, "c0ffee", "claude", SEALS) == before
     assert before.profile == "read-only"
     with pytest.raises(NotFound, match="1 that came from elsewhere, or were changed or moved, are not believed"):
-        shelf.latest_of(tmp_path, "other", "claude", SEALS)
+        run_history.conversation_state(tmp_path, "other", "claude", SEALS)
 
 
 @pytest.mark.req("FRG-7")
 def test_without_a_key_nothing_is_believed(tmp_path: Path) -> None:
-    written(tmp_path, metadata(NEW), end=summary(session=SESSION), seals=Seals(None))
-    (run,) = shelf.runs(tmp_path, Seals(None))
-    assert (run.sealed, run.status) == (False, Status.FINISHED)
+    written(tmp_path, metadata(NEW), end=summary(session=SESSION), seals=LogSeals(None))
+    (run,) = run_history.recorded_runs(tmp_path, LogSeals(None))
+    assert (run.sealed, run.status) == (False, RunStatus.FINISHED)
     with pytest.raises(NotFound, match="not believed"):
-        shelf.latest_of(tmp_path, "last", "claude", Seals(None))
+        run_history.conversation_state(tmp_path, "last", "claude", LogSeals(None))
 
 
 def changed(path: Path, number: int, kind: str, **fields: Any) -> None:
@@ -305,12 +307,12 @@ def test_a_line_that_was_changed_is_not_believed(
     tmp_path: Path, number: int, kind: str, field: str, value: Any
 ) -> None:
     path = written(tmp_path, metadata(NEW), end=summary(session=SESSION))
-    assert shelf.find(tmp_path, NEW, SEALS).sealed
+    assert run_history.find_run(tmp_path, NEW, SEALS).sealed
     changed(path, number, kind, **{field: value})
-    assert not shelf.find(tmp_path, NEW, SEALS).sealed
+    assert not run_history.find_run(tmp_path, NEW, SEALS).sealed
     for which in ("last", "c0ffee", "other"):
         with pytest.raises(NotFound):
-            shelf.latest_of(tmp_path, which, "claude", SEALS)
+            run_history.conversation_state(tmp_path, which, "claude", SEALS)
 
 
 @pytest.mark.req("FRG-7")
@@ -322,13 +324,13 @@ def test_a_seal_holds_for_its_run_and_its_project_alone(tmp_path: Path) -> None:
     other = written(here, metadata(NEW), end=summary(session="9" + SESSION[1:]))
     moved = written(there, metadata("20260101-000000-00000a")).with_name(path.name)
     moved.write_bytes(path.read_bytes())
-    assert not shelf.find(there, OLD, SEALS).sealed, "of another project"
+    assert not run_history.find_run(there, OLD, SEALS).sealed, "of another project"
     line(path, 2, other.read_bytes().splitlines(keepends=True)[1])
-    assert not shelf.find(here, OLD, SEALS).sealed, "the end of another run"
+    assert not run_history.find_run(here, OLD, SEALS).sealed, "the end of another run"
     renamed = other.with_name("20261117-100000-00000b.jsonl")
     renamed.write_bytes(other.read_bytes().replace(NEW.encode(), b"20261117-100000-00000b"))
-    assert not shelf.find(here, "20261117", SEALS).sealed, "another name"
-    assert shelf.find(here, NEW, SEALS).sealed
+    assert not run_history.find_run(here, "20261117", SEALS).sealed, "another name"
+    assert run_history.find_run(here, NEW, SEALS).sealed
 
 
 @pytest.mark.req("FRG-7")
@@ -339,7 +341,7 @@ def test_a_session_line_of_another_run_or_hand_is_not_believed(tmp_path: Path) -
     ):
         path = written(tmp_path, metadata(f"20261118-10000{number}-00000a", conversation=f"c{number}"))
         path.write_bytes(path.read_bytes() + planted_line)
-        assert shelf.latest_of(tmp_path, f"c{number}", "claude", SEALS).session == ""
+        assert run_history.conversation_state(tmp_path, f"c{number}", "claude", SEALS).session == ""
 
 
 @pytest.mark.req("FRG-7")
@@ -348,32 +350,32 @@ def test_many_planted_logs_do_not_hide_the_real_ones(tmp_path: Path) -> None:
     fake = planted(tmp_path, "29990101-000000-00000a").read_bytes()
     for number in range(1100):
         real.with_name(f"29990102-{number:06d}-00000a.jsonl").write_bytes(fake)
-    assert shelf.latest_of(tmp_path, "last", "claude", SEALS).session == SESSION
+    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS).session == SESSION
 
 
 @pytest.mark.req("FRG-7")
 def test_the_key_is_made_once_for_the_person_alone_and_a_bad_one_is_not_believed(tmp_path: Path) -> None:
     environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     file = tmp_path / "home" / "state" / "runs.key"
-    assert Seals.of_user(environ).key is None
+    assert LogSeals.of_user(environ).key is None
     assert not file.exists(), "whoever only reads makes nothing"
-    made = Seals.made(environ)
+    made = LogSeals.made(environ)
     assert made.key is not None
     assert len(made.key) == 32
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert Seals.made(environ) == Seals.of_user(environ) == made
+    assert LogSeals.made(environ) == LogSeals.of_user(environ) == made
     assert made.key.hex() not in repr(made)
     for spoilt in ("", "no key", made.key.hex()[:-2]):
         file.write_text(spoilt)
-        assert Seals.of_user(environ).key is None
-        assert Seals.made(environ).key is None, "one that may come back is not written over"
+        assert LogSeals.of_user(environ).key is None
+        assert LogSeals.made(environ).key is None, "one that may come back is not written over"
 
 
 @pytest.mark.req("FRG-7")
 @pytest.mark.parametrize("session", ["--dangerously-skip-permissions", "../../etc", "x\ny", ""])
 def test_a_session_that_cannot_be_one_is_not_handed_on(tmp_path: Path, session: str) -> None:
     written(tmp_path, metadata(NEW), end=summary(session=session))
-    assert shelf.latest_of(tmp_path, "last", "claude", SEALS).session == ""
+    assert run_history.conversation_state(tmp_path, "last", "claude", SEALS).session == ""
 
 
 @pytest.mark.req("FRG-7")
@@ -381,8 +383,11 @@ def test_following_gives_what_is_there_and_what_comes_until_the_summary(tmp_path
     log = RunLog.open(tmp_path, metadata(), seals=SEALS)
     log.event(message("before"))
     later = [lambda: log.event(message("after")), lambda: log.end(summary())]
-    seen = [type(one) for one in shelf.follow(shelf.find(tmp_path, "last", SEALS), wait=lambda _: later.pop(0)())]
-    assert seen == [Metadata, AgentEvent, AgentEvent, Summary]
+    seen = [
+        type(one)
+        for one in run_history.follow_log(run_history.find_run(tmp_path, "last", SEALS), wait=lambda _: later.pop(0)())
+    ]
+    assert seen == [RunMetadata, AgentEvent, AgentEvent, RunSummary]
     assert not later
 
 
@@ -397,20 +402,20 @@ def test_following_puts_pieces_of_a_line_together(tmp_path: Path) -> None:
         with path.open("ab") as stream:
             stream.write(pieces.pop(0))
 
-    _, event, _ = shelf.follow(shelf.find(tmp_path, "last", SEALS), wait=more)
+    _, event, _ = run_history.follow_log(run_history.find_run(tmp_path, "last", SEALS), wait=more)
     assert isinstance(event, AgentEvent)
     assert event.text == "in three pieces"
 
 
 @pytest.mark.req("FRG-7")
 def test_following_ends_with_the_process_and_loses_nothing(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
-    log = RunLog.open(tmp_path, metadata(pid=process.pid, pid_began=began(process.pid)), seals=SEALS)
+    log = RunLog.open(tmp_path, metadata(pid=process.pid, pid_began=process_started_at(process.pid)), seals=SEALS)
 
     def last_words(_: float) -> None:
         log.event(message("last words"))
         end(process)
 
-    *_, last = shelf.follow(shelf.find(tmp_path, "last", SEALS), wait=last_words)
+    *_, last = run_history.follow_log(run_history.find_run(tmp_path, "last", SEALS), wait=last_words)
     assert isinstance(last, AgentEvent)
     assert last.text == "last words"
 
@@ -426,8 +431,8 @@ def test_whatever_a_file_holds_there_is_an_answer_or_an_error_of_ours(
     first = json.dumps({"metadata": metadata(NEW, pid_began=NOBODY).to_json()}).encode() + b"\n"
     path.write_bytes(first + content if after else content)
     try:
-        run = shelf.find(tmp_path, NEW, SEALS)
-        list(shelf.entries(run))
-        shelf.latest_of(tmp_path, "last", "claude", SEALS)
+        run = run_history.find_run(tmp_path, NEW, SEALS)
+        list(run_history.log_entries(run))
+        run_history.conversation_state(tmp_path, "last", "claude", SEALS)
     except ToolcribError as error:
         assert str(path) in error.message or "conversation" in error.message

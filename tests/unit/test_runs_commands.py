@@ -10,13 +10,13 @@ import pytest
 
 from parts.run_logs import NOBODY, SEALS, message, metadata, summary, written
 from parts.run_words import CALL, NEW, OLD, Terminal, made_project
-from toolcrib.agent_events import AgentEvent, Kind
 from toolcrib.cli.app import run
-from toolcrib.coding_agents.headless import Usage
-from toolcrib.runs import shelf
-from toolcrib.runs.log import RunLog
-from toolcrib.runs.result import Status
-from toolcrib.runs.seal import Seals
+from toolcrib.coding_agents import run_history
+from toolcrib.coding_agents.client_spec import TokenUsage
+from toolcrib.coding_agents.run_folder import LogSeals
+from toolcrib.coding_agents.run_log import RunLog
+from toolcrib.coding_agents.run_result import RunStatus
+from toolcrib.run_events import AgentEvent, AgentEventKind
 
 SESSION = "0b5a3c9e-6f0a-4c7c-9d1e-2f3a4b5c6d7e"
 
@@ -31,7 +31,7 @@ def test_runs_are_a_table_for_people_and_json_for_programs(project: Path, capsys
     assert run(["runs"]) == 0
     assert capsys.readouterr().out == f"No runs in {project} yet.\n"
     written(project, metadata(OLD, pid_began=NOBODY, prompt="line\n\x1b[2J two " + "x" * 1000))
-    end = summary(usage=Usage(input=1234, output=5), tools={"a": 2, "b": 1}, denials=1)
+    end = summary(usage=TokenUsage(input=1234, output=5), tools={"a": 2, "b": 1}, denials=1)
     written(project, metadata(NEW), end=end)
     assert run(["runs"]) == 0
     said = capsys.readouterr()
@@ -65,7 +65,7 @@ def test_runs_are_a_table_for_people_and_json_for_programs(project: Path, capsys
 
 @pytest.mark.req("FRG-7")
 def test_a_run_is_shown_as_it_went(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = AgentEvent(kind=Kind.LOG, provider="claude", role="system", text="debug")
+    own = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="system", text="debug")
     about = metadata(OLD, governed=("this", "that"), ungoverned=("much",))
     path = written(project, about, message("I look."), CALL, own, message("done"), end=summary())
     assert run(["runs", "show", "last"]) == 0
@@ -99,7 +99,7 @@ def test_a_killed_run_says_how_to_go_on_and_one_from_elsewhere_does_not(
     said = capsys.readouterr()
     assert "  go on         toolcrib run claude \"…\" --conversation c0ffee --profile 'trusted; x'\n" in said.out
     assert said.err == ""
-    written(project, replace(about, run_id=NEW), session=SESSION, seals=Seals(b"x" * 32))
+    written(project, replace(about, run_id=NEW), session=SESSION, seals=LogSeals(b"x" * 32))
     assert run(["runs", "show", "last"]) == 0
     said = capsys.readouterr()
     assert "go on" not in said.out
@@ -110,8 +110,8 @@ def test_a_killed_run_says_how_to_go_on_and_one_from_elsewhere_does_not(
 def test_a_run_that_failed_before_a_model_answered_has_no_conversation_to_go_on_in(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    end = summary(status=Status.FAILED, session=SESSION)
-    note = AgentEvent(kind=Kind.LOG, provider="claude", role="system", text="Please run /login")
+    end = summary(status=RunStatus.FAILED, session=SESSION)
+    note = AgentEvent(kind=AgentEventKind.LOG, provider="claude", role="system", text="Please run /login")
     written(project, metadata(OLD), note, end=end)
     written(project, metadata(NEW), note, CALL, end=end)
     assert run(["runs", "show", OLD]) == 0
@@ -126,7 +126,7 @@ def test_the_table_fits_a_terminal_of_80_columns_with_the_conversation_in_it(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-    end = summary(status=Status.INTERRUPTED, usage=Usage(input=1234567, output=5), tools={"a": 2})
+    end = summary(status=RunStatus.INTERRUPTED, usage=TokenUsage(input=1234567, output=5), tools={"a": 2})
     written(project, metadata(OLD, conversation="0123456789", provider="gemini", prompt="word " * 40), end=end)
     out = Terminal()
     monkeypatch.setattr("sys.stdout", out)
@@ -158,7 +158,7 @@ def test_tail_follows_the_run_that_goes_on_to_its_end(
     written(project, metadata(NEW), end=summary())
     log.event(message("I look."))
     later = [lambda: log.event(CALL), lambda: log.end(summary())]
-    monkeypatch.setattr(shelf.follow, "__defaults__", (lambda _: later.pop(0)(),))
+    monkeypatch.setattr(run_history.follow_log, "__defaults__", (lambda _: later.pop(0)(),))
     assert run(["runs", "tail"]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"run {OLD} running\n")

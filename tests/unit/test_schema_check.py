@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from toolcrib.catalog import Catalog, Tool
-from toolcrib.catalog.schema_check import Checker
+from toolcrib.catalog.schema_check import ArgumentChecker
 from toolcrib.errors import InvalidArguments
 
 CATALOGS = sorted((Path(__file__).parents[3] / "shared" / "data" / "catalogs").glob("*.json"))
@@ -47,14 +47,14 @@ def tool(schema: Any) -> Tool:
 
 def errors(schema: Any, arguments: Any) -> list[tuple[str, str]]:
     with pytest.raises(InvalidArguments) as raised:
-        Checker().check(tool(schema), arguments)
+        ArgumentChecker().check(tool(schema), arguments)
     return [(error["path"], error["message"]) for error in raised.value.data["errors"]]
 
 
 def test_arguments_that_fit_come_back_decoded() -> None:
     checked = tool({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
-    assert Checker().check(checked, b'{"n": 3}') == {"n": 3}
-    assert Checker().check(checked, {"n": 3}) == {"n": 3}
+    assert ArgumentChecker().check(checked, b'{"n": 3}') == {"n": 3}
+    assert ArgumentChecker().check(checked, {"n": 3}) == {"n": 3}
 
 
 @pytest.mark.req("BNS-5")
@@ -120,7 +120,7 @@ def test_each_kind_of_error_says_what_was_expected(schema: Any, arguments: Any, 
 def test_the_error_carries_the_full_schema_and_a_text_to_act_on() -> None:
     schema = {"type": "object", "required": ["path"], "x": [1]}
     with pytest.raises(InvalidArguments) as raised:
-        Checker().check(tool(schema), None)
+        ArgumentChecker().check(tool(schema), None)
     assert raised.value.data["schema"] == schema
     assert raised.value.text() == (
         'The arguments do not fit s:t: arguments needs the property "path". Correct these and call again.'
@@ -183,13 +183,13 @@ def test_each_draft_counts_by_its_own_rules(draft: str | None, schema: Any, wron
 
 def test_draft_seven_does_not_know_later_keywords() -> None:
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"prefixItems": [False]}}}
-    assert Checker().check(tool(schema), {"a": [1]}) == {"a": [1]}
+    assert ArgumentChecker().check(tool(schema), {"a": [1]}) == {"a": [1]}
 
 
 def test_a_format_is_a_note() -> None:
     for draft in ("http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"):
         schema = {"$schema": draft, "properties": {"when": {"type": "string", "format": "date"}}}
-        assert Checker().check(tool(schema), {"when": "tomorrow"})
+        assert ArgumentChecker().check(tool(schema), {"when": "tomorrow"})
 
 
 @pytest.mark.req("BNS-10")
@@ -199,7 +199,7 @@ def test_a_remote_reference_is_never_fetched(caplog: pytest.LogCaptureFixture) -
         listener.settimeout(0.2)
         for key in ("$ref", "$schema", "$dynamicRef"):
             schema = {key: f"http://127.0.0.1:{port}/schema.json", "type": "object"}
-            assert Checker().check(tool(schema), {"a": 1}) == {"a": 1}
+            assert ArgumentChecker().check(tool(schema), {"a": 1}) == {"a": 1}
         with pytest.raises(TimeoutError):
             listener.accept()
     assert caplog.text.count("its schema cannot be used") == 3
@@ -208,7 +208,7 @@ def test_a_remote_reference_is_never_fetched(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.req("BNS-10")
 def test_a_reference_to_a_file_is_never_read(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"required": ["b"]}')
-    assert Checker().check(tool({"$ref": (tmp_path / "s.json").as_uri()}), {}) == {}
+    assert ArgumentChecker().check(tool({"$ref": (tmp_path / "s.json").as_uri()}), {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_reference_to_a_file_is_never_read(tmp_path: Path) -> None:
 def test_arguments_for_a_broken_schema_pass_and_the_log_says_so_once(
     schema: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checked, checker = tool(schema), Checker()
+    checked, checker = tool(schema), ArgumentChecker()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert checker.check(checked, b'{"a": 1}') == {"a": 1}
@@ -236,7 +236,7 @@ def test_arguments_for_a_broken_schema_pass_and_the_log_says_so_once(
 
 def test_a_broken_schema_still_wants_an_object() -> None:
     with pytest.raises(InvalidArguments, match="must be an object"):
-        Checker().check(tool({"type": "objekt"}), b"7")
+        ArgumentChecker().check(tool({"type": "objekt"}), b"7")
 
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(?=a)(a+)+$", r"^(a+)+\1$"])
@@ -244,13 +244,13 @@ def test_a_broken_schema_still_wants_an_object() -> None:
 def test_no_pattern_takes_long(pattern: str) -> None:
     started = time.process_time()
     with pytest.raises(InvalidArguments):
-        Checker().check(tool({"properties": {"a": {"pattern": pattern}}}), {"a": "a" * 5_000 + "b"})
+        ArgumentChecker().check(tool({"properties": {"a": {"pattern": pattern}}}), {"a": "a" * 5_000 + "b"})
     assert time.process_time() - started < 60, "a pattern that backtracks takes longer than anybody lives"
 
 
 def test_a_pattern_with_look_ahead_is_understood() -> None:
     schema = {"properties": {"a": {"pattern": "^(?!x)"}}}
-    assert Checker().check(tool(schema), {"a": "y"})
+    assert ArgumentChecker().check(tool(schema), {"a": "y"})
     assert errors(schema, {"a": "xy"})
 
 
@@ -263,12 +263,12 @@ def doubling(levels: int) -> dict[str, Any]:
 @pytest.mark.req("BNS-10")
 def test_references_that_multiply_without_bound_pass_unchecked_and_quickly(caplog: pytest.LogCaptureFixture) -> None:
     started = time.process_time()
-    assert Checker().check(tool(doubling(50)), {}) == {}
+    assert ArgumentChecker().check(tool(doubling(50)), {}) == {}
     itself = {"properties": {"a": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}}, "additionalProperties": False}
     deep: dict[str, Any] = {"b": 1}
     for _ in range(60):
         deep = {"a": deep}
-    assert Checker().check(tool(itself), deep) == deep
+    assert ArgumentChecker().check(tool(itself), deep) == deep
     assert time.process_time() - started < 60
     assert caplog.text.count("would take too long") == 2
 
@@ -285,7 +285,7 @@ def test_references_that_multiply_a_little_are_checked() -> None:
     ],
 )
 def test_references_by_other_means_than_a_path_pass_unchecked(schema: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert Checker().check(tool(schema), {"a": 1}) == {"a": 1}
+    assert ArgumentChecker().check(tool(schema), {"a": 1}) == {"a": 1}
     assert "references" in caplog.text
 
 
@@ -297,7 +297,7 @@ def test_a_schema_that_refers_to_itself_checks_a_tree_of_arguments() -> None:
     tree: dict[str, Any] = {"name": "leaf"}
     for _ in range(20):
         tree = {"name": "node", "children": [tree, {"name": "other"}]}
-    assert Checker().check(tool(schema), tree) == tree
+    assert ArgumentChecker().check(tool(schema), tree) == tree
     assert errors(schema, {"name": "a", "children": [{"name": "b", "children": [{"name": 1}]}]}) == [
         ("arguments.children[0].children[0].name", "must be of type string, not 1")
     ]
@@ -310,7 +310,7 @@ def test_large_wrong_arguments_are_told_one_error() -> None:
 
 def test_compiled_schemas_are_kept_up_to_a_bound() -> None:
     tools = [tool({"type": "object", "title": str(n)}) for n in range(10)]
-    checker = Checker(kept=3)
+    checker = ArgumentChecker(kept=3)
     for one in tools:
         checker.check(one, {})
     assert list(checker._compiled) == tools[-3:]
@@ -342,7 +342,7 @@ _like_a_schema = st.recursive(
 def test_whatever_comes_it_is_an_answer_or_invalid_arguments(schema: dict[str, Any], arguments: Any) -> None:
     raw = json.dumps(arguments).encode("utf-8", "surrogatepass")
     try:
-        assert Checker().check(tool(schema), raw) == ({} if arguments is None else arguments)
+        assert ArgumentChecker().check(tool(schema), raw) == ({} if arguments is None else arguments)
     except InvalidArguments as error:
         assert error.data["errors"]
 
@@ -354,7 +354,7 @@ def test_every_schema_of_a_real_catalog_is_used(catalog: Path | None, caplog: py
     raw = tuple(json.dumps(one).encode() for one in definitions)
     tools = Catalog.build({"s": raw}, version=1).tools
     assert [json.loads(one.raw()) for one in tools] == definitions
-    checker = Checker()
+    checker = ArgumentChecker()
     for one in tools:
         required = one.input_schema.get("required", [])
         if required:
@@ -411,7 +411,7 @@ def optional(schema: Any, draft: str) -> Tool:
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("schema", TAKES_NULL, ids=json.dumps)
 def test_null_is_taken_where_the_server_s_schema_means_it_to_be(schema: Any, draft: str) -> None:
-    checker, tool = Checker(), optional(schema, draft)
+    checker, tool = ArgumentChecker(), optional(schema, draft)
     assert checker.check(tool, b'{"x":null}') == {"x": None}
     with pytest.raises(InvalidArguments, match=r"arguments\.nullable"):
         checker.check(tool, b'{"x":null,"nullable":"no"}')
@@ -424,12 +424,12 @@ def test_null_is_taken_where_the_server_s_schema_means_it_to_be(schema: Any, dra
 @pytest.mark.parametrize("schema", TAKES_NONE, ids=json.dumps)
 def test_null_is_refused_where_it_is_not(schema: Any, draft: str) -> None:
     with pytest.raises(InvalidArguments, match=r"arguments\.x"):
-        Checker().check(optional(schema, draft), b'{"x":null}')
+        ArgumentChecker().check(optional(schema, draft), b'{"x":null}')
 
 
 def test_null_may_be_deeper_and_references_into_a_part_that_moves_change_nothing() -> None:
     inner = {"type": "array", "items": {"type": "object", "properties": {"y": {"type": "string", "nullable": True}}}}
-    checker = Checker()
+    checker = ArgumentChecker()
     assert checker.check(optional(inner, DRAFTS[0]), b'{"x":[{"y":null}]}')
     moved = {"anyOf": [{"type": "string"}], "default": None, "$defs": {"D": {"type": "integer"}}}
     definition = {"name": "t", "inputSchema": {"properties": {"x": moved, "y": {"$ref": "#/properties/x/$defs/D"}}}}

@@ -21,20 +21,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolcrib.testing import PROVIDERS, Break, Call, Ending, Garble, Hold, Misfit, Model, Refuse, Say, Together
+from toolcrib.testing import (
+    PROVIDERS,
+    AnswerEnding,
+    Break,
+    Call,
+    Garble,
+    Hold,
+    Refuse,
+    Say,
+    ScriptedModel,
+    ScriptMismatch,
+    Together,
+)
 from toolcrib.testing.__main__ import step_from
 from toolcrib.testing.anthropic import Anthropic
-from toolcrib.testing.conversation import Invocation, Turn
+from toolcrib.testing.conversation import Invocation, ModelTurn
 from toolcrib.testing.google import Google
-from toolcrib.testing.offline import scripted
-from toolcrib.testing.openai_chat import DONE, OpenAIChat
-from toolcrib.testing.openai_responses import OpenAI
-from toolcrib.testing.openrouter import COMMENT, OpenRouter
-from toolcrib.testing.script import Anyway, usage
-from toolcrib.testing.server import serving
+from toolcrib.testing.openai_chat import COMMENT, DONE, OpenAIChat, OpenRouter
+from toolcrib.testing.openai_responses import OpenAIResponses
+from toolcrib.testing.script import CallByName, turn_usage
+from toolcrib.testing.server import scripted, serving
 from toolcrib.testing.wire import Message, event, pieces
 
-TURN = Turn(
+TURN = ModelTurn(
     id="1",
     thinking="Let me see what there is.",
     text="I look at both.",
@@ -42,7 +52,7 @@ TURN = Turn(
         Invocation(id="call_1_0_0", name="read", namespace="mcp__toolcrib", arguments={"path": "a b"}),
         Invocation(id="call_1_0_1", name="list", namespace="mcp__toolcrib", arguments={"deep": [1, {"x": None}]}),
     ),
-    usage=usage(3),
+    usage=turn_usage(3),
 )
 TOOL = {"name": "own_echo", "input_schema": {"type": "object"}}
 FUNCTION = {"type": "function", "function": {"name": "own_echo", "parameters": {"type": "object"}}}
@@ -79,7 +89,7 @@ def test_anthropic_streams_each_block_in_pieces() -> None:
 
 
 def test_openai_streams_each_item_in_pieces() -> None:
-    stream = data(OpenAI().write(TURN, "/v1/responses", {"input": []}))
+    stream = data(OpenAIResponses().write(TURN, "/v1/responses", {"input": []}))
     assert joined(stream, "response.reasoning_summary_text.delta", "delta") == TURN.thinking
     assert joined(stream, "response.output_text.delta", "delta") == TURN.text
     for place, call in enumerate(TURN.invocations, start=2):
@@ -172,9 +182,9 @@ def sdk_type(name: str, kind: str) -> Any:
             return TypeAdapter(ChatCompletionChunk if kind else ChatCompletion)
 
 
-@pytest.mark.parametrize("ending", Ending)
+@pytest.mark.parametrize("ending", AnswerEnding)
 @pytest.mark.parametrize("name", PROVIDERS)
-def test_every_answer_is_of_the_types_that_the_providers_own_sdk_has(name: str, ending: Ending) -> None:
+def test_every_answer_is_of_the_types_that_the_providers_own_sdk_has(name: str, ending: AnswerEnding) -> None:
     provider = PROVIDERS[name]()
     body = {"stream": True, "input": [], "stream_options": {"include_usage": True}}
     turn = replace(TURN, ending=ending)
@@ -185,7 +195,7 @@ def test_every_answer_is_of_the_types_that_the_providers_own_sdk_has(name: str, 
             sdk_type(name, message.get("type", "chunk")).validate_json(json.dumps(message))
     whole = provider.whole(turn, paths(name, stream=False), {**body, "stream": False})
     sdk_type(name, "").validate_json(json.dumps(whole))
-    assert ending is Ending.NATURAL or json.dumps(whole) != json.dumps(
+    assert ending is AnswerEnding.NATURAL or json.dumps(whole) != json.dumps(
         provider.whole(TURN, paths(name, stream=False), {**body, "stream": False})
     )
 
@@ -222,7 +232,7 @@ turns = st.builds(
 
 @settings(max_examples=50)
 @given(turns, st.sampled_from([OpenAIChat(), OpenRouter()]))
-def test_a_chat_in_chunks_is_the_chat_in_one_piece(turn: Turn, provider: OpenAIChat) -> None:
+def test_a_chat_in_chunks_is_the_chat_in_one_piece(turn: ModelTurn, provider: OpenAIChat) -> None:
     made = put_together(data(provider.write(turn, "", {"stream": True})))
     whole = provider.whole(turn, "", {})
     assert whole is not None
@@ -235,7 +245,7 @@ def test_a_chat_in_chunks_is_the_chat_in_one_piece(turn: Turn, provider: OpenAIC
 
 
 @contextlib.contextmanager
-def post(model: Model, path: str, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+def post(model: ScriptedModel, path: str, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
     address = urllib.parse.urlsplit(model.url)
     with contextlib.closing(http.client.HTTPConnection(address.netloc, timeout=60)) as line:
         line.request("POST", address.path + path, body=json.dumps(body))
@@ -243,7 +253,7 @@ def post(model: Model, path: str, body: dict[str, Any]) -> Iterator[http.client.
             yield answer
 
 
-def ask(model: Model, messages: list[dict[str, Any]], *, stream: bool = False) -> tuple[int, dict[str, Any]]:
+def ask(model: ScriptedModel, messages: list[dict[str, Any]], *, stream: bool = False) -> tuple[int, dict[str, Any]]:
     body = {"model": "m", "messages": messages, "tools": [TOOL], "stream": stream}
     with post(model, "/v1/messages", body) as answer:
         read = answer.read()
@@ -422,7 +432,7 @@ STRAY: dict[str, dict[str, Any]] = {
 def test_a_call_without_a_result_and_a_result_without_a_call_are_refused_as_by_the_real_services(
     name: str, body: dict[str, Any]
 ) -> None:
-    with pytest.raises(Misfit), scripted(name, []) as model:
+    with pytest.raises(ScriptMismatch), scripted(name, []) as model:
         path = paths(name, stream=False).removeprefix(PROVIDERS[name]().base)
         with post(model, path, body) as answer:
             assert answer.status == 400
@@ -455,7 +465,7 @@ def test_google_matches_results_without_ids_by_name_and_the_script_goes_on_witho
 
 def test_a_script_that_does_not_fit_what_came_fails_the_test() -> None:
     with (
-        pytest.raises(Misfit, match="0 tools end in 'no_such'"),
+        pytest.raises(ScriptMismatch, match="0 tools end in 'no_such'"),
         scripted("openai", [Call("no_such")]) as model,
         post(model, "/chat/completions", CHAT) as answer,
     ):
@@ -509,14 +519,14 @@ def test_several_requests_go_over_one_connection_and_a_body_may_come_in_chunks()
 
 
 @pytest.fixture(scope="module")
-def steady() -> Iterator[Model]:
+def steady() -> Iterator[ScriptedModel]:
     with serving(OpenAIChat(), [], last_words="Here.") as model:
         yield model
 
 
 @settings(max_examples=30, deadline=None)
 @given(noise=st.binary(max_size=200), head=st.sampled_from([b"", b"POST /v1/chat/completions HTTP/1.1\r\n"]))
-def test_whatever_comes_the_next_one_is_served(steady: Model, noise: bytes, head: bytes) -> None:
+def test_whatever_comes_the_next_one_is_served(steady: ScriptedModel, noise: bytes, head: bytes) -> None:
     address = urllib.parse.urlsplit(steady.url)
     with socket.create_connection((address.hostname, address.port), timeout=60) as line:
         line.sendall(head + noise + b"\r\n\r\n")
@@ -532,10 +542,10 @@ def test_whatever_comes_the_next_one_is_served(steady: Model, noise: bytes, head
     ("written", "step"),
     [
         ({"call": "echo", "arguments": {"n": 1}, "says": "So."}, Call("echo", {"n": 1}, says="So.")),
-        ({"anyway": "echo", "namespace": "x"}, Anyway("echo", namespace="x")),
+        ({"anyway": "echo", "namespace": "x"}, CallByName("echo", namespace="x")),
         ({"garble": "echo", "text": "{"}, Garble("echo", "{")),
         ({"together": [{"call": "a"}, {"garble": "b"}]}, Together([Call("a"), Garble("b")])),
-        ({"say": "Cut", "ending": "length"}, Say("Cut", ending=Ending.LENGTH)),
+        ({"say": "Cut", "ending": "length"}, Say("Cut", ending=AnswerEnding.LENGTH)),
         ({"refuse": 429, "retry_after": 2}, Refuse(429, 2)),
         ({"break": "I was", "status": 500}, Break("I was", 500)),
     ],

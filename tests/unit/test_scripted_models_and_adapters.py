@@ -12,7 +12,19 @@ from pydantic_ai import Agent, ModelMessage, ModelRequestPart, ModelResponse, To
 from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
 from pydantic_ai.models import Model
 
-from toolcrib.testing import PROVIDERS, Anyway, Break, Call, Ending, Garble, Hold, Refuse, Say, Together, scripted
+from toolcrib.testing import (
+    PROVIDERS,
+    AnswerEnding,
+    Break,
+    Call,
+    CallByName,
+    Garble,
+    Hold,
+    Refuse,
+    Say,
+    Together,
+    scripted,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -21,7 +33,7 @@ STORY = [
         [Call("add", {"a": 1, "b": 2}), Call("add", {"a": 30, "b": 4})], thinking="Both at once.", says="I add twice."
     ),
     Call("fail", {"why": "no disk"}),
-    Anyway("no_such_tool", {"x": [1, None]}),
+    CallByName("no_such_tool", {"x": [1, None]}),
     Say("3 and 34; the disk was full.", thinking="So that is it."),
 ]
 BOTH = pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
@@ -166,9 +178,11 @@ async def _one_response(asked: Model) -> ModelResponse:
         return stream.get()
 
 
-@pytest.mark.parametrize(("ending", "reason"), [(Ending.LENGTH, "length"), (Ending.FILTER, "content_filter")])
+@pytest.mark.parametrize(
+    ("ending", "reason"), [(AnswerEnding.LENGTH, "length"), (AnswerEnding.FILTER, "content_filter")]
+)
 @ALL
-async def test_each_adapter_knows_why_an_answer_is_over(provider: str, ending: Ending, reason: str) -> None:
+async def test_each_adapter_knows_why_an_answer_is_over(provider: str, ending: AnswerEnding, reason: str) -> None:
     with scripted(provider, [Say("It begins with", ending=ending)]) as model:
         async with adapter(provider, model.url) as asked:
             response = await _one_response(asked)

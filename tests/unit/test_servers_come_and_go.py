@@ -17,21 +17,21 @@ from urllib.parse import quote
 import pytest
 
 from parts.sizes import FULL
-from toolcrib.config.given import HttpServer, StdioServer, configs_of
+from toolcrib.config.from_code import HttpServer, StdioServer, configs_of
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import Config
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.kit import Kit
-from toolcrib.crib.project import Project
-from toolcrib.crib.projects import Projects
-from toolcrib.crib.registering import Registering
-from toolcrib.errors import ServerAway
+from toolcrib.core.crib import Crib
+from toolcrib.core.kit import Kit
+from toolcrib.core.project import Project
+from toolcrib.core.projects import Projects
+from toolcrib.core.server_registry import ServerRegistry
+from toolcrib.errors import ServerUnavailable
 from toolcrib.events import Bus
 from toolcrib.servers import server as server_module
-from toolcrib.servers.link import Link, Peer
-from toolcrib.servers.model import Answer, Era, ServerState
+from toolcrib.servers.link import Peer, ServerLink
+from toolcrib.servers.model import Era, ServerAnswer, ServerState
 from toolcrib.servers.server import Server
-from toolcrib.servers.transports import Surroundings
+from toolcrib.servers.transports import LinkContext
 
 LIVES = (
     {"a": ("come", "change", "return"), "b": ("come", "change", "return"), "c": ("fail", "come", "change")}
@@ -53,18 +53,18 @@ def every_order() -> Iterator[tuple[tuple[str, str], ...]]:
             yield tuple((name, next(lives[name])) for name in whose)
 
 
-class Near(Link):
+class Near(ServerLink):
     """A connection to a server inside this test."""
 
-    def __init__(self, far: Far, around: Surroundings) -> None:
+    def __init__(self, far: Far, around: LinkContext) -> None:
         super().__init__(far.name, on_tools_changed=around.on_tools_changed)
         self._peer = Peer(era=Era.LEGACY, version="2025-06-18")
         self._far = far
 
     async def _exchange(
         self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
-    ) -> Answer:
-        return Answer(result=json.dumps({"tools": [{"name": name} for name in self._far.tools]}).encode())
+    ) -> ServerAnswer:
+        return ServerAnswer(result=json.dumps({"tools": [{"name": name} for name in self._far.tools]}).encode())
 
     def _abandon(self, request_id: str, reason: str) -> None:
         raise AssertionError("no request is abandoned here")
@@ -79,9 +79,9 @@ class Far:
         self._attempt: asyncio.Queue[bool] = asyncio.Queue()
 
     @contextlib.asynccontextmanager
-    async def opened(self, around: Surroundings) -> AsyncIterator[Near]:
+    async def opened(self, around: LinkContext) -> AsyncIterator[Near]:
         if not await self._attempt.get():
-            raise ServerAway(self.refusal)
+            raise ServerUnavailable(self.refusal)
         self.link = Near(self, around)
         try:
             yield self.link
@@ -190,7 +190,7 @@ async def test_a_project_that_connects_to_what_another_started_meanwhile_has_its
     server = far()["a"]
     projects = projects_with(tmp_path, configs_of([HttpServer("a", url="http://127.0.0.1:9/")]))
     home = await projects.at(tmp_path)
-    registering = Registering(projects, lambda: home)
+    registering = ServerRegistry(projects, lambda: home)
     server.do("come")
     await rest()
     assert names(home) == ["a1"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.servers.framing import EDGE, EventStream, Lines, ServerEvent, TooLarge
+from toolcrib.servers.framing import EDGE, LineSplitter, SseEvent, SseParser, TooLarge
 
 pytestmark = pytest.mark.req("BNS-2", "ENG-1")
 
@@ -26,7 +26,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 )
 def test_lines_come_out_whole_however_they_were_cut(lines: list[bytes], rest: bytes, places: list[int]) -> None:
     rest = rest.replace(b"\n", b"")
-    reader = Lines(limit=1_000_000)
+    reader = LineSplitter(limit=1_000_000)
     data = b"".join(line + b"\n" for line in lines) + rest
     assert [line for chunk in cut(data, places) for line in reader.feed(chunk)] == lines
     assert reader.rest() == rest
@@ -35,7 +35,7 @@ def test_lines_come_out_whole_however_they_were_cut(lines: list[bytes], rest: by
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_a_line_past_the_limit_is_dropped_and_the_next_is_read(size: int) -> None:
     told: list[bytes] = []
-    reader = Lines(limit=5, on_overlong=told.append)
+    reader = LineSplitter(limit=5, on_overlong=told.append)
     long = b"begin" + b"x" * 1000 + b"end"
     data = b"short\n" + long + b"\nnext\n" + b"123456\nlast\n"
     chunks = [data[i : i + size] for i in range(0, len(data), size)]
@@ -50,9 +50,9 @@ def test_a_line_past_the_limit_is_dropped_and_the_next_is_read(size: int) -> Non
 @pytest.mark.parametrize("event", [b"data: " + b"x" * 200, b"data: x\n" * 100, b": " + b"x" * 200, b"data:\n" * 200])
 @pytest.mark.req("BNS-10")
 def test_an_event_past_the_limit_is_refused_however_it_is_made_up(event: bytes, size: int) -> None:
-    stream = EventStream(limit=100)
+    stream = SseParser(limit=100)
     data = b"data: fine\n\n" * 50 + event
-    seen: list[ServerEvent] = []
+    seen: list[SseEvent] = []
     with pytest.raises(TooLarge, match="max_message_mb"):
         for start in range(0, len(data), size):
             seen.extend(stream.feed(data[start : start + size]))
@@ -60,7 +60,7 @@ def test_an_event_past_the_limit_is_refused_however_it_is_made_up(event: bytes, 
 
 
 def test_a_long_line_in_small_chunks_takes_linear_time() -> None:
-    reader, chunk = Lines(limit=1_000_000_000), b"x" * 1000
+    reader, chunk = LineSplitter(limit=1_000_000_000), b"x" * 1000
     began = time.process_time()
     for _ in range(200_000):
         list(reader.feed(chunk))
@@ -68,8 +68,8 @@ def test_a_long_line_in_small_chunks_takes_linear_time() -> None:
     assert time.process_time() - began < 60, "a reader that copied what it has would move twenty terabytes"
 
 
-def events(data: bytes, places: list[int]) -> list[ServerEvent]:
-    stream = EventStream(limit=1_000_000)
+def events(data: bytes, places: list[int]) -> list[SseEvent]:
+    stream = SseParser(limit=1_000_000)
     return [event for chunk in cut(data, places) for event in stream.feed(chunk)]
 
 
@@ -93,9 +93,9 @@ def test_events_are_read_with_any_line_end_however_they_were_cut(places: list[in
         b"data: never ended",
     ]
     assert events(end.join(lines), places) == [
-        ServerEvent(kind="endpoint", data=b"/messages?id=1"),
-        ServerEvent(kind="message", data=b"", id="7", retry=1.5),
-        ServerEvent(kind="message", data=b"one\n two", id="7"),
+        SseEvent(kind="endpoint", data=b"/messages?id=1"),
+        SseEvent(kind="message", data=b"", id="7", retry=1.5),
+        SseEvent(kind="message", data=b"one\n two", id="7"),
     ]
 
 

@@ -6,14 +6,14 @@ import itertools
 
 import pytest
 
-from toolcrib.servers import intake
-from toolcrib.servers.intake import ENDED, HANDED_ON, MOST, SHARE, Intake
+from toolcrib.servers import link
+from toolcrib.servers.link import ENDED, HANDED_ON, MOST, SHARE, InputBudget
 
 
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(intake.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(link.time, "monotonic", lambda: self.now)
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_flood_gets_its_share_and_is_ended(clock: Clock) -> None:
     ended: list[str] = []
-    meter = Intake(ended.append)
+    meter = InputBudget(ended.append)
     began, spent = clock.now, 0.0
     for cost in itertools.cycle((0.0001, 0.02, 0.003, 0.0004, 0.007)):
         spent += cost
@@ -38,7 +38,7 @@ def test_a_flood_gets_its_share_and_is_ended(clock: Clock) -> None:
 
 
 def test_a_server_that_says_little_at_a_time_never_waits(clock: Clock) -> None:
-    meter = Intake(pytest.fail)
+    meter = InputBudget(pytest.fail)
     for _ in range(10_000):
         meter.charge(0.0004)
         clock.now += 0.01
@@ -46,7 +46,7 @@ def test_a_server_that_says_little_at_a_time_never_waits(clock: Clock) -> None:
 
 
 def test_a_burst_waits_and_is_forgiven(clock: Clock) -> None:
-    meter = Intake(pytest.fail)
+    meter = InputBudget(pytest.fail)
     for _ in range(20):
         meter.charge(MOST / 2)
         assert meter.pause == pytest.approx(MOST / 2 / SHARE)
@@ -56,7 +56,7 @@ def test_a_burst_waits_and_is_forgiven(clock: Clock) -> None:
 
 
 def test_what_was_asked_for_waits_and_never_ends_a_server(clock: Clock) -> None:
-    meter = Intake(pytest.fail)
+    meter = InputBudget(pytest.fail)
     began, spent = clock.now, 0.0
     while spent < 10 * MOST:
         spent += HANDED_ON

@@ -10,7 +10,7 @@ import pytest
 from toolcrib.servers.address import Address
 from toolcrib.servers.framing import TooLarge
 from toolcrib.servers.http import _forgot_session
-from toolcrib.servers.posting import Broken, ConnectFailed, Poster, _Connection
+from toolcrib.servers.post_client import ConnectFailed, ConnectionBroken, PostClient, _Connection
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -65,7 +65,7 @@ async def far():
 
 @pytest.fixture
 async def poster():
-    poster = Poster(ssl.create_default_context())
+    poster = PostClient(ssl.create_default_context())
     yield poster
     poster.close()
     await asyncio.sleep(0)
@@ -148,7 +148,7 @@ async def test_an_answer_that_is_none_is_said_so(poster, far, script, caplog):
     if script and b"Content-Length: 9" in script[0]:
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(0.05, lambda: [c._transport.abort() for c in tuple(poster._all)])
-    with pytest.raises(Broken):
+    with pytest.raises(ConnectionBroken):
         await asyncio.wait_for(request, 60)
     assert not caplog.records
     far.scripts = [[OK]]
@@ -172,7 +172,7 @@ async def test_a_cancelled_request_ends_its_connection(poster, far):
 
 
 async def test_a_closed_poster_leaves_no_connection(far):
-    poster = Poster(ssl.create_default_context())
+    poster = PostClient(ssl.create_default_context())
     far = await far([OK])
     await post(poster, far)
     poster.close()
@@ -214,7 +214,7 @@ LARGE_HEADER = b"X-A: " + MEGABYTE + b"\r\n"
 @pytest.mark.req("BNS-10")
 async def test_an_answer_that_is_too_large_is_refused_whatever_it_is_made_of(poster, far, script, what):
     far = await far(script, [OK])
-    with pytest.raises(TooLarge if what else Broken, match=what):
+    with pytest.raises(TooLarge if what else ConnectionBroken, match=what):
         await asyncio.wait_for(post(poster, far, limit=300_000), 30)
     far.scripts = [[OK]]
     assert await post(poster, far) == (200, b"{}")

@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 
 from toolcrib.config.masking import Masker, secrets_of_server
-from toolcrib.config.model import Layer, ServerConfig, Source, Transport
-from toolcrib.errors import ServerAway
+from toolcrib.config.model import ConfigSource, Layer, ServerConfig, Transport
+from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
 from toolcrib.servers.environment import child_environment
-from toolcrib.servers.explain import explain, explain_network, explain_status, root_cause
 from toolcrib.servers.reaper import Reaper
-from toolcrib.servers.stderr_log import LONGEST_KEPT, StderrLog
+from toolcrib.servers.stdio import LONGEST_KEPT, StderrLog
+from toolcrib.servers.web import explain, explain_network, explain_status, root_cause
 
 pytestmark = pytest.mark.req("BNS-10")
 
 
 def config(**settings: Any) -> ServerConfig:
-    return ServerConfig(name="s", transport=Transport.STDIO, source=Source(layer=Layer.USER), **settings)
+    return ServerConfig(name="s", transport=Transport.STDIO, source=ConfigSource(layer=Layer.USER), **settings)
 
 
 def test_a_child_inherits_an_allow_list_and_its_own_variables_win() -> None:
@@ -69,7 +69,7 @@ def mask_of(one: ServerConfig) -> Callable[[str], str]:
 
 def test_a_projects_file_cannot_make_a_mask_of_what_every_machine_has() -> None:
     held = {"SHELL": "/bin/bash", "MY_KEY": "/bin/secret"}
-    one = ServerConfig(name="s", transport=Transport.STDIO, source=Source(layer=Layer.PROJECT), supplied=held)
+    one = ServerConfig(name="s", transport=Transport.STDIO, source=ConfigSource(layer=Layer.PROJECT), supplied=held)
     assert Masker(secrets_of_server(one)).named("/bin/bash /bin/secret") == "/bin/bash [secret MY_KEY of server s]"
 
 
@@ -104,7 +104,7 @@ def test_secrets_among_the_arguments_are_masked_as_well() -> None:
 
 
 def test_stderr_is_bounded_in_memory_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolcrib.servers.stderr_log.LARGEST_FILE", 1000)
+    monkeypatch.setattr("toolcrib.servers.stdio.LARGEST_FILE", 1000)
     file = tmp_path / "deep" / "s.log"
     log = StderrLog(file, lambda text: text.replace("secret", "***"))
     log.feed(b"a secr")
@@ -135,7 +135,7 @@ def test_a_servers_log_is_opened_once_for_many_chunks_and_two_writers_keep_it_bo
         two.feed(f"two {number}\n".encode())
     assert len(opened) == 2
     assert len(file.read_text().splitlines()) == 40
-    monkeypatch.setattr("toolcrib.servers.stderr_log.LARGEST_FILE", 1000)
+    monkeypatch.setattr("toolcrib.servers.stdio.LARGEST_FILE", 1000)
     for number in range(500):
         one.feed(f"one {number}\n".encode())
         two.feed(f"two {number}\n".encode())
@@ -189,7 +189,7 @@ def test_a_redirect_is_followed_within_its_origin_only(url: str, location: str, 
 
 
 def test_an_address_is_shown_without_what_may_be_a_key() -> None:
-    assert web.shown("https://u:p@h:8443/mcp?key=1#x") == "https://h:8443/mcp"
+    assert web.shown_url("https://u:p@h:8443/mcp?key=1#x") == "https://h:8443/mcp"
 
 
 def test_loopback_needs_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_a_refusal_names_its_status(status: int) -> None:
 
 
 def test_the_telling_error_is_found_inside_groups() -> None:
-    away = ServerAway("told.", remedy="Do this.")
+    away = ServerUnavailable("told.", remedy="Do this.")
     group = BaseExceptionGroup("", [asyncio.CancelledError(), ExceptionGroup("", [ValueError(), away])])
     assert root_cause(group) is away
     assert explain(group, 1) == "told. Do this."

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
 from toolcrib.servers import wire
-from toolcrib.servers.model import Answer, Era
+from toolcrib.servers.model import Era, ServerAnswer
 
 pytestmark = pytest.mark.req("BNS-5")
 
@@ -31,7 +31,7 @@ def test_a_result_is_the_same_bytes(value: Any, indent: int | None, ascii_only: 
     except UnicodeEncodeError:
         return
     answer = wire.decode(b'{"jsonrpc":"2.0", "id": "tc-1", "result": ' + inner + b' , "x":1}').answer()
-    assert answer == Answer(result=inner)
+    assert answer == ServerAnswer(result=inner)
 
 
 @given(st.binary(max_size=100))
@@ -60,7 +60,7 @@ def test_what_is_no_message_is_said_to_be_none(broken: bytes) -> None:
 
 def test_half_a_surrogate_pair_becomes_the_replacement_character_and_the_rest_stays() -> None:
     cut_short = rb'{"id":"tc-1","result":{"a":"\ud83d\ude00 \\ud83d \udc00x"}}'
-    assert wire.decode(cut_short).answer() == Answer(result=rb'{"a":"\ud83d\ude00 \\ud83d \ufffdx"}')
+    assert wire.decode(cut_short).answer() == ServerAnswer(result=rb'{"a":"\ud83d\ude00 \\ud83d \ufffdx"}')
 
 
 def test_the_id_of_a_broken_answer_is_found_at_either_end() -> None:

@@ -17,11 +17,10 @@ import uvloop
 import toolcrib
 from parts import leftovers
 from parts.waiting import wait_for
-from toolcrib.config.model import Layer, ServerConfig, Source, Transport
-from toolcrib.runs.process import Running
+from toolcrib.coding_agents.program_process import RunningProgram
+from toolcrib.config.model import ConfigSource, Layer, ServerConfig, Transport
 from toolcrib.servers.reaper import Reaper
-from toolcrib.servers.stderr_log import StderrLog
-from toolcrib.servers.stdio import open_stdio
+from toolcrib.servers.stdio import StderrLog, open_stdio
 from toolcrib.signals import ending_signals, with_default_signals
 
 pytestmark = [
@@ -49,7 +48,7 @@ def test_a_coding_agents_program_begins_with_default_signals() -> None:
     environ = {"PATH": os.environ["PATH"], leftovers.RUN_NAME: os.environ[leftovers.RUN_NAME]}
 
     async def lines() -> list[str]:
-        running = await Running.start(STATUS, environ=environ, cwd=Path("/"), stdin="")
+        running = await RunningProgram.start(STATUS, environ=environ, cwd=Path("/"), stdin="")
         return [line.text async for line in running.lines()]
 
     assert signals("\n".join(asyncio.run(lines()))) == DEFAULTS
@@ -59,7 +58,7 @@ def test_a_coding_agents_program_begins_with_default_signals() -> None:
 def test_a_server_begins_with_default_signals(loop: type[asyncio.AbstractEventLoop]) -> None:
     words = ("-c", f"{shlex.join(STATUS)} >&2")
     config = ServerConfig(
-        name="s", transport=Transport.STDIO, source=Source(layer=Layer.USER), command="sh", args=words
+        name="s", transport=Transport.STDIO, source=ConfigSource(layer=Layer.USER), command="sh", args=words
     )
     reaper, stderr = Reaper(), StderrLog(None, mask=str)
 

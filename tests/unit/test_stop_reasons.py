@@ -20,20 +20,19 @@ from pydantic_ai.messages import ModelRequest, UserPromptPart
 from pydantic_ai.models import ModelRequestParameters
 
 from parts.agent_runs import Bench, result
-from toolcrib.agent import plan
-from toolcrib.agent.events import Ended, Retrying, RunEvent, RunFailed, RunFinished, ToolFinished
-from toolcrib.agent.history import read
-from toolcrib.agent.models import open_model
-from toolcrib.agent.models.stop_reasons import STOP_REASONS, Meaning
-from toolcrib.agent.options import AgentOptions
-from toolcrib.agent.run import run_agent
-from toolcrib.agent_events import ToolStatus
-from toolcrib.testing import PROVIDERS, Call, Ending, Garble, Model, Say, Step, Together, scripted
-from toolcrib.testing.conversation import Turn
-from toolcrib.testing.provider import Provider
+from toolcrib.agent_loop import setup
+from toolcrib.agent_loop.events import Retrying, RunEnd, RunEvent, RunFailed, RunFinished, ToolFinished
+from toolcrib.agent_loop.messages import read_history
+from toolcrib.agent_loop.models import open_model
+from toolcrib.agent_loop.models.answers import STOP_REASONS, StopMeaning
+from toolcrib.agent_loop.options import AgentOptions
+from toolcrib.agent_loop.run import run_agent
+from toolcrib.run_events import ToolStatus
+from toolcrib.testing import PROVIDERS, AnswerEnding, Call, Garble, Say, ScriptedModel, Step, Together, scripted
+from toolcrib.testing.conversation import ModelTurn
 from toolcrib.testing.script import Toolless
 from toolcrib.testing.server import serving
-from toolcrib.testing.wire import Message
+from toolcrib.testing.wire import Message, WireFormat
 
 every_provider = pytest.mark.parametrize("provider", PROVIDERS)
 WRITE = {"path": "a.txt", "text": "all of it"}
@@ -42,17 +41,17 @@ ROWS = [(provider, *row) for provider, rows in STOP_REASONS.items() for row in r
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolcrib.agent.models.retrying.FIRST_DELAY", 0.0)
+    monkeypatch.setattr("toolcrib.agent_loop.models.retrying.FIRST_DELAY", 0.0)
 
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Bench:
     kit = Bench({"desk": {"write": lambda _: result("written")}})
-    monkeypatch.setattr(plan, "Kit", lambda *_, **__: kit)
+    monkeypatch.setattr(setup, "Kit", lambda *_, **__: kit)
     return kit
 
 
-async def run(model: Model, provider: str, **given: Any) -> list[RunEvent]:
+async def run(model: ScriptedModel, provider: str, **given: Any) -> list[RunEvent]:
     options = AgentOptions(
         **{"model": f"{provider}:a/b", "base_url": model.url, "mcp_servers": ["stands for the bench"], **given}
     )
@@ -92,40 +91,44 @@ def test_the_page_has_the_table() -> None:
 @pytest.mark.filterwarnings("ignore:.* is not a valid FinishReason:UserWarning")
 @pytest.mark.parametrize(("provider", "reason", "meaning"), ROWS)
 async def test_a_call_in_an_answer_runs_only_where_its_stop_reason_says_that_it_is_complete(
-    desk: Bench, provider: str, reason: str, meaning: Meaning
+    desk: Bench, provider: str, reason: str, meaning: StopMeaning
 ) -> None:
     with scripted(provider, [Call("write", WRITE, stop_reason=reason)]) as model:
         events = await run(model, provider, retries=1)
         last = events[-1]
-        assert [given for _, given in desk.calls] == ([WRITE] if meaning is Meaning.COMPLETE else [])
-        assert len(of(Retrying, events)) == (meaning is Meaning.RETRY)
-        if meaning is Meaning.FAIL:
+        assert [given for _, given in desk.calls] == ([WRITE] if meaning is StopMeaning.COMPLETE else [])
+        assert len(of(Retrying, events)) == (meaning is StopMeaning.RETRY)
+        if meaning is StopMeaning.FAIL:
             assert isinstance(last, RunFailed)
             assert reason in last.error
             assert last.remedy
             return
         assert isinstance(last, RunFinished)
-        assert last.ended is (Ended.REFUSED if meaning is Meaning.REFUSED else Ended.DONE)
-        if meaning is Meaning.LENGTH:
+        assert last.ended is (RunEnd.REFUSED if meaning is StopMeaning.REFUSED else RunEnd.DONE)
+        if meaning is StopMeaning.LENGTH:
             [told] = model.results
             assert "was not run" in told
             [ended] = of(ToolFinished, events)
             assert ended.tool_status is ToolStatus.INVALID
-        if meaning is Meaning.RETRY:
+        if meaning is StopMeaning.RETRY:
             assert reason in of(Retrying, events)[0].reason or provider == "openrouter"
 
 
 @pytest.mark.filterwarnings("ignore:.* is not a valid FinishReason:UserWarning")
 @pytest.mark.parametrize(("provider", "reason", "meaning"), ROWS)
 async def test_words_that_were_shown_are_the_answer_only_where_the_stop_reason_allows_it(
-    desk: Bench, provider: str, reason: str, meaning: Meaning
+    desk: Bench, provider: str, reason: str, meaning: StopMeaning
 ) -> None:
     with scripted(provider, [Say("I say", stop_reason=reason)]) as model:
         events = await run(model, provider, retries=1)
     last = events[-1]
     assert last.text == "I say"
     assert not of(Retrying, events)
-    ended = {Meaning.COMPLETE: Ended.DONE, Meaning.LENGTH: Ended.LENGTH, Meaning.REFUSED: Ended.REFUSED}.get(meaning)
+    ended = {
+        StopMeaning.COMPLETE: RunEnd.DONE,
+        StopMeaning.LENGTH: RunEnd.LENGTH,
+        StopMeaning.REFUSED: RunEnd.REFUSED,
+    }.get(meaning)
     if ended is None or reason in {"tool_calls", "tool_use", "function_call"}:
         assert isinstance(last, RunFailed)
         assert reason in last.error
@@ -150,15 +153,15 @@ async def test_a_reason_that_nobody_knows_is_no_success(desk: Bench, provider: s
 async def test_a_call_that_the_limit_of_tokens_cut_is_not_run_and_the_model_can_try_again(
     desk: Bench, provider: str
 ) -> None:
-    cut = Call("write", WRITE, ending=Ending.LENGTH)
+    cut = Call("write", WRITE, ending=AnswerEnding.LENGTH)
     if provider != "google":
         # Google sends calls whole.
-        cut = Garble("write", '{"path": "a.txt", "text": "all o', ending=Ending.LENGTH)
+        cut = Garble("write", '{"path": "a.txt", "text": "all o', ending=AnswerEnding.LENGTH)
     with scripted(provider, [cut, Call("write", WRITE), Say("Well.")]) as model:
         [*_, last] = await run(model, provider)
         first, second = model.results
     assert isinstance(last, RunFinished)
-    assert (last.text, last.ended) == ("Well.", Ended.DONE)
+    assert (last.text, last.ended) == ("Well.", RunEnd.DONE)
     assert "was not run" in first
     assert second == "written"
     assert [given for _, given in desk.calls] == [WRITE]
@@ -166,7 +169,7 @@ async def test_a_call_that_the_limit_of_tokens_cut_is_not_run_and_the_model_can_
 
 @every_provider
 async def test_nothing_is_no_answer_after_a_call_that_was_not_run(desk: Bench, provider: str) -> None:
-    with scripted(provider, [Call("write", WRITE, ending=Ending.LENGTH), Say("")]) as model:
+    with scripted(provider, [Call("write", WRITE, ending=AnswerEnding.LENGTH), Say("")]) as model:
         [*_, last] = await run(model, provider, retries=0)
     assert isinstance(last, RunFailed)
     assert "nothing" in last.error
@@ -175,10 +178,10 @@ async def test_nothing_is_no_answer_after_a_call_that_was_not_run(desk: Bench, p
 
 @every_provider
 async def test_a_run_goes_on_after_a_refusal_that_came_with_a_call(desk: Bench, provider: str) -> None:
-    with scripted(provider, [Call("write", WRITE, ending=Ending.FILTER, says="No."), Say("Well.")]) as model:
+    with scripted(provider, [Call("write", WRITE, ending=AnswerEnding.FILTER, says="No."), Say("Well.")]) as model:
         [*_, first] = await run(model, provider)
         assert isinstance(first, RunFinished)
-        assert first.ended is Ended.REFUSED
+        assert first.ended is RunEnd.REFUSED
         [*_, second] = await run(model, provider, history=first.messages)
     assert isinstance(second, RunFinished)
     assert second.text == "Well."
@@ -188,7 +191,7 @@ async def test_a_run_goes_on_after_a_refusal_that_came_with_a_call(desk: Bench, 
 @every_provider
 async def test_an_answer_that_is_not_streamed_is_held_to_the_same(provider: str) -> None:
     asked = [ModelRequest(parts=[UserPromptPart("Go.")])]
-    steps = [Say("I say", ending=Ending.LENGTH), Say("I go on", stop_reason="on_a_whim")]
+    steps = [Say("I say", ending=AnswerEnding.LENGTH), Say("I go on", stop_reason="on_a_whim")]
     with scripted(provider, steps) as model:
         options = AgentOptions(model=f"{provider}:a/b", base_url=model.url, retries=0)
         async with open_model(options, {}, lambda *_: None) as opened:
@@ -208,7 +211,7 @@ class Altered:
     """A provider that alters one answer to the script's only step, as a test says."""
 
     def __init__(self, provider: str) -> None:
-        self._real: Provider = PROVIDERS[provider]()
+        self._real: WireFormat = PROVIDERS[provider]()
         self.alter: Alter | None = None
         self.messages: list[Message] = []
         """Of the last such answer, before it was altered."""
@@ -216,7 +219,7 @@ class Altered:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def write(self, turn: Turn, path: str, body: dict[str, Any]) -> Sequence[Message]:
+    def write(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> Sequence[Message]:
         messages = list(self._real.write(turn, path, body))
         if not turn.id.endswith("_0"):
             return messages
@@ -226,7 +229,7 @@ class Altered:
 
 
 @contextmanager
-def altered(provider: str, step: Step) -> Iterator[tuple[Altered, Model]]:
+def altered(provider: str, step: Step) -> Iterator[tuple[Altered, ScriptedModel]]:
     wire = Altered(provider)
     with serving(wire, [step], toolless=Toolless.TURN) as model:  # type: ignore[arg-type]
         yield wire, model
@@ -370,7 +373,7 @@ async def test_a_value_of_the_wrong_type_makes_an_answer_a_broken_one_or_does_no
                 [*_, last] = events
                 assert isinstance(last, RunFailed), (number, path)
                 assert "answer cannot be read" in last.error, (number, path, last.error)
-                assert read(last.messages), (number, path)
+                assert read_history(last.messages), (number, path)
                 assert not desk.calls, (number, path)
                 broken.append(path)
     assert len(broken) > 20

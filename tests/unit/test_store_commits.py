@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from toolcrib.errors import StoreError
 from toolcrib.store import Store
-from toolcrib.store.commits import Commits, Lost
+from toolcrib.store.commits import GroupCommit, LostItems
 
 LIMIT = 60.0
 
@@ -58,7 +58,7 @@ class Watching:
     def told(self) -> None:
         self.seen.append("told")
 
-    def lost(self, lost: Lost) -> None:
+    def lost(self, lost: LostItems) -> None:
         self.seen.append(lost.count)
 
 
@@ -77,8 +77,8 @@ async def store(store_url: str) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def commits(store: Store) -> AsyncIterator[Commits]:
-    made = Commits(store)
+async def commits(store: Store) -> AsyncIterator[GroupCommit]:
+    made = GroupCommit(store)
     yield made
     await made.close()
 
@@ -106,7 +106,7 @@ class Locked:
 
 
 @pytest.mark.req("KSI-5")
-async def test_what_settled_waited_for_is_there_in_its_order(store: Store, commits: Commits) -> None:
+async def test_what_settled_waited_for_is_there_in_its_order(store: Store, commits: GroupCommit) -> None:
     for number in range(20):
         commits.add(put, (number, "x"))
     await commits.settled()
@@ -117,7 +117,7 @@ async def test_what_settled_waited_for_is_there_in_its_order(store: Store, commi
 @pytest.mark.req("KSI-5")
 async def test_what_nobody_waits_for_is_written_soon_and_together(store: Store) -> None:
     work = Counting()
-    commits = Commits(store, linger=0.05)
+    commits = GroupCommit(store, linger=0.05)
     for number in range(5):
         commits.add(work, number)
         await asyncio.sleep(0)
@@ -128,7 +128,7 @@ async def test_what_nobody_waits_for_is_written_soon_and_together(store: Store) 
 
 
 @pytest.mark.req("KSI-5")
-async def test_what_comes_while_a_transaction_is_written_shares_the_next(store: Store, commits: Commits) -> None:
+async def test_what_comes_while_a_transaction_is_written_shares_the_next(store: Store, commits: GroupCommit) -> None:
     work = Counting()
     work.go_on.clear()
     commits.add(work, 0)
@@ -143,7 +143,7 @@ async def test_what_comes_while_a_transaction_is_written_shares_the_next(store: 
     assert work.batches == [[0], list(range(1, 50))]
 
 
-async def test_items_of_several_works_share_a_transaction(store: Store, commits: Commits) -> None:
+async def test_items_of_several_works_share_a_transaction(store: Store, commits: GroupCommit) -> None:
     first, second = Counting(), Counting()
     for number in range(3):
         commits.add(first, number)
@@ -152,7 +152,7 @@ async def test_items_of_several_works_share_a_transaction(store: Store, commits:
     assert (first.batches, second.batches) == ([[0, 1, 2]], [[0, -1, -2]])
 
 
-async def test_a_watcher_hears_of_the_commit_before_anybody_who_waits(store: Store, commits: Commits) -> None:
+async def test_a_watcher_hears_of_the_commit_before_anybody_who_waits(store: Store, commits: GroupCommit) -> None:
     watching = Watching()
     commits.watch(put, watching)
     commits.add(put, (1, "x"))
@@ -160,7 +160,7 @@ async def test_a_watcher_hears_of_the_commit_before_anybody_who_waits(store: Sto
     assert watching.seen == ["committed", "told"]
 
 
-async def test_a_watcher_that_fails_has_nothing_written_twice(store: Store, commits: Commits) -> None:
+async def test_a_watcher_that_fails_has_nothing_written_twice(store: Store, commits: GroupCommit) -> None:
     class Failing(Watching):
         def committed(self) -> None:
             raise ValueError("a mistake")
@@ -172,7 +172,7 @@ async def test_a_watcher_that_fails_has_nothing_written_twice(store: Store, comm
     assert commits.dropped == 0
 
 
-async def test_who_no_longer_waits_does_not_disturb_the_others(store: Store, commits: Commits) -> None:
+async def test_who_no_longer_waits_does_not_disturb_the_others(store: Store, commits: GroupCommit) -> None:
     commits.add(put, (1, "x"))
     gone, stays = asyncio.create_task(commits.settled()), asyncio.create_task(commits.settled())
     await asyncio.sleep(0)
@@ -185,7 +185,7 @@ async def test_who_no_longer_waits_does_not_disturb_the_others(store: Store, com
 async def test_a_locked_database_is_told_at_once_and_nothing_is_lost(
     sqlite_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commits = Commits(sqlite_store)
+    commits = GroupCommit(sqlite_store)
     with Locked(tmp_path / "crib.db"):
         commits.add(put, (1, "x"))
         with pytest.raises(StoreError, match="locked"):
@@ -220,7 +220,7 @@ async def test_however_often_somebody_asks_it_is_tried_seldom_while_it_fails(sto
         tries += 1
         raise StoreError("No room.")
 
-    commits = Commits(store)
+    commits = GroupCommit(store)
     commits.add(fails, 1)
     asked = 0
     while tries < 3:
@@ -237,7 +237,7 @@ async def test_a_full_disk_passes_by_itself(sqlite_store: Store) -> None:
     def room(connection: sa.Connection, pages: int) -> None:
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
 
-    commits = Commits(sqlite_store)
+    commits = GroupCommit(sqlite_store)
     await sqlite_store.write(room, 1)
     for number in range(2000):
         commits.add(put, (number, "x" * 20))
@@ -252,7 +252,7 @@ async def test_a_full_disk_passes_by_itself(sqlite_store: Store) -> None:
 
 @pytest.mark.req("KSI-5")
 async def test_beyond_the_bound_the_newest_are_lost_and_counted(sqlite_store: Store, tmp_path: Path) -> None:
-    commits = Commits(sqlite_store, most_items=10)
+    commits = GroupCommit(sqlite_store, most_items=10)
     watching = Watching()
     commits.watch(put, watching)
     with Locked(tmp_path / "crib.db"):
@@ -270,7 +270,7 @@ async def test_beyond_the_bound_the_newest_are_lost_and_counted(sqlite_store: St
 
 
 async def test_large_items_count_by_their_size(store: Store) -> None:
-    commits = Commits(store, most_bytes=1000)
+    commits = GroupCommit(store, most_bytes=1000)
     work, watching = Counting(), Watching()
     commits.watch(work, watching)
     for number in range(5):
@@ -284,7 +284,7 @@ async def test_large_items_count_by_their_size(store: Store) -> None:
 
 
 async def test_one_item_alone_is_never_too_large(store: Store) -> None:
-    commits = Commits(store, most_bytes=1000)
+    commits = GroupCommit(store, most_bytes=1000)
     work = Counting()
     commits.add(work, 0, 4000)
     await commits.settled()
@@ -294,7 +294,7 @@ async def test_one_item_alone_is_never_too_large(store: Store) -> None:
 
 @pytest.mark.req("KSI-5")
 async def test_nobody_is_told_that_what_found_no_room_is_durable(store: Store) -> None:
-    commits = Commits(store, most_items=3)
+    commits = GroupCommit(store, most_items=3)
     work, watching = Counting(), Watching()
     commits.watch(work, watching)
     work.go_on.clear()
@@ -316,7 +316,7 @@ async def test_nobody_is_told_that_what_found_no_room_is_durable(store: Store) -
 
 @pytest.mark.req("KSI-5")
 async def test_who_waits_for_an_item_that_is_dropped_is_told_so_and_who_waits_for_one_before_it_is_not(
-    store: Store, commits: Commits
+    store: Store, commits: GroupCommit
 ) -> None:
     def never(connection: sa.Connection, items: list[int]) -> None:
         raise ValueError("a mistake")
@@ -336,7 +336,7 @@ async def test_who_waits_for_an_item_that_is_dropped_is_told_so_and_who_waits_fo
     "poison", [(7, "x"), (1000, "x\ud800"), (1000, None)], ids=["number taken", "no Unicode", "no text"]
 )
 async def test_an_item_that_the_database_never_takes_holds_nobody_up(
-    store: Store, commits: Commits, poison: Any
+    store: Store, commits: GroupCommit, poison: Any
 ) -> None:
     for number in range(30):
         commits.add(put, (number, "x"))
@@ -354,7 +354,7 @@ async def test_an_item_that_the_database_never_takes_holds_nobody_up(
     assert commits.failure is None
 
 
-async def test_a_mistake_of_one_work_does_not_take_the_others_along(store: Store, commits: Commits) -> None:
+async def test_a_mistake_of_one_work_does_not_take_the_others_along(store: Store, commits: GroupCommit) -> None:
     def mistaken(connection: sa.Connection, items: list[int]) -> None:
         raise TypeError("a mistake")
 
@@ -371,11 +371,11 @@ async def test_a_work_that_never_succeeds_is_not_told_of_its_losses_without_end(
     def mistaken(connection: sa.Connection, items: list[int]) -> None:
         raise TypeError("a mistake")
 
-    commits = Commits(store)
+    commits = GroupCommit(store)
     add = commits.add
 
     class Telling(Watching):
-        def lost(self, lost: Lost) -> None:
+        def lost(self, lost: LostItems) -> None:
             super().lost(lost)
             add(mistaken, 0)
 
@@ -389,7 +389,7 @@ async def test_a_work_that_never_succeeds_is_not_told_of_its_losses_without_end(
 
 
 async def test_the_end_writes_what_there_is(store: Store) -> None:
-    commits = Commits(store, linger=60)
+    commits = GroupCommit(store, linger=60)
     for number in range(1200):
         commits.add(put, (number, "x"))
     await commits.close()
@@ -400,7 +400,7 @@ async def test_the_end_writes_what_there_is(store: Store) -> None:
 
 
 async def test_the_end_comes_also_while_nothing_can_be_written(sqlite_store: Store, tmp_path: Path) -> None:
-    commits = Commits(sqlite_store)
+    commits = GroupCommit(sqlite_store)
     with Locked(tmp_path / "crib.db"):
         commits.add(put, (1, "x"))
         with pytest.raises(StoreError):

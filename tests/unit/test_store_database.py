@@ -17,13 +17,13 @@ import pytest
 import sqlalchemy as sa
 
 from toolcrib.errors import StoreError
-from toolcrib.store import Database, Store, tools, trust
+from toolcrib.store import Database, Store, servers
 from toolcrib.store.engine import database_url
 from toolcrib.store.schema import MIGRATIONS, metadata
 
 
 def trusted(database: Database) -> dict[str, str]:
-    return {row.path: row.sha256 for row in database.read(trust.files)}
+    return {row.path: row.sha256 for row in database.read(servers.all_trusted_files)}
 
 
 # --- the schema's versions -------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def _fail_half_way(connection: sa.Connection) -> None:
 
 def test_a_database_of_the_version_before_is_migrated_with_its_rows(store_url: str) -> None:
     with Database.open(store_url, migrations=MIGRATIONS[:1]) as database:
-        database.write(trust.trust_file, "/p", "aa")
+        database.write(servers.trust_file, "/p", "aa")
     with Database.open(store_url) as database:
         assert trusted(database) == {"/p": "aa"}
     with Database.open(store_url, migrations=(*MIGRATIONS, _add_note)) as database:
@@ -91,7 +91,7 @@ def test_a_migration_runs_once(store_url: str) -> None:
 
 def test_a_migration_that_fails_leaves_the_old_database_intact(store_url: str) -> None:
     with Database.open(store_url) as database:
-        database.write(trust.trust_file, "/p", "aa")
+        database.write(servers.trust_file, "/p", "aa")
     before = _shape(store_url)
     with pytest.raises(StoreError, match="nowhere"):
         Database.open(store_url, migrations=(*MIGRATIONS, _fail_half_way))
@@ -132,14 +132,14 @@ def test_a_writer_holds_the_lock_from_its_start(tmp_path: Path) -> None:
 def test_who_only_reads_cannot_write(store_url: str) -> None:
     with Database.open(store_url) as database:
         with pytest.raises(StoreError, match="for writing"):
-            database.read(trust.trust_file, "/p", "aa")
-        database.write(trust.trust_file, "/q", "aa")
+            database.read(servers.trust_file, "/p", "aa")
+        database.write(servers.trust_file, "/q", "aa")
         assert trusted(database) == {"/q": "aa"}
 
 
 def test_what_fails_half_way_was_not_done(store_url: str) -> None:
     def half(connection: sa.Connection) -> None:
-        trust.trust_file(connection, "/p", "aa")
+        servers.trust_file(connection, "/p", "aa")
         raise RuntimeError("half way")
 
     with Database.open(store_url) as database:
@@ -152,11 +152,11 @@ async def test_a_long_look_holds_up_no_commit(store_url: str) -> None:
     store = await Store.open(store_url)
     go_on = threading.Event()
     looking = asyncio.create_task(store.read(lambda _: go_on.wait(60)))
-    await store.write(trust.trust_file, "/p", "aa")
+    await store.write(servers.trust_file, "/p", "aa")
     assert not looking.done()
     go_on.set()
     assert await looking
-    assert [row.path for row in await store.read(trust.files)] == ["/p"]
+    assert [row.path for row in await store.read(servers.all_trusted_files)] == ["/p"]
     await store.close()
 
 
@@ -170,13 +170,13 @@ def test_an_engine_and_a_place_can_be_told_without_the_password(engine: str, sto
 
 async def test_a_closed_store_says_so_and_leaves_no_thread(store_url: str) -> None:
     store = await Store.open(store_url)
-    last = asyncio.create_task(store.write(trust.trust_file, "/p", "aa"))
+    last = asyncio.create_task(store.write(servers.trust_file, "/p", "aa"))
     await asyncio.sleep(0)
     await store.close()
     await last
     await store.close()
     with pytest.raises(StoreError, match="closed"):
-        await store.read(trust.files)
+        await store.read(servers.all_trusted_files)
     for thread in threading.enumerate():
         if thread.name.startswith("toolcrib-store"):
             thread.join(60)
@@ -214,7 +214,7 @@ def test_processes_that_open_a_new_database_at_once_all_write_into_it(store_url:
         _, complaint = writer.communicate(timeout=60)
         assert (writer.returncode, complaint) == (0, "")
     with Database.open(store_url) as database:
-        assert len(database.read(trust.files)) == 80
+        assert len(database.read(servers.all_trusted_files)) == 80
 
 
 @pytest.mark.parametrize("after", [1, 7, 23])
@@ -230,8 +230,8 @@ def test_what_was_acknowledged_is_there_after_a_kill_in_mid_write(store_url: str
         rest = writer.stdout.read()
     acknowledged = max([acknowledged, *(int(line) for line in rest.splitlines(keepends=True) if line.endswith("\n"))])
     with Database.open(store_url) as database:
-        kept = {row.path for row in database.read(trust.files)}
-        definitions = database.read(tools.known, "id", "/w")
+        kept = {row.path for row in database.read(servers.all_trusted_files)}
+        definitions = database.read(servers.load_tools, "id", "/w")
     assert {f"/w/{number}" for number in range(acknowledged + 1)} <= kept
     assert len(kept) <= acknowledged + 2
     assert definitions is not None

@@ -20,7 +20,7 @@ from parts import postgres as databases
 from parts.report import not_run
 from parts.small_disk import small_disk
 from toolcrib.errors import StoreError
-from toolcrib.store import Database, Store, tools, trust
+from toolcrib.store import Database, Store, servers
 
 HUSH = databases.PASSWORD
 
@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def trusted(database: Database) -> dict[str, str]:
-    return {row.path: row.sha256 for row in database.read(trust.files)}
+    return {row.path: row.sha256 for row in database.read(servers.all_trusted_files)}
 
 
 # --- locked ----------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ async def test_a_locked_database_does_not_hold_up_the_loop_and_ends_in_an_error(
 ) -> None:
     store = await Store.open(store_url, busy_timeout=0.5)
     let_go = hold()
-    waiting = asyncio.create_task(store.write(trust.trust_file, "/p", "aa"))
+    waiting = asyncio.create_task(store.write(servers.trust_file, "/p", "aa"))
     turns = 0
     while not waiting.done():
         await asyncio.sleep(0)
@@ -72,8 +72,8 @@ async def test_a_locked_database_does_not_hold_up_the_loop_and_ends_in_an_error(
     assert "End the program" in raised.value.remedy
     assert turns > 10
     let_go()
-    await store.write(trust.trust_file, "/p", "aa")
-    assert await store.read(trust.files)
+    await store.write(servers.trust_file, "/p", "aa")
+    assert await store.read(servers.all_trusted_files)
     await store.close()
 
 
@@ -82,15 +82,15 @@ async def test_reading_goes_on_while_another_process_writes_and_a_writer_waits_f
     store_url: str, hold: Callable[[], Callable[[], None]]
 ) -> None:
     store = await Store.open(store_url, busy_timeout=30)
-    await store.write(trust.trust_file, "/p", "aa")
+    await store.write(servers.trust_file, "/p", "aa")
     let_go = hold()
-    waiting = asyncio.create_task(store.write(trust.trust_file, "/q", "aa"))
+    waiting = asyncio.create_task(store.write(servers.trust_file, "/q", "aa"))
     for _ in range(3):
-        assert [row.path for row in await store.read(trust.files)] == ["/p"]
+        assert [row.path for row in await store.read(servers.all_trusted_files)] == ["/p"]
     assert not waiting.done()
     let_go()
     await waiting
-    assert [row.path for row in await store.read(trust.files)] == ["/p", "/q"]
+    assert [row.path for row in await store.read(servers.all_trusted_files)] == ["/p", "/q"]
     await store.close()
 
 
@@ -116,36 +116,36 @@ def test_a_new_file_that_is_locked_is_a_clear_error(file: Path) -> None:
 @pytest.mark.req("BNS-10", "KSI-9")
 def test_a_full_database_is_an_error_and_what_was_written_stays(file: Path) -> None:
     with Database.open(file) as database:
-        database.write(trust.trust_file, "/p", "aa")
+        database.write(servers.trust_file, "/p", "aa")
         with database._engine.connect() as connection, database._engine.connect() as other:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
             for one in (connection, other):
                 one.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(StoreError, match="no room") as raised:
-            database.write(tools.remember, "id", None, [b"x" * 1_000_000])
+            database.write(servers.remember_tools, "id", None, [b"x" * 1_000_000])
         assert "Free some disk space" in raised.value.remedy
         assert trusted(database) == {"/p": "aa"}
         with database._engine.connect() as connection, database._engine.connect() as other:
             for one in (connection, other):
                 one.exec_driver_sql("PRAGMA max_page_count = 1000000")
-        assert database.write(tools.remember, "id", None, [b"x" * 1_000_000])
+        assert database.write(servers.remember_tools, "id", None, [b"x" * 1_000_000])
 
 
 @pytest.mark.req("KSI-9")
 def test_a_full_disk_is_an_error_reads_go_on_and_room_ends_it(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", kilobytes=1024) as disk, Database.open(disk / "crib.db") as database:
-        database.write(trust.trust_file, "/p", "aa")
-        database.write(tools.remember, "id", None, [b"kept"])
+        database.write(servers.trust_file, "/p", "aa")
+        database.write(servers.remember_tools, "id", None, [b"kept"])
         filler = disk.fill()
         for _ in range(3):
             with pytest.raises(StoreError, match="no room") as raised:
-                database.write(tools.remember, "id", None, [os.urandom(100_000)])
+                database.write(servers.remember_tools, "id", None, [os.urandom(100_000)])
             assert "Free some disk space" in raised.value.remedy
             assert trusted(database) == {"/p": "aa"}
-            assert database.read(tools.known, "id", None) == (b"kept",)
+            assert database.read(servers.load_tools, "id", None) == (b"kept",)
         filler.unlink()
-        assert database.write(tools.remember, "id", None, [b"x" * 100_000])
-        assert database.read(tools.known, "id", None) == (b"x" * 100_000,)
+        assert database.write(servers.remember_tools, "id", None, [b"x" * 100_000])
+        assert database.read(servers.load_tools, "id", None) == (b"x" * 100_000,)
 
 
 @pytest.mark.req("KSI-9")
@@ -167,7 +167,7 @@ def _not_a_database(file: Path) -> None:
 
 def _torn_pages(file: Path) -> None:
     with Database.open(file) as database:
-        database.write(tools.remember, "id", None, [os.urandom(200_000)])
+        database.write(servers.remember_tools, "id", None, [os.urandom(200_000)])
     _overwrite(file)
 
 
@@ -194,16 +194,16 @@ def test_a_damaged_file_is_named_with_what_to_do_and_left_as_it_is(file: Path, d
 @pytest.mark.req("KSI-9")
 async def test_a_file_that_is_damaged_while_it_is_used_is_an_error_for_reader_and_writer(file: Path) -> None:
     store = await Store.open(file)
-    await store.write(tools.remember, "id", None, [os.urandom(200_000)])
+    await store.write(servers.remember_tools, "id", None, [os.urandom(200_000)])
     await store.close()
     store = await Store.open(file)
     _overwrite(file)
     for _ in range(2):
         with pytest.raises(StoreError, match="is damaged") as raised:
-            await store.read(tools.known, "id", None)
+            await store.read(servers.load_tools, "id", None)
         assert "move the file away" in raised.value.remedy
         with pytest.raises(StoreError, match="is damaged"):
-            await store.write(tools.remember, "other", None, [b"x"])
+            await store.write(servers.remember_tools, "other", None, [b"x"])
     await store.close()
 
 
@@ -213,7 +213,7 @@ async def test_a_file_that_is_damaged_while_it_is_used_is_an_error_for_reader_an
 def test_the_file_and_its_folder_are_the_owners_alone(tmp_path: Path) -> None:
     file = tmp_path / "state" / "crib.db"
     with Database.open(file) as database:
-        database.write(trust.trust_file, "/p", "aa")
+        database.write(servers.trust_file, "/p", "aa")
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in file.parent.iterdir()}
     assert modes == {"crib.db": 0o600, "crib.db-wal": 0o600, "crib.db-shm": 0o600}
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
@@ -301,20 +301,20 @@ def own_postgres() -> Iterator[databases.Postgres]:
 @pytest.mark.req("KSI-9")
 async def test_a_postgresql_that_goes_away_is_an_error_until_it_is_back(own_postgres: databases.Postgres) -> None:
     store = await Store.open(own_postgres.url)
-    await store.write(trust.trust_file, "/p", "aa")
-    await store.read(trust.files)
+    await store.write(servers.trust_file, "/p", "aa")
+    await store.read(servers.all_trusted_files)
     for _ in range(2):
         own_postgres.crash()
         for _ in range(2):
             with pytest.raises(StoreError, match="cannot be reached") as raised:
-                await store.read(trust.files)
+                await store.read(servers.all_trusted_files)
             assert "goes on by itself" in raised.value.remedy
             assert HUSH not in raised.value.text()
             with pytest.raises(StoreError, match="cannot be reached"):
-                await store.write(trust.trust_file, "/q", "aa")
+                await store.write(servers.trust_file, "/q", "aa")
         own_postgres.start()
-        assert [row.path for row in await store.read(trust.files)] == ["/p"]
-        await store.write(trust.trust_file, "/p", "bb")
+        assert [row.path for row in await store.read(servers.all_trusted_files)] == ["/p"]
+        await store.write(servers.trust_file, "/p", "bb")
     await store.close()
 
 
@@ -322,17 +322,17 @@ async def test_a_postgresql_that_goes_away_is_an_error_until_it_is_back(own_post
 @pytest.mark.req("KSI-9")
 def test_what_a_postgresql_was_doing_when_it_died_was_not_done(own_postgres: databases.Postgres) -> None:
     def dies(connection: sa.Connection) -> None:
-        trust.trust_file(connection, "/half", "aa")
+        servers.trust_file(connection, "/half", "aa")
         own_postgres.crash()
-        trust.trust_file(connection, "/whole", "aa")
+        servers.trust_file(connection, "/whole", "aa")
 
     with Database.open(own_postgres.url) as database:
-        database.write(trust.trust_file, "/before", "aa")
+        database.write(servers.trust_file, "/before", "aa")
         with pytest.raises(StoreError, match="cannot be reached"):
             database.write(dies)
         own_postgres.start()
         assert trusted(database) == {"/before": "aa"}
-        database.write(trust.trust_file, "/after", "aa")
+        database.write(servers.trust_file, "/after", "aa")
         assert trusted(database) == {"/after": "aa", "/before": "aa"}
 
 
@@ -341,7 +341,7 @@ def test_connections_that_a_postgresql_cut_are_made_anew_unnoticed(postgres: dat
     cut = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'toolcrib'"
     with postgres.database() as url, Database.open(url) as database:
         for number in range(3):
-            database.write(trust.trust_file, f"/{number}", "aa")
+            database.write(servers.trust_file, f"/{number}", "aa")
             assert "True" in postgres.sql(cut)
         assert len(trusted(database)) == 3
 

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from parts.postgres import Postgres
 from toolcrib.config import Paths
-from toolcrib.crib.crib import Crib
+from toolcrib.core.crib import Crib
 from toolcrib.errors import AlreadyRunning, StoreError
 from toolcrib.store import Database, lock
-from toolcrib.store.lock import Holder
+from toolcrib.store.lock import StoreHolder
 
 pytestmark = pytest.mark.req("KSI-3")
 
@@ -39,8 +39,8 @@ def holding(url: str, kind: str) -> subprocess.Popen[str]:
     return process
 
 
-def ours(*, daemon: bool = True) -> Holder:
-    return Holder(home="/second", daemon=daemon)
+def ours(*, daemon: bool = True) -> StoreHolder:
+    return StoreHolder(home="/second", daemon=daemon)
 
 
 @pytest.mark.parametrize("kind", ["daemon", "program"])
@@ -126,7 +126,7 @@ def test_a_lost_session_is_locked_again_before_anything_is_written(postgres: Pos
             sa.text("select pg_terminate_backend(pid) from pg_stat_activity where application_name like '%/second'")
         )
 
-    third = Holder(home="/third", daemon=True)
+    third = StoreHolder(home="/third", daemon=True)
     with (
         postgres.database() as url,
         Database.open(url) as onlooker,

@@ -17,10 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from toolcrib.errors import StoreError
-from toolcrib.store import Database, Store, agents, sessions, tools, trust
-from toolcrib.store.agents import AgentRow, ProfileRow
-from toolcrib.store.sessions import LegacyRow, SessionRow
-from toolcrib.store.text import storable
+from toolcrib.store import Database, Store, servers
+from toolcrib.store import identity as agents
+from toolcrib.store import identity as sessions
+from toolcrib.store.identity import AgentRow, LegacySessionRow, ProfileRow, SessionRow
+from toolcrib.store.schema import storable
 
 DEFINITIONS = (b'{"name": "a",\n "x": 1.10}', b'{"name":"\xc3\xa9"}', b"\xff\x00 not even JSON")
 
@@ -37,70 +38,72 @@ def database(store_url: str) -> Iterator[Database]:
 @pytest.mark.req("ENG-10")
 async def test_known_tools_are_there_byte_for_byte_after_a_restart(store_url: str) -> None:
     store = await Store.open(store_url)
-    assert await store.read(tools.known, "id1", "/project") is None
-    assert await store.write(tools.remember, "id1", "/project", DEFINITIONS)
-    assert await store.write(tools.remember, "id1", None, ())
+    assert await store.read(servers.load_tools, "id1", "/project") is None
+    assert await store.write(servers.remember_tools, "id1", "/project", DEFINITIONS)
+    assert await store.write(servers.remember_tools, "id1", None, ())
     await store.close()
     store = await Store.open(store_url)
-    assert await store.read(tools.known, "id1", "/project") == DEFINITIONS
-    assert await store.read(tools.known, "id1", None) == ()
-    assert await store.read(tools.known, "id2", "/project") is None
+    assert await store.read(servers.load_tools, "id1", "/project") == DEFINITIONS
+    assert await store.read(servers.load_tools, "id1", None) == ()
+    assert await store.read(servers.load_tools, "id2", "/project") is None
     await store.close()
 
 
 @pytest.mark.req("ENG-10")
 def test_known_tools_are_written_only_when_they_change(database: Database) -> None:
-    assert database.write(tools.remember, "id", "/p", DEFINITIONS) is True
-    assert database.write(tools.remember, "id", "/p", list(DEFINITIONS)) is False
-    assert database.write(tools.remember, "id", "/p", DEFINITIONS[:1]) is True
-    assert database.read(tools.known, "id", "/p") == DEFINITIONS[:1]
+    assert database.write(servers.remember_tools, "id", "/p", DEFINITIONS) is True
+    assert database.write(servers.remember_tools, "id", "/p", list(DEFINITIONS)) is False
+    assert database.write(servers.remember_tools, "id", "/p", DEFINITIONS[:1]) is True
+    assert database.read(servers.load_tools, "id", "/p") == DEFINITIONS[:1]
 
 
 @pytest.mark.req("ENG-10")
 def test_a_server_that_is_forgotten_is_forgotten_in_every_project(database: Database) -> None:
     for identity, root in (("gone", "/a"), ("gone", None), ("stays", "/a")):
-        database.write(tools.remember, identity, root, DEFINITIONS)
-    database.write(tools.forget, "gone")
-    assert database.read(tools.known, "gone", "/a") is None
-    assert database.read(tools.known, "gone", None) is None
-    assert database.read(tools.known, "stays", "/a") == DEFINITIONS
+        database.write(servers.remember_tools, identity, root, DEFINITIONS)
+    database.write(servers.forget_tools, "gone")
+    assert database.read(servers.load_tools, "gone", "/a") is None
+    assert database.read(servers.load_tools, "gone", None) is None
+    assert database.read(servers.load_tools, "stays", "/a") == DEFINITIONS
 
 
 def test_tools_that_cannot_be_read_count_as_unknown(database: Database, caplog: pytest.LogCaptureFixture) -> None:
-    database.write(tools.remember, "id", None, DEFINITIONS)
+    database.write(servers.remember_tools, "id", None, DEFINITIONS)
     junk = sa.text("UPDATE known_tools SET definitions = :junk").bindparams(junk=b"\xc1")
     database.write(lambda connection: connection.execute(junk))
-    assert database.read(tools.known, "id", None) is None
+    assert database.read(servers.load_tools, "id", None) is None
     assert "cannot be read" in caplog.text
 
 
 @pytest.mark.req("BNS-10")
 def test_trust_is_bound_to_a_path_and_its_content(database: Database) -> None:
     path = Path("/home/me/projekt ü/.toolcrib/config.yml")
-    database.write(trust.trust_file, path, "aa")
-    database.write(trust.trust_file, path, "bb")
-    database.write(trust.trust_file, "/other", "cc")
-    found = {row.path: row.sha256 for row in database.read(trust.files)}
+    database.write(servers.trust_file, path, "aa")
+    database.write(servers.trust_file, path, "bb")
+    database.write(servers.trust_file, "/other", "cc")
+    found = {row.path: row.sha256 for row in database.read(servers.all_trusted_files)}
     assert found == {str(path): "bb", "/other": "cc"}
-    assert database.write(trust.untrust_file, path) is True
-    assert database.write(trust.untrust_file, path) is False
-    assert [row.path for row in database.read(trust.files)] == ["/other"]
+    assert database.write(servers.untrust_file, path) is True
+    assert database.write(servers.untrust_file, path) is False
+    assert [row.path for row in database.read(servers.all_trusted_files)] == ["/other"]
     with pytest.raises(ValueError, match="absolute"):
-        database.write(trust.trust_file, "config.yml", "aa")
+        database.write(servers.trust_file, "config.yml", "aa")
 
 
 @pytest.mark.req("KSI-5")
 def test_a_server_is_trusted_with_definitions_until_it_is_not(database: Database) -> None:
     for identity, name, digests in (("one", "files", {"a": "x"}), ("two", "git", {}), ("one", "files", {"b": "x"})):
-        database.write(trust.trust_server, identity, name, digests)
-    assert database.read(trust.servers) == {"one": {"a", "b"}, "two": frozenset()}
-    database.write(trust.untrust_definitions, "one", ["a"])
-    assert database.read(trust.servers)["one"] == {"b"}
-    assert database.write(trust.untrust_server, "one") is True
-    assert database.write(trust.untrust_server, "one") is False
-    assert database.read(trust.servers) == {"two": frozenset()}
-    database.write(trust.trust_server, "one", "files", {})
-    assert database.read(trust.servers)["one"] == frozenset(), "what was trusted before is not trusted again"
+        database.write(servers.trust_server, identity, name, digests)
+    assert database.read(servers.all_trusted_servers) == {"one": {"a", "b"}, "two": frozenset()}
+    database.write(servers.untrust_definitions, "one", ["a"])
+    assert database.read(servers.all_trusted_servers)["one"] == {"b"}
+    assert database.write(servers.untrust_server, "one") is True
+    assert database.write(servers.untrust_server, "one") is False
+    assert database.read(servers.all_trusted_servers) == {"two": frozenset()}
+    database.write(servers.trust_server, "one", "files", {})
+    assert database.read(servers.all_trusted_servers)["one"] == frozenset(), (
+        "what was trusted before is not trusted again"
+    )
 
 
 # --- agents ----------------------------------------------------------------------------------------------------------
@@ -115,8 +118,8 @@ def session(agent: str, conversation: str = "default", **values: Any) -> Session
     return SessionRow(agent=agent, conversation=conversation, **known | values)
 
 
-def legacy(id: str, agent: str, conversation: str = "default") -> LegacyRow:
-    return LegacyRow(id=id, agent=agent, conversation=conversation, started_at=3.5)
+def legacy(id: str, agent: str, conversation: str = "default") -> LegacySessionRow:
+    return LegacySessionRow(id=id, agent=agent, conversation=conversation, started_at=3.5)
 
 
 @pytest.mark.req("KSI-2")
@@ -168,15 +171,15 @@ def test_agents_take_their_rules_and_sessions_along_and_leave_those_of_others(da
     for name in ("parent", "child", "stays"):
         database.write(agents.add_agent, agent(name))
         database.write(agents.add_rule, name, origin="agent", rule="{}", added_at=1.0)
-        database.write(sessions.put_many, [session(name), session(name, "second")])
-        database.write(sessions.begin_legacy, [legacy(f"l_{name}", name)])
-    database.write(sessions.put_many, [session("owner")])
+        database.write(sessions.put_sessions, [session(name), session(name, "second")])
+        database.write(sessions.begin_legacy_sessions, [legacy(f"l_{name}", name)])
+    database.write(sessions.put_sessions, [session("owner")])
     database.write(agents.remove_agents, ["parent", "child", "never was"])
     database.write(agents.remove_agents, [])
     assert [row.name for row in database.read(agents.all_agents)] == ["stays"]
     assert [row.agent for row in database.read(agents.all_rules)] == ["stays"]
-    assert sorted(row.agent for row in database.read(sessions.load_all)) == ["owner", "stays", "stays"]
-    assert [row.id for row in database.read(sessions.load_legacy)] == ["l_stays"]
+    assert sorted(row.agent for row in database.read(sessions.all_sessions)) == ["owner", "stays", "stays"]
+    assert [row.id for row in database.read(sessions.all_legacy_sessions)] == ["l_stays"]
 
 
 def test_a_rule_for_an_agent_that_is_gone_is_refused(database: Database) -> None:
@@ -221,46 +224,51 @@ def test_sessions_are_there_after_a_restart_with_every_number(store_url: str) ->
     counted = session("a", "c1", used_at=9.5, calls=3, denied=1, failed=2, listings=4, result_bytes=big, tokens=big)
     plain = session("a", "c2", catalog_version=7, permission_version=8)
     with Database.open(store_url) as database:
-        database.write(sessions.put_many, [session("a", "c1"), plain, counted])
-        database.write(sessions.begin_legacy, [legacy("l1", "a", "c1"), legacy("l2", "a", "c2")])
+        database.write(sessions.put_sessions, [session("a", "c1"), plain, counted])
+        database.write(sessions.begin_legacy_sessions, [legacy("l1", "a", "c1"), legacy("l2", "a", "c2")])
     with Database.open(store_url) as database:
-        assert database.read(sessions.load_all) == (plain, counted)
-        database.write(sessions.put_many, [dataclasses.replace(plain, used_at=10.5)])
-        assert [row.conversation for row in database.read(sessions.load_all)] == ["c1", "c2"]
-        assert set(database.read(sessions.load_legacy)) == {legacy("l1", "a", "c1"), legacy("l2", "a", "c2")}
+        assert database.read(sessions.all_sessions) == (plain, counted)
+        database.write(sessions.put_sessions, [dataclasses.replace(plain, used_at=10.5)])
+        assert [row.conversation for row in database.read(sessions.all_sessions)] == ["c1", "c2"]
+        assert set(database.read(sessions.all_legacy_sessions)) == {legacy("l1", "a", "c1"), legacy("l2", "a", "c2")}
 
 
 @pytest.mark.req("KSI-7")
 def test_a_session_that_ends_takes_its_legacy_ids_along(database: Database) -> None:
-    database.write(sessions.put_many, [session("a", "one"), session("a", "two"), session("b", "one")])
+    database.write(sessions.put_sessions, [session("a", "one"), session("a", "two"), session("b", "one")])
     database.write(
-        sessions.begin_legacy, [legacy("l1", "a", "one"), legacy("l2", "a", "two"), legacy("l3", "b", "one")]
+        sessions.begin_legacy_sessions, [legacy("l1", "a", "one"), legacy("l2", "a", "two"), legacy("l3", "b", "one")]
     )
-    database.write(sessions.end, [("a", "one"), ("b", "two")])
-    assert {(row.agent, row.conversation) for row in database.read(sessions.load_all)} == {("a", "two"), ("b", "one")}
-    assert {row.id for row in database.read(sessions.load_legacy)} == {"l2", "l3"}
-    database.write(sessions.end_legacy, ["l3"])
-    database.write(sessions.end, [("a", "two")])
-    assert [row.agent for row in database.read(sessions.load_all)] == ["b"]
-    assert database.read(sessions.load_legacy) == ()
+    database.write(sessions.end_sessions, [("a", "one"), ("b", "two")])
+    assert {(row.agent, row.conversation) for row in database.read(sessions.all_sessions)} == {
+        ("a", "two"),
+        ("b", "one"),
+    }
+    assert {row.id for row in database.read(sessions.all_legacy_sessions)} == {"l2", "l3"}
+    database.write(sessions.end_legacy_sessions, ["l3"])
+    database.write(sessions.end_sessions, [("a", "two")])
+    assert [row.agent for row in database.read(sessions.all_sessions)] == ["b"]
+    assert database.read(sessions.all_legacy_sessions) == ()
 
 
 @pytest.mark.req("KSI-7")
 def test_a_legacy_id_for_a_session_that_ended_is_left_out_and_the_others_are_kept(database: Database) -> None:
-    database.write(sessions.put_many, [session("a")])
-    database.write(sessions.begin_legacy, [legacy("l1", "a"), legacy("l2", "gone"), legacy("l3", "a")])
-    assert {row.id for row in database.read(sessions.load_legacy)} == {"l1", "l3"}
+    database.write(sessions.put_sessions, [session("a")])
+    database.write(sessions.begin_legacy_sessions, [legacy("l1", "a"), legacy("l2", "gone"), legacy("l3", "a")])
+    assert {row.id for row in database.read(sessions.all_legacy_sessions)} == {"l1", "l3"}
 
 
 def test_two_processes_may_keep_the_same_conversation(database: Database) -> None:
-    database.write(sessions.put_many, [session("a", id="s_mine")])
-    database.write(sessions.begin_legacy, [legacy("l1", "a")])
-    database.write(sessions.put_many, [session("a", id="s_theirs")])
-    assert [row.id for row in database.read(sessions.load_all)] == ["s_theirs"]
-    assert [row.id for row in database.read(sessions.load_legacy)] == ["l1"]
+    database.write(sessions.put_sessions, [session("a", id="s_mine")])
+    database.write(sessions.begin_legacy_sessions, [legacy("l1", "a")])
+    database.write(sessions.put_sessions, [session("a", id="s_theirs")])
+    assert [row.id for row in database.read(sessions.all_sessions)] == ["s_theirs"]
+    assert [row.id for row in database.read(sessions.all_legacy_sessions)] == ["l1"]
 
 
-@pytest.mark.parametrize("work", [sessions.put_many, sessions.end, sessions.begin_legacy, sessions.end_legacy])
+@pytest.mark.parametrize(
+    "work", [sessions.put_sessions, sessions.end_sessions, sessions.begin_legacy_sessions, sessions.end_legacy_sessions]
+)
 def test_nothing_to_keep_is_no_mistake(database: Database, work: Callable[[sa.Connection, list[Any]], None]) -> None:
     database.write(work, [])
 
@@ -274,12 +282,12 @@ UNKEEPABLE = ["/p/\udcff", "/p\0", "\ud800"]
 def test_a_text_that_an_engine_cannot_hold_is_refused_by_both(database: Database, text: str) -> None:
     row = session("a", text)
     with pytest.raises(StoreError, match="cannot hold the text") as raised:
-        database.write(sessions.put_many, [session("b"), row])
+        database.write(sessions.put_sessions, [session("b"), row])
     assert raised.value.remedy
     assert raised.value.text().isascii()
-    assert database.read(sessions.load_all) == ()
+    assert database.read(sessions.all_sessions) == ()
     with pytest.raises(StoreError, match="cannot hold the text"):
-        database.write(sessions.end, [("a", text)])
+        database.write(sessions.end_sessions, [("a", text)])
 
 
 @given(text=st.text(alphabet=st.characters(codec=None) | st.sampled_from("\0\ud800\udfff\\")))
@@ -296,12 +304,12 @@ def test_what_was_made_storable_can_always_be_kept(text: str) -> None:
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 def test_whatever_was_remembered_comes_back(database: Database, definitions: list[bytes], root: str) -> None:
-    database.write(tools.remember, "id", root, definitions)
-    assert database.read(tools.known, "id", root) == tuple(definitions)
+    database.write(servers.remember_tools, "id", root, definitions)
+    assert database.read(servers.load_tools, "id", root) == tuple(definitions)
 
 
 async def test_many_tasks_at_once_are_served_one_after_the_other(store_url: str) -> None:
     store = await Store.open(store_url)
-    await asyncio.gather(*(store.write(trust.trust_file, f"/p{number}", "aa") for number in range(50)))
-    assert len(await store.read(trust.files)) == 50
+    await asyncio.gather(*(store.write(servers.trust_file, f"/p{number}", "aa") for number in range(50)))
+    assert len(await store.read(servers.all_trusted_files)) == 50
     await store.close()

@@ -17,22 +17,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.agents.approvals import Approvals
-from toolcrib.book.entry import Entry
-from toolcrib.calls import Door, Request
+from toolcrib.audit.entry import AuditEntry
+from toolcrib.calls import CallRequest, Door
 from toolcrib.catalog import Catalog, Tool
-from toolcrib.catalog.offer import Offer
+from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.config import Config, Paths, Problem, Severity, load, mask
-from toolcrib.config.keys import Field
+from toolcrib.config.keys import ConfigField
 from toolcrib.config.masking import secrets_of
-from toolcrib.config.model import Does, Layer, NameStyle, ToolRule
-from toolcrib.config.problems import Report
+from toolcrib.config.model import Layer, NameStyle, RuleAction, ToolRule
+from toolcrib.config.problems import ProblemReport
 from toolcrib.config.tool_rules import read_tool_rules
-from toolcrib.config.values import Surroundings, Values
+from toolcrib.config.values import EntryContext, ValueReader
 from toolcrib.errors import Denied, InvalidArguments, UnknownTool
 from toolcrib.events import Bus, CallFinished
-from toolcrib.policy import BUILTIN, Caller, Condition, Effect, OneOf, Origin, Rule, permission
-from toolcrib.servers.model import Answer, ToolCall
+from toolcrib.identity.approvals import Approvals
+from toolcrib.policy import BUILTIN, Caller, Condition, OneOf, Rule, RuleEffect, RuleOrigin, permission
+from toolcrib.servers.model import ServerAnswer, ToolCall
 
 REPO = {
     "type": "object",
@@ -56,9 +56,9 @@ def rules(*given_rules: Any, **environ: str) -> tuple[ToolRule, ...]:
 
 
 def read(given_rules: Any, environ: Mapping[str, str] | None = None) -> tuple[tuple[ToolRule, ...], list[Problem]]:
-    report = Report("config.yml")
-    around = Surroundings(layer=Layer.USER, environ=environ or {}, home=Path("/home/u"))
-    made = read_tool_rules(Field(value=given_rules, path=("tools",)), Values(around, report))
+    report = ProblemReport("config.yml")
+    around = EntryContext(layer=Layer.USER, environ=environ or {}, home=Path("/home/u"))
+    made = read_tool_rules(ConfigField(value=given_rules, path=("tools",)), ValueReader(around, report))
     return made, report.problems
 
 
@@ -98,7 +98,7 @@ def test_every_rule_is_read() -> None:
         {"options": {"openai": {"strict": True}}},
         ROOT="/srv/app",
     )
-    assert [rule.does for rule in made] == list(Does)
+    assert [rule.does for rule in made] == list(RuleAction)
     assert made[0].value.annotations == ("read_only",)
     assert made[5].value == {"repo_path": "/srv/app", "depth": 3, "more": [None, {"a": True}]}
 
@@ -137,7 +137,9 @@ def test_a_mistake_is_told_with_its_place_and_only_its_rule_is_left_out(wrong: A
     assert [rule.value for rule in made] == (["fine"] if isinstance(wrong, list) else [])
 
 
-words = st.sampled_from([*Does, "only", "annotation", "not", "tool", "arguments", "openai", "destructive", "${X}", "x"])
+words = st.sampled_from(
+    [*RuleAction, "only", "annotation", "not", "tool", "arguments", "openai", "destructive", "${X}", "x"]
+)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | words | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
@@ -182,7 +184,7 @@ def person(tmp_path: Path) -> Person:
 def test_a_problem_names_file_and_line(person: Person) -> None:
     person.write(user="tools:\n  - keep: git:*\n  - drop:\n      anotation: destructive\n")
     config = person.load()
-    assert [rule.does for rule in config.tools] == [Does.KEEP]
+    assert [rule.does for rule in config.tools] == [RuleAction.KEEP]
     assert f"{person.home}/config.yml:4: tools[1].drop.anotation:" in str(config.problems[0])
 
 
@@ -193,13 +195,13 @@ def test_a_projects_rules_do_nothing_until_they_are_trusted_and_come_after_the_p
         project="tools:\n  - prefix: mcp\n  - fix: {arguments: {api_token: abcdef-123456, note: sk-abcdefghijkl}}\n",
     )
     before = person.load()
-    assert [rule.does for rule in before.tools] == [Does.DROP]
+    assert [rule.does for rule in before.tools] == [RuleAction.DROP]
     assert before.waiting[0].effects == (
         'sets tools[0]: {"prefix": "mcp"}',
         'sets tools[1]: {"fix": {"arguments": {"api_token": "abcdef-123456", "note": "sk-abcdefghijkl"}}}',
     )
     person.trusts = True
-    assert [rule.does for rule in person.load().tools] == [Does.DROP, Does.PREFIX, Does.FIX]
+    assert [rule.does for rule in person.load().tools] == [RuleAction.DROP, RuleAction.PREFIX, RuleAction.FIX]
 
 
 def test_what_is_shown_hides_secrets_and_the_book_knows_them(person: Person) -> None:
@@ -231,13 +233,13 @@ def test_the_documented_example_is_read_and_every_rule_is_documented(person: Per
     assert config.problems == ()
     assert len(config.tools) == 5
     rows = re.findall(r"^\| (`.*?) \|", DOCS.partition("\n## ")[0], re.MULTILINE)
-    assert [word for row in rows for word in re.findall(r"`(\w+)`", row)] == [*Does, "only"]
+    assert [word for row in rows for word in re.findall(r"`(\w+)`", row)] == [*RuleAction, "only"]
 
 
 def test_the_documented_transformer_of_ones_own_does_what_is_said() -> None:
     found: dict[str, Any] = {}
     exec(re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)[0], found)  # noqa: S102
-    offer = Offer.of(catalog().find("git:log"))
+    offer = OfferedTool.of(catalog().find("git:log"))
     short = found["first_sentence"](dataclasses.replace(offer, description="One. Two."))
     assert (short.name, short.description) == ("git_log", "One")
 
@@ -291,7 +293,7 @@ def test_two_tools_of_one_new_name_give_way_as_others_do() -> None:
 
 def test_options_are_kept_for_offers() -> None:
     made = catalog({"options": {"anthropic": {"cache_control": {"type": "ephemeral"}}}, "only": "git:log"})
-    offered = {offer.tool.display: offer.options for offer in map(Offer.of, made.tools)}
+    offered = {offer.tool.display: offer.options for offer in map(OfferedTool.of, made.tools)}
     assert offered["git:log"] == {"anthropic": {"cache_control": {"type": "ephemeral"}}}
     assert offered["svn:log"] == {}
 
@@ -366,16 +368,16 @@ class Gate:
 
     def __init__(self, *given_rules: Any, allowed: tuple[Rule, ...] = ()) -> None:
         self._catalog = catalog(*given_rules)
-        everything = (Rule(effect=Effect.ALLOW, tools="*", origin=Origin.AGENT, holder="a"),)
+        everything = (Rule(effect=RuleEffect.ALLOW, tools="*", origin=RuleOrigin.AGENT, holder="a"),)
         granted = permission(BUILTIN["nothing"], agent="a", rules=allowed or everything)
         self.caller = Caller(agent="a", permission=granted, conversation="c")
         self.forwarded: list[tuple[str, Any]] = []
-        self.written: list[Entry] = []
+        self.written: list[AuditEntry] = []
         self.bus = Bus()
         self.approvals = Approvals(self.bus, limit=5.0, mask=lambda text: text)
         self._door = Door(self.bus, book=cast(Any, self), approvals=self.approvals)
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: AuditEntry) -> None:
         self.written.append(entry)
 
     async def kept(self) -> None:
@@ -385,15 +387,15 @@ class Gate:
         return self._catalog.find(name, shown=shown, style=style)
 
     def target(self, server: str, caller: Caller) -> Any:
-        async def call(call: ToolCall, **_: Any) -> Answer:
+        async def call(call: ToolCall, **_: Any) -> ServerAnswer:
             self.forwarded.append((f"{server}:{call.name}", msgspec.json.decode(call.params["arguments"])))
-            return Answer(result=b'{"content":[]}')
+            return ServerAnswer(result=b'{"content":[]}')
 
         return SimpleNamespace(call=call)
 
     async def use(self, name: str, arguments: Any) -> None:
         params = {"arguments": msgspec.Raw(msgspec.json.encode(arguments))}
-        await self._door.call(self, self.caller, Request(tool=name, params=params))
+        await self._door.call(self, self.caller, CallRequest(tool=name, params=params))
 
 
 SHAPED = (
@@ -420,7 +422,7 @@ async def test_a_call_by_any_name_reaches_the_tool_with_its_own_name_and_argumen
 @pytest.mark.req("KSI-3")
 async def test_permissions_are_judged_on_the_tool_itself_and_on_the_arguments_that_it_gets() -> None:
     when = (Condition(argument="repo_path", test=OneOf(("/srv",))),)
-    allowed = (Rule(effect=Effect.ALLOW, tools="git:git_push", when=when, origin=Origin.AGENT, holder="a"),)
+    allowed = (Rule(effect=RuleEffect.ALLOW, tools="git:git_push", when=when, origin=RuleOrigin.AGENT, holder="a"),)
     gate = Gate(*SHAPED, allowed=allowed)
     await gate.use("publish", {"folder": "/srv"})
     with pytest.raises(Denied):
@@ -435,7 +437,7 @@ async def test_permissions_are_judged_on_the_tool_itself_and_on_the_arguments_th
 
 
 async def test_who_is_asked_sees_what_the_tool_would_get() -> None:
-    asks = (Rule(effect=Effect.ASK, tools="*", origin=Origin.AGENT, holder="a"),)
+    asks = (Rule(effect=RuleEffect.ASK, tools="*", origin=RuleOrigin.AGENT, holder="a"),)
     gate = Gate(*SHAPED, allowed=asks)
     calling = asyncio.create_task(gate.use("publish", {"folder": "/srv"}))
     async with asyncio.timeout(60):

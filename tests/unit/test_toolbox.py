@@ -9,15 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.agent.models.definitions import definitions
-from toolcrib.agent.models.place import Format
+from toolcrib.agent_loop.models.definitions import write_definitions
+from toolcrib.agent_loop.models.endpoint import ToolFormat
 from toolcrib.catalog import Catalog
-from toolcrib.catalog.formats import undoing
-from toolcrib.catalog.offer import Offer
+from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.catalog.tool import Tool
-from toolcrib.catalog.toolbox import Tools
-from toolcrib.catalog.transforms import Describe, Fix, Options, Prefix, Rename, RenameArgument, Transform
+from toolcrib.catalog.transforms import (
+    DescribeTools,
+    FixArguments,
+    PrefixTools,
+    ProviderOptions,
+    RenameArguments,
+    RenameTools,
+    Transform,
+)
+from toolcrib.core.toolbox import Tools
 from toolcrib.errors import InvalidArguments, UnknownTool, UsageError
+from toolcrib.formats import undo
 
 REPO = {"type": "object", "properties": {"repo_path": {"type": "string"}}, "required": ["repo_path"]}
 
@@ -51,7 +59,7 @@ def server() -> Server:
 @pytest.fixture
 def tools(server: Server) -> Tools:
     made = catalog(git=["git_status", "git_push", "log"], svn=["log"])
-    return Tools(map(Offer.of, made.tools), call=server.call)
+    return Tools(map(OfferedTool.of, made.tools), call=server.call)
 
 
 @pytest.mark.req("ENG-10")
@@ -83,10 +91,10 @@ async def test_a_call_undoes_the_rename_and_reaches_the_tool_itself(tools: Tools
         keep="git:*",
         drop="*_push",
         transform=[
-            Rename({"git_status": "state", "git:log": "history"}),
-            Prefix("mcp"),
-            RenameArgument({"repo_path": "folder"}),
-            Describe("[{server}] {description} ({name})"),
+            RenameTools({"git_status": "state", "git:log": "history"}),
+            PrefixTools("mcp"),
+            RenameArguments({"repo_path": "folder"}),
+            DescribeTools("[{server}] {description} ({name})"),
         ],
     )
     assert shaped.names == ("mcp_state", "mcp_history")
@@ -99,7 +107,7 @@ async def test_a_call_undoes_the_rename_and_reaches_the_tool_itself(tools: Tools
 
 @pytest.mark.req("ENG-7")
 def test_options_reach_the_definition(tools: Tools) -> None:
-    cached = tools.shaped(transform=Options(anthropic={"cache_control": {"type": "ephemeral"}})).to_anthropic()
+    cached = tools.shaped(transform=ProviderOptions(anthropic={"cache_control": {"type": "ephemeral"}})).to_anthropic()
     assert cached
     assert all(one["cache_control"] == {"type": "ephemeral"} for one in cached)
 
@@ -128,7 +136,7 @@ async def test_a_tool_that_was_dropped_cannot_be_called(tools: Tools, server: Se
 
 
 async def test_wrong_arguments_are_told_in_the_words_that_the_model_was_shown(tools: Tools, server: Server) -> None:
-    shaped = tools.shaped(transform=RenameArgument({"repo_path": "folder"}))
+    shaped = tools.shaped(transform=RenameArguments({"repo_path": "folder"}))
     with pytest.raises(InvalidArguments, match='needs the property "folder"') as raised:
         await shaped.call("git_status", {"repo_path": "."})
     assert raised.value.data["schema"]["required"] == ["folder"]
@@ -136,7 +144,7 @@ async def test_wrong_arguments_are_told_in_the_words_that_the_model_was_shown(to
 
 
 async def test_what_the_program_fixed_the_model_cannot_change(tools: Tools, server: Server) -> None:
-    await tools.shaped(transform=Fix({"repo_path": "/srv"})).call("git_status", {"repo_path": "/etc"})
+    await tools.shaped(transform=FixArguments({"repo_path": "/srv"})).call("git_status", {"repo_path": "/etc"})
     assert server.saw == [("git:git_status", {"repo_path": "/srv"})]
 
 
@@ -144,10 +152,10 @@ async def test_what_the_program_fixed_the_model_cannot_change(tools: Tools, serv
 @pytest.mark.parametrize(
     "transform",
     [
-        Rename({"git_status": "x", "git_push": "x"}),
-        Rename({"git_status": "GIT_push"}),
-        Rename(lambda offer: "same"),
-        Rename({"log": "history"}),
+        RenameTools({"git_status": "x", "git_push": "x"}),
+        RenameTools({"git_status": "GIT_push"}),
+        RenameTools(lambda offer: "same"),
+        RenameTools({"log": "history"}),
     ],
 )
 def test_two_tools_of_one_name_are_refused_and_both_are_named(tools: Tools, transform: Transform) -> None:
@@ -159,12 +167,12 @@ def test_two_tools_of_one_name_are_refused_and_both_are_named(tools: Tools, tran
 @pytest.mark.parametrize("name", ["", "with blank", "dotted.name", "größe", "a/b"])
 def test_a_name_that_providers_do_not_take_is_refused(tools: Tools, name: str) -> None:
     with pytest.raises(UsageError, match="git:git_status cannot be offered as"):
-        tools.shaped(transform=Rename({"git_status": name}))
+        tools.shaped(transform=RenameTools({"git_status": name}))
 
 
 @pytest.mark.req("ENG-6")
 async def test_a_name_that_gets_too_long_ends_in_a_hash_and_still_calls_its_tool(tools: Tools, server: Server) -> None:
-    long = tools.shaped(transform=[Prefix("p" * 60)])
+    long = tools.shaped(transform=[PrefixTools("p" * 60)])
     assert all(re.fullmatch(r"p{55}_[0-9a-f]{8}", name) for name in long.names)
     assert len(set(long.names)) == 4
     await long.call(long.names[1], {"repo_path": "."})
@@ -172,8 +180,10 @@ async def test_a_name_that_gets_too_long_ends_in_a_hash_and_still_calls_its_tool
 
 
 names = st.text(st.sampled_from("abz_-9. Ä"), max_size=80) | st.sampled_from(["git_push", "log", "x" * 64, "x" * 70])
-renames = st.builds(Rename, st.dictionaries(st.sampled_from(["git_status", "git:log", "*", "log", "svn:*"]), names))
-prefixes = st.builds(Prefix, st.text(st.sampled_from("ab_"), min_size=1, max_size=70))
+renames = st.builds(
+    RenameTools, st.dictionaries(st.sampled_from(["git_status", "git:log", "*", "log", "svn:*"]), names)
+)
+prefixes = st.builds(PrefixTools, st.text(st.sampled_from("ab_"), min_size=1, max_size=70))
 
 
 @pytest.mark.req("ENG-6")
@@ -181,7 +191,7 @@ prefixes = st.builds(Prefix, st.text(st.sampled_from("ab_"), min_size=1, max_siz
 def test_names_are_unique_and_legal_or_nothing_is_offered(chain: list[Transform]) -> None:
     made = catalog(git=["git_status", "git_push", "log"], svn=["log"])
     try:
-        shaped = Tools(map(Offer.of, made.tools), call=Server().call).shaped(transform=chain)
+        shaped = Tools(map(OfferedTool.of, made.tools), call=Server().call).shaped(transform=chain)
     except UsageError as error:
         assert error.remedy
         return
@@ -191,12 +201,12 @@ def test_names_are_unique_and_legal_or_nothing_is_offered(chain: list[Transform]
     assert all(shaped[name].tool is tool for name, tool in zip(shaped.names, made.tools, strict=True))
 
 
-STRICT = Options(openai={"strict": True})
+STRICT = ProviderOptions(openai={"strict": True})
 
 
 def of_schema(server: Server, schema: dict[str, Any], *names: str) -> Tools:
     listed = tuple(msgspec.json.encode({"name": name, "inputSchema": schema}) for name in names or ("t",))
-    return Tools(map(Offer.of, Catalog.build({"s": listed}, version=1).tools), call=server.call)
+    return Tools(map(OfferedTool.of, Catalog.build({"s": listed}, version=1).tools), call=server.call)
 
 
 @pytest.mark.req("ENG-8")
@@ -220,10 +230,8 @@ async def test_where_nobody_says_whose_model_it_was_only_a_whole_form_is_taken_b
 async def test_a_definition_is_made_once_for_all_calls(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     for provider in ("openai", "anthropic", "google"):
-        real = undoing._FORMATS[provider]
-        monkeypatch.setitem(
-            undoing._FORMATS, provider, lambda offer, p=provider, real=real: made.append(p) or real(offer)
-        )
+        real = undo._FORMATS[provider]
+        monkeypatch.setitem(undo._FORMATS, provider, lambda offer, p=provider, real=real: made.append(p) or real(offer))
     tools = of_schema(server, REPO)
     for _ in range(3):
         await tools.call("t", {"repo_path": "."}, provider="google")
@@ -235,7 +243,7 @@ async def test_a_definition_is_made_once_for_all_calls(server: Server, monkeypat
 
 async def test_who_wants_to_see_before_sees_the_arguments_of_the_call(tools: Tools, server: Server) -> None:
     shaped = tools.shaped(
-        transform=[RenameArgument({"repo_path": "folder"}), Fix({"folder": "/srv"}, tools="git_push")]
+        transform=[RenameArguments({"repo_path": "folder"}), FixArguments({"folder": "/srv"}, tools="git_push")]
     )
     given = {"folder": "/tmp"}
     real = shaped.real_arguments("git_status", given, provider="anthropic")
@@ -262,7 +270,7 @@ async def test_each_tool_has_a_name_of_its_own_at_google_and_is_called_by_it(ser
     wired = [one["name"] for one in tools.to_google()]
     assert wired == ["___1x", "_1X", "__1x", "_2x", "_-3"]
     offers = {offer.name: offer for offer in tools}
-    assert [one.name for one in definitions(Format.GOOGLE, offers).by_name.values()] == wired
+    assert [one.name for one in write_definitions(ToolFormat.GOOGLE, offers).by_name.values()] == wired
     for name in wired:
         await tools.call(name, {"repo_path": "."}, provider="google")
     assert [display for display, _ in server.saw] == ["s:1x", "s:_1X", "s:__1x", "s:2x", "s:-3"]
@@ -271,13 +279,13 @@ async def test_each_tool_has_a_name_of_its_own_at_google_and_is_called_by_it(ser
 def test_tools_that_a_transformer_does_not_fit_can_be_left_out_and_told(tools: Tools) -> None:
     told: list[tuple[str, str]] = []
 
-    def odd(offer: Offer) -> Offer:
+    def odd(offer: OfferedTool) -> OfferedTool:
         if offer.server == "svn":
             raise UsageError("not this one")
         return offer
 
     left = tools.shaped(
-        transform=[odd, Rename({"git_push": "git_status", "log": "with blank"})],
+        transform=[odd, RenameTools({"git_push": "git_status", "log": "with blank"})],
         skipping=lambda offer, error: told.append((offer.tool.display, error.message)),
     )
     assert left.names == ("git_status",)

@@ -12,22 +12,21 @@ from hypothesis import strategies as st
 from jsonschema_rs import validator_for
 
 from toolcrib.catalog import Catalog
-from toolcrib.catalog.filters import destructive
-from toolcrib.catalog.offer import Offer
+from toolcrib.catalog.offered_tool import OfferedTool, destructive
 from toolcrib.catalog.transforms import (
-    Change,
-    Default,
-    Describe,
-    Drop,
-    Fix,
-    Keep,
-    Only,
-    Options,
-    Prefix,
-    Rename,
-    RenameArgument,
+    ChangeSchema,
+    DefaultArguments,
+    DescribeTools,
+    DropTools,
+    FixArguments,
+    ForTools,
+    KeepTools,
+    PrefixTools,
+    ProviderOptions,
+    RenameArguments,
+    RenameTools,
     Transform,
-    transformed,
+    apply_transforms,
 )
 from toolcrib.errors import UsageError
 
@@ -45,13 +44,13 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def offer(schema: dict[str, Any] = SCHEMA, name: str = "git_log", **fields: Any) -> Offer:
+def offer(schema: dict[str, Any] = SCHEMA, name: str = "git_log", **fields: Any) -> OfferedTool:
     definition = {"name": name, "description": "Shows the log.", "inputSchema": schema, **fields}
-    return Offer.of(Catalog.build({"git": (msgspec.json.encode(definition),)}, version=1).tools[0])
+    return OfferedTool.of(Catalog.build({"git": (msgspec.json.encode(definition),)}, version=1).tools[0])
 
 
-def through(chain: list[Transform] | Transform, made: Offer | None = None) -> Offer:
-    return transformed([made or offer()], chain)[0]
+def through(chain: list[Transform] | Transform, made: OfferedTool | None = None) -> OfferedTool:
+    return apply_transforms([made or offer()], chain)[0]
 
 
 def fits(schema: Any, arguments: Any) -> bool:
@@ -59,27 +58,27 @@ def fits(schema: Any, arguments: Any) -> bool:
 
 
 def test_a_name_by_a_table_or_a_function_and_a_prefix() -> None:
-    assert through(Rename({"git_log": "log", "other": "x"})).name == "log"
-    assert through(Rename({"git:git_log": "log"})).name == "log"
-    assert through(Rename({"svn:git_log": "log"})).name == "git_log"
-    assert through(Rename(lambda it: it.name.removeprefix(f"{it.server}_"))).name == "log"
-    assert through([Prefix("mcp"), Prefix("a")]).name == "a_mcp_git_log"
+    assert through(RenameTools({"git_log": "log", "other": "x"})).name == "log"
+    assert through(RenameTools({"git:git_log": "log"})).name == "log"
+    assert through(RenameTools({"svn:git_log": "log"})).name == "git_log"
+    assert through(RenameTools(lambda it: it.name.removeprefix(f"{it.server}_"))).name == "log"
+    assert through([PrefixTools("mcp"), PrefixTools("a")]).name == "a_mcp_git_log"
 
 
 def test_words_by_a_function_or_a_text_whose_places_are_filled_once() -> None:
     tricky = offer(description="{server} {name} {unknown}")
-    assert through(Describe("[{server}] {name}: {description} {}"), tricky).description == (
+    assert through(DescribeTools("[{server}] {name}: {description} {}"), tricky).description == (
         "[git] git_log: {server} {name} {unknown} {}"
     )
-    assert through(Describe(lambda it: it.description.upper())).description == "SHOWS THE LOG."
+    assert through(DescribeTools(lambda it: it.description.upper())).description == "SHOWS THE LOG."
     with pytest.raises(UsageError, match=r"no \{tool\}") as raised:
-        Describe("{tool}")
+        DescribeTools("{tool}")
     assert raised.value.remedy == "It may hold {server}, {name}, {description}."
 
 
 @pytest.mark.req("ENG-6")
 def test_a_fixed_argument_is_out_of_the_schema_and_in_every_call() -> None:
-    fixed = through(Fix({"repo_path": "/srv", "nowhere": 1}))
+    fixed = through(FixArguments({"repo_path": "/srv", "nowhere": 1}))
     assert fixed.schema == {
         **{key: value for key, value in SCHEMA.items() if key != "required"},
         "properties": {name: one for name, one in SCHEMA["properties"].items() if name != "repo_path"},
@@ -90,14 +89,14 @@ def test_a_fixed_argument_is_out_of_the_schema_and_in_every_call() -> None:
 
 
 def test_arguments_are_fixed_only_where_they_are_meant() -> None:
-    untouched = through(Fix({"repo_path": "."}, tools=["svn:*", "x"]))
+    untouched = through(FixArguments({"repo_path": "."}, tools=["svn:*", "x"]))
     assert untouched.undo == ()
     assert "repo_path" in untouched.schema["properties"]
-    assert through(Fix({"nowhere": 1})).arguments({"depth": 1}) == {"depth": 1}
+    assert through(FixArguments({"nowhere": 1})).arguments({"depth": 1}) == {"depth": 1}
 
 
-@pytest.mark.parametrize("kind", [Fix, Default])
-def test_a_value_that_the_tool_does_not_take_is_refused_at_once(kind: type[Fix | Default]) -> None:
+@pytest.mark.parametrize("kind", [FixArguments, DefaultArguments])
+def test_a_value_that_the_tool_does_not_take_is_refused_at_once(kind: type[FixArguments | DefaultArguments]) -> None:
     with pytest.raises(UsageError, match="git:git_log does not take what is given here as its argument 'depth'"):
         through(kind({"depth": 0}))
     with pytest.raises(UsageError, match="'author'"):
@@ -107,14 +106,14 @@ def test_a_value_that_the_tool_does_not_take_is_refused_at_once(kind: type[Fix |
 
 def test_a_fixed_value_is_the_programs_own_whatever_becomes_of_a_calls_arguments() -> None:
     given_value = {"name": "Ada"}
-    fixed = through(Fix({"author": given_value}))
+    fixed = through(FixArguments({"author": given_value}))
     given_value["name"] = "Eve"
     fixed.arguments({})["author"]["name"] = "Mallory"
     assert fixed.arguments({}) == {"author": {"name": "Ada"}}
 
 
 def test_a_default_need_not_be_given_and_gives_way_to_what_is() -> None:
-    made = through(Default({"repo_path": "."}))
+    made = through(DefaultArguments({"repo_path": "."}))
     assert made.schema["required"] == ["author"]
     assert made.schema["properties"]["repo_path"] == {"type": "string", "description": "Where.", "default": "."}
     assert made.arguments({}) == {"repo_path": "."}
@@ -122,19 +121,24 @@ def test_a_default_need_not_be_given_and_gives_way_to_what_is() -> None:
 
 
 def test_arguments_under_other_names_keep_their_places() -> None:
-    made = through(RenameArgument({"repo_path": "folder", "depth": "repo_path"}))
+    made = through(RenameArguments({"repo_path": "folder", "depth": "repo_path"}))
     assert list(made.schema["properties"]) == ["folder", "repo_path", "author"]
     assert made.schema["required"] == ["folder", "author"]
     assert made.arguments({"folder": ".", "repo_path": 3}) == {"repo_path": ".", "depth": 3}
-    assert through(RenameArgument({"depth": "levels"})).arguments({"depth": 1, "levels": 2}) == {"depth": 2}
+    assert through(RenameArguments({"depth": "levels"})).arguments({"depth": 1, "levels": 2}) == {"depth": 2}
     with pytest.raises(UsageError, match="two arguments 'depth'"):
-        through(RenameArgument({"repo_path": "depth"}))
+        through(RenameArguments({"repo_path": "depth"}))
 
 
 @pytest.mark.req("ENG-6")
 def test_a_chain_is_undone_from_its_end() -> None:
     made = through(
-        [RenameArgument({"repo_path": "a"}), RenameArgument({"a": "b"}), Fix({"depth": 3}), Default({"b": "."})]
+        [
+            RenameArguments({"repo_path": "a"}),
+            RenameArguments({"a": "b"}),
+            FixArguments({"depth": 3}),
+            DefaultArguments({"b": "."}),
+        ]
     )
     assert set(made.schema["properties"]) == {"b", "author"}
     assert made.arguments({}) == {"repo_path": ".", "depth": 3}
@@ -149,33 +153,37 @@ def test_a_schema_can_be_changed_by_hand_with_a_way_back() -> None:
         return schema
 
     before = copy.deepcopy(SCHEMA)
-    made = through(Change(flat, lambda given: {"author": {"name": given.pop("author_name")}, **given}))
+    made = through(ChangeSchema(flat, lambda given: {"author": {"name": given.pop("author_name")}, **given}))
     assert made.tool.input_schema == before, "the function had a copy"
     assert fits(made.schema, {"repo_path": ".", "author_name": "Ada"})
     assert made.arguments({"repo_path": ".", "author_name": "Ada"}) == {"repo_path": ".", "author": {"name": "Ada"}}
 
 
 def test_options_add_up_by_provider() -> None:
-    made = through([Options(openai={"strict": True}), Options(openai={"x": 1}, google={"behavior": "BLOCKING"})])
+    made = through(
+        [ProviderOptions(openai={"strict": True}), ProviderOptions(openai={"x": 1}, google={"behavior": "BLOCKING"})]
+    )
     assert made.options == {"openai": {"strict": True, "x": 1}, "google": {"behavior": "BLOCKING"}}
 
 
 @pytest.mark.req("ENG-6")
 def test_some_tools_can_be_kept_dropped_and_changed() -> None:
     tools = [offer(name="a"), offer(name="b", annotations={"readOnlyHint": True}), offer(name="c")]
-    made = transformed(tools, [Only("a", Prefix("x")), Only("c", Drop(destructive)), Keep(["x_a", "b", "c"])])
+    made = apply_transforms(
+        tools, [ForTools("a", PrefixTools("x")), ForTools("c", DropTools(destructive)), KeepTools(["x_a", "b", "c"])]
+    )
     assert [one.name for one in made] == ["x_a", "b"]
 
 
 @pytest.mark.req("ENG-6")
 def test_a_transformer_of_ones_own_takes_five_lines() -> None:
-    def shout(it: Offer) -> Offer | None:
+    def shout(it: OfferedTool) -> OfferedTool | None:
         if it.server != "git":
             return None
         words = it.description.upper()
         return replace(it, description=words)
 
-    assert through([shout, Prefix("mcp")]).description == "SHOWS THE LOG."
+    assert through([shout, PrefixTools("mcp")]).description == "SHOWS THE LOG."
     assert through(shout).name == "git_log"
 
 
@@ -189,18 +197,18 @@ def test_what_is_said_of_an_argument_elsewhere_in_the_schema_is_changed_too() ->
         ],
         "dependentRequired": {"kind": ["mode"], "path": ["kind"]},
     }
-    made = through(Fix({"kind": "file"}), offer(schema))
+    made = through(FixArguments({"kind": "file"}), offer(schema))
     assert fits(made.schema, {"path": "x", "mode": 1})
     assert not fits(made.schema, {"text": "x", "mode": 1})
     assert not fits(made.schema, {"path": "x"}), "what must come with the fixed one must come"
-    renamed = through(RenameArgument({"path": "file"}), offer(schema))
+    renamed = through(RenameArguments({"path": "file"}), offer(schema))
     assert fits(renamed.schema, {"kind": "file", "file": "x", "mode": 1})
     assert not fits(renamed.schema, {"kind": "file", "path": "x", "mode": 1})
 
 
 def test_a_root_that_only_refers_to_a_definition_is_unfolded_and_the_definitions_stay() -> None:
     schema = {"$ref": "#/$defs/args", "$defs": {"args": {"type": "object", "properties": {"a": {}}, "required": ["a"]}}}
-    made = through(RenameArgument({"a": "b"}), offer(schema))
+    made = through(RenameArguments({"a": "b"}), offer(schema))
     assert made.schema == {
         "type": "object",
         "properties": {"b": {}},
@@ -208,12 +216,14 @@ def test_a_root_that_only_refers_to_a_definition_is_unfolded_and_the_definitions
         "$defs": schema["$defs"],
     }
     recursive = {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}], "properties": {"x": {}}}}}
-    assert "y" in through(RenameArgument({"x": "y"}), offer(recursive)).schema["properties"]
+    assert "y" in through(RenameArguments({"x": "y"}), offer(recursive)).schema["properties"]
 
 
 def test_a_schema_made_of_ever_more_references_takes_no_longer_than_any_other() -> None:
     branches = {f"d{at}": {"allOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 30, "required": ["a"]} for at in range(30)}
-    made = through([Fix({"a": 1}), RenameArgument({"b": "c"})], offer({"$ref": "#/$defs/d0", "$defs": branches}))
+    made = through(
+        [FixArguments({"a": 1}), RenameArguments({"b": "c"})], offer({"$ref": "#/$defs/d0", "$defs": branches})
+    )
     assert made.arguments({}) == {"a": 1}
     assert len(msgspec.json.encode(made.schema)) < 5_000_000
 
@@ -230,7 +240,7 @@ junk = st.recursive(
 @given(st.dictionaries(words, junk))
 def test_no_schema_breaks_a_transformer_or_is_changed_by_it(schema: dict[str, Any]) -> None:
     before = copy.deepcopy(schema)
-    for step in (Fix({"a": 1}), Default({"b": 1}), RenameArgument({"a": "z", "b": "a"})):
+    for step in (FixArguments({"a": 1}), DefaultArguments({"b": 1}), RenameArguments({"a": "z", "b": "a"})):
         try:
             msgspec.json.encode(through(step, replace(offer(), schema=schema)).schema)
         except UsageError:
@@ -308,19 +318,19 @@ def steps(draw: st.DrawFn, kinds: dict[str, str]) -> Step:
     match draw(st.sampled_from(["fix", "default", "rename", "words"])):
         case "fix":
             return Step(
-                Fix({name: value}),
+                FixArguments({name: value}),
                 lambda given: (
                     {k: v for k, v in given.items() if k != name} if given.get(name, value) == value else None
                 ),
             )
         case "default":
-            return Step(Default({name: value}), dict)
+            return Step(DefaultArguments({name: value}), dict)
         case "rename":
             return Step(
-                RenameArgument({name: new}), lambda given: {new if k == name else k: v for k, v in given.items()}
+                RenameArguments({name: new}), lambda given: {new if k == name else k: v for k, v in given.items()}
             )
         case _:
-            return Step(Only("*", Describe("{name}")), dict)
+            return Step(ForTools("*", DescribeTools("{name}")), dict)
 
 
 @pytest.mark.req("ENG-6")
@@ -357,7 +367,9 @@ def test_what_the_tool_takes_can_still_be_said_in_the_words_that_are_shown(
     own = data.draw(arguments(kinds))
     assume(own and fits(schema, own))
     fixed = data.draw(st.sampled_from(sorted(own)))
-    made = through([Fix({fixed: own[fixed]}), RenameArgument({"a": "p", "b": "q"})], replace(offer(), schema=schema))
+    made = through(
+        [FixArguments({fixed: own[fixed]}), RenameArguments({"a": "p", "b": "q"})], replace(offer(), schema=schema)
+    )
     shown = {{"a": "p", "b": "q"}.get(name, name): value for name, value in own.items() if name != fixed}
     assert fits(made.schema, shown)
     assert made.arguments(shown) == own

@@ -25,23 +25,23 @@ from parts.report import not_run
 from parts.scenes import scene_in
 from parts.small_disk import small_disk
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.atomic import own_dir
-from toolcrib.workspace.confined.folder import Spot
-from toolcrib.workspace.files.files import (
-    EditFile,
-    FileEdited,
-    FileText,
-    FileWritten,
-    Mode,
-    ReadFile,
-    WriteFile,
+from toolcrib.workspace.atomic_write import open_own_folder
+from toolcrib.workspace.folder import FolderPath
+from toolcrib.workspace.tool import ToolContext
+from toolcrib.workspace.tools.edits import TextEdit, apply_edit
+from toolcrib.workspace.tools.files import (
+    EditFileArguments,
+    EditFileResult,
+    ReadFileArguments,
+    ReadFileResult,
+    WriteFileArguments,
+    WriteFileResult,
+    WriteMode,
     edit_file,
     read_file,
     write_file,
 )
-from toolcrib.workspace.files.replacing import Edit, replace
-from toolcrib.workspace.files.status import FileStatus, StatFile, stat_file
-from toolcrib.workspace.tool import Scene
+from toolcrib.workspace.tools.listing import StatFileArguments, StatFileResult, stat_file
 
 pytestmark = pytest.mark.req("FRG-1")
 
@@ -54,44 +54,44 @@ text_forms = st.sampled_from(
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path: Path) -> Iterator[ToolContext]:
     (tmp_path / "root").mkdir()
     with scene_in(tmp_path / "root") as scene:
         yield scene
 
 
 @pytest.fixture
-def root(scene: Scene) -> Path:
+def root(scene: ToolContext) -> Path:
     return scene.folder.root
 
 
-def read(scene: Scene, path: str, **given: Any) -> FileText:
-    done = read_file(scene, ReadFile(path=path, **given))
+def read(scene: ToolContext, path: str, **given: Any) -> ReadFileResult:
+    done = read_file(scene, ReadFileArguments(path=path, **given))
     msgspec.json.encode(done.data)
-    assert isinstance(done.data, FileText)
+    assert isinstance(done.data, ReadFileResult)
     return done.data
 
 
-def write(scene: Scene, path: str, content: str, **given: Any) -> FileWritten:
-    data = write_file(scene, WriteFile(path=path, content=content, **given)).data
-    assert isinstance(data, FileWritten)
+def write(scene: ToolContext, path: str, content: str, **given: Any) -> WriteFileResult:
+    data = write_file(scene, WriteFileArguments(path=path, content=content, **given)).data
+    assert isinstance(data, WriteFileResult)
     return data
 
 
-def edit(scene: Scene, path: str, old: str, new: str, **given: Any) -> FileEdited:
-    done = edit_file(scene, EditFile(path=path, old=old, new=new, **given))
+def edit(scene: ToolContext, path: str, old: str, new: str, **given: Any) -> EditFileResult:
+    done = edit_file(scene, EditFileArguments(path=path, old=old, new=new, **given))
     msgspec.json.encode(done.data)
-    assert isinstance(done.data, FileEdited)
+    assert isinstance(done.data, EditFileResult)
     return done.data
 
 
-def status(scene: Scene, path: str) -> FileStatus:
-    data = stat_file(scene, StatFile(path=path)).data
-    assert isinstance(data, FileStatus)
+def status(scene: ToolContext, path: str) -> StatFileResult:
+    data = stat_file(scene, StatFileArguments(path=path)).data
+    assert isinstance(data, StatFileResult)
     return data
 
 
-def pieces(scene: Scene, path: str, **given: Any) -> Iterator[FileText]:
+def pieces(scene: ToolContext, path: str, **given: Any) -> Iterator[ReadFileResult]:
     """As a model would go on, until nothing says how."""
     piece = read(scene, path, **given)
     for _ in range(10_000):
@@ -109,16 +109,16 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_file_is_read_with_its_lines_and_line_ends(scene: Scene, root: Path):
+def test_a_file_is_read_with_its_lines_and_line_ends(scene: ToolContext, root: Path):
     (root / "a.txt").write_bytes(b"one\ntwo\nthree")
     found = read(scene, "a.txt")
-    assert found == FileText(text="one\ntwo\nthree", newline="lf", total_lines=3)
-    part = read_file(scene, ReadFile(path="a.txt", start_line=2, lines=1))
-    assert part.data == FileText(text="two\n", size=13, first_line=2, last_line=2, total_lines=3, next_line=3)
+    assert found == ReadFileResult(text="one\ntwo\nthree", newline="lf", total_lines=3)
+    part = read_file(scene, ReadFileArguments(path="a.txt", start_line=2, lines=1))
+    assert part.data == ReadFileResult(text="two\n", size=13, first_line=2, last_line=2, total_lines=3, next_line=3)
     assert part.text == "a.txt, lines 2-2 of 3 (go on with start_line: 3)\ntwo\n"
 
 
-def test_of_a_usual_file_nothing_is_said_but_its_text(scene: Scene, root: Path):
+def test_of_a_usual_file_nothing_is_said_but_its_text(scene: ToolContext, root: Path):
     (root / "a.txt").write_bytes(b"one\ntwo\n")
     assert json.loads(msgspec.json.encode(read(scene, "a.txt"))) == {"text": "one\ntwo\n", "total_lines": 2}
     (root / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n")
@@ -149,14 +149,14 @@ def test_a_text_takes_up_no_more_room_than_there_is_in_json_too(tmp_path: Path, 
     ],
 )
 def test_line_ends_are_told_and_lines_counted_as_other_tools_count(
-    scene: Scene, root: Path, raw: bytes, newline: str, total: int
+    scene: ToolContext, root: Path, raw: bytes, newline: str, total: int
 ):
     (root / "a").write_bytes(raw)
     found = read(scene, "a")
     assert (found.newline, found.total_lines, found.text) == (newline, total, raw.decode())
 
 
-def test_a_cut_pair_at_the_end_of_the_first_bytes_is_no_mixture(scene: Scene, root: Path):
+def test_a_cut_pair_at_the_end_of_the_first_bytes_is_no_mixture(scene: ToolContext, root: Path):
     (root / "a").write_bytes(b"x" + b"ab\r\n" * 20_000)
     assert (root / "a").read_bytes()[65_535:65_537] == b"\r\n"
     assert read(scene, "a").newline == "crlf"
@@ -165,14 +165,14 @@ def test_a_cut_pair_at_the_end_of_the_first_bytes_is_no_mixture(scene: Scene, ro
 
 
 @pytest.mark.parametrize("start", [2, 3, 99])
-def test_a_line_that_is_not_there_is_said_with_the_number_of_lines(scene: Scene, root: Path, start: int):
+def test_a_line_that_is_not_there_is_said_with_the_number_of_lines(scene: ToolContext, root: Path, start: int):
     (root / "a").write_text("only\n")
     with pytest.raises(WorkspaceError, match=f"no line {start}: the file has 1"):
         read(scene, "a", start_line=start)
 
 
 @pytest.mark.parametrize("encoding", [None, "binary"])
-def test_a_byte_that_is_not_there_is_said_with_the_size(scene: Scene, root: Path, encoding: str | None):
+def test_a_byte_that_is_not_there_is_said_with_the_size(scene: ToolContext, root: Path, encoding: str | None):
     (root / "a").write_text("four")
     for offset in (5, 2**70):
         with pytest.raises(WorkspaceError, match=f"no byte {offset}: the file has 4"):
@@ -193,7 +193,7 @@ def test_a_byte_that_is_not_there_is_said_with_the_size(scene: Scene, root: Path
     ],
 )
 def test_a_byte_order_mark_names_the_encoding_and_lives_through_edit_and_write(
-    scene: Scene, root: Path, raw: bytes, encoding: str, bom: bool
+    scene: ToolContext, root: Path, raw: bytes, encoding: str, bom: bool
 ):
     (root / "a").write_bytes(raw)
     found = read(scene, "a")
@@ -202,12 +202,12 @@ def test_a_byte_order_mark_names_the_encoding_and_lives_through_edit_and_write(
     assert (root / "a").read_bytes() == raw.replace("é".encode(encoding), "è".encode(encoding))
     write(scene, "a", "é\n")
     assert (root / "a").read_bytes() == raw
-    write(scene, "a", "é\n", mode=Mode.APPEND)
+    write(scene, "a", "é\n", mode=WriteMode.APPEND)
     assert (root / "a").read_bytes() == raw + "é\n".encode(encoding)
 
 
 @pytest.mark.parametrize("name", ["latin-1", "cp1252", "ISO-8859-15", "utf-16", "shift_jis", "utf-8-sig"])
-def test_other_encodings_are_read_written_and_edited_by_name(scene: Scene, root: Path, name: str):
+def test_other_encodings_are_read_written_and_edited_by_name(scene: ToolContext, root: Path, name: str):
     text = "カナ\n" if name == "shift_jis" else "grün\n"
     write(scene, "a", text, encoding=name)
     assert (root / "a").read_bytes().decode(name) == text
@@ -219,7 +219,7 @@ def test_other_encodings_are_read_written_and_edited_by_name(scene: Scene, root:
 @pytest.mark.parametrize(
     "name", ["rot13", "zlib", "hex", "idna", "punycode", "unicode_escape", "no-such", "a\0b", "../x"]
 )
-def test_what_is_no_encoding_of_texts_is_refused(scene: Scene, root: Path, name: str):
+def test_what_is_no_encoding_of_texts_is_refused(scene: ToolContext, root: Path, name: str):
     (root / "a").write_bytes(b"x")
     for do in (lambda: read(scene, "a", encoding=name), lambda: write(scene, "a", "y", encoding=name)):
         with pytest.raises(WorkspaceError, match="no encoding of texts"):
@@ -227,11 +227,11 @@ def test_what_is_no_encoding_of_texts_is_refused(scene: Scene, root: Path, name:
     assert (root / "a").read_bytes() == b"x"
 
 
-def test_single_bytes_that_are_no_utf8_are_told_and_live_through_an_edit(scene: Scene, root: Path):
+def test_single_bytes_that_are_no_utf8_are_told_and_live_through_an_edit(scene: ToolContext, root: Path):
     raw = b"a long line of text with one \xe9 in it\nand another line\n"
     (root / "a").write_bytes(raw)
-    done = read_file(scene, ReadFile(path="a"))
-    assert isinstance(done.data, FileText)
+    done = read_file(scene, ReadFileArguments(path="a"))
+    assert isinstance(done.data, ReadFileResult)
     assert done.data.note.startswith("1 byte is no UTF-8")
     assert done.data.text == raw.decode(errors="replace")
     assert "edit_file keeps such bytes" in done.text
@@ -252,7 +252,7 @@ def test_single_bytes_that_are_no_utf8_are_told_and_live_through_an_edit(scene: 
     ],
 )
 def test_a_binary_file_is_said_as_such_and_given_as_base64_when_asked_for(
-    scene: Scene, root: Path, raw: bytes, what: str
+    scene: ToolContext, root: Path, raw: bytes, what: str
 ):
     (root / "a").write_bytes(raw)
     told = read(scene, "a")
@@ -329,11 +329,11 @@ def test_what_is_written_is_read_again(tmp_path: Path, text: str, form: tuple[st
         found = read(scene, "a", encoding=encoding)
         assert ("\ufeff" if text.startswith("\ufeff") else "") + (found.text or "") == text
         assert found.bom == (mark != b"" or text.startswith("\ufeff"))
-        write(scene, "a", append, mode=Mode.APPEND, encoding=encoding)
+        write(scene, "a", append, mode=WriteMode.APPEND, encoding=encoding)
         assert (read(scene, "a", encoding=encoding).text or "") == text.removeprefix("\ufeff") + append
 
 
-def test_a_huge_file_is_read_in_part_without_being_read_whole(scene: Scene, root: Path):
+def test_a_huge_file_is_read_in_part_without_being_read_whole(scene: ToolContext, root: Path):
     with (root / "huge").open("wb") as file:
         file.write(b"a line of text\n" * 200_000)
         file.truncate(5 * 1024 * MB)
@@ -353,7 +353,7 @@ def test_a_huge_file_is_read_in_part_without_being_read_whole(scene: Scene, root
 
 
 @pytest.mark.req("FRG-10")
-def test_counting_through_a_huge_file_and_writing_end_when_time_is_up(scene: Scene, root: Path):
+def test_counting_through_a_huge_file_and_writing_end_when_time_is_up(scene: ToolContext, root: Path):
     (root / "a").write_text("line\n" * 10)
     late = dataclasses.replace(scene, deadline=time.monotonic() - 1)
     with pytest.raises(WorkspaceError, match="in time") as refused:
@@ -365,25 +365,25 @@ def test_counting_through_a_huge_file_and_writing_end_when_time_is_up(scene: Sce
     assert (root / "a").read_text() == "line\n" * 10
 
 
-def test_modes_of_writing(scene: Scene, root: Path):
+def test_modes_of_writing(scene: ToolContext, root: Path):
     made = write(scene, "new/folders/a.txt", "one\n")
-    assert made == FileWritten(path="new/folders/a.txt", created=True, written=4)
+    assert made == WriteFileResult(path="new/folders/a.txt", created=True, written=4)
     with pytest.raises(WorkspaceError, match="exists already"):
-        write(scene, "new/folders/a.txt", "two\n", mode=Mode.CREATE)
-    added = write(scene, "new/folders/a.txt", "two\n", mode=Mode.APPEND)
-    assert added == FileWritten(path="new/folders/a.txt", written=4, size=8)
+        write(scene, "new/folders/a.txt", "two\n", mode=WriteMode.CREATE)
+    added = write(scene, "new/folders/a.txt", "two\n", mode=WriteMode.APPEND)
+    assert added == WriteFileResult(path="new/folders/a.txt", written=4, size=8)
     assert (root / "new/folders/a.txt").read_text() == "one\ntwo\n"
     write(scene, "new/folders/a.txt", "three")
     assert (root / "new/folders/a.txt").read_text() == "three"
-    assert write(scene, "b.txt", "x", mode=Mode.CREATE).created
-    assert write(scene, "c.txt", "x", mode=Mode.APPEND).created
+    assert write(scene, "b.txt", "x", mode=WriteMode.CREATE).created
+    assert write(scene, "c.txt", "x", mode=WriteMode.APPEND).created
     with pytest.raises(WorkspaceError, match="no nowhere in the workspace"):
         write(scene, "nowhere/a.txt", "x", make_dirs=False)
     assert names(root) == {"new", "b.txt", "c.txt"}
     assert names(root / "new" / "folders") == {"a.txt"}
 
 
-def test_writing_and_editing_keep_the_mode_but_no_setuid(scene: Scene, root: Path):
+def test_writing_and_editing_keep_the_mode_but_no_setuid(scene: ToolContext, root: Path):
     for mode, afterwards in ((0o755, 0o755), (0o600, 0o600), (0o664, 0o664), (0o4755, 0o755)):
         (root / "a").write_text("one")
         (root / "a").chmod(mode)
@@ -394,7 +394,7 @@ def test_writing_and_editing_keep_the_mode_but_no_setuid(scene: Scene, root: Pat
         assert stat.S_IMODE((root / "a").stat().st_mode) == afterwards
 
 
-def test_a_read_only_file_is_not_replaced(scene: Scene, root: Path):
+def test_a_read_only_file_is_not_replaced(scene: ToolContext, root: Path):
     (root / "a").write_text("one")
     (root / "a").chmod(0o444)
     for change in (lambda: write(scene, "a", "two"), lambda: edit(scene, "a", "one", "two")):
@@ -415,7 +415,7 @@ def test_what_root_makes_belongs_to_the_folders_owner_and_what_it_changes_to_its
         write(scene, "new/deep/a.txt", "x")
         write(scene, "theirs", "two")
         edit(scene, "theirs", "two", "three")
-        os.close(own_dir(scene.folder, Spot((".toolcrib", "output"))))
+        os.close(open_own_folder(scene.folder, FolderPath((".toolcrib", "output"))))
     for name in ("new", "new/deep", "new/deep/a.txt", ".toolcrib", ".toolcrib/output"):
         there = (tmp_path / name).stat()
         assert (there.st_uid, there.st_gid) == (4321, 8765), name
@@ -423,11 +423,11 @@ def test_what_root_makes_belongs_to_the_folders_owner_and_what_it_changes_to_its
 
 
 @pytest.mark.req("FRG-9")
-def test_the_servers_own_folder_is_never_made_through_a_link(scene: Scene, root: Path):
+def test_the_servers_own_folder_is_never_made_through_a_link(scene: ToolContext, root: Path):
     (root / "src").mkdir()
     (root / ".toolcrib").symlink_to("src")
     with pytest.raises(WorkspaceError):
-        own_dir(scene.folder, Spot((".toolcrib", "output")))
+        open_own_folder(scene.folder, FolderPath((".toolcrib", "output")))
     assert names(root / "src") == set()
 
 
@@ -437,8 +437,8 @@ def test_quota_and_size_are_held_before_anything_is_written(tmp_path: Path):
     with scene_in(tmp_path, session_bytes=30, file_size=20) as scene:
         for path, content, given in (
             ("a", "x" * 21, {}),
-            ("a", "x" * 12, {"mode": Mode.APPEND}),
-            ("b", "x" * 21, {"mode": Mode.CREATE}),
+            ("a", "x" * 12, {"mode": WriteMode.APPEND}),
+            ("b", "x" * 21, {"mode": WriteMode.CREATE}),
         ):
             with pytest.raises(WorkspaceError, match="20 is the most"):
                 write(scene, path, content, **given)
@@ -465,7 +465,7 @@ def test_a_full_disk_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: P
         with scene_in(root) as scene:
             for change in (
                 lambda: write(scene, "a", "x" * 50_000),
-                lambda: write(scene, "a", "x" * 50_000, mode=Mode.APPEND),
+                lambda: write(scene, "a", "x" * 50_000, mode=WriteMode.APPEND),
                 lambda: write(scene, "b", "x" * 50_000),
                 lambda: edit(scene, "a", "was", "x" * 50_000),
             ):
@@ -481,7 +481,7 @@ def test_a_full_disk_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: P
 
 @pytest.mark.parametrize("broken", ["fsync", "rename", "write"])
 def test_whatever_fails_on_the_way_the_file_is_as_it_was(
-    scene: Scene, root: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+    scene: ToolContext, root: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ):
     (root / "a").write_text("as it was")
 
@@ -497,7 +497,7 @@ def test_whatever_fails_on_the_way_the_file_is_as_it_was(
 
 
 def test_the_new_file_is_on_the_disk_before_it_takes_the_name_and_the_folder_after(
-    scene: Scene, root: Path, monkeypatch: pytest.MonkeyPatch
+    scene: ToolContext, root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (root / "a").write_text("old")
     steps: list[str] = []
@@ -520,7 +520,7 @@ def test_the_new_file_is_on_the_disk_before_it_takes_the_name_and_the_folder_aft
 
 @pytest.mark.parametrize("how", ["edit", "append", "append to nothing"])
 def test_a_change_of_somebody_else_meanwhile_is_not_lost(
-    scene: Scene, root: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    scene: ToolContext, root: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ):
     if how != "append to nothing":
         (root / "a").write_text("one two")
@@ -535,17 +535,17 @@ def test_a_change_of_somebody_else_meanwhile_is_not_lost(
         if how == "edit":
             edit(scene, "a", "one", "1")
         else:
-            write(scene, "a", "three", mode=Mode.APPEND)
+            write(scene, "a", "three", mode=WriteMode.APPEND)
     assert (root / "a").read_text() == "theirs!"
     assert names(root) == {"a"}
 
 
-def test_changes_at_the_same_time_all_arrive(scene: Scene, root: Path):
+def test_changes_at_the_same_time_all_arrive(scene: ToolContext, root: Path):
     (root / "log").write_text("")
     (root / "code").write_text("".join(f"<{number}>\n" for number in range(40)))
 
     def change(number: int) -> None:
-        write(scene, "log", f"{number}\n", mode=Mode.APPEND)
+        write(scene, "log", f"{number}\n", mode=WriteMode.APPEND)
         edit(scene, "code", f"<{number}>", f"[{number}]")
 
     with ThreadPoolExecutor(8) as pool:
@@ -554,7 +554,7 @@ def test_changes_at_the_same_time_all_arrive(scene: Scene, root: Path):
     assert (root / "code").read_text() == "".join(f"[{number}]\n" for number in range(40))
 
 
-def test_of_two_that_create_a_file_only_one_does(scene: Scene, root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_of_two_that_create_a_file_only_one_does(scene: ToolContext, root: Path, monkeypatch: pytest.MonkeyPatch):
     fsync = os.fsync
 
     def meanwhile(descriptor: int) -> None:
@@ -563,15 +563,15 @@ def test_of_two_that_create_a_file_only_one_does(scene: Scene, root: Path, monke
 
     monkeypatch.setattr(os, "fsync", meanwhile)
     with pytest.raises(WorkspaceError, match="exists already"):
-        write(scene, "a", "mine", mode=Mode.CREATE)
+        write(scene, "a", "mine", mode=WriteMode.CREATE)
     assert (root / "a").read_text() == "theirs"
     assert names(root) == {"a"}
 
 
-def test_an_edit_tells_matches_lines_and_a_diff(scene: Scene, root: Path):
+def test_an_edit_tells_matches_lines_and_a_diff(scene: ToolContext, root: Path):
     (root / "a.py").write_text("".join(f"line {number}\n" for number in range(1, 21)))
-    done = edit_file(scene, EditFile(path="a.py", old="line 10\n", new="line ten\nand a half\n"))
-    assert done.data == FileEdited(
+    done = edit_file(scene, EditFileArguments(path="a.py", old="line 10\n", new="line ten\nand a half\n"))
+    assert done.data == EditFileResult(
         path="a.py",
         matches=1,
         diff="@@ -8,5 +8,6 @@\n line 8\n line 9\n-line 10\n+line ten\n+and a half\n line 11\n line 12\n",
@@ -579,7 +579,7 @@ def test_an_edit_tells_matches_lines_and_a_diff(scene: Scene, root: Path):
     assert done.text.startswith("Edited a.py in 1 place.\n@@")
 
 
-def test_an_edit_that_is_not_unique_is_refused_with_the_lines_unless_that_was_meant(scene: Scene, root: Path):
+def test_an_edit_that_is_not_unique_is_refused_with_the_lines_unless_that_was_meant(scene: ToolContext, root: Path):
     (root / "a").write_text("x = 1\ny = 2\nx = 1\n")
     for chosen in ({}, {"expected": 3}, {"expected": 1, "all": True}):
         with pytest.raises(WorkspaceError, match=r"found 2 times \(lines 1, 3\)") as refused:
@@ -600,7 +600,7 @@ def test_an_edit_that_is_not_unique_is_refused_with_the_lines_unless_that_was_me
         ("something else altogether", "Read the file"),
     ],
 )
-def test_an_edit_that_matches_nothing_tells_the_nearest_lines(scene: Scene, root: Path, old: str, told: str):
+def test_an_edit_that_matches_nothing_tells_the_nearest_lines(scene: ToolContext, root: Path, old: str, told: str):
     (root / "a").write_text("import sys\ndef main(argv):\n    return 0\n")
     with pytest.raises(WorkspaceError, match="not found in the file") as refused:
         edit(scene, "a", old, "x")
@@ -608,15 +608,15 @@ def test_an_edit_that_matches_nothing_tells_the_nearest_lines(scene: Scene, root
 
 
 @pytest.mark.parametrize(("old", "new"), [("", "x"), ("one", "one")])
-def test_an_edit_that_says_nothing_is_refused(scene: Scene, root: Path, old: str, new: str):
+def test_an_edit_that_says_nothing_is_refused(scene: ToolContext, root: Path, old: str, new: str):
     (root / "a").write_text("one")
     with pytest.raises(WorkspaceError, match=r"is empty|are the same"):
         edit(scene, "a", old, new)
 
 
-def test_several_edits_are_made_in_order_all_or_none(scene: Scene, root: Path):
+def test_several_edits_are_made_in_order_all_or_none(scene: ToolContext, root: Path):
     (root / "a").write_text("one two three")
-    more = (Edit(old="1 two", new="1 2"), Edit(old="not there", new="x"))
+    more = (TextEdit(old="1 two", new="1 2"), TextEdit(old="not there", new="x"))
     with pytest.raises(WorkspaceError, match="not found"):
         edit(scene, "a", "one", "1", more=more)
     assert (root / "a").read_text() == "one two three"
@@ -638,7 +638,7 @@ def test_several_edits_are_made_in_order_all_or_none(scene: Scene, root: Path):
     ],
 )
 def test_line_ends_of_the_file_stay_what_they_are(
-    scene: Scene, root: Path, before: bytes, old: str, new: str, after: bytes
+    scene: ToolContext, root: Path, before: bytes, old: str, new: str, after: bytes
 ):
     (root / "a").write_bytes(before)
     edit(scene, "a", old, new)
@@ -672,10 +672,10 @@ def test_an_edit_is_an_exact_replacement_whatever_mark_and_line_ends(
 @given(st.text("ab\n"), st.text("ab\n", min_size=1, max_size=2), texts)
 def test_a_replacement_in_a_text_is_what_str_replace_does(text: str, old: str, new: str):
     assume(old in text and old != new)
-    assert replace(text, Edit(old=old, new=new, all=True)).text == text.replace(old, new)
+    assert apply_edit(text, TextEdit(old=old, new=new, all=True)).text == text.replace(old, new)
 
 
-def test_the_diff_of_a_large_change_is_bounded_and_quick(scene: Scene, root: Path):
+def test_the_diff_of_a_large_change_is_bounded_and_quick(scene: ToolContext, root: Path):
     (root / "a").write_text("x = 1\n" * 200_000)
     begins = time.process_time()
     done = edit(scene, "a", "x", "y", all=True)
@@ -686,14 +686,14 @@ def test_the_diff_of_a_large_change_is_bounded_and_quick(scene: Scene, root: Pat
     assert len(edit(scene, "b", "x" * MB, "y").diff) < 5000
 
 
-def test_stat_tells_kind_size_mode_time_and_what_may_be_written(scene: Scene, root: Path):
+def test_stat_tells_kind_size_mode_time_and_what_may_be_written(scene: ToolContext, root: Path):
     (root / ".git").mkdir()
     (root / "a").write_text("four")
     (root / "a").chmod(0o640)
     os.utime(root / "a", (0, 1_700_000_000))
     (root / "link").symlink_to("a")
     os.link(root / "a", root / "twin")
-    assert status(scene, "a") == FileStatus(
+    assert status(scene, "a") == StatFileResult(
         kind="file", size=4, mode="0640", modified="2023-11-14T22:13:20+00:00", writable=False,
         why_not="it has 2 names (hard links), of which others may lie outside",
     )  # fmt: skip
@@ -706,7 +706,9 @@ def test_stat_tells_kind_size_mode_time_and_what_may_be_written(scene: Scene, ro
         assert status(reading, "a").why_not == "the workspace is read-only"
 
 
-def test_a_time_beyond_all_calendars_is_told_all_the_same(scene: Scene, root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_time_beyond_all_calendars_is_told_all_the_same(
+    scene: ToolContext, root: Path, monkeypatch: pytest.MonkeyPatch
+):
     (root / "a").touch()
     real = os.fstat
     far: Callable[[int], os.stat_result] = lambda fd: os.stat_result((*real(fd)[:7], 0, 2**50, 0))  # noqa: E731

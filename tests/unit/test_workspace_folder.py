@@ -22,35 +22,38 @@ from hypothesis import strategies as st
 from parts.report import not_run
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined import beneath
-from toolcrib.workspace.confined.beneath import reach
-from toolcrib.workspace.confined.folder import Folder, Spot, check_root
-from toolcrib.workspace.confined.openat2 import openat2
-from toolcrib.workspace.files.files import (
-    EditFile,
-    Mode,
-    ReadFile,
-    WriteFile,
+from toolcrib.workspace import confined_open
+from toolcrib.workspace.confined_open import open_beneath, openat2
+from toolcrib.workspace.folder import Folder, FolderPath, check_root
+from toolcrib.workspace.tool import ToolContext, ToolResult
+from toolcrib.workspace.tools.files import (
+    EditFileArguments,
+    ReadFileArguments,
+    WriteFileArguments,
+    WriteMode,
     edit_file,
     read_file,
     write_file,
 )
-from toolcrib.workspace.files.status import StatFile, stat_file
-from toolcrib.workspace.tool import Done, Scene
+from toolcrib.workspace.tools.listing import StatFileArguments, stat_file
 
 pytestmark = pytest.mark.req("FRG-9")
 
 CANARY = "canary-of-the-outside"
 HIDDEN = ("*.pem", "secrets/")
 
-TOOLS: dict[str, Callable[[Scene, str], Done]] = {
-    "read": lambda scene, path: read_file(scene, ReadFile(path=path)),
-    "read-binary": lambda scene, path: read_file(scene, ReadFile(path=path, encoding="binary")),
-    "overwrite": lambda scene, path: write_file(scene, WriteFile(path=path, content="mine")),
-    "create": lambda scene, path: write_file(scene, WriteFile(path=path, content="mine", mode=Mode.CREATE)),
-    "append": lambda scene, path: write_file(scene, WriteFile(path=path, content="mine", mode=Mode.APPEND)),
-    "edit": lambda scene, path: edit_file(scene, EditFile(path=path, old="a", new="b", all=True)),
-    "stat": lambda scene, path: stat_file(scene, StatFile(path=path)),
+TOOLS: dict[str, Callable[[ToolContext, str], ToolResult]] = {
+    "read": lambda scene, path: read_file(scene, ReadFileArguments(path=path)),
+    "read-binary": lambda scene, path: read_file(scene, ReadFileArguments(path=path, encoding="binary")),
+    "overwrite": lambda scene, path: write_file(scene, WriteFileArguments(path=path, content="mine")),
+    "create": lambda scene, path: write_file(
+        scene, WriteFileArguments(path=path, content="mine", mode=WriteMode.CREATE)
+    ),
+    "append": lambda scene, path: write_file(
+        scene, WriteFileArguments(path=path, content="mine", mode=WriteMode.APPEND)
+    ),
+    "edit": lambda scene, path: edit_file(scene, EditFileArguments(path=path, old="a", new="b", all=True)),
+    "stat": lambda scene, path: stat_file(scene, StatFileArguments(path=path)),
 }
 WRITERS = ("overwrite", "create", "append", "edit")
 
@@ -140,7 +143,7 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """By openat2, and as a kernel without it would have it."""
     if request.param == "walk":
-        monkeypatch.setattr(beneath, "openat2", failing(errno.ENOSYS))
+        monkeypatch.setattr(confined_open, "openat2", failing(errno.ENOSYS))
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +167,7 @@ def failing(number: int) -> Callable[..., int]:
     return openat2
 
 
-def answer(do: Callable[[Scene, str], Done], scene: Scene, path: str) -> tuple[str, bool]:
+def answer(do: Callable[[ToolContext, str], ToolResult], scene: ToolContext, path: str) -> tuple[str, bool]:
     """All that a model gets to see, and whether it was refused."""
     try:
         done = do(scene, path)
@@ -363,7 +366,7 @@ def test_a_name_that_is_not_for_tools_stays_so_when_it_is_a_link_to_something_el
 def test_the_way_down_itself_never_leads_out_whoever_judges_it_afterwards(yard: Yard, path: str):
     before = yard.seen()
     with contextlib.closing(Folder(yard.root)) as folder, pytest.raises(OSError, match=r"leads out|Too many levels"):
-        os.close(reach(folder.fd, path.split("/")))
+        os.close(open_beneath(folder.fd, path.split("/")))
     assert yard.seen() == before
 
 
@@ -420,8 +423,8 @@ def test_links_that_stay_inside_work_for_reading_and_writing(yard: Yard):
         (yard.root / name).symlink_to(target)
     with scene_in(yard.root) as scene:
         for number, path in enumerate(("near", "there/back", "top-down", "dir/main.py", "dir/../there/back")):
-            write_file(scene, WriteFile(path=path, content=f"written {number}\n"))
-            assert f"written {number}" in read_file(scene, ReadFile(path=path)).text
+            write_file(scene, WriteFileArguments(path=path, content=f"written {number}\n"))
+            assert f"written {number}" in read_file(scene, ReadFileArguments(path=path)).text
             assert (yard.root / "src" / "main.py").read_text() == f"written {number}\n"
         assert (yard.root / "near").is_symlink()
         assert '"target":"src/main.py"' in answer(TOOLS["stat"], scene, "there/back")[0]
@@ -438,7 +441,7 @@ def test_an_absolute_path_may_name_the_root_as_it_is_or_as_it_was_given(tmp_path
             f"{tmp_path}/real/src/a.py",
             f"{tmp_path}/given/src/a.py",
         ):
-            assert folder.spot(path) == Spot(("src", "a.py"))
+            assert folder.spot(path) == FolderPath(("src", "a.py"))
         assert str(folder.spot("")) == str(folder.spot(f"{tmp_path}/given")) == "."
 
 
@@ -459,7 +462,7 @@ def test_a_name_that_is_no_utf8_is_found_by_its_bytes_and_shown_with_a_mark(yard
     name = os.fsdecode(b"caf\xe9.txt")
     (yard.root / name).write_text("coffee")
     with contextlib.closing(Folder(yard.root)) as folder:
-        spot = Spot((name,))
+        spot = FolderPath((name,))
         descriptor = folder.open_file(spot)
         assert os.read(descriptor, 10) == b"coffee"
         assert folder.lies_at(descriptor) == spot
@@ -477,9 +480,9 @@ def test_where_the_kernel_keeps_asking_to_try_again_the_walk_takes_over(yard: Ya
         tries.append(1)
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(beneath, "openat2", again)
+    monkeypatch.setattr(confined_open, "openat2", again)
     with scene_in(yard.root) as scene:
-        assert "a = 1" in read_file(scene, ReadFile(path="src/main.py")).text
+        assert "a = 1" in read_file(scene, ReadFileArguments(path="src/main.py")).text
         assert 1 < len(tries) < 100
 
 
@@ -507,7 +510,7 @@ def test_a_folder_knows_whether_its_path_still_leads_to_it_and_works_where_it_we
         assert folder.status(folder.spot("src/main.py")).st_size == 6
     assert folder.fd == -1
     with pytest.raises(WorkspaceError):
-        folder.open_file(Spot(("src", "main.py")))
+        folder.open_file(FolderPath(("src", "main.py")))
 
 
 @pytest.mark.parametrize("tool", WRITERS)

@@ -13,9 +13,9 @@ import hypothesis.strategies as some
 import pytest
 from hypothesis import given
 
-from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.sandbox import git
-from toolcrib.workspace.sandbox.gitlinks import NotAnIndex, TooMuch, gitlinks
+from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.sandbox import git_protection
+from toolcrib.workspace.sandbox.survey import IndexTooLarge, NotAnIndex, submodule_links
 
 pytestmark = pytest.mark.req("FRG-9")
 
@@ -46,7 +46,7 @@ def repository(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def test_what_git_writes_is_read(repository: Path) -> None:
-    found = gitlinks((repository / ".git/index").read_bytes())
+    found = submodule_links((repository / ".git/index").read_bytes())
     assert sorted(found) == sorted(name.encode() for name in ("sub", "deep/er/sub", "ö sub", "y" * 130))
 
 
@@ -54,15 +54,15 @@ def test_a_split_index_is_read_too(repository: Path) -> None:
     run(repository, "update-index", "--split-index")
     run(repository, "update-index", "--add", "--cacheinfo", f"160000,{COMMIT},later-sub")
     folder = Folder(repository)
-    assert {("sub",), ("deep", "er", "sub"), ("later-sub",)} <= set(git.submodules(folder))
+    assert {("sub",), ("deep", "er", "sub"), ("later-sub",)} <= set(git_protection.submodule_paths(folder))
     folder.close()
 
 
 def test_without_a_repository_there_are_none(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    assert git.submodules(folder) == []
+    assert git_protection.submodule_paths(folder) == []
     (tmp_path / ".git").write_text("gitdir: elsewhere\n")
-    assert git.submodules(folder) == []
+    assert git_protection.submodule_paths(folder) == []
     folder.close()
 
 
@@ -71,7 +71,7 @@ def test_paths_that_lead_out_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git/index").write_bytes(struct.pack(">4sII", b"DIRC", 2, 5) + entries)
     folder = Folder(tmp_path)
-    assert git.submodules(folder) == [("fine",)]
+    assert git_protection.submodule_paths(folder) == [("fine",)]
     folder.close()
 
 
@@ -102,28 +102,28 @@ def test_an_index_made_to_take_memory_or_time_is_refused(
     data = struct.pack(">4sII", b"DIRC", version, count) + entries
     tracemalloc.start()
     with pytest.raises(NotAnIndex):
-        gitlinks(data)
+        submodule_links(data)
     assert tracemalloc.get_traced_memory()[1] < 4 * 1024 * 1024
     tracemalloc.stop()
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git/index").write_bytes(data)
     folder = Folder(tmp_path)
     with pytest.raises(NotAnIndex):
-        git.submodules(folder)
+        git_protection.submodule_paths(folder)
     folder.close()
 
 
 def test_an_index_that_takes_too_long_is_refused() -> None:
     data = struct.pack(">4sII", b"DIRC", 2, 3) + _entry(b"a") * 3
-    assert gitlinks(data, time.monotonic() + 60) == [b"a"] * 3
-    with pytest.raises(TooMuch, match="too long"):
-        gitlinks(data, time.monotonic() - 1)
+    assert submodule_links(data, time.monotonic() + 60) == [b"a"] * 3
+    with pytest.raises(IndexTooLarge, match="too long"):
+        submodule_links(data, time.monotonic() - 1)
 
 
 @given(data=some.binary(max_size=400))
 def test_whatever_it_is_reading_ends(data: bytes) -> None:
     for content in (data, b"DIRC" + data, struct.pack(">4sII", b"DIRC", 4, 3) + data):
         try:
-            assert isinstance(gitlinks(content), list)
+            assert isinstance(submodule_links(content), list)
         except NotAnIndex:
             continue

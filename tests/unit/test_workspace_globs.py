@@ -11,9 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.patterns import globs
-from toolcrib.workspace.patterns.globs import MOST_ALTERNATIVES, Globs, expression
-from toolcrib.workspace.patterns.ignores import MOST_BYTES, MOST_WEIGHT, Known, Rules, Verdict
+from toolcrib.workspace import globs
+from toolcrib.workspace.globs import (
+    MOST_ALTERNATIVES,
+    MOST_IGNORE_BYTES,
+    MOST_IGNORE_WEIGHT,
+    Globs,
+    IgnoreRules,
+    IgnoreRulesCache,
+    IgnoreVerdict,
+    glob_expression,
+)
 
 pytestmark = pytest.mark.req("FRG-1")
 
@@ -88,7 +96,7 @@ def test_no_glob_takes_long(pattern: str):
     path = ["a" * 200] * 20
     began = time.process_time()
     Globs([pattern]).matches(path)
-    Rules([pattern]).verdict("/".join(path), is_folder=False)
+    IgnoreRules([pattern]).verdict("/".join(path), is_folder=False)
     assert time.process_time() - began < 2.0
 
 
@@ -239,44 +247,47 @@ def test_globs_mean_what_a_plain_reading_of_them_means(pattern: tuple[object, ..
     ],
 )
 def test_rules_of_gitignore_decide_as_git_does(lines: list[str], ignored: list[str], kept: list[str]):
-    rules = Rules(lines)
+    rules = IgnoreRules(lines)
 
     def is_ignored(path: str) -> bool:
-        return rules.verdict(path.removesuffix("/"), is_folder=path.endswith("/")) is Verdict.IGNORED
+        return rules.verdict(path.removesuffix("/"), is_folder=path.endswith("/")) is IgnoreVerdict.IGNORED
 
     assert [path for path in ignored if not is_ignored(path)] == []
     assert [path for path in kept if is_ignored(path)] == []
 
 
 def test_a_gitignore_file_may_have_a_bom_and_lines_from_windows():
-    rules = Rules.of_file(b"\xef\xbb\xbf*.log\r\n!keep.log\r\n")
-    assert rules.verdict("a.log", is_folder=False) is Verdict.IGNORED
-    assert rules.verdict("keep.log", is_folder=False) is Verdict.KEPT
+    rules = IgnoreRules.of_file(b"\xef\xbb\xbf*.log\r\n!keep.log\r\n")
+    assert rules.verdict("a.log", is_folder=False) is IgnoreVerdict.IGNORED
+    assert rules.verdict("keep.log", is_folder=False) is IgnoreVerdict.KEPT
     assert rules.verdict("a.txt", is_folder=False) is None
 
 
 def test_a_gitignore_file_of_thousands_of_lines_decides_by_the_last_that_fits():
-    rules = Rules([*(f"name{n}" for n in range(1500)), "!name7", *(f"other{n}" for n in range(1500))])
-    assert rules.verdict("name8", is_folder=False) is Verdict.IGNORED
-    assert rules.verdict("name7", is_folder=False) is Verdict.KEPT
-    assert rules.verdict("other1499", is_folder=False) is Verdict.IGNORED
+    rules = IgnoreRules([*(f"name{n}" for n in range(1500)), "!name7", *(f"other{n}" for n in range(1500))])
+    assert rules.verdict("name8", is_folder=False) is IgnoreVerdict.IGNORED
+    assert rules.verdict("name7", is_folder=False) is IgnoreVerdict.KEPT
+    assert rules.verdict("other1499", is_folder=False) is IgnoreVerdict.IGNORED
 
 
 def test_a_gitignore_file_counts_up_to_a_weight_and_never_with_half_a_line():
     heavy = [f"{'*a' * 20}{n}" for n in range(5000)]
-    rules = Rules([*heavy, "last"])
-    assert 0 < rules.weight <= MOST_WEIGHT
+    rules = IgnoreRules([*heavy, "last"])
+    assert 0 < rules.weight <= MOST_IGNORE_WEIGHT
     assert not rules.is_whole
     assert rules.verdict("last", is_folder=False) is None
-    cut = Rules.of_file(b"#" * (MOST_BYTES - 4) + b"\nabcdef")
+    cut = IgnoreRules.of_file(b"#" * (MOST_IGNORE_BYTES - 4) + b"\nabcdef")
     assert not cut
     assert not cut.is_whole
-    assert Rules.of_file(b"#" * (MOST_BYTES - 4) + b"\nabc").verdict("abc", is_folder=False) is Verdict.IGNORED
+    assert (
+        IgnoreRules.of_file(b"#" * (MOST_IGNORE_BYTES - 4) + b"\nabc").verdict("abc", is_folder=False)
+        is IgnoreVerdict.IGNORED
+    )
 
 
 def test_rules_that_were_not_asked_for_lately_are_forgotten(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("toolcrib.workspace.patterns.ignores.MOST_KEPT", 3 * (2 + Rules(["a"]).weight))
-    known = Known()
+    monkeypatch.setattr("toolcrib.workspace.globs.MOST_KEPT_WEIGHT", 3 * (2 + IgnoreRules(["a"]).weight))
+    known = IgnoreRulesCache()
     first = known.of_file(b"a\n")
     for name in (b"b\n", b"c\n"):
         known.of_file(name)
@@ -291,7 +302,7 @@ def test_rules_that_were_not_asked_for_lately_are_forgotten(monkeypatch: pytest.
 def test_globs_are_bound_in_what_their_braces_stand_for(monkeypatch: pytest.MonkeyPatch):
     heavy = "{a,b}" * 8 + "x" * 900
     written: list[str] = []
-    monkeypatch.setattr(globs, "expression", lambda pattern: written.append(pattern) or expression(pattern))
+    monkeypatch.setattr(globs, "glob_expression", lambda pattern: written.append(pattern) or glob_expression(pattern))
     assert Globs([heavy]).matches(["a" * 8 + "x" * 900])
     of_one = len(written)
     with pytest.raises(WorkspaceError, match="too large together"):

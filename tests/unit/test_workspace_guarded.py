@@ -12,10 +12,18 @@ import pytest
 
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.files.files import EditFile, Mode, ReadFile, WriteFile, edit_file, read_file, write_file
-from toolcrib.workspace.files.status import FileStatus, StatFile, stat_file
 from toolcrib.workspace.settings.model import GUARDED
-from toolcrib.workspace.tool import Scene
+from toolcrib.workspace.tool import ToolContext
+from toolcrib.workspace.tools.files import (
+    EditFileArguments,
+    ReadFileArguments,
+    WriteFileArguments,
+    WriteMode,
+    edit_file,
+    read_file,
+    write_file,
+)
+from toolcrib.workspace.tools.listing import StatFileArguments, StatFileResult, stat_file
 
 pytestmark = pytest.mark.req("FRG-9")
 
@@ -23,19 +31,19 @@ REF, HASH = "ref: refs/heads/main\n", "0123456789abcdef0123456789abcdef01234567\
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path: Path) -> Iterator[ToolContext]:
     (tmp_path / "root" / "sub").mkdir(parents=True)
     with scene_in(tmp_path / "root") as scene:
         yield scene
 
 
 @pytest.fixture
-def root(scene: Scene) -> Path:
+def root(scene: ToolContext) -> Path:
     return scene.folder.root
 
 
-def write(scene: Scene, path: str, content: str, mode: Mode = Mode.OVERWRITE) -> None:
-    write_file(scene, WriteFile(path=path, content=content, mode=mode))
+def write(scene: ToolContext, path: str, content: str, mode: WriteMode = WriteMode.OVERWRITE) -> None:
+    write_file(scene, WriteFileArguments(path=path, content=content, mode=mode))
 
 
 def is_repository(place: Path) -> bool:
@@ -70,7 +78,7 @@ def test_written_by_somebody_else_these_files_are_a_repository_that_runs_a_progr
 
 
 @pytest.mark.parametrize("place", ["", "sub/"])
-def test_in_no_order_of_writing_does_a_folder_become_a_repository(scene: Scene, root: Path, place: str) -> None:
+def test_in_no_order_of_writing_does_a_folder_become_a_repository(scene: ToolContext, root: Path, place: str) -> None:
     for number, order in enumerate(itertools.permutations(PARTS)):
         for name in order:
             content = contents(root)[name]
@@ -88,36 +96,36 @@ def test_in_no_order_of_writing_does_a_folder_become_a_repository(scene: Scene, 
 
 @pytest.mark.parametrize("content", [REF, "ref:refs/x", "ref: \t refs/heads/x", HASH, HASH.upper(), HASH * 3])
 @pytest.mark.parametrize("name", ["HEAD", "head", "HeAd", "HEAD.", "HEAD::$DATA"])
-def test_no_spelling_of_a_head_is_written(scene: Scene, root: Path, name: str, content: str) -> None:
+def test_no_spelling_of_a_head_is_written(scene: ToolContext, root: Path, name: str, content: str) -> None:
     with pytest.raises(WorkspaceError, match="for a repository"):
         write(scene, name, content)
     assert not (root / name).exists()
 
 
-def test_nor_is_one_written_piece_by_piece_or_through_a_link(scene: Scene, root: Path) -> None:
+def test_nor_is_one_written_piece_by_piece_or_through_a_link(scene: ToolContext, root: Path) -> None:
     write(scene, "HEAD", "ref: re")
     (root / "way").symlink_to("HEAD")
     for attempt in (
-        lambda: write(scene, "HEAD", "fs/heads/x", Mode.APPEND),
+        lambda: write(scene, "HEAD", "fs/heads/x", WriteMode.APPEND),
         lambda: write(scene, "way", REF),
-        lambda: edit_file(scene, EditFile(path="HEAD", old="ref: re", new=REF)),
+        lambda: edit_file(scene, EditFileArguments(path="HEAD", old="ref: re", new=REF)),
     ):
         with pytest.raises(WorkspaceError):
             attempt()
     assert (root / "HEAD").read_text() == "ref: re"
 
 
-def test_ordinary_files_of_these_names_are_written(scene: Scene, root: Path) -> None:
+def test_ordinary_files_of_these_names_are_written(scene: ToolContext, root: Path) -> None:
     for name in ("config", "refs/config", "objects/refs", "hooks/x", "commondir", "HEAD", "src/head", "info"):
         write(scene, name, "ordinary\n")
         assert (root / name).read_text() == "ordinary\n"
-    edit_file(scene, EditFile(path="HEAD", old="ordinary", new="ref to something else"))
+    edit_file(scene, EditFileArguments(path="HEAD", old="ordinary", new="ref to something else"))
 
 
 @pytest.mark.parametrize("as_link", [False, True], ids=["file", "link"])
 @pytest.mark.parametrize("name", ["objects/x", "refs/x", "commondir", "config", "Config", "hooks/pre-commit"])
 def test_what_has_a_head_already_becomes_no_repository_and_no_other_one(
-    scene: Scene, root: Path, name: str, as_link: bool
+    scene: ToolContext, root: Path, name: str, as_link: bool
 ) -> None:
     head = root / "sub" / "HEAD"
     head.symlink_to("refs/heads/x") if as_link else head.write_text(REF)
@@ -135,7 +143,7 @@ def test_a_person_can_allow_repositories(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", GUARDED)
-def test_what_other_programs_obey_is_read_and_not_written(scene: Scene, root: Path, pattern: str) -> None:
+def test_what_other_programs_obey_is_read_and_not_written(scene: ToolContext, root: Path, pattern: str) -> None:
     name = pattern.replace("*", "a")
     (root / "sub" / name).write_text("as it was\n")
     for path in (f"{name}/new", name.upper(), f"sub/{name}", f"sub/{name}.", f"new/{name}/deep/x"):
@@ -143,15 +151,15 @@ def test_what_other_programs_obey_is_read_and_not_written(scene: Scene, root: Pa
             write(scene, path, "x")
         assert f'guarded: {{"{pattern}": off}}' in str(refused.value), path
     with pytest.raises(WorkspaceError):
-        edit_file(scene, EditFile(path=f"sub/{name}", old="as", new="so"))
+        edit_file(scene, EditFileArguments(path=f"sub/{name}", old="as", new="so"))
     assert [path.name for path in root.rglob("*")] == ["sub", name]
-    assert "as it was" in read_file(scene, ReadFile(path=f"sub/{name}")).text
-    told = stat_file(scene, StatFile(path=f"sub/{name}")).data
-    assert isinstance(told, FileStatus)
+    assert "as it was" in read_file(scene, ReadFileArguments(path=f"sub/{name}")).text
+    told = stat_file(scene, StatFileArguments(path=f"sub/{name}")).data
+    assert isinstance(told, StatFileResult)
     assert "guarded" in told.why_not
 
 
-def test_no_link_leads_to_what_is_guarded(scene: Scene, root: Path) -> None:
+def test_no_link_leads_to_what_is_guarded(scene: ToolContext, root: Path) -> None:
     (root / ".vscode").mkdir()
     (root / "way").symlink_to(".vscode")
     with pytest.raises(WorkspaceError, match=r"\.vscode"):
@@ -159,7 +167,7 @@ def test_no_link_leads_to_what_is_guarded(scene: Scene, root: Path) -> None:
     assert not list((root / ".vscode").iterdir())
 
 
-def test_what_is_near_by_name_is_written(scene: Scene, root: Path) -> None:
+def test_what_is_near_by_name_is_written(scene: ToolContext, root: Path) -> None:
     for name in (".vscodes", "vscode/x", ".env", "AGENTS.md", "CLAUDE.md", "code-workspace", ".github/x.yml"):
         write(scene, name, "x")
         assert (root / name).read_text() == "x"

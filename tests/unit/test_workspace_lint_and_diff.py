@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.running import git
-from toolcrib.workspace.running.diff import readable
-from toolcrib.workspace.running.git import Change, FileStat
-from toolcrib.workspace.running.interpreter import Found, Interpreter
-from toolcrib.workspace.running.linters import LINTERS, NotRead, Used, read_findings, used_in
+from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.tools import project_diff
+from toolcrib.workspace.tools.lint import LINTERS, ConfiguredLinters, LinterFailed, configured_linters, read_findings
+from toolcrib.workspace.tools.project_diff import GitChange, GitFileStat, diff_text
+from toolcrib.workspace.tools.runner import FoundPrograms, Interpreter
 
 pytestmark = pytest.mark.req("FRG-1")
 
@@ -30,30 +29,32 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 # Linters
 
 
-BOTH = Used(names=("ruff", "mypy"), mypy_knows_its_files=True)
+BOTH = ConfiguredLinters(names=("ruff", "mypy"), mypy_knows_its_files=True)
 
 
 @pytest.mark.parametrize(
     ("files", "used"),
     [
-        ({}, Used(names=("ruff",))),
-        ({"pyproject.toml": "[tool.ruff]"}, Used(names=("ruff",))),
-        ({"pyproject.toml": "[tool.mypy]\nstrict = true"}, Used(names=("mypy",))),
+        ({}, ConfiguredLinters(names=("ruff",))),
+        ({"pyproject.toml": "[tool.ruff]"}, ConfiguredLinters(names=("ruff",))),
+        ({"pyproject.toml": "[tool.mypy]\nstrict = true"}, ConfiguredLinters(names=("mypy",))),
         ({"pyproject.toml": '[tool.mypy]\nfiles = ["a"]\n[tool.ruff.lint]'}, BOTH),
-        ({"ruff.toml": ""}, Used(names=("ruff",))),
+        ({"ruff.toml": ""}, ConfiguredLinters(names=("ruff",))),
         ({".ruff.toml": "", "mypy.ini": "[mypy]\npackages = a"}, BOTH),
-        ({"setup.cfg": "[mypy]\n"}, Used(names=("mypy",))),
-        ({"setup.cfg": "[flake8]\n"}, Used(names=("ruff",))),
-        ({"pyproject.toml": "not = toml = at all"}, Used(names=("ruff",))),
-        ({"pyproject.toml": "tool = 3"}, Used(names=("ruff",))),
-        ({"pyproject.toml": "x = " + "[" * 100_000}, Used(names=("ruff",))),
-        ({"mypy.ini": "no section\n"}, Used(names=("ruff",))),
+        ({"setup.cfg": "[mypy]\n"}, ConfiguredLinters(names=("mypy",))),
+        ({"setup.cfg": "[flake8]\n"}, ConfiguredLinters(names=("ruff",))),
+        ({"pyproject.toml": "not = toml = at all"}, ConfiguredLinters(names=("ruff",))),
+        ({"pyproject.toml": "tool = 3"}, ConfiguredLinters(names=("ruff",))),
+        ({"pyproject.toml": "x = " + "[" * 100_000}, ConfiguredLinters(names=("ruff",))),
+        ({"mypy.ini": "no section\n"}, ConfiguredLinters(names=("ruff",))),
     ],
 )  # fmt: skip
-def test_the_projects_files_say_which_linters_it_uses(folder: Folder, files: dict[str, str], used: Used) -> None:
+def test_the_projects_files_say_which_linters_it_uses(
+    folder: Folder, files: dict[str, str], used: ConfiguredLinters
+) -> None:
     for name, text in files.items():
         (folder.root / name).write_text(text)
-    assert used_in(folder) == used
+    assert configured_linters(folder) == used
 
 
 @pytest.mark.req("FRG-9")
@@ -63,7 +64,7 @@ def test_configuration_is_not_read_through_a_link_that_leads_out(
     outside = tmp_path_factory.mktemp("outside") / "pyproject.toml"
     outside.write_text("[tool.mypy]")
     (folder.root / "pyproject.toml").symlink_to(outside)
-    assert used_in(folder).names == ("ruff",)
+    assert configured_linters(folder).names == ("ruff",)
 
 
 RUFF = (
@@ -92,9 +93,9 @@ def test_findings_of_both_linters_have_one_form() -> None:
 def test_a_linter_that_failed_is_not_taken_for_clean() -> None:
     for name, linter in LINTERS.items():
         assert read_findings(linter, b"", 0, "/p") == [], name
-        with pytest.raises(NotRead):
+        with pytest.raises(LinterFailed):
             read_findings(linter, b"usage: --output\n", 2, "/p")
-        with pytest.raises(NotRead):
+        with pytest.raises(LinterFailed):
             read_findings(linter, b"", 1, "/p")
 
 
@@ -105,13 +106,18 @@ def test_hostile_findings_are_passed_over(printed_by: bytes) -> None:
 
 
 def test_linters_get_paths_that_are_no_options() -> None:
-    found = Found(pythons=(Interpreter(path="p", version="3", modules=frozenset({"mypy"})),), programs=frozenset())
+    found = FoundPrograms(
+        pythons=(Interpreter(path="p", version="3", modules=frozenset({"mypy"})),), programs=frozenset()
+    )
     for linter in LINTERS.values():
-        said = linter.words(("p", "-m", "x"), Used(names=()), found, ("./-a", "./b"))
+        said = linter.words(("p", "-m", "x"), ConfiguredLinters(names=()), found, ("./-a", "./b"))
         assert said[-3:] == ("--", "./-a", "./b")
     mypy = LINTERS["mypy"].words
-    assert mypy(("p", "-m", "mypy"), Used(names=(), mypy_knows_its_files=True), found, ())[-1] == "--no-error-summary"
-    assert "--python-executable=p" in mypy(("mypy",), Used(names=()), found, ())
+    assert (
+        mypy(("p", "-m", "mypy"), ConfiguredLinters(names=(), mypy_knows_its_files=True), found, ())[-1]
+        == "--no-error-summary"
+    )
+    assert "--python-executable=p" in mypy(("mypy",), ConfiguredLinters(names=()), found, ())
 
 
 # git
@@ -121,7 +127,7 @@ def test_linters_get_paths_that_are_no_options() -> None:
     "base", ["main", "HEAD~3", "v1.2", "feature/a-b_c+d#1", "@{upstream}", "HEAD@{1}", "abc123^2", "größe"]
 )
 def test_revisions_are_known(base: str) -> None:
-    assert git.check_revision(base) == base
+    assert project_diff.check_revision(base) == base
 
 
 @pytest.mark.parametrize(
@@ -133,13 +139,13 @@ def test_revisions_are_known(base: str) -> None:
 )  # fmt: skip
 def test_what_is_no_single_revision_does_not_reach_git(base: str) -> None:
     with pytest.raises(WorkspaceError):
-        git.check_revision(base)
+        project_diff.check_revision(base)
 
 
 @given(st.text(max_size=20))
 def test_a_revision_is_never_an_option_or_two_words(base: str) -> None:
     try:
-        good = git.check_revision(base)
+        good = project_diff.check_revision(base)
     except WorkspaceError:
         return
     assert not good.startswith("-")
@@ -158,38 +164,38 @@ STATUS = (
 
 
 def test_git_status_is_read() -> None:
-    status = git.read_status(STATUS)
+    status = project_diff.read_status(STATUS)
     assert (status.branch, status.has_commits) == ("main", True)
     assert status.changes == (
-        Change(path="a b.py", staged="modified"),
-        Change(path="new name.py", staged="renamed", was="old name.py"),
-        Change(path="gone.py", unstaged="deleted"),
-        Change(path="fight.py", unstaged="conflict"),
+        GitChange(path="a b.py", staged="modified"),
+        GitChange(path="new name.py", staged="renamed", was="old name.py"),
+        GitChange(path="gone.py", unstaged="deleted"),
+        GitChange(path="fight.py", unstaged="conflict"),
     )
     assert status.untracked == ("new\n line.txt", "dir/")
-    assert not git.read_status(b"# branch.oid (initial)\0# branch.head main\0").has_commits
+    assert not project_diff.read_status(b"# branch.oid (initial)\0# branch.head main\0").has_commits
 
 
 def test_git_numbers_are_read() -> None:
     raw = b"1\t2\ta\tb.py\0" + b"-\t-\tx.png\0" + b"3\t0\t\0old\0new\0" + b"junk\0" + b"9" * 40 + b"\t1\tbig\0"
-    assert git.read_numstat(raw) == (
-        FileStat(path="a\tb.py", added=1, deleted=2),
-        FileStat(path="x.png", added=0, deleted=0, binary=True),
-        FileStat(path="new", was="old", added=3, deleted=0),
-        FileStat(path="big", added=0, deleted=1),
+    assert project_diff.read_numstat(raw) == (
+        GitFileStat(path="a\tb.py", added=1, deleted=2),
+        GitFileStat(path="x.png", added=0, deleted=0, binary=True),
+        GitFileStat(path="new", was="old", added=3, deleted=0),
+        GitFileStat(path="big", added=0, deleted=1),
     )
 
 
 @given(st.binary(), st.booleans())
 def test_hostile_listings_of_git_are_passed_over(raw: bytes, after_good: bool) -> None:
-    status = git.read_status(STATUS + raw if after_good else raw)
+    status = project_diff.read_status(STATUS + raw if after_good else raw)
     assert len(status.changes) >= (4 if after_good else 0)
-    for file in git.read_numstat(raw):
+    for file in project_diff.read_numstat(raw):
         assert file.added >= 0 and file.path
 
 
 def test_a_diff_is_text_that_shows_what_is_there() -> None:
-    assert readable(b"+a\r\n-\x1b[31mb\0\n+caf\xc3\xa9\xff\t.\n") == "+a\n-\ufffd[31mb\ufffd\n+café\ufffd\t.\n"
+    assert diff_text(b"+a\r\n-\x1b[31mb\0\n+caf\xc3\xa9\xff\t.\n") == "+a\n-\ufffd[31mb\ufffd\n+café\ufffd\t.\n"
 
 
 def test_without_a_repository_the_error_says_what_is_there_instead(tmp_path: Path) -> None:
@@ -197,16 +203,16 @@ def test_without_a_repository_the_error_says_what_is_there_instead(tmp_path: Pat
     folder = Folder(tmp_path / "up" / "sub")
     try:
         with pytest.raises(WorkspaceError, match="not a git repository"):
-            git.check_repository(folder)
+            project_diff.check_repository(folder)
         (tmp_path / "up" / ".git").mkdir()
         with pytest.raises(WorkspaceError, match="begins above it") as caught:
-            git.check_repository(folder)
+            project_diff.check_repository(folder)
         assert f"--root {tmp_path / 'up'}" in caught.value.remedy
         (folder.root / ".git").write_text("gitdir: /somewhere/else/.git/worktrees/sub\n")
-        git.check_repository(folder)
-        assert "/somewhere/else" in str(git.why_not(folder, "fatal: not a git repository"))
+        project_diff.check_repository(folder)
+        assert "/somewhere/else" in str(project_diff.git_failure(folder, "fatal: not a git repository"))
         (folder.root / ".git").write_bytes(b"gitdir: ../\0\xff\x1b[31m" + b"x" * 10_000)
-        said = str(git.why_not(folder, "fatal"))
+        said = str(project_diff.git_failure(folder, "fatal"))
         assert "\x1b" not in said
         assert len(said) < 1000
     finally:

@@ -19,10 +19,22 @@ import pytest
 
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.looking.look import DirListed, FilesFound, FindFiles, ListDir, Sort, find_files, list_dir
-from toolcrib.workspace.looking.search import SearchText, search_text
-from toolcrib.workspace.looking.structure import ProjectStructure, Structure, project_structure
-from toolcrib.workspace.tool import Done, Scene
+from toolcrib.workspace.tool import ToolContext, ToolResult
+from toolcrib.workspace.tools.listing import (
+    FileOrder,
+    FindFilesArguments,
+    FindFilesResult,
+    ListDirArguments,
+    ListDirResult,
+    find_files,
+    list_dir,
+)
+from toolcrib.workspace.tools.project_structure import (
+    ProjectStructureArguments,
+    ProjectStructureResult,
+    project_structure,
+)
+from toolcrib.workspace.tools.search_text import SearchTextArguments, search_text
 
 pytestmark = pytest.mark.req("FRG-1")
 
@@ -42,21 +54,21 @@ def lay(root: Path, *names: str) -> None:
         path.write_text("x" * len(name))
 
 
-def listed(scene: Scene, **given: Any) -> DirListed:
-    data = list_dir(scene, ListDir(**given)).data
-    assert isinstance(data, DirListed)
+def listed(scene: ToolContext, **given: Any) -> ListDirResult:
+    data = list_dir(scene, ListDirArguments(**given)).data
+    assert isinstance(data, ListDirResult)
     return data
 
 
-def found(scene: Scene, **given: Any) -> FilesFound:
-    data = find_files(scene, FindFiles(**given)).data
-    assert isinstance(data, FilesFound)
+def found(scene: ToolContext, **given: Any) -> FindFilesResult:
+    data = find_files(scene, FindFilesArguments(**given)).data
+    assert isinstance(data, FindFilesResult)
     return data
 
 
-def structure(scene: Scene, **given: Any) -> Structure:
-    data = project_structure(scene, ProjectStructure(**given)).data
-    assert isinstance(data, Structure)
+def structure(scene: ToolContext, **given: Any) -> ProjectStructureResult:
+    data = project_structure(scene, ProjectStructureArguments(**given)).data
+    assert isinstance(data, ProjectStructureResult)
     return data
 
 
@@ -64,7 +76,7 @@ def test_a_folder_is_listed_with_kinds_sizes_and_totals(root: Path):
     lay(root, "src/a.py", "readme.md", "src/deep/b.py")
     (root / "link").symlink_to("src")
     with scene_in(root) as scene:
-        done = list_dir(scene, ListDir())
+        done = list_dir(scene, ListDirArguments())
         assert done.text.splitlines() == [".: 3 entries", "link  (link)", "readme.md  9 B", "src/"]
         assert json.loads(msgspec.json.encode(done.data)) == {
             "files": {"readme.md": 9},
@@ -96,7 +108,7 @@ def test_what_gitignore_leaves_out_is_counted_and_shown_on_demand(root: Path):
         data = listed(scene)
         assert list(data.files) == [".gitignore", "c.py"]
         assert data.ignored == 2
-        assert "ignored: true" in list_dir(scene, ListDir()).text
+        assert "ignored: true" in list_dir(scene, ListDirArguments()).text
         assert list(listed(scene, ignored=True).files) == [".gitignore", "a.pyc", "b.pyc", "c.py"]
         none = found(scene, glob=["*.pyc"])
         assert (none.files, none.ignored) == ([], 2)
@@ -118,7 +130,7 @@ def test_files_are_found_by_several_globs_and_without_some(root: Path):
         data = found(scene, glob=["**/*.py", "*.ts", "!*.min.ts", "!test_*"])
         assert data.files == ["src/a.py", "web/b.ts"]
         assert found(scene, glob=["*.ts"], path="web").files == ["web/b.min.ts", "web/b.ts"]
-        assert find_files(scene, FindFiles(glob=["*.rs"])).text == "0 files fit"
+        assert find_files(scene, FindFilesArguments(glob=["*.rs"])).text == "0 files fit"
 
 
 def test_the_newest_files_come_first_when_asked_for(root: Path):
@@ -126,7 +138,7 @@ def test_the_newest_files_come_first_when_asked_for(root: Path):
     for n in range(20):
         os.utime(root / f"f{n}", (1_700_000_000 + n, 1_700_000_000 + n))
     with scene_in(root) as scene:
-        data = found(scene, glob=["*"], sort=Sort.NEWEST, limit=3)
+        data = found(scene, glob=["*"], sort=FileOrder.NEWEST, limit=3)
     assert data.files == ["f19", "f18", "f17"]
     assert data.modified == ["2023-11-14T22:13:39Z", "2023-11-14T22:13:38Z", "2023-11-14T22:13:37Z"]
     assert (data.total, data.truncated) == (20, True)
@@ -137,7 +149,7 @@ def test_odd_names_are_shown_safely(root: Path):
     (root / "two\nlines").write_text("x")
     (root / "\u202egnp.exe").write_text("x")
     with scene_in(root) as scene:
-        done = list_dir(scene, ListDir())
+        done = list_dir(scene, ListDirArguments())
     told = json.loads(msgspec.json.encode(done.data))
     assert set(told["files"]) == {"caf\\xe9\\\\x", "two\nlines", "\u202egnp.exe"}
     assert told["escaped"] == ["caf\\xe9\\\\x"]
@@ -148,11 +160,11 @@ def test_odd_names_are_shown_safely(root: Path):
 def test_no_answer_is_larger_than_the_limit_for_output(root: Path):
     lay(root, *(f"{'n' * 200}{n:03}" for n in range(500)))
     with scene_in(root, output=10_000) as scene:
-        done = list_dir(scene, ListDir(limit=1000))
+        done = list_dir(scene, ListDirArguments(limit=1000))
         assert len(done.text) < 11_000
         assert "not shown" in done.text
         assert listed(scene, limit=1000).total == 500
-        found_files = find_files(scene, FindFiles(glob=["*"], limit=1000))
+        found_files = find_files(scene, FindFilesArguments(glob=["*"], limit=1000))
         assert len(found_files.text) < 11_000
         for answer in (done, found_files):
             assert len(msgspec.json.encode(answer.data)) < 11_000
@@ -178,7 +190,7 @@ def test_a_project_is_shown_at_a_glance(root: Path):
     (root / "big.bin").write_bytes(b"\0" * 5000)
     with scene_in(root) as scene:
         data = structure(scene)
-        text = project_structure(scene, ProjectStructure()).text
+        text = project_structure(scene, ProjectStructureArguments()).text
     assert data.tree.splitlines()[1:] == [
         "  .gitignore Makefile README.md big.bin pyproject.toml",
         "  src/  2 files, 24 B",
@@ -286,18 +298,20 @@ def holes(root: Path, tmp_path: Path) -> Path:
     return root
 
 
-TOOLS: dict[str, Callable[[Scene, str], Any]] = {
-    "list_dir": lambda scene, path: list_dir(scene, ListDir(path=path, depth=9, ignored=True)),
-    "find_files": lambda scene, path: find_files(scene, FindFiles(glob=["**"], path=path, ignored=True)),
-    "project_structure": lambda scene, path: project_structure(scene, ProjectStructure(path=path)),
-    "search_text": lambda scene, path: search_text(scene, SearchText(pattern="canary|x", path=path, ignored=True)),
+TOOLS: dict[str, Callable[[ToolContext, str], Any]] = {
+    "list_dir": lambda scene, path: list_dir(scene, ListDirArguments(path=path, depth=9, ignored=True)),
+    "find_files": lambda scene, path: find_files(scene, FindFilesArguments(glob=["**"], path=path, ignored=True)),
+    "project_structure": lambda scene, path: project_structure(scene, ProjectStructureArguments(path=path)),
+    "search_text": lambda scene, path: search_text(
+        scene, SearchTextArguments(pattern="canary|x", path=path, ignored=True)
+    ),
 }
 
 
-def ask(tool: str, scene: Scene, path: str) -> Done:
+def ask(tool: str, scene: ToolContext, path: str) -> ToolResult:
     answer = TOOLS[tool](scene, path)
     done = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
-    assert isinstance(done, Done)
+    assert isinstance(done, ToolResult)
     return done
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.sandbox.placeholders import MARK, Placeholders
+from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.sandbox.git_protection import PLACEHOLDER_BIT, Placeholders
 
 pytestmark = pytest.mark.req("FRG-9")
 
@@ -125,7 +125,7 @@ def test_a_folder_exchanged_for_a_link_meanwhile_is_still_the_one_that_is_tidied
 ) -> None:
     outside = tmp_path_factory.mktemp("outside")
     (outside / "b").mkdir()
-    (outside / "b").chmod(MARK | 0o755)
+    (outside / "b").chmod(PLACEHOLDER_BIT | 0o755)
     (folder.root / "a").mkdir()
     with Placeholders(folder) as held:
         held.hold_folder("a/b")

@@ -14,18 +14,18 @@ import pytest
 from parts.racer import CANARY, INSIDE, READABLE, WRITABLE, Race, racing
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined import beneath
-from toolcrib.workspace.files.files import (
-    EditFile,
-    FileText,
-    ReadFile,
-    WriteFile,
+from toolcrib.workspace import confined_open
+from toolcrib.workspace.tool import ToolContext
+from toolcrib.workspace.tools.files import (
+    EditFileArguments,
+    ReadFileArguments,
+    ReadFileResult,
+    WriteFileArguments,
     edit_file,
     read_file,
     write_file,
 )
-from toolcrib.workspace.files.status import FileStatus, StatFile, stat_file
-from toolcrib.workspace.tool import Scene
+from toolcrib.workspace.tools.listing import StatFileArguments, StatFileResult, stat_file
 
 pytestmark = [pytest.mark.req("FRG-9"), pytest.mark.slow]
 
@@ -48,7 +48,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         def missing(*_: object) -> int:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-        monkeypatch.setattr(beneath, "openat2", missing)
+        monkeypatch.setattr(confined_open, "openat2", missing)
     name: str = request.param
     return name
 
@@ -96,16 +96,16 @@ def beaten_writes(race: Race) -> tuple[int, int]:
     return tries, len(race.changed())
 
 
-def read(scene: Scene, path: str) -> str:
-    data = read_file(scene, ReadFile(path=path)).data
-    assert isinstance(data, FileText)
+def read(scene: ToolContext, path: str) -> str:
+    data = read_file(scene, ReadFileArguments(path=path)).data
+    assert isinstance(data, ReadFileResult)
     return data.text or ""
 
 
-def size(scene: Scene, path: str) -> int | None:
+def size(scene: ToolContext, path: str) -> int | None:
     """None of a link, which may be long."""
-    data = stat_file(scene, StatFile(path=path)).data
-    assert isinstance(data, FileStatus)
+    data = stat_file(scene, StatFileArguments(path=path)).data
+    assert isinstance(data, StatFileResult)
     return data.size if data.kind == "file" else None
 
 
@@ -142,9 +142,9 @@ def test_no_write_gets_out_of_a_folder_whose_names_are_swapped(
             tries += 1
             try:
                 if tries % 3:
-                    write_file(scene, WriteFile(path=path, content=INSIDE))
+                    write_file(scene, WriteFileArguments(path=path, content=INSIDE))
                 else:
-                    edit_file(scene, EditFile(path=path, old="lies", new="lies "))
+                    edit_file(scene, EditFileArguments(path=path, old="lies", new="lies "))
                 inside += 1
             except WorkspaceError as error:
                 assert "canary" not in error.text()

@@ -17,20 +17,34 @@ from hypothesis import strategies as st
 from parts.finished import finished
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.running import pytest_report, report
-from toolcrib.workspace.running.command import Turn
-from toolcrib.workspace.running.interpreter import Found, Interpreter, names, read_answers
-from toolcrib.workspace.running.report import MOST_CATEGORIES, MOST_FAILURES, MOST_RUNNING, Tally
-from toolcrib.workspace.running.testing import RunTests, judge, plugin, pytest_words, told
-from toolcrib.workspace.sandbox.model import Ending, Finished
-from toolcrib.workspace.settings.model import Settings
-from toolcrib.workspace.tool import Scene
+from toolcrib.workspace.sandbox.command import CommandEnding, SandboxResult
+from toolcrib.workspace.settings.model import WorkspaceSettings
+from toolcrib.workspace.tool import ToolContext
+from toolcrib.workspace.tools import pytest_report, run_tests
+from toolcrib.workspace.tools.run_tests import (
+    MOST_CATEGORIES,
+    MOST_FAILURES,
+    MOST_RUNNING,
+    PytestProgress,
+    RunTestsArguments,
+    plugin_source,
+    pytest_arguments,
+    run_tests_result,
+    run_tests_text,
+)
+from toolcrib.workspace.tools.runner import (
+    CommandRunner,
+    FoundPrograms,
+    Interpreter,
+    interpreter_candidates,
+    read_answers,
+)
 
 pytestmark = pytest.mark.req("FRG-1")
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path: Path) -> Iterator[ToolContext]:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text("")
     (tmp_path / "-rf").write_text("")
@@ -42,11 +56,11 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 # pytest's arguments
 
 
-def test_tests_are_named_so_that_none_is_an_option(scene: Scene) -> None:
+def test_tests_are_named_so_that_none_is_an_option(scene: ToolContext) -> None:
     given_paths = ["tests", "./tests/test_a.py::TestX::test_y[a::b]", "-rf", "@args", str(scene.folder.root / "tests")]
-    said = pytest_words(
+    said = pytest_arguments(
         scene,
-        RunTests(paths=given_paths, select="--version", marker="-x", max_failures=2, last_failed=True),
+        RunTestsArguments(paths=given_paths, select="--version", marker="-x", max_failures=2, last_failed=True),
     )
     assert said == (
         "-q", "--tb=short", "--color=no", "-k=--version", "-m=-x", "--last-failed", "--maxfail=2",
@@ -58,19 +72,19 @@ def test_tests_are_named_so_that_none_is_an_option(scene: Scene) -> None:
 @pytest.mark.parametrize(
     "path", ["../x", "/etc/passwd", "..::x", "a\0b", "nosuch.py", "tests/test_a.py::a\0", "x" * 5000]
 )
-def test_paths_of_tests_stay_inside(scene: Scene, path: str) -> None:
+def test_paths_of_tests_stay_inside(scene: ToolContext, path: str) -> None:
     with pytest.raises(WorkspaceError):
-        pytest_words(scene, RunTests(paths=["tests", path]))
+        pytest_arguments(scene, RunTestsArguments(paths=["tests", path]))
 
 
 def test_a_folder_that_cannot_be_written_gets_no_cache(tmp_path: Path) -> None:
     for read_only in (True, False):
         with scene_in(tmp_path, read_only=read_only) as scene:
-            assert ("no:cacheprovider" in pytest_words(scene, RunTests())) is read_only
+            assert ("no:cacheprovider" in pytest_arguments(scene, RunTestsArguments())) is read_only
 
 
 @pytest.fixture
-def judged(tmp_path: Path) -> Iterator[Scene]:
+def judged(tmp_path: Path) -> Iterator[ToolContext]:
     for name in ("src/test_s.py", "other/test_x.py", "other[x/a"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
@@ -93,33 +107,35 @@ def judged(tmp_path: Path) -> Iterator[Scene]:
         "other::test_x",
     ],
 )
-def test_no_test_is_named_so_that_a_rule_takes_it_for_another_place(judged: Scene, path: str) -> None:
+def test_no_test_is_named_so_that_a_rule_takes_it_for_another_place(judged: ToolContext, path: str) -> None:
     with pytest.raises(WorkspaceError):
-        pytest_words(judged, RunTests(paths=[path]))
+        pytest_arguments(judged, RunTestsArguments(paths=[path]))
 
 
 @pytest.mark.req("FRG-9")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(test=st.text(alphabet="a/.[]:", max_size=16))
-def test_whatever_stands_behind_a_file_a_path_stays_in_its_folder(judged: Scene, test: str) -> None:
+def test_whatever_stands_behind_a_file_a_path_stays_in_its_folder(judged: ToolContext, test: str) -> None:
     path = f"other/test_x.py::{test}"
     try:
-        pytest_words(judged, RunTests(paths=[path]))
+        pytest_arguments(judged, RunTestsArguments(paths=[path]))
     except WorkspaceError:
         return
     assert os.path.normpath(path).startswith("other/test_x.py::")
 
 
-def test_parameters_of_a_test_may_hold_a_path(judged: Scene) -> None:
+def test_parameters_of_a_test_may_hold_a_path(judged: ToolContext) -> None:
     path = "src/test_s.py::TestA::test_b[a/b-../c]"
-    assert pytest_words(judged, RunTests(paths=[path]))[-1] == f"./{path}"
+    assert pytest_arguments(judged, RunTestsArguments(paths=[path]))[-1] == f"./{path}"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.text(max_size=30), select=st.text(max_size=30), marker=st.text(max_size=30))
-def test_no_text_of_a_model_becomes_a_word_of_its_own(scene: Scene, path: str, select: str, marker: str) -> None:
+def test_no_text_of_a_model_becomes_a_word_of_its_own(scene: ToolContext, path: str, select: str, marker: str) -> None:
     try:
-        said = pytest_words(scene, RunTests(paths=[f"tests/test_a.py::{path}"], select=select, marker=marker))
+        said = pytest_arguments(
+            scene, RunTestsArguments(paths=[f"tests/test_a.py::{path}"], select=select, marker=marker)
+        )
     except WorkspaceError:
         return
     ours = 3 + bool(select) + bool(marker)
@@ -148,7 +164,7 @@ SAMPLE = lines_of(
 )
 
 
-def state_of(tally: Tally) -> tuple[object, ...]:
+def state_of(tally: PytestProgress) -> tuple[object, ...]:
     return (
         dict(tally.counts), [msgspec.structs.asdict(one) for one in tally.failures], dict(tally.running),
         tally.total, tally.deselected, tally.warnings, tally.code, tally.done,
@@ -157,7 +173,7 @@ def state_of(tally: Tally) -> tuple[object, ...]:
 
 @given(st.lists(st.integers(min_value=1, max_value=200)))
 def test_a_report_is_read_however_its_bytes_come(cuts: list[int]) -> None:
-    tally, rest = Tally(), SAMPLE
+    tally, rest = PytestProgress(), SAMPLE
     for size in cuts:
         tally.take(rest[:size])
         rest = rest[size:]
@@ -198,7 +214,7 @@ HOSTILE = st.one_of(
 
 @given(st.lists(HOSTILE, max_size=10))
 def test_a_hostile_report_is_passed_over(pieces: list[bytes]) -> None:
-    tally = Tally()
+    tally = PytestProgress()
     for piece in pieces:
         tally.take(piece + b"\n")
     before = tally.counts["passed"]
@@ -208,7 +224,7 @@ def test_a_hostile_report_is_passed_over(pieces: list[bytes]) -> None:
 
 
 def test_what_is_kept_of_a_report_is_bounded() -> None:
-    tally = Tally()
+    tally = PytestProgress()
     tally.take(b"[" * 100_000 + b"\n")
     tally.take(b"z" * 300_000)
     tally.take(b"z" * 300_000 + b"\n")
@@ -231,15 +247,15 @@ def test_what_is_kept_of_a_report_is_bounded() -> None:
 
 @pytest.mark.parametrize(("name", "flood"), [("MOST_BYTES", b"x" * 2000), ("MOST_LINES", b"\n" * 2000)])
 def test_a_report_without_end_is_not_read_for_ever(name: str, flood: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, name, 1500)
-    tally = Tally()
+    monkeypatch.setattr(run_tests, name, 1500)
+    tally = PytestProgress()
     tally.take(flood + b"\n")
     tally.take(SAMPLE)
     assert tally.code is None
 
 
 def test_the_plugin_needs_nothing_of_ours_and_an_old_python() -> None:
-    tree = ast.parse(plugin(), feature_version=(3, 8))
+    tree = ast.parse(plugin_source(), feature_version=(3, 8))
     imported = {
         name.split(".")[0]
         for node in ast.walk(tree)
@@ -252,7 +268,7 @@ def test_the_plugin_needs_nothing_of_ours_and_an_old_python() -> None:
         )
     }
     assert imported - {"pytest"} <= sys.stdlib_module_names
-    assert len(plugin().encode()) < 100_000
+    assert len(plugin_source().encode()) < 100_000
 
 
 def test_the_plugin_tells_nothing_from_a_forked_child() -> None:
@@ -282,35 +298,40 @@ def test_the_plugin_tells_nothing_from_a_forked_child() -> None:
         ),
         (finished(code=0), lines_of({"is": "start", "id": "t.py::x"}), "crashed", "t.py::x"),
         (finished(code=None, signal=11), lines_of({"is": "start", "id": "t.py::x"}), "crashed", "SIGSEGV"),
-        (finished(code=None, ending=Ending.TIMEOUT), lines_of({"is": "start", "id": "t.py::x"}), "stopped", "t.py::x"),
+        (
+            finished(code=None, ending=CommandEnding.TIMEOUT),
+            lines_of({"is": "start", "id": "t.py::x"}),
+            "stopped",
+            "t.py::x",
+        ),
         (finished(code=77), lines_of({"is": "end", "code": 77, "warnings": 0}), "failed", "77"),
     ],
 )
 def test_the_end_of_a_run_is_told_as_what_it_was(
-    scene: Scene, how: Finished, said: bytes, outcome: str, says: str
+    scene: ToolContext, how: SandboxResult, said: bytes, outcome: str, says: str
 ) -> None:
-    tally = Tally()
+    tally = PytestProgress()
     tally.take(said)
-    ran = judge(how, tally, Turn(scene, "run_tests"))
+    ran = run_tests_result(how, tally, CommandRunner(scene, "run_tests"))
     assert (ran.outcome, says in ran.ending) == (outcome, True)
-    assert told(ran, 10_000).startswith(outcome.replace("_", " ").upper())
+    assert run_tests_text(ran, 10_000).startswith(outcome.replace("_", " ").upper())
 
 
 def test_failures_share_the_room_of_a_result(tmp_path: Path) -> None:
-    tally = Tally()
+    tally = PytestProgress()
     one = {**FAILURE, "trace": "t" * 4000}
     for number in range(100):
         tally.take(lines_of({"is": "outcome", "category": "failed"}, {**one, "id": str(number)}))
     with scene_in(tmp_path, output=10_000) as scene:
-        ran = judge(finished(code=1), tally, Turn(scene, "run_tests"))
+        ran = run_tests_result(finished(code=1), tally, CommandRunner(scene, "run_tests"))
     assert [bool(one.traceback) for one in ran.failures][:4] == [True, True, False, False]
     assert len(ran.failures) + ran.more_failures == 100
-    assert len(told(ran, 10_000)) < 10_100
+    assert len(run_tests_text(ran, 10_000)) < 10_100
     assert len(msgspec.json.encode(ran)) < 10_500
 
 
-def test_of_a_run_only_what_happened_is_told(scene: Scene) -> None:
-    tally = Tally()
+def test_of_a_run_only_what_happened_is_told(scene: ToolContext) -> None:
+    tally = PytestProgress()
     tally.take(
         lines_of(
             {"is": "collected", "total": 1, "deselected": 0},
@@ -320,7 +341,7 @@ def test_of_a_run_only_what_happened_is_told(scene: Scene) -> None:
             {"is": "end", "code": 1, "warnings": 1},
         )
     )
-    ran = judge(finished(code=1), tally, Turn(scene, "run_tests"))
+    ran = run_tests_result(finished(code=1), tally, CommandRunner(scene, "run_tests"))
     assert json.loads(msgspec.json.encode(ran)) == {
         "outcome": "failed",
         "failed": 1,
@@ -335,28 +356,30 @@ def test_of_a_run_only_what_happened_is_told(scene: Scene) -> None:
             }
         ],
     }
-    assert told(ran, 10_000).startswith("FAILED: 1 failed, 1 warning in 1.5 s.\n")
+    assert run_tests_text(ran, 10_000).startswith("FAILED: 1 failed, 1 warning in 1.5 s.\n")
 
 
-def test_files_of_failures_are_named_from_the_root(scene: Scene) -> None:
-    tally = Tally()
+def test_files_of_failures_are_named_from_the_root(scene: ToolContext) -> None:
+    tally = PytestProgress()
     tally.take(
         lines_of({**FAILURE, "file": f"{scene.folder.root}/tests/test_a.py"}, {**FAILURE, "file": "/usr/lib/x.py"})
     )
-    ran = judge(finished(code=1), tally, Turn(scene, "run_tests"))
+    ran = run_tests_result(finished(code=1), tally, CommandRunner(scene, "run_tests"))
     assert [one.file for one in ran.failures] == ["tests/test_a.py", "/usr/lib/x.py"]
 
 
 # Which Python
 
 
-def test_a_venv_of_the_project_comes_first_and_a_named_python_is_the_only_one(scene: Scene) -> None:
-    found = names(scene.folder, Settings())
+def test_a_venv_of_the_project_comes_first_and_a_named_python_is_the_only_one(scene: ToolContext) -> None:
+    found = interpreter_candidates(scene.folder, WorkspaceSettings())
     assert found[0] == f"{scene.folder.root}/.venv/bin/python"
     assert found[-2:] == ("python3", sys.executable)
-    assert names(scene.folder, Settings(python="tools/bin/python")) == (f"{scene.folder.root}/tools/bin/python",)
-    assert names(scene.folder, Settings(python="/opt/python")) == ("/opt/python",)
-    assert names(scene.folder, Settings(python="python3.13")) == ("python3.13",)
+    assert interpreter_candidates(scene.folder, WorkspaceSettings(python="tools/bin/python")) == (
+        f"{scene.folder.root}/tools/bin/python",
+    )
+    assert interpreter_candidates(scene.folder, WorkspaceSettings(python="/opt/python")) == ("/opt/python",)
+    assert interpreter_candidates(scene.folder, WorkspaceSettings(python="python3.13")) == ("python3.13",)
 
 
 def test_only_candidates_are_believed() -> None:
@@ -369,7 +392,7 @@ def test_only_candidates_are_believed() -> None:
         {"program": "ruff"},
     )
     found = read_answers(b"noise\n[[[\n" + said, ("a", "b"))
-    assert found == Found(
+    assert found == FoundPrograms(
         pythons=(
             Interpreter(path="a", version="3" * 40, modules=frozenset()),
             Interpreter(path="b", version="3.12", modules=frozenset({"pytest"})),

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.looking import grep
-from toolcrib.workspace.looking.search import SearchText, TextFound, search_text
-from toolcrib.workspace.patterns.dialect import CaseRule, understood
-from toolcrib.workspace.tool import Scene
+from toolcrib.workspace import regex
+from toolcrib.workspace.regex import CaseRule, search_pattern
+from toolcrib.workspace.tool import ToolContext
+from toolcrib.workspace.tools.search_text import SearchTextArguments, SearchTextResult, search_text
 
 pytestmark = pytest.mark.req("FRG-1")
 
@@ -32,13 +32,13 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-async def found(scene: Scene, pattern: str, **given: Any) -> TextFound:
-    data = (await search_text(scene, SearchText(pattern=pattern, **given))).data
-    assert isinstance(data, TextFound)
+async def found(scene: ToolContext, pattern: str, **given: Any) -> SearchTextResult:
+    data = (await search_text(scene, SearchTextArguments(pattern=pattern, **given))).data
+    assert isinstance(data, SearchTextResult)
     return data
 
 
-def matches(data: TextFound) -> list[tuple[str, int, str]]:
+def matches(data: SearchTextResult) -> list[tuple[str, int, str]]:
     """Path, number and text of each line that matches."""
     found = []
     for file in data.files:
@@ -50,7 +50,7 @@ def matches(data: TextFound) -> list[tuple[str, int, str]]:
     return found
 
 
-def places(data: TextFound) -> list[tuple[str, int]]:
+def places(data: SearchTextResult) -> list[tuple[str, int]]:
     return [(path, number) for path, number, _ in matches(data)]
 
 
@@ -59,7 +59,7 @@ async def test_matches_have_their_place_and_what_stands_around(root: Path):
     (root / "sub").mkdir()
     (root / "sub" / "b.py").write_text("needle\n")
     with scene_in(root) as scene:
-        done = await search_text(scene, SearchText(pattern="needle", context=1))
+        done = await search_text(scene, SearchTextArguments(pattern="needle", context=1))
     assert done.text.splitlines() == [
         "2 matches in 2 files",
         "a.py",
@@ -226,7 +226,7 @@ async def test_a_very_long_line_is_shown_around_its_match(root: Path):
     assert places(data) == [("min.js", 1), ("min.js", 2), ("wide", 1)]
     for _, _, text in (matches(data)[0], matches(data)[2]):
         assert "needle" in text
-        assert len(text) <= grep.MOST_TEXT + 2
+        assert len(text) <= regex.MOST_SHOWN_CHARACTERS + 2
         assert text.startswith("…")
         assert text.endswith("…")
 
@@ -290,12 +290,14 @@ def test_pieces_never_change_what_is_found(
         if re.search(pattern, line)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grep, "PIECE", piece)
-        patch.setattr(grep, "_FIRST_PIECE", piece)
+        patch.setattr(regex, "PIECE_BYTES", piece)
+        patch.setattr(regex, "_FIRST_PIECE", piece)
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            wanted = understood(pattern, literal=False, case=CaseRule.SENSITIVE)
-            got = list(grep.lines_of(descriptor, wanted, grep.Around(context, context), is_over=lambda: False))
+            wanted = search_pattern(pattern, literal=False, case=CaseRule.SENSITIVE)
+            got = list(
+                regex.matching_lines(descriptor, wanted, regex.ContextLines(context, context), is_over=lambda: False)
+            )
         finally:
             os.close(descriptor)
 
@@ -320,7 +322,7 @@ async def test_the_answer_is_cut_at_its_limit_and_says_so(root: Path):
 async def test_the_answer_is_cut_at_the_limit_for_output(root: Path):
     (root / "f").write_text(("needle" + "x" * 200 + "\n") * 500)
     with scene_in(root, output=5000) as scene:
-        done = await search_text(scene, SearchText(pattern="needle", limit=1000, context=3))
+        done = await search_text(scene, SearchTextArguments(pattern="needle", limit=1000, context=3))
     assert len(done.text) < 5500
     assert "more matches" in done.text
     assert len(msgspec.json.encode(done.data)) < 5500
@@ -329,7 +331,7 @@ async def test_the_answer_is_cut_at_the_limit_for_output(root: Path):
 async def test_what_json_makes_longer_counts_as_long_as_it_is(root: Path):
     (root / "f").write_text("needle" + '"\t\\' * 50 + "\n" * 1000)
     with scene_in(root, output=20_000) as scene:
-        done = await search_text(scene, SearchText(pattern=".*", limit=1000))
+        done = await search_text(scene, SearchTextArguments(pattern=".*", limit=1000))
     assert len(msgspec.json.encode(done.data)) < 21_000
 
 
@@ -353,7 +355,7 @@ async def test_globs_and_gitignore_choose_the_files_and_a_named_file_is_always_s
         assert [m.path for m in (await found(scene, "needle", path="build/c.py")).files] == ["build/c.py"]
         assert [m.path for m in (await found(scene, "needle", path="link.py")).files] == ["a.py"]
         everything = await found(scene, "needle", ignored=True)
-        done = await search_text(scene, SearchText(pattern="needle"))
+        done = await search_text(scene, SearchTextArguments(pattern="needle"))
     assert "(1 ignored by .gitignore not searched; ignored: true does)" in done.text
     assert json.loads(msgspec.json.encode(done.data))["ignored"] == 1
     assert [m.path for m in everything.files] == [".hidden.py", "a.py", "b.txt", "build/c.py", "sub/d.py"]

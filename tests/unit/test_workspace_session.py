@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.session import Session
+from toolcrib.workspace.session import WorkspaceSession
 from toolcrib.workspace.settings.model import Limits
 
 
@@ -18,7 +18,7 @@ def limits(**chosen: float) -> Limits:
 
 @pytest.mark.req("FRG-10")
 def test_calls_end_with_the_limit_and_the_error_names_the_key():
-    session = Session(limits(session_calls=3))
+    session = WorkspaceSession(limits(session_calls=3))
     for _ in range(3):
         session.call()
     with pytest.raises(WorkspaceError, match=r"all 3 calls") as refused:
@@ -29,7 +29,7 @@ def test_calls_end_with_the_limit_and_the_error_names_the_key():
 
 @pytest.mark.req("FRG-10")
 def test_what_does_not_fit_the_quota_is_not_counted_and_less_still_fits():
-    session = Session(limits(session_bytes=100))
+    session = WorkspaceSession(limits(session_bytes=100))
     session.wrote(60)
     with pytest.raises(WorkspaceError, match="At most 40 bytes"):
         session.wrote(41)
@@ -43,7 +43,7 @@ def test_what_does_not_fit_the_quota_is_not_counted_and_less_still_fits():
 
 @pytest.mark.req("FRG-10")
 def test_seconds_of_commands_add_up_until_none_is_left():
-    session = Session(limits(session_seconds=10.0))
+    session = WorkspaceSession(limits(session_seconds=10.0))
     assert session.left() == 10.0
     session.ran(4.0)
     assert session.left() == 6.0
@@ -58,7 +58,7 @@ def test_seconds_of_commands_add_up_until_none_is_left():
 
 @pytest.mark.req("FRG-10")
 def test_a_limit_that_is_raised_while_the_session_runs_holds_at_once():
-    session = Session(limits(session_calls=1))
+    session = WorkspaceSession(limits(session_calls=1))
     session.call()
     session.limits = limits(session_calls=2)
     session.call()
@@ -68,7 +68,7 @@ def test_a_limit_that_is_raised_while_the_session_runs_holds_at_once():
 
 @pytest.mark.req("FRG-10")
 def test_threads_together_never_get_more_than_the_limit():
-    session = Session(limits(session_calls=500, session_bytes=3000))
+    session = WorkspaceSession(limits(session_calls=500, session_bytes=3000))
 
     def use(_: int) -> tuple[int, int]:
         called = written = 0

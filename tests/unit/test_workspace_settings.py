@@ -19,27 +19,31 @@ from hypothesis import strategies as st
 
 from toolcrib.config.model import Severity
 from toolcrib.config.trust import trust_digest
-from toolcrib.workspace.ci import in_ci
-from toolcrib.workspace.confined.folder import Folder, Spot
+from toolcrib.workspace.folder import Folder, FolderPath
 from toolcrib.workspace.serving.main import HELP
 from toolcrib.workspace.settings.example import EXAMPLE
-from toolcrib.workspace.settings.keys import LIMITS, LIMITS_KEYS, SECONDS_KEYS, TOP_KEYS, flat
-from toolcrib.workspace.settings.load import Loaded, Standing, load_settings, settings_files
+from toolcrib.workspace.settings.load import FileTrust, LoadedSettings, load_settings, settings_files
 from toolcrib.workspace.settings.model import (
     DEFAULTS,
     GUARDED,
     KB,
+    LIMITS,
+    LIMITS_KEYS,
     MB,
+    SECONDS_KEYS,
     SHELL_TOOLS,
     TOOL_NAMES,
     TOOL_SECONDS,
+    TOP_KEYS,
     WRITING_TOOLS,
     GitMode,
     Limits,
-    Settings,
+    WorkspaceSettings,
+    flat_settings,
+    in_ci,
+    narrow_settings,
 )
-from toolcrib.workspace.settings.narrow import narrow
-from toolcrib.workspace.tool import Runs
+from toolcrib.workspace.tool import ToolNeeds
 from toolcrib.workspace.tools import TOOLS
 
 DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "workspace.md").read_text()
@@ -57,14 +61,14 @@ class Place:
         self.user_file.parent.mkdir()
         self.environ = {"HOME": str(self.base), "TOOLCRIB_HOME": str(self.base / "crib")}
 
-    def load(self, project: str | None = None, *, user: str | None = None, **more: Any) -> Loaded:
+    def load(self, project: str | None = None, *, user: str | None = None, **more: Any) -> LoadedSettings:
         if project is not None:
             self.file.write_text(project)
         if user is not None:
             self.user_file.write_text(user)
         return load_settings(self.root, environ=self.environ, **more)
 
-    def trusted(self, project: str, **more: Any) -> Loaded:
+    def trusted(self, project: str, **more: Any) -> LoadedSettings:
         return self.load(project, is_trusted=lambda path, digest: digest == trust_digest(path), **more)
 
 
@@ -73,12 +77,12 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def errors(loaded: Loaded) -> list[str]:
+def errors(loaded: LoadedSettings) -> list[str]:
     return [str(problem) for problem in loaded.problems if problem.severity is Severity.ERROR]
 
 
-def not_wider(narrowed: Settings, base: Settings) -> bool:
-    """Written out key by key, on its own: what `narrow` is held against."""
+def not_wider(narrowed: WorkspaceSettings, base: WorkspaceSettings) -> bool:
+    """Written out key by key, on its own: what `narrow_settings` is held against."""
     limits, most = narrowed.limits, base.limits
     return (
         (narrowed.read_only or not base.read_only)
@@ -151,7 +155,7 @@ limits:
 """)
     assert loaded.problems == ()
     usual = {name: 5.0 for name, seconds in TOOL_SECONDS.items() if seconds == 30}
-    assert loaded.settings == Settings(
+    assert loaded.settings == WorkspaceSettings(
         read_only=True,
         off=frozenset({"run_lint", "list_dir"}),
         git=GitMode.COMMIT,
@@ -176,7 +180,7 @@ limits:
             session_bytes=9 * MB,
         ),
     )
-    assert [(one.path, one.standing) for one in loaded.files] == [(place.file, Standing.TRUSTED)]
+    assert [(one.path, one.standing) for one in loaded.files] == [(place.file, FileTrust.TRUSTED)]
 
 
 @pytest.mark.req("FRG-12")
@@ -244,8 +248,8 @@ def test_a_folder_s_odd_name_is_no_pattern(place: Place, name: str) -> None:
     ]
 
 
-def spot(path: str) -> Spot:
-    return Spot(tuple(path.split("/")))
+def spot(path: str) -> FolderPath:
+    return FolderPath(tuple(path.split("/")))
 
 
 # What is wrong
@@ -503,7 +507,7 @@ def test_a_file_that_a_person_names_takes_the_projects_place_and_is_trusted(plac
     chosen.write_text("network: true\n")
     loaded = place.load("read_only: true\n", config=chosen)
     assert (loaded.settings.network, loaded.settings.read_only) == (True, False)
-    assert [one.standing for one in loaded.files] == [Standing.CHOSEN]
+    assert [one.standing for one in loaded.files] == [FileTrust.CHOSEN]
     assert "found no file" in place.load(config=place.base / "none.yml").settings.broken
 
 
@@ -555,7 +559,7 @@ any_limits = st.builds(
     **{key.name: numbers(50) for key in LIMITS.values()},
 )
 any_settings = st.builds(
-    Settings,
+    WorkspaceSettings,
     read_only=st.booleans(),
     off=st.frozensets(st.sampled_from(TOOL_NAMES)),
     git=st.sampled_from(GitMode),
@@ -574,24 +578,26 @@ any_settings = st.builds(
 
 @pytest.mark.req("FRG-9")
 @given(any_settings, any_settings)
-def test_narrowing_is_never_wider_in_any_key(base: Settings, other: Settings) -> None:
-    assert not_wider(narrow(base, other), base)
+def test_narrowing_is_never_wider_in_any_key(base: WorkspaceSettings, other: WorkspaceSettings) -> None:
+    assert not_wider(narrow_settings(base, other), base)
 
 
 @pytest.mark.req("FRG-9")
 @given(any_settings, any_settings, any_settings)
-def test_narrowing_is_idempotent_and_associative(one: Settings, two: Settings, three: Settings) -> None:
-    assert narrow(one, one) == one
-    assert narrow(narrow(one, two), two) == narrow(one, two)
-    assert narrow(narrow(one, two), three) == narrow(one, narrow(two, three))
+def test_narrowing_is_idempotent_and_associative(
+    one: WorkspaceSettings, two: WorkspaceSettings, three: WorkspaceSettings
+) -> None:
+    assert narrow_settings(one, one) == one
+    assert narrow_settings(narrow_settings(one, two), two) == narrow_settings(one, two)
+    assert narrow_settings(narrow_settings(one, two), three) == narrow_settings(one, narrow_settings(two, three))
 
 
 @pytest.mark.req("FRG-9")
 @given(any_settings)
-def test_a_key_that_the_file_can_say_can_be_told_apart(one: Settings) -> None:
-    """`flat`, which effects and origins stand on, forgets no key."""
-    told = flat(one)
-    for field in dataclasses.fields(Settings):
+def test_a_key_that_the_file_can_say_can_be_told_apart(one: WorkspaceSettings) -> None:
+    """`flat_settings`, which effects and origins stand on, forgets no key."""
+    told = flat_settings(one)
+    for field in dataclasses.fields(WorkspaceSettings):
         if field.name not in ("limits", "broken", "off", "above"):
             assert field.name in told
     assert {f"limits.{word}" for word in LIMITS} | {f"limits.seconds.{name}" for name in TOOL_NAMES} <= told.keys()
@@ -642,7 +648,7 @@ good_documents = st.fixed_dictionaries(
 )
 
 
-def check_untrusted(content: bytes, user: str, name: str = "workspace.yml") -> Loaded:
+def check_untrusted(content: bytes, user: str, name: str = "workspace.yml") -> LoadedSettings:
     with tempfile.TemporaryDirectory() as folder:
         place = Place(Path(folder))
         base = place.load(user=user)
@@ -651,7 +657,7 @@ def check_untrusted(content: bytes, user: str, name: str = "workspace.yml") -> L
         loaded = place.load()
         assert not_wider(loaded.settings, base.settings)
         assert all(line.isprintable() for line in (*loaded.effects, *map(str, loaded.problems)))
-        assert all(one.standing is not Standing.TRUSTED for one in loaded.files)
+        assert all(one.standing is not FileTrust.TRUSTED for one in loaded.files)
         return loaded
 
 
@@ -710,7 +716,7 @@ def test_the_example_has_every_key() -> None:
 @pytest.mark.req("FRG-12")
 def test_every_key_and_its_default_is_documented() -> None:
     rows = dict(re.findall(r"^\| `([a-z_.]+)` \| ([^|]+) \|", DOCUMENTATION, re.MULTILINE))
-    known = flat(DEFAULTS)
+    known = flat_settings(DEFAULTS)
     for word in [
         "limits.seconds.default",
         *(key for key in known if not key.startswith(("tools.", "limits.seconds."))),
@@ -738,7 +744,7 @@ def test_every_option_of_the_server_is_documented() -> None:
 @pytest.mark.req("FRG-9", "FRG-10")
 def test_the_settings_know_every_tool_for_what_it_is() -> None:
     assert {tool.name for tool in TOOLS} == set(TOOL_NAMES)
-    sandboxed = {tool.name for tool in TOOLS if tool.runs is Runs.CODE}
+    sandboxed = {tool.name for tool in TOOLS if tool.runs is ToolNeeds.CODE}
     changing = {tool.name for tool in TOOLS if not tool.reads_only}
     assert changing >= WRITING_TOOLS
     assert changing - WRITING_TOOLS <= sandboxed, "in read-only mode it is off, or the sandbox binds the folder so"

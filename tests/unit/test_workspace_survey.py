@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.folder import Folder
+from toolcrib.workspace.folder import Folder
 from toolcrib.workspace.sandbox import survey as module
-from toolcrib.workspace.sandbox.survey import AT_THE_START, Bounds, look, survey
+from toolcrib.workspace.sandbox.survey import AT_THE_START, SurveyBounds, look_at, survey
 
 pytestmark = pytest.mark.req("FRG-9")
 
-FEW = Bounds(entries=10, depth=3, seconds=5)
+FEW = SurveyBounds(entries=10, depth=3, seconds=5)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def flood(place: Path) -> None:
 def test_a_link_on_the_way_leads_nowhere(folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "outside" / "b").mkdir(parents=True)
     (folder.root / "a").symlink_to(tmp_path / "outside")
-    assert look(folder, ("a", "b")) is None
+    assert look_at(folder, ("a", "b")) is None
     assert not survey(folder, AT_THE_START, hides=False, known=[("a", "b", ".git")]).known()
 
 
@@ -73,9 +73,9 @@ def test_where_files_are_hidden_a_look_in_part_is_an_error(folder: Folder) -> No
     with pytest.raises(WorkspaceError, match="too many files"):
         survey(folder, FEW, hides=True)
     with pytest.raises(WorkspaceError, match="folders too deep"):
-        survey(folder, Bounds(entries=100, depth=2, seconds=5), hides=True)
+        survey(folder, SurveyBounds(entries=100, depth=2, seconds=5), hides=True)
     with pytest.raises(WorkspaceError, match="0 s"):
-        survey(folder, Bounds(entries=100, depth=9, seconds=0), hides=True)
+        survey(folder, SurveyBounds(entries=100, depth=9, seconds=0), hides=True)
 
 
 def test_known_repositories_come_first_and_too_many_are_said(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

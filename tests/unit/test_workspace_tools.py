@@ -23,16 +23,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.book.tokens import count
+from toolcrib.audit.row import count_tokens
 from toolcrib.errors import ConfigError, WorkspaceError
-from toolcrib.workspace import arguments, workspace
-from toolcrib.workspace.schemas import Of, schema_of
-from toolcrib.workspace.serving.pipes import LARGEST_MESSAGE, split
-from toolcrib.workspace.serving.token import token
-from toolcrib.workspace.session import Session
-from toolcrib.workspace.settings.model import DEFAULTS, TOOL_NAMES, WRITING_TOOLS, Settings
-from toolcrib.workspace.tool import Done, Runs, Scene, Tool
-from toolcrib.workspace.tools import BY_NAME, TOOLS, definition
+from toolcrib.workspace import tool as arguments
+from toolcrib.workspace import workspace
+from toolcrib.workspace.serving.transports import LARGEST_MESSAGE, open_token, split_messages
+from toolcrib.workspace.session import WorkspaceSession
+from toolcrib.workspace.settings.model import DEFAULTS, TOOL_NAMES, WRITING_TOOLS, WorkspaceSettings
+from toolcrib.workspace.tool import SchemaFor, ToolContext, ToolNeeds, ToolResult, WorkspaceTool, schema_of
+from toolcrib.workspace.tools import BY_NAME, TOOLS, tool_definition
 from toolcrib.workspace.workspace import Workspace
 
 LIMIT = 60.0
@@ -57,8 +56,8 @@ def test_the_twelve_tools_are_those_that_settings_know() -> None:
 
 @pytest.mark.req("FRG-1")
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
-def test_a_definition_is_what_every_provider_takes(tool: Tool) -> None:
-    made = json.loads(definition(tool, DEFAULTS))
+def test_a_definition_is_what_every_provider_takes(tool: WorkspaceTool) -> None:
+    made = json.loads(tool_definition(tool, DEFAULTS))
     assert set(made) == {"name", "title", "description", "inputSchema", "outputSchema", "annotations"}
     for schema in (made["inputSchema"], made["outputSchema"]):
         jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
@@ -74,7 +73,7 @@ def test_a_definition_is_what_every_provider_takes(tool: Tool) -> None:
 
 @pytest.mark.req("FRG-1")
 def test_annotations_say_what_a_tool_can_do() -> None:
-    hints = {tool.name: json.loads(definition(tool, DEFAULTS))["annotations"] for tool in TOOLS}
+    hints = {tool.name: json.loads(tool_definition(tool, DEFAULTS))["annotations"] for tool in TOOLS}
     reading = {name for name, said in hints.items() if said["readOnlyHint"]}
     assert reading == {
         *("read_file", "list_dir", "stat_file", "find_files", "search_text", "project_diff", "project_structure")
@@ -87,15 +86,17 @@ def test_annotations_say_what_a_tool_can_do() -> None:
 @pytest.mark.req("FRG-1")
 def test_only_what_runs_code_reaches_the_world_and_only_where_the_network_is_on() -> None:
     online = dataclasses.replace(DEFAULTS, network=True)
-    reaching = {tool.name for tool in TOOLS if json.loads(definition(tool, online))["annotations"]["openWorldHint"]}
+    reaching = {
+        tool.name for tool in TOOLS if json.loads(tool_definition(tool, online))["annotations"]["openWorldHint"]
+    }
     assert reaching == {"run_tests", "run_lint", "run_shell_safe"}
 
 
 @pytest.mark.req("FRG-1")
 def test_the_definitions_are_cheap() -> None:
-    told = [json.loads(definition(tool, DEFAULTS)) for tool in TOOLS]
+    told = [json.loads(tool_definition(tool, DEFAULTS)) for tool in TOOLS]
     seen = [{key: tool[key] for key in ("name", "description", "inputSchema")} for tool in told]
-    tokens = count(json.dumps(seen, separators=(",", ":")).encode())
+    tokens = count_tokens(json.dumps(seen, separators=(",", ":")).encode())
     assert tokens is not None
     assert tokens < 2000
 
@@ -148,14 +149,16 @@ def given_by_a_model(value: Any) -> Any:
 @given(struct=structs())
 def test_any_schema_is_valid_lean_and_true_of_what_it_describes(struct: type[msgspec.Struct]) -> None:
     value = json.loads(msgspec.json.encode(example(struct)))
-    needed = {name: given_by_a_model(value[name]) for name in schema_of(struct, Of.ARGUMENTS).get("required", ())}
-    for of in Of:
+    needed = {
+        name: given_by_a_model(value[name]) for name in schema_of(struct, SchemaFor.ARGUMENTS).get("required", ())
+    }
+    for of in SchemaFor:
         schema = schema_of(struct, of)
         jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
         assert not {"$ref", "title", "anyOf"} & {key for place in places(schema) for key in place}
-    jsonschema_rs.validate(schema_of(struct, Of.RESULT), value)
-    jsonschema_rs.validate(schema_of(struct, Of.ARGUMENTS), needed)
-    assert not jsonschema_rs.is_valid(schema_of(struct, Of.ARGUMENTS), {**needed, "never heard of": 1})
+    jsonschema_rs.validate(schema_of(struct, SchemaFor.RESULT), value)
+    jsonschema_rs.validate(schema_of(struct, SchemaFor.ARGUMENTS), needed)
+    assert not jsonschema_rs.is_valid(schema_of(struct, SchemaFor.ARGUMENTS), {**needed, "never heard of": 1})
 
 
 # ---- arguments
@@ -167,8 +170,8 @@ class Sought(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kinds: list[str] = []
 
 
-def tool_of(do: Callable[[Scene, Any], Any], name: str = "list_dir", **more: Any) -> Tool:
-    return Tool(name=name, title="", description="", parameters=Sought, result=Sought, do=do, **more)
+def tool_of(do: Callable[[ToolContext, Any], Any], name: str = "list_dir", **more: Any) -> WorkspaceTool:
+    return WorkspaceTool(name=name, title="", description="", parameters=Sought, result=Sought, do=do, **more)
 
 
 @pytest.mark.req("FRG-1")
@@ -189,7 +192,7 @@ def test_wrong_arguments_are_named_with_what_would_be_right(
 ) -> None:
     tool = tool_of(lambda _scene, _given: None)
     with pytest.raises(WorkspaceError) as caught:
-        arguments.decode(tool, json.dumps(given_arguments).encode() if as_bytes else given_arguments)
+        arguments.decode_arguments(tool, json.dumps(given_arguments).encode() if as_bytes else given_arguments)
     assert caught.value.message.replace("`None`", "null").replace("None", "null") == told
     assert caught.value.remedy == ("list_dir takes: path (string, required), depth (integer), kinds (list of strings).")
 
@@ -213,20 +216,20 @@ def test_wrong_arguments_are_named_with_what_would_be_right(
 )
 def test_words_of_other_tools_are_known(name: str, given_arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(WorkspaceError) as caught:
-        arguments.decode(BY_NAME[name], given_arguments)
+        arguments.decode_arguments(BY_NAME[name], given_arguments)
     assert caught.value.message == told
 
 
 @pytest.mark.req("FRG-1")
 def test_every_word_of_other_tools_leads_to_an_argument_of_some_tool() -> None:
-    known = {name for tool in TOOLS for name in schema_of(tool.parameters, Of.ARGUMENTS)["properties"]}
+    known = {name for tool in TOOLS for name in schema_of(tool.parameters, SchemaFor.ARGUMENTS)["properties"]}
     assert {meant for words in arguments._ELSEWHERE.values() for meant in words} <= known
 
 
 @pytest.mark.req("FRG-1")
 def test_a_linter_that_is_not_known_is_answered_with_those_that_are() -> None:
     with pytest.raises(WorkspaceError, match="flake8") as caught:
-        arguments.decode(BY_NAME["run_lint"], {"tools": ["flake8"]})
+        arguments.decode_arguments(BY_NAME["run_lint"], {"tools": ["flake8"]})
     assert "'mypy', 'ruff'" in caught.value.remedy
 
 
@@ -234,7 +237,9 @@ def test_a_linter_that_is_not_known_is_answered_with_those_that_are() -> None:
 @pytest.mark.parametrize("as_bytes", [True, False], ids=["bytes", "mapping"])
 def test_one_word_for_a_list_and_a_number_in_quotes_are_taken(as_bytes: bool) -> None:
     def taken(name: str, **given_arguments: Any) -> Any:
-        return arguments.decode(BY_NAME[name], json.dumps(given_arguments).encode() if as_bytes else given_arguments)
+        return arguments.decode_arguments(
+            BY_NAME[name], json.dumps(given_arguments).encode() if as_bytes else given_arguments
+        )
 
     assert taken("find_files", glob="*.py", limit="3") == taken("find_files", glob=["*.py"], limit=3)
     assert taken("run_tests", paths="a", seconds="1.5") == taken("run_tests", paths=["a"], seconds=1.5)
@@ -254,7 +259,7 @@ def test_one_word_for_a_list_and_a_number_in_quotes_are_taken(as_bytes: bool) ->
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[" * 100_000, b"[]", b"null"])
 def test_what_is_no_object_is_refused_in_words(raw: bytes) -> None:
     with pytest.raises(WorkspaceError, match="list_dir"):
-        arguments.decode(tool_of(lambda _scene, _given: None), raw)
+        arguments.decode_arguments(tool_of(lambda _scene, _given: None), raw)
 
 
 # ---- calls
@@ -265,7 +270,7 @@ class Bench:
     """A workspace whose `list_dir` is the test's own."""
 
     workspace: Workspace
-    session: Session
+    session: WorkspaceSession
 
     async def call(self, name: str = "list_dir", told: list[Any] | None = None, **given_arguments: Any) -> Any:
         answer = await self.workspace.call(
@@ -285,8 +290,8 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     started: list[Workspace] = []
 
     def begin(
-        do: Callable[[Scene, Any], Any] | None = None,
-        settings: Settings = DEFAULTS,
+        do: Callable[[ToolContext, Any], Any] | None = None,
+        settings: WorkspaceSettings = DEFAULTS,
         environ: dict[str, str] | None = None,
         unsafe: bool = False,
         **more: Any,
@@ -296,14 +301,14 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             tools = (tool_of(do, **more),)
         made = Workspace(tmp_path, settings, environ=environ or {}, unsafe_no_sandbox=unsafe, tools=tools)
         started.append(made)
-        return Bench(made, Session(settings.limits))
+        return Bench(made, WorkspaceSession(settings.limits))
 
     yield begin
     for made in started:
         await made.close()
 
 
-def seconds(limit: float) -> Settings:
+def seconds(limit: float) -> WorkspaceSettings:
     limits = dataclasses.replace(DEFAULTS.limits, seconds={**DEFAULTS.limits.seconds, "list_dir": limit})
     return dataclasses.replace(DEFAULTS, limits=limits)
 
@@ -315,7 +320,7 @@ def text(result: Any) -> str:
 
 @pytest.mark.req("FRG-1")
 async def test_a_result_has_short_text_and_structured_content(start: Start) -> None:
-    result = await start(lambda _scene, _given: Done(Sought(path="a", depth=2), "one folder")).call()
+    result = await start(lambda _scene, _given: ToolResult(Sought(path="a", depth=2), "one folder")).call()
     assert result == {
         "content": [{"type": "text", "text": "one folder"}],
         "structuredContent": {"path": "a", "depth": 2, "kinds": []},
@@ -386,7 +391,7 @@ async def test_a_path_that_is_not_there_is_answered_with_where_such_a_name_is(st
 
 @pytest.mark.req("FRG-1")
 async def test_what_a_model_can_act_on_is_a_result_with_the_remedy(start: Start) -> None:
-    def refuse(_scene: Scene, _given: Any) -> Done:
+    def refuse(_scene: ToolContext, _given: Any) -> ToolResult:
         raise WorkspaceError("a.py is not there.", remedy="Did you mean b.py?")
 
     result = await start(refuse).call()
@@ -396,7 +401,7 @@ async def test_what_a_model_can_act_on_is_a_result_with_the_remedy(start: Start)
 async def test_a_fault_of_our_own_tells_no_internals_and_is_logged(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_scene: Scene, _given: Any) -> Done:
+    def fail(_scene: ToolContext, _given: Any) -> ToolResult:
         raise RuntimeError("at /secret/place")
 
     result = await start(fail).call()
@@ -408,7 +413,7 @@ async def test_a_fault_of_our_own_tells_no_internals_and_is_logged(
 
 async def test_a_result_that_is_far_too_large_is_refused(start: Start) -> None:
     huge = "x" * (64 * 1024 * 1024)
-    result = await start(lambda _scene, _given: Done(Sought(path=huge), "")).call()
+    result = await start(lambda _scene, _given: ToolResult(Sought(path=huge), "")).call()
     assert result["isError"]
     assert "too large" in text(result)
 
@@ -418,10 +423,10 @@ async def test_a_tool_that_hangs_is_answered_for_in_time(start: Start) -> None:
     let_go = threading.Event()
     deadlines: list[float] = []
 
-    def hang(scene: Scene, _given: Any) -> Done:
+    def hang(scene: ToolContext, _given: Any) -> ToolResult:
         deadlines.append(scene.deadline - time.monotonic())
         let_go.wait(LIMIT)
-        return Done(Sought(path=""), "")
+        return ToolResult(Sought(path=""), "")
 
     bench = start(hang, seconds(0.2))
     try:
@@ -438,10 +443,10 @@ async def test_hanging_tools_take_no_more_threads_than_there_are(start: Start) -
     let_go = threading.Event()
     at_work: list[int] = []
 
-    def hang(_scene: Scene, _given: Any) -> Done:
+    def hang(_scene: ToolContext, _given: Any) -> ToolResult:
         at_work.append(1)
         let_go.wait(LIMIT)
-        return Done(Sought(path=""), "")
+        return ToolResult(Sought(path=""), "")
 
     bench = start(hang, seconds(0.5))
     try:
@@ -455,9 +460,9 @@ async def test_hanging_tools_take_no_more_threads_than_there_are(start: Start) -
 @pytest.mark.req("FRG-10")
 async def test_a_session_that_used_its_calls_gets_no_more(start: Start) -> None:
     few = dataclasses.replace(DEFAULTS, limits=dataclasses.replace(DEFAULTS.limits, session_calls=2))
-    bench = start(lambda _scene, _given: Done(Sought(path=""), ""), few)
+    bench = start(lambda _scene, _given: ToolResult(Sought(path=""), ""), few)
     assert [(await bench.call())["isError"] for _ in range(3)] == [False, False, True]
-    assert not (await dataclasses.replace(bench, session=Session(few.limits)).call())["isError"]
+    assert not (await dataclasses.replace(bench, session=WorkspaceSession(few.limits)).call())["isError"]
 
 
 @pytest.mark.req("FRG-9")
@@ -472,7 +477,7 @@ async def test_a_session_that_used_its_calls_gets_no_more(start: Start) -> None:
     ids=["off", "read-only", "ci", "ci-allowed"],
 )
 async def test_a_tool_that_is_off_is_not_listed_and_says_why(
-    start: Start, settings: Settings, environ: dict[str, str], gone: set[str], told: str
+    start: Start, settings: WorkspaceSettings, environ: dict[str, str], gone: set[str], told: str
 ) -> None:
     bench = start(None, settings, environ)
     assert {json.loads(tool)["name"] for tool in bench.workspace.tools} == set(BY_NAME) - gone
@@ -499,11 +504,11 @@ async def test_progress_is_numbered_upwards_and_told_in_the_loops_thread(start: 
     threads: list[int] = []
     told: list[Any] = []
 
-    def work(scene: Scene, _given: Any) -> Done:
+    def work(scene: ToolContext, _given: Any) -> ToolResult:
         assert scene.progress is not None
         for step in range(50):
             scene.progress(f"step {step}")
-        return Done(Sought(path=""), "")
+        return ToolResult(Sought(path=""), "")
 
     bench = start(work)
     answer = await bench.workspace.call(
@@ -520,12 +525,12 @@ async def test_progress_is_numbered_upwards_and_told_in_the_loops_thread(start: 
 async def test_nobody_is_told_of_progress_after_the_answer(start: Start) -> None:
     let_go, over = threading.Event(), threading.Event()
 
-    def work(scene: Scene, _given: Any) -> Done:
+    def work(scene: ToolContext, _given: Any) -> ToolResult:
         assert scene.progress is not None
         let_go.wait(LIMIT)
         scene.progress("too late")
         over.set()
-        return Done(Sought(path=""), "")
+        return ToolResult(Sought(path=""), "")
 
     told: list[Any] = []
     result = await start(work, seconds(0.1)).call(told=told)
@@ -570,11 +575,11 @@ def sandbox(monkeypatch: pytest.MonkeyPatch) -> FakeSandbox:
 
 @pytest.mark.req("FRG-10")
 async def test_a_call_that_is_taken_back_ends_what_it_runs(start: Start, sandbox: FakeSandbox) -> None:
-    async def run(scene: Scene, _given: Any) -> Done:
+    async def run(scene: ToolContext, _given: Any) -> ToolResult:
         await (await scene.sandbox()).run()  # type: ignore[call-arg, func-returns-value]
-        return Done(Sought(path=""), "")
+        return ToolResult(Sought(path=""), "")
 
-    call = asyncio.ensure_future(start(run, runs=Runs.CODE).call())
+    call = asyncio.ensure_future(start(run, runs=ToolNeeds.CODE).call())
     await asyncio.wait_for(sandbox.began.wait(), LIMIT)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -587,11 +592,11 @@ async def test_code_is_refused_with_the_sandboxs_reason_and_files_are_not(start:
     sandbox.refusal = WorkspaceError("No bubblewrap here.", remedy="apt install bubblewrap")
     ran: list[int] = []
 
-    async def run(_scene: Scene, _given: Any) -> Done:
+    async def run(_scene: ToolContext, _given: Any) -> ToolResult:
         ran.append(1)
-        return Done(Sought(path=""), "")
+        return ToolResult(Sought(path=""), "")
 
-    assert text(await start(run, runs=Runs.CODE).call()) == "No bubblewrap here. apt install bubblewrap"
+    assert text(await start(run, runs=ToolNeeds.CODE).call()) == "No bubblewrap here. apt install bubblewrap"
     assert not ran
     assert not (await start(run).call())["isError"]
 
@@ -600,11 +605,11 @@ async def test_code_is_refused_with_the_sandboxs_reason_and_files_are_not(start:
 async def test_what_runs_without_a_sandbox_is_told_in_the_result_and_in_the_log(
     start: Start, sandbox: FakeSandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run(_scene: Scene, _given: Any) -> Done:
-        return Done(Sought(path=""), "done")
+    async def run(_scene: ToolContext, _given: Any) -> ToolResult:
+        return ToolResult(Sought(path=""), "done")
 
     with caplog.at_level(logging.WARNING):
-        result = await start(run, unsafe=True, runs=Runs.CODE).call(path="rm -rf x")
+        result = await start(run, unsafe=True, runs=ToolNeeds.CODE).call(path="rm -rf x")
     assert text(result) == f"{workspace.UNSAFE}\ndone"
     assert 'unsandboxed: list_dir {"path":"rm -rf x"' in caplog.text
 
@@ -625,19 +630,19 @@ async def test_without_a_sandbox_no_tool_that_runs_code_is_called_harmless(start
 async def test_read_only_without_a_sandbox_runs_no_code(start: Start, sandbox: FakeSandbox) -> None:
     ran: list[int] = []
 
-    async def run(_scene: Scene, _given: Any) -> Done:
+    async def run(_scene: ToolContext, _given: Any) -> ToolResult:
         ran.append(1)
-        return Done(Sought(path=""), "done")
+        return ToolResult(Sought(path=""), "done")
 
     read_only = dataclasses.replace(DEFAULTS, read_only=True)
     bench = start(settings=read_only, unsafe=True)
     code = {"run_tests", "run_lint", "project_diff", "run_shell_safe"}
     assert not code & {json.loads(tool)["name"] for tool in bench.workspace.tools}
     assert "without a sandbox nothing keeps it so" in str(bench.workspace.why_not("project_diff"))
-    result = await start(run, settings=read_only, unsafe=True, runs=Runs.CODE).call()
+    result = await start(run, settings=read_only, unsafe=True, runs=ToolNeeds.CODE).call()
     assert result["isError"]
     assert not ran
-    assert not (await start(run, settings=read_only, runs=Runs.CODE).call())["isError"]
+    assert not (await start(run, settings=read_only, runs=ToolNeeds.CODE).call())["isError"]
     assert ran
 
 
@@ -659,13 +664,13 @@ def test_lines_come_out_whole_however_the_pipe_cuts_them(lines: list[bytes], cut
     whole = b"".join(line + b"\n" for line in lines)
     edges = [0, *sorted(cut for cut in cuts if cut < len(whole)), len(whole)]
     pieces = [whole[start:end] for start, end in itertools.pairwise(edges)]
-    assert list(split(pieces)) == [line.strip() for line in lines if line.strip()]
+    assert list(split_messages(pieces)) == [line.strip() for line in lines if line.strip()]
 
 
 def test_a_line_beyond_the_limit_is_dropped_and_the_next_is_not() -> None:
     piece = b"x" * (1024 * 1024)
     long = [piece] * (LARGEST_MESSAGE // len(piece)) + [b"x\nnext\n"]
-    assert list(split(long)) == [b"next"]
+    assert list(split_messages(long)) == [b"next"]
 
 
 @pytest.mark.req("FRG-2")
@@ -677,25 +682,25 @@ def test_a_token_that_others_know_or_can_guess_is_refused(tmp_path: Path, conten
     file = tmp_path / "token"
     file.write_text(content)
     file.chmod(mode)
-    with pytest.raises(ConfigError), token({}, file, tmp_path / "other"):
+    with pytest.raises(ConfigError), open_token({}, file, tmp_path / "other"):
         pass
 
 
 @pytest.mark.req("FRG-2")
 def test_a_token_that_was_made_is_private_and_ends_with_the_server(tmp_path: Path) -> None:
-    with token({}, None, tmp_path / "made") as made:
+    with open_token({}, None, tmp_path / "made") as made:
         assert (tmp_path / "made").read_text().strip() == made.value
         assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600
         assert made.value not in made.where
     assert not (tmp_path / "made").exists()
-    with token({}, tmp_path / "kept", tmp_path / "made") as first:
+    with open_token({}, tmp_path / "kept", tmp_path / "made") as first:
         pass
-    with token({}, tmp_path / "kept", tmp_path / "made") as second:
+    with open_token({}, tmp_path / "kept", tmp_path / "made") as second:
         assert second == first
 
 
 def test_a_scene_without_a_limit_has_no_deadline() -> None:
-    assert {field.name: field.default for field in dataclasses.fields(Scene)}["deadline"] == math.inf
+    assert {field.name: field.default for field in dataclasses.fields(ToolContext)}["deadline"] == math.inf
 
 
 @pytest.mark.req("FRG-2")

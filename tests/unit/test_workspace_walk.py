@@ -16,13 +16,24 @@ import pytest
 from parts.racer import CANARY, Race, racing
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.folder import Folder, Spot
-from toolcrib.workspace.looking import walk as walking
-from toolcrib.workspace.looking.look import DirListed, FilesFound, FindFiles, ListDir, find_files, list_dir
-from toolcrib.workspace.looking.search import SearchText, TextFound, search_text
-from toolcrib.workspace.looking.structure import ProjectStructure, Structure, project_structure
-from toolcrib.workspace.looking.walk import DEEPEST, Entry, Ignored, Kind, Stop, Walk
-from toolcrib.workspace.patterns.ignores import Known, Rules, Verdict
+from toolcrib.workspace.folder import Folder, FolderPath
+from toolcrib.workspace.globs import IgnoreRules, IgnoreRulesCache, IgnoreVerdict
+from toolcrib.workspace.tools import walk as walking
+from toolcrib.workspace.tools.listing import (
+    FindFilesArguments,
+    FindFilesResult,
+    ListDirArguments,
+    ListDirResult,
+    find_files,
+    list_dir,
+)
+from toolcrib.workspace.tools.project_structure import (
+    ProjectStructureArguments,
+    ProjectStructureResult,
+    project_structure,
+)
+from toolcrib.workspace.tools.search_text import SearchTextArguments, SearchTextResult, search_text
+from toolcrib.workspace.tools.walk import DEEPEST, FileKind, FolderEntry, FolderWalk, IgnoredFiles, WalkLimit
 
 pytestmark = pytest.mark.req("FRG-9")
 
@@ -49,8 +60,8 @@ def lay(root: Path, *names: str, **contents: str) -> None:
             path.write_text(contents.get(name, "x"))
 
 
-def walk(folder: Folder, start: str = ".", **how: object) -> Walk:
-    return Walk(folder, folder.spot(start), until=time.monotonic() + 60, **how)  # type: ignore[arg-type]
+def walk(folder: Folder, start: str = ".", **how: object) -> FolderWalk:
+    return FolderWalk(folder, folder.spot(start), until=time.monotonic() + 60, **how)  # type: ignore[arg-type]
 
 
 def seen(folder: Folder, start: str = ".", **how: object) -> list[str]:
@@ -75,11 +86,11 @@ def test_every_kind_is_named_and_nothing_is_opened_to_know_it(folder: Folder, ro
         server.bind(str(root / "socket"))
         kinds = {entry.name: entry.kind for entry in walk(folder, depth=1)}
     assert kinds == {
-        "fifo": Kind.OTHER,
-        "file": Kind.FILE,
-        "folder": Kind.FOLDER,
-        "link": Kind.LINK,
-        "socket": Kind.OTHER,
+        "fifo": FileKind.OTHER,
+        "file": FileKind.FILE,
+        "folder": FileKind.FOLDER,
+        "link": FileKind.LINK,
+        "socket": FileKind.OTHER,
     }
 
 
@@ -106,7 +117,7 @@ def test_ignored_things_are_left_out_with_all_that_is_below(folder: Folder, root
     left = [".gitignore", "src", "src/.gitignore", "src/a.py", "src/deep", "src/deep/.gitignore", "src/keep.pyc"]
     assert seen(folder) == left
     assert seen(folder, "src/deep") == ["src/deep/.gitignore"], "rules from above count below"
-    everything = seen(folder, ignored=Ignored.SHOWN)
+    everything = seen(folder, ignored=IgnoredFiles.SHOWN)
     assert {"build", "build/x", "src/a.pyc", "src/deep/only.txt"} < set(everything)
 
 
@@ -148,7 +159,7 @@ def test_git_and_run_logs_are_never_shown_and_toolcribs_folder_only_if_asked_for
     assert seen(folder) == ["f", "sub"]
     own = [".toolcrib/output", ".toolcrib/output/.gitignore", ".toolcrib/output/a.log", ".toolcrib/workspace.yml"]
     assert seen(folder, ".toolcrib") == own
-    assert seen(folder, ignored=Ignored.SHOWN) == [".toolcrib", *own, "f", "sub"]
+    assert seen(folder, ignored=IgnoredFiles.SHOWN) == [".toolcrib", *own, "f", "sub"]
     for start in (".git", "sub/.GIT", ".toolcrib/runs"):
         with pytest.raises(WorkspaceError):
             seen(folder, start)
@@ -157,7 +168,7 @@ def test_git_and_run_logs_are_never_shown_and_toolcribs_folder_only_if_asked_for
 def test_what_the_settings_hide_is_not_shown(root: Path):
     lay(root, "secrets/key", "a/.env", "a/b")
     with contextlib.closing(Folder(root, hidden=("secrets/", ".env"))) as folder:
-        assert seen(folder, ignored=Ignored.SHOWN) == ["a", "a/b"]
+        assert seen(folder, ignored=IgnoredFiles.SHOWN) == ["a", "a/b"]
 
 
 @pytest.fixture
@@ -185,7 +196,7 @@ def test_a_tree_of_two_thousand_levels_ends_and_holds_few_descriptors(folder: Fo
     for count, _ in enumerate(deep, start=1):  # noqa: B007 - it counts
         most = max(most, descriptors() - before)
     assert count == DEEPEST
-    assert deep.stops == [Stop.DEPTH]
+    assert deep.stops == [WalkLimit.DEPTH]
     assert most <= DEEPEST + 2
     assert descriptors() == before
 
@@ -204,9 +215,9 @@ def test_a_walk_that_is_left_early_closes_what_it_opened(folder: Folder, root: P
 def test_a_walk_ends_when_its_time_is_up(folder: Folder, root: Path):
     for n in range(2000):
         (root / f"f{n}").touch()
-    late = Walk(folder, Spot(), until=time.monotonic() - 1)
+    late = FolderWalk(folder, FolderPath(), until=time.monotonic() - 1)
     assert list(late) == []
-    assert late.stops == [Stop.TIME]
+    assert late.stops == [WalkLimit.TIME]
 
 
 @pytest.mark.req("FRG-10")
@@ -218,33 +229,33 @@ def test_the_clock_is_looked_at_between_two_entries_and_two_folders(
     lay(root, *(f"f{n:03}" for n in range(200)), *(f"g{n:03}/f" for n in range(20)))
     (root / ".gitignore").write_text(f"{content}\n")
     judged: list[str] = []
-    verdict = Rules.verdict
+    verdict = IgnoreRules.verdict
 
-    def slow(rules: Rules, path: str, *, is_folder: bool) -> Verdict | None:
+    def slow(rules: IgnoreRules, path: str, *, is_folder: bool) -> IgnoreVerdict | None:
         judged.append(path)
         return verdict(rules, path, is_folder=is_folder)
 
-    monkeypatch.setattr(Rules, "verdict", slow)
-    monkeypatch.setattr("toolcrib.workspace.looking.walk.time.monotonic", lambda: float(len(judged)))
-    late = Walk(folder, Spot(), until=2.5)
+    monkeypatch.setattr(IgnoreRules, "verdict", slow)
+    monkeypatch.setattr("toolcrib.workspace.tools.walk.time.monotonic", lambda: float(len(judged)))
+    late = FolderWalk(folder, FolderPath(), until=2.5)
     assert len(list(late)) <= 3
     assert len(judged) == 3
     assert late.left_out <= 3
-    assert late.stops == [Stop.TIME]
+    assert late.stops == [WalkLimit.TIME]
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The .gitignore files whose patterns were compiled since."""
     found: list[bytes] = []
-    of_file = Rules.of_file
+    of_file = IgnoreRules.of_file
 
-    def counted(content: bytes) -> Rules:
+    def counted(content: bytes) -> IgnoreRules:
         found.append(content)
         return of_file(content)
 
-    monkeypatch.setattr(Rules, "of_file", counted)
-    monkeypatch.setattr(walking, "_known", Known())
+    monkeypatch.setattr(IgnoreRules, "of_file", counted)
+    monkeypatch.setattr(walking, "_known_rules", IgnoreRulesCache())
     return found
 
 
@@ -254,11 +265,11 @@ def test_rules_are_read_only_while_there_is_time(
     for n in range(20):
         lay(root, f"d{n:02}/f")
         (root / f"d{n:02}/.gitignore").write_text(f"x{n}\n")
-    monkeypatch.setattr("toolcrib.workspace.looking.walk.time.monotonic", lambda: float(len(compiled)))
-    late = Walk(folder, Spot(), until=2.5)
+    monkeypatch.setattr("toolcrib.workspace.tools.walk.time.monotonic", lambda: float(len(compiled)))
+    late = FolderWalk(folder, FolderPath(), until=2.5)
     list(late)
     assert len(compiled) == 3
-    assert late.stops == [Stop.TIME]
+    assert late.stops == [WalkLimit.TIME]
 
 
 def test_the_same_rules_are_made_once_and_heavy_ones_not_without_end(
@@ -270,11 +281,11 @@ def test_the_same_rules_are_made_once_and_heavy_ones_not_without_end(
     assert [path for path in seen(folder) if path.endswith("/ignored")] == []
     assert len(compiled) == 1
     # Enough for three of them.
-    monkeypatch.setattr(walking, "MOST_RULES", 3 * Rules(["ignored"]).weight)
+    monkeypatch.setattr(walking, "MOST_RULES", 3 * IgnoreRules(["ignored"]).weight)
     cut = walk(folder)
     shown = ["/".join(entry.parts) for entry in cut]
     assert [path for path in shown if path.endswith("/ignored")] == ["d3/ignored", "d4/ignored", "d5/ignored"]
-    assert cut.stops == [Stop.RULES]
+    assert cut.stops == [WalkLimit.RULES]
 
 
 def test_a_gitignore_that_is_too_large_is_told(folder: Folder, root: Path):
@@ -282,20 +293,20 @@ def test_a_gitignore_that_is_too_large_is_told(folder: Folder, root: Path):
     (root / ".gitignore").write_text("a\n" + "*a" * 20 * 20_000)
     cut = walk(folder)
     assert [entry.name for entry in cut] == [".gitignore", "b"]
-    assert cut.stops == [Stop.RULES]
+    assert cut.stops == [WalkLimit.RULES]
 
 
 def test_a_walk_ends_at_its_most_entries(folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch):
     lay(root, *(f"d{n}/f{m}" for n in range(10) for m in range(10)))
-    monkeypatch.setattr(walking, "MOST", 30)
+    monkeypatch.setattr(walking, "MOST_ENTRIES", 30)
     many = walk(folder)
     assert len(list(many)) == 30
-    assert many.stops == [Stop.ENTRIES]
+    assert many.stops == [WalkLimit.ENTRIES]
     monkeypatch.undo()
     monkeypatch.setattr(walking, "MOST_IN_ONE", 5)
     wide = walk(folder)
     assert len(list(wide)) == 5 + 5 * 5
-    assert wide.stops == [Stop.ONE_FOLDER]
+    assert wide.stops == [WalkLimit.ONE_FOLDER]
 
 
 def test_names_that_are_no_utf8_come_as_they_are(folder: Folder, root: Path):
@@ -318,7 +329,7 @@ def test_a_folder_that_is_closed_to_us_is_counted(folder: Folder, root: Path):
 def test_a_file_that_became_a_pipe_or_a_link_is_not_opened(folder: Folder, root: Path, tmp_path: Path):
     lay(root, "a", "b")
     lay(tmp_path, "secret")
-    entries: dict[str, Entry] = {}
+    entries: dict[str, FolderEntry] = {}
     for entry in walk(folder):
         (root / entry.name).unlink()
         if entry.name == "a":
@@ -341,10 +352,10 @@ async def everything_told(race: Race, seconds: float) -> tuple[int, int]:
                 return tries, refused
             tries += 4
             for ask in (
-                lambda path=path: list_dir(scene, ListDir(path=path, depth=5)),
-                lambda path=path: find_files(scene, FindFiles(glob="**", path=path)),
-                lambda path=path: project_structure(scene, ProjectStructure(path=path)),
-                lambda path=path: search_text(scene, SearchText(pattern="lies", path=path)),
+                lambda path=path: list_dir(scene, ListDirArguments(path=path, depth=5)),
+                lambda path=path: find_files(scene, FindFilesArguments(glob="**", path=path)),
+                lambda path=path: project_structure(scene, ProjectStructureArguments(path=path)),
+                lambda path=path: search_text(scene, SearchTextArguments(pattern="lies", path=path)),
             ):
                 try:
                     done = ask()
@@ -354,7 +365,9 @@ async def everything_told(race: Race, seconds: float) -> tuple[int, int]:
                     told = error.text()
                 else:
                     told = done.text
-                    assert isinstance(done.data, DirListed | FilesFound | Structure | TextFound)
+                    assert isinstance(
+                        done.data, ListDirResult | FindFilesResult | ProjectStructureResult | SearchTextResult
+                    )
                 assert CANARY.split(":")[0] not in told
                 assert "canary" not in told
     raise AssertionError("unreachable")

@@ -1,11 +1,11 @@
 """A call's way: resolve the name → decide → undo what the configuration changed → check the arguments → ask a person,
 where the rule says so → write the intent → forward raw → write the outcome.
 
-In: a `Request` of a `Caller` and the `Shelf` (catalog and servers) it is made at. Out: the server's raw `Answer`,
-or an error of ours. Nothing else in Toolcrib may reach a server's tools.
+In: a `CallRequest`, who makes it, and the `ToolSource` (catalog and servers) it is made at. Out: the server's raw
+answer, or an error of ours. Nothing else in Toolcrib may reach a server's tools.
 
-A call that may change something leaves only once its intent is durable, and its answer only once its outcome is. A
-call under way whose caller loses the permission is stopped, wherever it waits.
+A call that may change something leaves only once its intent is durable, and its answer only once its outcome is. An
+active call whose caller loses the permission is stopped, wherever it waits.
 """
 
 from __future__ import annotations
@@ -22,33 +22,47 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from msgspec import Raw
 
-from toolcrib.agent_events import failure_in
-from toolcrib.book.entry import Entry, Kind
-from toolcrib.calls.clients_own import without_clients_own
-from toolcrib.calls.line import Line
-from toolcrib.calls.under_way import ENDED, UnderWay
-from toolcrib.catalog.schema_check import Checker, Seen
+from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.calls.record import AGENT_ENDED, ActiveCalls, CallRecord
+from toolcrib.catalog.schema_check import ArgumentChecker, CallerView
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
-from toolcrib.errors import (
-    BookUnwritable,
-    CallTimeout,
-    Denied,
-    ServerFailure,
-    StoreError,
-    ToolcribError,
-    UnknownTool,
-)
+from toolcrib.errors import AuditUnwritable, CallTimeout, Denied, ServerFailure, StoreError, ToolcribError, UnknownTool
 from toolcrib.events import Bus, CallFailed
 from toolcrib.policy import Caller, Decision, Verdict, decide
-from toolcrib.servers.model import Answer, OnProgress, ToolCall
+from toolcrib.run_events import failure_in
+from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
 from toolcrib.servers.wire import result_type
 
 if TYPE_CHECKING:
-    from toolcrib.agents.approvals import Approvals
-    from toolcrib.agents.roster import Roster
-    from toolcrib.agents.sessions import Sessions
-    from toolcrib.book import Book
+    from toolcrib.audit import AuditLog
+    from toolcrib.identity.approvals import Approvals
+    from toolcrib.identity.registry import AgentRegistry
+    from toolcrib.identity.sessions import SessionRegistry
+
+
+_ADDED = "wait_for_previous"
+_decode = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def without_client_arguments(tool: Tool, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
+    """The very same params where there is nothing to take out; otherwise every other value keeps its bytes."""
+    arguments = params.get("arguments")
+    if arguments is None or _ADDED.encode() not in bytes(arguments) or _ADDED in _declared(tool):
+        return params
+    try:
+        given = _decode(arguments)
+    except msgspec.MsgspecError:
+        # Not an object: the check that follows says so.
+        return params
+    given.pop(_ADDED, None)
+    return {**params, "arguments": Raw(msgspec.json.encode(given))}
+
+
+def _declared(tool: Tool) -> Mapping[str, object]:
+    properties = tool.shown.input_schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
 
 log = logging.getLogger(__name__)
 
@@ -58,25 +72,25 @@ _LONGEST_UNKNOWN = 4096
 """Characters that are taken of a name that no tool has; the book keeps fewer, once it has masked them."""
 
 
-class Target(Protocol):
+class CallTarget(Protocol):
     """What a call is forwarded to: a live server, or the commands of the daemon."""
 
     async def call(
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
-    ) -> Answer: ...
+    ) -> ServerAnswer: ...
 
 
-class Shelf(Protocol):
+class ToolSource(Protocol):
     """Where names are resolved: one project's catalog and the servers behind it."""
 
     def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
         """Raises `UnknownTool`, which suggests only tools that are `shown`, as they are called in this style."""
         ...
 
-    def target(self, server: str, caller: Caller) -> Target: ...
+    def target(self, server: str, caller: Caller) -> CallTarget: ...
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A call as its caller made it."""
 
     tool: str
@@ -92,10 +106,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     on_progress: OnProgress | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class CallOutcome(msgspec.Struct, frozen=True):
     """A call that reached its server: what the server said, and the tool that the name stood for."""
 
-    answer: Answer
+    answer: ServerAnswer
     tool: Tool
 
 
@@ -104,27 +118,27 @@ class Door:
         self,
         bus: Bus,
         *,
-        book: Book | None = None,
-        roster: Roster | None = None,
+        book: AuditLog | None = None,
+        roster: AgentRegistry | None = None,
         approvals: Approvals | None = None,
-        sessions: Sessions | None = None,
+        sessions: SessionRegistry | None = None,
     ) -> None:
         """Without them: nothing is recorded, nobody is known whose permission could change, nobody can be asked."""
         self._bus = bus
         self._book = book
         self._approvals = approvals
         self._sessions = sessions
-        self._checker = Checker()
+        self._checker = ArgumentChecker()
         self._numbers = itertools.count(1)
-        self._under_way = None if roster is None else UnderWay(bus, roster, approvals)
+        self._under_way = None if roster is None else ActiveCalls(bus, roster, approvals)
         self.in_flight = 0
         self.finished = 0
 
-    async def call(self, shelf: Shelf, caller: Caller, request: Request) -> Outcome:
+    async def call(self, shelf: ToolSource, caller: Caller, request: CallRequest) -> CallOutcome:
         tool = self._found(shelf, caller, request)
-        params = without_clients_own(tool, request.params)
+        params = without_client_arguments(tool, request.params)
         arguments = params.get("arguments")
-        line = Line(
+        line = CallRecord(
             self._next_id(),
             caller,
             tool,
@@ -156,9 +170,9 @@ class Door:
         finally:
             if self._under_way is not None:
                 self._under_way.end(line)
-        return Outcome(answer, tool)
+        return CallOutcome(answer, tool)
 
-    def _found(self, shelf: Shelf, caller: Caller, request: Request) -> Tool:
+    def _found(self, shelf: ToolSource, caller: Caller, request: CallRequest) -> Tool:
         try:
             return shelf.find(
                 request.tool, lambda tool: decide(caller, tool).verdict is not Verdict.DENY, request.style
@@ -167,12 +181,12 @@ class Door:
             self._note_not_found(caller, request, "unknown" if isinstance(error, UnknownTool) else "away")
             raise
 
-    def _note_not_found(self, caller: Caller, request: Request, outcome: str) -> None:
+    def _note_not_found(self, caller: Caller, request: CallRequest, outcome: str) -> None:
         name = request.tool[:_LONGEST_UNKNOWN]
         if self._book is not None:
             self._book.note(
-                Entry(
-                    kind=Kind.OUTCOME,
+                AuditEntry(
+                    kind=EntryKind.OUTCOME,
                     at=time.time(),
                     agent=caller.agent,
                     session="" if caller.session is None else caller.session.id,
@@ -202,12 +216,12 @@ class Door:
     def _next_id(self) -> str:
         return f"{PROCESS}-{next(self._numbers)}"
 
-    def _check(self, line: Line, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
+    def _check(self, line: CallRecord, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
         """Whether the caller may use the tool, and may do so with these arguments; the params as its server takes
         them."""
         # Who may not use a tool at all does not learn its schema from what is said of the arguments.
         self._refuse_denied(line)
-        seen: Seen | None = None
+        seen: CallerView | None = None
         try:
             if line.tool.shape is not None and line.tool.shape.undo:
                 params, seen = self._undone(line, params)
@@ -219,21 +233,21 @@ class Door:
         self._refuse_denied(line)
         return params
 
-    def _undone(self, line: Line, params: Mapping[str, Raw]) -> tuple[Mapping[str, Raw], Seen]:
+    def _undone(self, line: CallRecord, params: Mapping[str, Raw]) -> tuple[Mapping[str, Raw], CallerView]:
         """What is wrong is told in the words that the caller was shown."""
         tool = line.tool
         given = self._checker.check(tool.shown, params.get("arguments"))
         line.taken = msgspec.json.encode(tool.taken(given))
-        seen = Seen(schema=tool.shown.input_schema, own=partial(tool.callers_own, given))
+        seen = CallerView(schema=tool.shown.input_schema, own=partial(tool.callers_own, given))
         return {**params, "arguments": Raw(line.taken)}, seen
 
     @staticmethod
-    def _refuse_denied(line: Line) -> None:
+    def _refuse_denied(line: CallRecord) -> None:
         if line.decision.verdict is Verdict.DENY:
             line.finish("denied")
             raise _denied(line.caller, line.tool, line.decision)
 
-    async def _ask(self, line: Line, besides: bytes) -> None:
+    async def _ask(self, line: CallRecord, besides: bytes) -> None:
         if self._approvals is None:
             line.finish("denied")
             raise Denied(f"{line.tool.display} needs a person's word, and nobody can be asked here.")
@@ -255,7 +269,9 @@ class Door:
             line.finish("denied")
             raise _denied(line.caller, line.tool, line.decision, answer.remedy)
 
-    async def _forward(self, shelf: Shelf, line: Line, request: Request, params: Mapping[str, Raw]) -> Answer:
+    async def _forward(
+        self, shelf: ToolSource, line: CallRecord, request: CallRequest, params: Mapping[str, Raw]
+    ) -> ServerAnswer:
         tool = line.tool
         may_change = not tool.reads_only
         headers = tool.param_headers(line.checked)
@@ -285,12 +301,12 @@ class Door:
         return answer
 
     @staticmethod
-    async def _written_down(line: Line, book: Book) -> None:
+    async def _written_down(line: CallRecord, book: AuditLog) -> None:
         try:
             await book.kept()
         except StoreError as error:
             line.finish("refused")
-            raise BookUnwritable(
+            raise AuditUnwritable(
                 f"{line.tool.display} did not run: it may change something, and the book cannot be written. "
                 f"{error.message}",
                 remedy=error.remedy,
@@ -301,7 +317,7 @@ class Door:
             raise
 
     @staticmethod
-    async def _outcome_kept(book: Book) -> None:
+    async def _outcome_kept(book: AuditLog) -> None:
         """The call has run: its answer is given also if its outcome can only be written later."""
         try:
             await book.kept()
@@ -312,7 +328,7 @@ class Door:
 _ASK_THE_OWNER = "Ask the owner of this machine to allow it."
 
 
-def _besides(request: Request, params: Mapping[str, Raw]) -> bytes:
+def _besides(request: CallRequest, params: Mapping[str, Raw]) -> bytes:
     """What the server gets of the caller besides the arguments: answers to what a tool asked, and `_meta`."""
     found: dict[str, Any] = {key: value for key, value in params.items() if key != "arguments"}
     if request.meta:
@@ -320,7 +336,7 @@ def _besides(request: Request, params: Mapping[str, Raw]) -> bytes:
     return msgspec.json.encode(found) if found else b""
 
 
-def _refuse_changed(shelf: Shelf, line: Line, request: Request) -> None:
+def _refuse_changed(shelf: ToolSource, line: CallRecord, request: CallRequest) -> None:
     """What was decided, or approved by a person, was this very tool: not another that took its name meanwhile.
 
     The name that it was called by may mean several tools by now; its own still means this one.
@@ -337,7 +353,7 @@ def _refuse_changed(shelf: Shelf, line: Line, request: Request) -> None:
 
 def _denied(caller: Caller, tool: Tool, decision: Decision, remedy: str = _ASK_THE_OWNER) -> Denied:
     # Where nothing can be allowed, a model must not send its person to try.
-    can_be_allowed = decision is not ENDED and caller.permission.floor(tool) is None
+    can_be_allowed = decision is not AGENT_ENDED and caller.permission.floor(tool) is None
     return Denied(
         f"{caller.agent} may not use {tool.display}: {decision.rule}.",
         remedy=remedy if can_be_allowed else "",
@@ -357,7 +373,7 @@ def _failure(error: BaseException) -> str:
             return "error"
 
 
-def _refuse_unfinished(answer: Answer, tool: Tool) -> Answer:
+def _refuse_unfinished(answer: ServerAnswer, tool: Tool) -> ServerAnswer:
     """An answer that is not the call's result yet (`input_required`, a task) as a failure: its caller would take it for
     the result."""
     kind = None if answer.result is None else result_type(answer.result)
@@ -365,7 +381,7 @@ def _refuse_unfinished(answer: Answer, tool: Tool) -> Answer:
         return answer
     why = "it asks for input first" if kind == "input_required" else f"its answer is of the type {kind!r:.80}"
     text = f"{tool.display} gave no result: {why}, and this client cannot give or take that."
-    return Answer(result=msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True}))
+    return ServerAnswer(result=msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True}))
 
 
 class _Flagged(msgspec.Struct):
@@ -378,7 +394,7 @@ _LOOKED_INTO = 4 * 1024 * 1024
 """A result above this is not read through once more for its flag: no tool explains its failure at such length."""
 
 
-def _ended(answer: Answer) -> tuple[str, str]:
+def _ended(answer: ServerAnswer) -> tuple[str, str]:
     """The outcome; and what the tool says of it, where what it ran failed."""
     if answer.result is None:
         return "error", ""

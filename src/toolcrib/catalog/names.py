@@ -33,10 +33,10 @@ _ILLEGAL = re.compile(r"[^a-zA-Z0-9_-]")
 _HASH_LENGTHS = (0, 8, 16, 32)
 """Hexadecimal digits at each step of giving way. Eight can be forged by a patient server, 32 cannot."""
 
-Pair = tuple[str, str]
+ToolKey = tuple[str, str]
 """A server's configured name and its own name of the tool."""
 
-SHORT_NAMES: Mapping[Pair, str] = {
+SHORT_NAMES: Mapping[ToolKey, str] = {
     ("crib", "job_submit"): "submit_job",
     ("crib", "job_list"): "list_jobs",
     ("crib", "job_result"): "get_job_result",
@@ -67,7 +67,7 @@ class Names:
                 return self.server
 
 
-def fold(name: str) -> str:
+def folded_name(name: str) -> str:
     """The key under which a public name is unique."""
     return name.lower()
 
@@ -77,15 +77,15 @@ def is_legal(name: str) -> bool:
     return 0 < len(name) <= LIMITS[NameStyle.PLAIN] and not _ILLEGAL.search(name)
 
 
-def shortened(name: str, pair: Pair) -> str:
+def shortened(name: str, pair: ToolKey) -> str:
     """The name itself, or as much of it as every provider takes, with a hash of its tool."""
     limit = LIMITS[NameStyle.PLAIN]
     return name if len(name) <= limit else _hashed(name, pair, digits=_HASH_LENGTHS[1], limit=limit)
 
 
 def name_tools(
-    pairs: Iterable[Pair], *, limit: int | None = None, called: Mapping[Pair, str] = MappingProxyType({})
-) -> dict[Pair, Names]:
+    pairs: Iterable[ToolKey], *, limit: int | None = None, called: Mapping[ToolKey, str] = MappingProxyType({})
+) -> dict[ToolKey, Names]:
     """Names for every pair; `limit` lowers the limit of every style, `called` are tools that are to be called
     otherwise than their servers do."""
     if limit is not None and limit < SMALLEST_LIMIT:
@@ -103,7 +103,7 @@ class _Slot:
 
     __slots__ = ("_limit", "_stem", "name", "pair", "rank", "step")
 
-    def __init__(self, pair: Pair, stem: str, limit: int, *, rank: int) -> None:
+    def __init__(self, pair: ToolKey, stem: str, limit: int, *, rank: int) -> None:
         self.pair = pair
         self.rank = rank
         self.step = 0
@@ -121,7 +121,7 @@ class _PlainSlot(_Slot):
 
     __slots__ = ("_server",)
 
-    def __init__(self, pair: Pair, stem: str, limit: int, server: _Slot, *, rank: int = -1) -> None:
+    def __init__(self, pair: ToolKey, stem: str, limit: int, server: _Slot, *, rank: int = -1) -> None:
         super().__init__(pair, stem, limit, rank=rank)
         self._server = server
 
@@ -139,7 +139,7 @@ class _Naming:
 
     __slots__ = ("_mcp", "_pair", "_plain", "_server", "_short")
 
-    def __init__(self, pair: Pair, limit: int | None, called: str) -> None:
+    def __init__(self, pair: ToolKey, limit: int | None, called: str) -> None:
         room = {style: min(limit or most, most) for style, most in LIMITS.items()}
         # One character above the limit is enough to see that a stem is too long.
         server, tool = (_slug(part, max(LIMITS.values()) + 1) for part in (pair[0], called))
@@ -167,7 +167,7 @@ class _Naming:
         return Names(plain=plain, mcp=mcp, server=server, display=":".join(self._pair), also=also)
 
 
-def _hashed(stem: str, pair: Pair, *, digits: int, limit: int) -> str:
+def _hashed(stem: str, pair: ToolKey, *, digits: int, limit: int) -> str:
     digest = hashlib.sha256("\0".join(pair).encode("utf-8", "surrogatepass")).hexdigest()[:digits]
     return f"{stem[: limit - digits - 1]}_{digest}"
 
@@ -181,7 +181,7 @@ def _contested(slots: Iterable[_Slot]) -> list[_Slot]:
     holders: dict[str, list[_Slot]] = {}
     for slot in slots:
         if slot.name:
-            holders.setdefault(fold(slot.name), []).append(slot)
+            holders.setdefault(folded_name(slot.name), []).append(slot)
     contested = []
     for group in holders.values():
         if len(group) > 1 and any(slot.pair != group[0].pair for slot in group):

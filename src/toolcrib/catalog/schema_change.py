@@ -18,7 +18,7 @@ from typing import Any
 
 from jsonschema_rs import validator_for
 
-from toolcrib.catalog.pointers import Document
+from toolcrib.catalog.schema_refs import SchemaDocument
 
 Schema = Mapping[str, Any]
 Node = dict[str, Any]
@@ -37,30 +37,30 @@ _MOST = 2000
 """Places that are looked at: more than any real schema has for one object. References can make any number of them."""
 
 
-def declared(schema: Schema) -> frozenset[str]:
+def declared_arguments(schema: Schema) -> frozenset[str]:
     """The arguments that the schema names, at places where they can be changed."""
-    return _named(itertools.islice(_nodes(schema, Document(schema)), _MOST))
+    return _named(itertools.islice(_nodes(schema, SchemaDocument(schema)), _MOST))
 
 
-def mentioned(schema: Schema) -> frozenset[str]:
+def mentioned_arguments(schema: Schema) -> frozenset[str]:
     """All arguments that the schema names, also where it refers to them in ways that cannot be followed exactly."""
-    return _named(_nodes(schema, Document(schema), follow=_Follow.ALL))
+    return _named(_nodes(schema, SchemaDocument(schema), follow=_Follow.ALL))
 
 
-def is_silent(schema: Schema) -> bool:
+def says_nothing(schema: Schema) -> bool:
     """Whether it does not say which arguments it takes: it names none, or lets others be given by rules."""
     rules = (schema.get(key, False) for key in ("additionalProperties", "patternProperties"))
-    return any(rule is not False for rule in rules) or ("properties" not in schema and not mentioned(schema))
+    return any(rule is not False for rule in rules) or ("properties" not in schema and not mentioned_arguments(schema))
 
 
-def takes(schema: Schema, name: str, value: Any) -> bool:
+def accepts(schema: Schema, name: str, value: Any) -> bool:
     """Whether the root's own words on this argument allow the value. What cannot be judged is allowed."""
-    if schema.get("unevaluatedProperties") is False and name not in mentioned(schema):
+    if schema.get("unevaluatedProperties") is False and name not in mentioned_arguments(schema):
         return False
     return _fits(schema, {key: schema[key] for key in _OF_ONE if key in schema}, {name: value})
 
 
-def with_given(schema: Schema, given: Mapping[str, Any]) -> Node:
+def with_fixed(schema: Schema, given: Mapping[str, Any]) -> Node:
     """What is left of the schema where these arguments are always given."""
 
     def change(node: Node) -> Any:
@@ -144,7 +144,7 @@ class _Walk:
 
     def __init__(self, root: Schema, change: _Change, names: Iterable[str]) -> None:
         self._root = root
-        self._document = Document(root)
+        self._document = SchemaDocument(root)
         self._change = change
         self._names = frozenset(names)
         self._left = _MOST
@@ -218,7 +218,7 @@ def _named(nodes: Iterable[Schema]) -> frozenset[str]:
     return frozenset(name for node in nodes for name in (*_table(node, "properties"), *_texts(node.get("required"))))
 
 
-def _nodes(start: Schema, document: Document, *, follow: _Follow = _Follow.PLAIN) -> Iterator[Schema]:
+def _nodes(start: Schema, document: SchemaDocument, *, follow: _Follow = _Follow.PLAIN) -> Iterator[Schema]:
     """All that speaks of the same object, each place once."""
     waiting: list[Any] = [start]
     seen: set[int] = set()
@@ -234,7 +234,7 @@ def _nodes(start: Schema, document: Document, *, follow: _Follow = _Follow.PLAIN
         waiting += [_target(node, document)] if follow is _Follow.PLAIN else _targets(node, document)
 
 
-def _target(node: Schema, document: Document) -> Node | None:
+def _target(node: Schema, document: SchemaDocument) -> Node | None:
     """What a node refers to, if that says the same at another place."""
     reference = node.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -244,7 +244,7 @@ def _target(node: Schema, document: Document) -> Node | None:
     return found if isinstance(found, dict) and not any(mark in found for mark in _MARKS) else None
 
 
-def _targets(node: Schema, document: Document) -> Iterator[Any]:
+def _targets(node: Schema, document: SchemaDocument) -> Iterator[Any]:
     """Everything that a node may refer to."""
     for reference in (node[key] for key in _REFERENCES if key in node):
         pointer = document.pointer(reference)

@@ -29,8 +29,8 @@ from jsonschema_rs import (
     validator_for,
 )
 
-from toolcrib.catalog.pointers import BY_NAME, IN_LISTS, SINGLE
 from toolcrib.catalog.schema_cost import SchemaCost
+from toolcrib.catalog.schema_refs import SCHEMA_LISTS, SCHEMA_MAPS, SINGLE_SCHEMAS
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import WORKSPACE
 from toolcrib.errors import InvalidArguments
@@ -49,7 +49,7 @@ _BACKTRACKING = FancyRegexOptions(backtrack_limit=100_000, size_limit=1 << 20, d
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class CallerView:
     """A tool as its caller sees it, where what is checked is not what the caller gave."""
 
     schema: Mapping[str, Any]
@@ -89,7 +89,7 @@ class _Compiled:
         return []
 
 
-class Checker:
+class ArgumentChecker:
     """Checks arguments and keeps the compiled schemas of the tools used last."""
 
     def __init__(self, *, kept: int = _KEPT_VALIDATORS) -> None:
@@ -97,7 +97,7 @@ class Checker:
         self._compiled: OrderedDict[Tool, _Compiled | None] = OrderedDict()
 
     def check(
-        self, tool: Tool, arguments: bytes | msgspec.Raw | dict[str, Any] | None, *, seen: Seen | None = None
+        self, tool: Tool, arguments: bytes | msgspec.Raw | dict[str, Any] | None, *, seen: CallerView | None = None
     ) -> dict[str, Any]:
         """The arguments, decoded. None, as when a call has no `arguments`, counts as {}."""
         decoded = _decode(tool, arguments)
@@ -134,7 +134,7 @@ class Checker:
         return compiled
 
 
-def refuse_no_mapping(name: str, arguments: object) -> None:
+def check_is_mapping(name: str, arguments: object) -> None:
     """For what a program gives, before it is JSON."""
     if arguments is not None and not isinstance(arguments, Mapping):
         raise InvalidArguments(
@@ -171,11 +171,11 @@ def _with_nulls_inside(schema: Mapping[str, Any]) -> dict[str, Any]:
     OpenAPI's `nullable`, a default of null, null in only one of `type` and `enum`."""
     fixed = dict(schema)
     for key, value in schema.items():
-        if key in BY_NAME and isinstance(value, dict):
+        if key in SCHEMA_MAPS and isinstance(value, dict):
             fixed[key] = {name: _with_nulls(sub) for name, sub in value.items()}
-        elif key in IN_LISTS and isinstance(value, list):
+        elif key in SCHEMA_LISTS and isinstance(value, list):
             fixed[key] = [_with_nulls(sub) for sub in value]
-        elif key in SINGLE - _TURNED:
+        elif key in SINGLE_SCHEMAS - _TURNED:
             fixed[key] = _with_nulls(value)
     return fixed
 
@@ -231,7 +231,7 @@ def _discreet(error: ValidationError, own: Mapping[str, str]) -> tuple[Sequence[
 
 
 def _invalid(
-    tool: Tool, errors: Sequence[tuple[Sequence[str | int], str]], seen: Seen | None = None
+    tool: Tool, errors: Sequence[tuple[Sequence[str | int], str]], seen: CallerView | None = None
 ) -> InvalidArguments:
     told = dict.fromkeys((_path(path), message) for path, message in errors)
     places = [{"path": path, "message": message} for path, message in told]

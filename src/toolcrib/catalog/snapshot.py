@@ -1,7 +1,8 @@
 """All tools known at one moment.
 
-In: what each server listed, as raw definitions. Out: an immutable `Catalog` with a version, which finds
-a tool by any of its names. `crib` builds one whenever a listing changes; `policy`, `listing` and `calls` read it.
+In: what each server listed, as raw definitions, and the tool rules of the configuration. Out: an immutable `Catalog`
+with a version, which finds a tool by any of its names; the rules are applied once for every listing. `core` builds one
+whenever a listing changes; `policy`, `listing` and `calls` read it.
 """
 
 from __future__ import annotations
@@ -15,22 +16,125 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Self
 
+import msgspec
 from msgspec import Raw
 
-from toolcrib.catalog.names import Names, Pair, fold, name_tools
-from toolcrib.catalog.shape import Shape
-from toolcrib.catalog.shaping import idle, shaped, transforms_of
-from toolcrib.catalog.tool import BadDefinition, Tool, decode_definition
-from toolcrib.catalog.transforms import Transform
-from toolcrib.config.model import COMMANDS, RESERVED_SERVER_NAMES, NameStyle, ToolRule
+from toolcrib.catalog.names import Names, ToolKey, folded_name, name_tools
+from toolcrib.catalog.offered_tool import Filter, OfferedTool, annotated, matches, not_
+from toolcrib.catalog.tool import BadDefinition, ShownDefinition, Tool, decode_definition
+from toolcrib.catalog.transforms import (
+    DefaultArguments,
+    DescribeTools,
+    DropTools,
+    FixArguments,
+    ForTools,
+    KeepTools,
+    PrefixTools,
+    ProviderOptions,
+    RenameArguments,
+    RenameTools,
+    Transform,
+    apply_transforms,
+    unmatched_names,
+)
+from toolcrib.config.model import COMMANDS, RESERVED_SERVER_NAMES, NameStyle, RuleAction, ToolRule, ToolSelector
 from toolcrib.errors import UnknownTool, UsageError
 
 log = logging.getLogger(__name__)
 
+
+def transforms_of(rules: Sequence[ToolRule]) -> tuple[Transform, ...]:
+    return tuple(_transform(rule) for rule in rules)
+
+
+def apply_rules(
+    server: str, tools: Mapping[str, dict[str, Raw]], transforms: Sequence[Transform]
+) -> dict[str, ShownDefinition | None]:
+    """By each tool's own name: its shape, None where it is as the server has it. What is not offered is not in it."""
+    shapes: dict[str, ShownDefinition | None] = {}
+    for name, fields in tools.items():
+        offer = _alone(server, name, fields)
+        try:
+            made = apply_transforms([offer], transforms)
+        except UsageError as error:
+            log.warning("%s is not offered, a rule of `tools:` does not fit it: %s", offer.tool.display, error.text())
+            continue
+        if made:
+            shapes[name] = None if made[0] is offer else _shown_definition(made[0])
+    return shapes
+
+
+def unmatched_rules(tools: Mapping[ToolKey, dict[str, Raw]], rules: Sequence[ToolRule]) -> list[UsageError]:
+    """What the rules name and none of these tools, which are all that there are, has."""
+    offers = tuple(_alone(server, name, fields) for (server, name), fields in tools.items())
+    found: list[UsageError] = []
+    for transform in transforms_of(rules):
+        meant, inner = offers, transform
+        while isinstance(inner, ForTools):
+            meant = tuple(offer for offer in meant if matches(inner.tools, offer))
+            inner = inner.transform
+        # Fixed arguments know for which tools they are, and one that is misspelt would go without them.
+        found += unmatched_names(inner, offers if isinstance(inner, FixArguments) else meant)
+        offers = apply_transforms(offers, transform, skipping=lambda offer, error: None)
+    return found
+
+
+def _alone(server: str, name: str, fields: dict[str, Raw]) -> OfferedTool:
+    """The tool as if it were the only one: rules are made before names are."""
+    names = Names(plain=name, mcp=name, server=name, display=f"{server}:{name}")
+    return OfferedTool.of(Tool(server=server, name=name, fields=fields, names=names))
+
+
+def _shown_definition(offer: OfferedTool) -> ShownDefinition:
+    fields = dict(offer.tool.fields)
+    # What did not change keeps the server's own bytes.
+    if offer.description != offer.tool.description:
+        fields["description"] = Raw(msgspec.json.encode(offer.description))
+    if offer.schema is not offer.tool.input_schema:
+        fields["inputSchema"] = Raw(msgspec.json.encode(offer.schema))
+    return ShownDefinition(name=offer.name, fields=fields, options=offer.options, undo=offer.undo)
+
+
+def _transform(rule: ToolRule) -> Transform:
+    transform = _made(rule)
+    for which in rule.only:
+        transform = ForTools(_filter(which), transform)
+    return transform
+
+
+def _made(rule: ToolRule) -> Transform:
+    value = rule.value
+    match rule.does:
+        case RuleAction.KEEP:
+            return KeepTools(_filter(value))
+        case RuleAction.DROP:
+            return DropTools(_filter(value))
+        case RuleAction.RENAME:
+            return RenameTools(value)
+        case RuleAction.PREFIX:
+            return PrefixTools(value)
+        case RuleAction.DESCRIBE:
+            return DescribeTools(value)
+        case RuleAction.FIX:
+            return FixArguments(value)
+        case RuleAction.DEFAULT:
+            return DefaultArguments(value)
+        case RuleAction.RENAME_ARGUMENTS:
+            return RenameArguments(value)
+        case RuleAction.OPTIONS:
+            return ProviderOptions(**value)
+
+
+def _filter(which: ToolSelector) -> Filter:
+    named: list[Filter] = list(which.names)
+    claimed: list[Filter] = [annotated(name) for name in which.annotations]
+    return [*named, *claimed, *(not_(_filter(other)) for other in which.others)]
+
+
 Listings = Mapping[str, tuple[bytes, ...]]
 """What each server listed, by its configured name, in its own order."""
 
-_Found = tuple[dict[str, Raw], Shape | None]
+_Found = tuple[dict[str, Raw], ShownDefinition | None]
 """A definition's fields, and what the rules make of it."""
 
 _NEAREST = 5
@@ -64,8 +168,8 @@ class Catalog:
                 by_shown.setdefault(f"{tool.server}:{tool.shape.name}", []).append(tool)
             for style, named in by_style.items():
                 named[tool.names.of(style)] = tool
-        folded = {fold(name): tool for named in by_style.values() for name, tool in named.items()}
-        folded |= {fold(name): tool for tool in self.tools for name in tool.names.also}
+        folded = {folded_name(name): tool for named in by_style.values() for name, tool in named.items()}
+        folded |= {folded_name(name): tool for tool in self.tools for name in tool.names.also}
         made = {
             "_by_server": {server: tuple(tools) for server, tools in by_server.items()},
             "_by_display": {display: tuple(tools) for display, tools in (by_shown | by_display).items()},
@@ -104,7 +208,7 @@ class Catalog:
             if known._listings.get(server) == listings[server]:
                 kept[server] = known.of_server(server)
             else:
-                read[server] = _shaped(server, _read(server, listings[server]), transforms)
+                read[server] = _with_rules(server, _read(server, listings[server]), transforms)
         shapes = {(server, tool.name): tool.shape for server, tools in kept.items() for tool in tools}
         shapes |= {(server, name): shape for server, found in read.items() for name, (_, shape) in found.items()}
         names = name_tools(shapes, limit=limit, called={pair: shape.name for pair, shape in shapes.items() if shape})
@@ -136,25 +240,25 @@ class Catalog:
         """What the rules name and no tool has; it takes as long as making the catalog did."""
         if not self._rules:
             return []
-        tools: dict[Pair, dict[str, Raw]] = {}
+        tools: dict[ToolKey, dict[str, Raw]] = {}
         for server in self._listings.keys() - {COMMANDS}:
             for definition in self._listings[server]:
                 # What cannot be read was told when the catalog was made.
                 with contextlib.suppress(BadDefinition):
                     name, fields = decode_definition(definition)
                     tools.setdefault((server, name), fields)
-        return idle(tools, self._rules)
+        return unmatched_rules(tools, self._rules)
 
     def __contains__(self, name: str) -> bool:
         """Whether `find` would find it, without the search for what else may be meant."""
-        return fold(name) in self._by_folded or len(self._by_display.get(name, ())) == 1
+        return folded_name(name) in self._by_folded or len(self._by_display.get(name, ())) == 1
 
     def find(self, name: str, *, style: NameStyle | None = None, shown: Callable[[Tool], bool] | None = None) -> Tool:
         """The tool of this name, in any style or as `server:tool`.
 
         `style` only says how to spell suggestions, and `shown` which tools may be suggested (all, unless said).
         """
-        if tool := self._by_folded.get(fold(name)):
+        if tool := self._by_folded.get(folded_name(name)):
             return tool
         displayed = self._by_display.get(name, ())
         if len(displayed) == 1:
@@ -178,7 +282,7 @@ class Catalog:
 
     def _nearest(self, name: str, style: NameStyle | None, tools: Iterable[Tool]) -> list[str]:
         """Names like this one, best first: a cheap look at all of them, an exact one at the best of these."""
-        wanted = fold(name[:_COMPARED])
+        wanted = folded_name(name[:_COMPARED])
         matcher = difflib.SequenceMatcher(autojunk=False)
         matcher.set_seq2(wanted)
         scored = []
@@ -186,9 +290,9 @@ class Catalog:
             spelling = tool.display if style is None else tool.names.of(style)
             # A model often forgets or invents the server's part, so the tool's own name counts as well.
             for candidate in {spelling, tool.name}:
-                matcher.set_seq1(fold(candidate[:_COMPARED]))
+                matcher.set_seq1(folded_name(candidate[:_COMPARED]))
                 if matcher.real_quick_ratio() >= 0.6 and (score := matcher.quick_ratio()) >= 0.6:
-                    scored.append((score, fold(candidate[:_COMPARED]), spelling))
+                    scored.append((score, folded_name(candidate[:_COMPARED]), spelling))
         best: dict[str, float] = {}
         for _, candidate, spelling in heapq.nlargest(_SHORTLIST, scored):
             matcher.set_seq1(candidate)
@@ -211,11 +315,13 @@ def _read(server: str, definitions: tuple[bytes, ...]) -> dict[str, dict[str, Ra
     return tools
 
 
-def _shaped(server: str, tools: Mapping[str, dict[str, Raw]], transforms: Sequence[Transform]) -> Mapping[str, _Found]:
+def _with_rules(
+    server: str, tools: Mapping[str, dict[str, Raw]], transforms: Sequence[Transform]
+) -> Mapping[str, _Found]:
     """What is left of them, and how it is shown. Commands stay: nobody shall lock themselves out."""
     if not transforms or server == COMMANDS:
         return {name: (fields, None) for name, fields in tools.items()}
-    return {name: (tools[name], shape) for name, shape in shaped(server, tools, transforms).items()}
+    return {name: (tools[name], shape) for name, shape in apply_rules(server, tools, transforms).items()}
 
 
 def _adapted(tool: Tool, names: Names, *, believed: bool, folder: str | None) -> Tool:

@@ -1,14 +1,16 @@
-"""One tool as its server described it, with the names it has here.
+"""One tool as its server described it, with the names it has here, and as the configuration's rules show it.
 
-In: a definition as raw JSON. Out: `Tool`, whose fields stay the server's own bytes; only what is
-asked for is decoded. `snapshot` makes them; `listing`, `policy` and `calls` read them.
+In: a definition as raw JSON. Out: `Tool`, whose fields stay the server's own bytes; only what is asked for is decoded.
+A `ShownDefinition` is what is shown in place of the server's own definition, with the way back for the arguments.
+`snapshot` makes both; `listing`, `policy` and `calls` read them.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,9 +19,79 @@ from msgspec import Raw
 
 from toolcrib.catalog.names import Names
 from toolcrib.catalog.param_headers import headers_of, marked_properties, without_annotations
-from toolcrib.catalog.shape import Shape, callers_own, taken_back
-from toolcrib.config.model import NameStyle
+from toolcrib.config.model import ANNOTATIONS, NameStyle
 from toolcrib.servers.wire import deeper_than
+
+Undo = Callable[[dict[str, Any]], dict[str, Any]]
+"""From the arguments as they were offered to those of what the offer was made of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownDefinition:
+    name: str
+    """In place of the server's own name, in every style."""
+    fields: Mapping[str, Raw] = field(repr=False)
+    """The definition that is shown."""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By provider, for the offers that are made of the tool."""
+    undo: tuple[Undo, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArgumentRenames:
+    """The way back of arguments that are shown under other names."""
+
+    names: Mapping[str, str]
+    """From the names that are shown."""
+    gone: frozenset[str]
+    """Names that nothing has any more. An argument is not taken under its old one as well: nothing in the schema says
+    what it must be."""
+
+    def __call__(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {self.names.get(name, name): value for name, value in given.items() if name not in self.gone}
+
+
+def undo_arguments(undo: Iterable[Undo], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`undo` is in the order in which things were changed."""
+    arguments = dict(given)
+    for back in reversed(tuple(undo)):
+        arguments = back(arguments)
+    return arguments
+
+
+def callers_arguments(undo: Iterable[Undo], given: Mapping[str, Any]) -> dict[str, str]:
+    """Which of the arguments that `undo_arguments` gives are just what the caller gave, each with the caller's name of
+    it. The others hold what the caller does not know, and may not be told."""
+    own = {name: name for name in given}
+    before = dict(given)
+    try:
+        for back in reversed(tuple(undo)):
+            # One that changes what it gets would make both the same.
+            after = back(copy.deepcopy(before))
+            if isinstance(back, ArgumentRenames):
+                own = {back.names.get(name, name): shown for name, shown in own.items() if name not in back.gone}
+            else:
+                own = {name: shown for name, shown in own.items() if name in after and after[name] == before[name]}
+            before = after
+    except RecursionError:
+        return {}
+    return own
+
+
+def annotations_of(annotations: Mapping[str, Any]) -> dict[str, bool]:
+    def claim(name: str, *, default: bool) -> bool:
+        value = annotations.get(ANNOTATIONS[name])
+        return value if isinstance(value, bool) else default
+
+    # Nothing that only reads destroys, and it may be repeated.
+    reads = claim("read_only", default=False)
+    return {
+        "read_only": reads,
+        "destructive": claim("destructive", default=not reads),
+        "idempotent": claim("idempotent", default=reads),
+        "open_world": claim("open_world", default=True),
+    }
+
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +123,7 @@ class Tool:
     """Whether what its server says of it in `annotations` counts."""
     folder: str | None = None
     """Where its server works, and relative paths in its arguments start. None: nobody knows."""
-    shape: Shape | None = None
+    shape: ShownDefinition | None = None
     """What the configuration makes of it for those who are offered it. What is decided, kept and forwarded is the
     tool as its server has it."""
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
@@ -77,11 +149,11 @@ class Tool:
 
     def taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments that fit what is shown, as the server takes them."""
-        return dict(given) if self.shape is None else taken_back(self.shape.undo, given)
+        return dict(given) if self.shape is None else undo_arguments(self.shape.undo, given)
 
     def callers_own(self, given: Mapping[str, Any]) -> dict[str, str]:
         """Which of the arguments that are `taken` the caller knows, and by which names."""
-        return {name: name for name in given} if self.shape is None else callers_own(self.shape.undo, given)
+        return {name: name for name in given} if self.shape is None else callers_arguments(self.shape.undo, given)
 
     def is_still(self, earlier: Tool) -> bool:
         """Whether what was decided of the earlier one holds of this one; what others call it may have changed."""

@@ -1,7 +1,7 @@
-"""`agent add|list|show|rotate|remove`: who may come in.
+"""`agent add|list|show|rotate|remove` and `sessions`: which agents there are, and their conversations.
 
-In: words of the command line. Out: an exit code. A token is printed once, to whoever made it; it is never a word of a
-command line. Without a daemon the work is done here.
+In: words of the command line. Out: an exit code. A token is printed once, to the person who created it; it is never
+a word of a command line. Without a daemon the work is done in this process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import duration, hint, say, say_json, table
+from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, say, say_json, size_of, table
+from toolcrib.cli.perform import perform
 from toolcrib.cli.project import working_folder
-from toolcrib.cli.reach import perform
 
-COLUMNS = ("name", "profile", "workdir", "parent", "expires", "last used")
+AGENT_COLUMNS = ("name", "profile", "workdir", "parent", "expires", "last used")
 
 agent = typer.Typer(rich_markup_mode=None, help="Agents: who may use Toolcrib, each with a token of its own.")
 
@@ -45,15 +45,15 @@ def add(
     as_json: AsJson = False,
 ) -> int:
     """Add an agent and print its token, this once."""
-    given = {"profile": profile, "workdir": _whole(workdir), "expires": expires, "parent": parent}
+    given = {"profile": profile, "workdir": _absolute(workdir), "expires": expires, "parent": parent}
     params = {key: value for key, value in given.items() if value is not None}
     found = perform("agent:add", {"name": name, **params})
     if as_json:
         say_json(found)
         return 0
-    _tell_token(found)
+    _say_token(found)
     hint(f"Next: `toolcrib connect claude --agent {name}` shows how a client becomes this agent (codex, gemini too).")
-    _tell_bounds(found)
+    _hint_limits(found)
     for server in found["not_believed"]:
         hint(
             f"What {server} says of its own tools is not believed, so it has none that only read: "
@@ -62,18 +62,18 @@ def add(
     return 0
 
 
-def _tell_bounds(found: Mapping[str, Any]) -> None:
+def _hint_limits(found: Mapping[str, Any]) -> None:
     for above in found["limited_by"]:
         hint(f"{above['agent']} ({above['profile']}) limits it: what {above['agent']} may not use, it may not use.")
     for line in found["unjudged"]:
         hint(line)
 
 
-def _whole(workdir: str | None) -> str | None:
+def _absolute(workdir: str | None) -> str | None:
     return None if workdir is None else str(working_folder() / Path(workdir).expanduser())
 
 
-def _tell_token(found: Mapping[str, Any]) -> None:
+def _say_token(found: Mapping[str, Any]) -> None:
     details = [f"profile {found['profile']}"]
     if found["workdir"]:
         details.append(f"in {found['workdir']}")
@@ -95,7 +95,7 @@ def list_agents(*, as_json: AsJson = False) -> int:
         say_json(found)
     elif found["agents"]:
         table(
-            COLUMNS,
+            AGENT_COLUMNS,
             [
                 (row["name"], row["profile"], row["workdir"], row["parent"], _ahead(row), _ago(row))
                 for row in found["agents"]
@@ -142,7 +142,7 @@ def show(name: Name, *, as_json: AsJson = False) -> int:
         say(f"{'rule:':<11}{text}" + (" (you approved it for always)" if rule["origin"] == "approval" else ""))
     if found["fault"]:
         hint(f"It may do nothing: {found['fault']}.")
-    _tell_bounds(found)
+    _hint_limits(found)
     hint(f"`toolcrib profile show {found['profile']}` shows the rules of its profile.")
     return 0
 
@@ -154,7 +154,7 @@ def rotate(name: Name, *, as_json: AsJson = False) -> int:
     if as_json:
         say_json(found)
     else:
-        _tell_token(found)
+        _say_token(found)
         hint("The old token is void. Clients that read the file have the new one when they start again.")
     return 0
 
@@ -162,10 +162,10 @@ def rotate(name: Name, *, as_json: AsJson = False) -> int:
 @agent.command()
 def remove(name: Name, *, as_json: AsJson = False) -> int:
     """End an agent and its children; their tokens are void at once."""
-    from toolcrib.cli.connect_agent import entries  # noqa: PLC0415
+    from toolcrib.cli.connect_command import connected_files  # noqa: PLC0415
 
     # What is known of them goes with the agent.
-    noted = entries()
+    noted = connected_files()
     found = perform("agent:remove", {"name": name})
     named = {one: files for one in (found["agent"], *found["children"]) if (files := noted.get(one))}
     if as_json:
@@ -177,4 +177,78 @@ def remove(name: Name, *, as_json: AsJson = False) -> int:
     for one, files in named.items():
         for file in sorted(files):
             hint(f"{file} still has an entry for {one}: `toolcrib connect CLIENT --remove` takes it out.")
+    return 0
+
+
+SESSION_COLUMNS = (
+    "session",
+    "agent",
+    "conversation",
+    "idle",
+    "under way",
+    "listings",
+    "calls",
+    "denied",
+    "failed",
+    "results",
+)
+
+_PRIORITIES = ColumnPriorities(
+    text="conversation", cut={"agent": 12}, optional=("listings", "results", "failed", "under way", "denied")
+)
+
+sessions = typer.Typer(rich_markup_mode=None, help="List the sessions, or end some.")
+
+_Agent = Annotated[str | None, typer.Option("--agent", metavar="AGENT", help="Only this agent's.")]
+
+
+@sessions.callback(invoke_without_command=True)
+def list_sessions(context: typer.Context, *, agent: _Agent = None, as_json: AsJson = False) -> int:
+    """List the sessions, the one used last first; `sessions end` ends some."""
+    if context.invoked_subcommand is not None:
+        return 0
+    found = perform("session:list", {"agent": agent})
+    if as_json:
+        say_json(found)
+    elif found["sessions"]:
+        cut = table(
+            SESSION_COLUMNS,
+            [
+                (
+                    row["id"],
+                    row["agent"],
+                    row["conversation"],
+                    duration(row["idle"]),
+                    row["under_way"],
+                    row["listings"],
+                    row["calls"],
+                    row["denied"],
+                    row["failed"],
+                    size_of(row["result_bytes"]),
+                )
+                for row in found["sessions"]
+            ],
+            yielding=_PRIORITIES,
+        )
+        if cut is TableCut.SOME:
+            hint("`toolcrib sessions --json` shows all of it.")
+    else:
+        say("No sessions." if agent is None else f"{agent} has no sessions.")
+    return 0
+
+
+@sessions.command()
+def end(
+    id: Annotated[str | None, typer.Argument(metavar="ID", help="The session.")] = None,
+    *,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="AGENT", help="All sessions of this agent.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """End a session, or all of an agent: what is under way stops. Its client begins a new one when it comes again."""
+    found = perform("session:end", {"id": id, "agent": agent})
+    if as_json:
+        say_json(found)
+    else:
+        for row in found["ended"]:
+            say(f"Ended {row['id']}: {row['agent']} in {row['conversation']}.")
     return 0

@@ -20,7 +20,6 @@ import typer
 from toolcrib import __version__
 from toolcrib.cli import (
     agent_commands,
-    approval_commands,
     audit_commands,
     config_commands,
     connect_command,
@@ -30,10 +29,11 @@ from toolcrib.cli import (
     run_command,
     runs_commands,
     server_commands,
-    session_commands,
     tool_commands,
     workspace_commands,
 )
+from toolcrib.cli import agent_commands as session_commands
+from toolcrib.cli import permission_commands as approval_commands
 from toolcrib.cli.output import report, say
 from toolcrib.errors import ToolcribError, UsageError
 
@@ -107,7 +107,7 @@ for function in (
     stdio,
 ):
     app.command()(function)
-app.command(cls=run_command.WithWords)(run_command.run)
+app.command(cls=run_command.ProgramWordsCommand)(run_command.run)
 app.add_typer(runs_commands.runs, name="runs")
 app.add_typer(job_commands.job, name="job")
 app.add_typer(config_commands.config, name="config")

@@ -24,18 +24,18 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from toolcrib.cli.bridge_lines import Kind, Lines, Message, complaint, messages
+from toolcrib.cli.bridge_messages import BridgeMessage, BridgeReader, MessageKind, complaint, messages
 from toolcrib.cli.project import project_root, working_folder
 from toolcrib.config.paths import Paths
-from toolcrib.daemon.starting import START, connect_or_start
-from toolcrib.errors import SERVER_AWAY, NotFound, ToolcribError
+from toolcrib.daemon_client.starting import START, connect_or_start
+from toolcrib.errors import SERVER_UNAVAILABLE, NotFound, ToolcribError
 
 CHUNK = 1 << 18
-FAREWELL = 5.0
+DRAIN_SECONDS = 5.0
 """Seconds that answers may still take after the client closed its side."""
-HANDSHAKE = 10.0
+HANDSHAKE_SECONDS = 10.0
 """Seconds that a new daemon may take to answer a repeated `initialize`."""
-FIRST_WORD = 2.0
+FIRST_REQUEST_SECONDS = 2.0
 """Seconds in which a client that cannot be served may ask its first question, to be told why."""
 
 ENDLESS = frozenset({"subscriptions/listen"})
@@ -44,12 +44,12 @@ ENDLESS = frozenset({"subscriptions/listen"})
 STOPPED = "The Toolcrib daemon stopped while this request was under way; the call may have run."
 
 
-class Link:
+class DaemonLink:
     """One connection to the daemon: what was asked over it, and whether it still stands."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.lines = Lines()
+        self.lines = BridgeReader()
         self.lock = threading.Lock()
         self.gone = threading.Event()
         self.waiting: dict[str, str] = {}
@@ -61,35 +61,35 @@ class Link:
         self.reason = ""
         """Why the daemon is about to hang up, if that was the last thing it said."""
 
-    def expect(self, found: Sequence[Message]) -> bool:
+    def expect(self, found: Sequence[BridgeMessage]) -> bool:
         """Notes what the client is about to send. False: the link is gone, nothing was noted."""
         with self.lock:
             if self.gone.is_set():
                 return False
             for message in found:
-                if message.kind is Kind.REQUEST:
+                if message.kind is MessageKind.REQUEST:
                     self.waiting[message.id] = message.method
-                elif message.kind is Kind.ANSWER:
+                elif message.kind is MessageKind.ANSWER:
                     self.asked.discard(message.id)
                 elif message.method == "notifications/cancelled":
                     # Who cancelled waits for nothing, and a legacy daemon sends nothing.
                     self.waiting.pop(message.id, None)
             return True
 
-    def forget(self, found: Sequence[Message]) -> bool:
+    def forget(self, found: Sequence[BridgeMessage]) -> bool:
         """Takes `expect` back for a line that did not go out. False: its requests were already answered."""
         with self.lock:
-            taken = [self.waiting.pop(m.id, None) for m in found if m.kind is Kind.REQUEST]
+            taken = [self.waiting.pop(m.id, None) for m in found if m.kind is MessageKind.REQUEST]
             return None not in taken
 
-    def note(self, found: Sequence[Message]) -> None:
+    def note(self, found: Sequence[BridgeMessage]) -> None:
         """Notes what the daemon sent and is about to be passed on."""
         with self.lock:
             self.passing += 1
             for message in found:
-                if message.kind is Kind.ANSWER:
+                if message.kind is MessageKind.ANSWER:
                     self.waiting.pop(message.id, None)
-                elif message.kind is Kind.REQUEST:
+                elif message.kind is MessageKind.REQUEST:
                     self.asked.add(message.id)
 
     def passed_on(self) -> None:
@@ -129,7 +129,7 @@ class Bridge:
             "root": str(project_root(environ, cwd)),
             "conversation": environ.get("TOOLCRIB_CONVERSATION") or os.urandom(16).hex(),
         }
-        self._link: Link | None = None
+        self._link: DaemonLink | None = None
         self._reader: threading.Thread | None = None
         self._out = threading.Lock()
         self._client_gone = threading.Event()
@@ -146,7 +146,7 @@ class Bridge:
         except ToolcribError as error:
             self._turn_away(error)
             raise
-        lines = Lines()
+        lines = BridgeReader()
         while chunk := self._read_client():
             for line in lines.feed(chunk):
                 self._from_client(line)
@@ -166,12 +166,12 @@ class Bridge:
 
     def _turn_away(self, error: ToolcribError) -> None:
         """Tells a client that cannot be served why, as the answer to what it asks first."""
-        lines = Lines()
-        deadline = time.monotonic() + FIRST_WORD
+        lines = BridgeReader()
+        deadline = time.monotonic() + FIRST_REQUEST_SECONDS
         while (left := deadline - time.monotonic()) > 0 and select.select([self._stdin], [], [], left)[0]:
             chunk = os.read(self._stdin, CHUNK)
             found = [message for line in lines.feed(chunk) for message in messages(line) or []]
-            asked = [message.id for message in found if message.kind is Kind.REQUEST]
+            asked = [message.id for message in found if message.kind is MessageKind.REQUEST]
             self._refuse(asked, error.text())
             if asked or not chunk:
                 return
@@ -180,7 +180,7 @@ class Bridge:
         found = messages(line)
         known = found or []
         self._remember_handshake(line, known)
-        needs_daemon = found is None or any(message.kind is Kind.REQUEST for message in known)
+        needs_daemon = found is None or any(message.kind is MessageKind.REQUEST for message in known)
         while not self._client_gone.is_set():
             link = self._link
             if link is None or link.gone.is_set():
@@ -189,19 +189,19 @@ class Bridge:
                 try:
                     link = self._open(replay=not any(message.method == "initialize" for message in known))
                 except ToolcribError as error:
-                    _complain(error)
-                    self._refuse([m.id for m in known if m.kind is Kind.REQUEST], error.text())
+                    _print_error(error)
+                    self._refuse([m.id for m in known if m.kind is MessageKind.REQUEST], error.text())
                     return
             if self._is_stale_answer(link, known) or self._send(link, line, known):
                 return
 
-    def _is_stale_answer(self, link: Link, known: Sequence[Message]) -> bool:
+    def _is_stale_answer(self, link: DaemonLink, known: Sequence[BridgeMessage]) -> bool:
         """An answer to a question that another daemon asked must not be taken for one to this daemon's."""
-        answers = [message for message in known if message.kind is Kind.ANSWER]
+        answers = [message for message in known if message.kind is MessageKind.ANSWER]
         with link.lock:
             return bool(answers) and all(message.id not in link.asked for message in answers)
 
-    def _send(self, link: Link, line: bytes, known: Sequence[Message]) -> bool:
+    def _send(self, link: DaemonLink, line: bytes, known: Sequence[BridgeMessage]) -> bool:
         """True when the line is dealt with. A line that did not go out whole cannot have run: it may go again."""
         if not link.expect(known):
             return False
@@ -213,9 +213,9 @@ class Bridge:
             return not taken_back
         return True
 
-    def _remember_handshake(self, line: bytes, known: Sequence[Message]) -> None:
+    def _remember_handshake(self, line: bytes, known: Sequence[BridgeMessage]) -> None:
         for message in known:
-            if message.kind is Kind.REQUEST and message.method == "initialize":
+            if message.kind is MessageKind.REQUEST and message.method == "initialize":
                 self._initialize, self._initialize_id = line, message.id
                 self._initialize_answered, self._initialized = False, b""
             elif message.method == "notifications/initialized":
@@ -223,11 +223,11 @@ class Bridge:
 
     # -- the daemon's side ---------------------------------------------------------------------------------------
 
-    def _open(self, *, replay: bool) -> Link:
+    def _open(self, *, replay: bool) -> DaemonLink:
         # Before all else: an agent that is not there is no reason to start a daemon.
         hello = self._hello()
         sock = connect_or_start(self._paths.socket, environ=self._environ, start=self._start)
-        link = Link(sock)
+        link = DaemonLink(sock)
         try:
             sock.sendall(hello)
             early = self._repeat_handshake(link) if replay and self._initialize_answered else []
@@ -267,10 +267,10 @@ class Bridge:
                 remedy=f"`toolcrib agent rotate {self._agent}` makes a new one.",
             ) from error
 
-    def _repeat_handshake(self, link: Link) -> list[bytes]:
+    def _repeat_handshake(self, link: DaemonLink) -> list[bytes]:
         """Says the client's `initialize` again; its answer is swallowed, other lines that came are returned."""
         link.sock.sendall(self._initialize)
-        deadline = time.monotonic() + HANDSHAKE
+        deadline = time.monotonic() + HANDSHAKE_SECONDS
         early: list[bytes] = []
         answered = False
         while not answered:
@@ -281,7 +281,7 @@ class Bridge:
             for line in link.lines.feed(chunk):
                 if reason := complaint(line):
                     raise ToolcribError(reason)
-                if Message(Kind.ANSWER, self._initialize_id) not in (messages(line) or []):
+                if BridgeMessage(MessageKind.ANSWER, self._initialize_id) not in (messages(line) or []):
                     early.append(line)
                 elif "error" in json.loads(line):
                     raise ToolcribError("The new daemon refused the handshake.", remedy="Restart the client.")
@@ -292,7 +292,7 @@ class Bridge:
             link.sock.sendall(self._initialized)
         return early
 
-    def _read_daemon(self, link: Link, early: Sequence[bytes]) -> None:
+    def _read_daemon(self, link: DaemonLink, early: Sequence[bytes]) -> None:
         """The reader's thread: the daemon's lines to the client, until the connection ends."""
         for line in early:
             self._from_daemon(link, line)
@@ -307,9 +307,9 @@ class Bridge:
                 self._from_daemon(link, line)
         self._lost(link)
 
-    def _from_daemon(self, link: Link, line: bytes) -> None:
+    def _from_daemon(self, link: DaemonLink, line: bytes) -> None:
         found = messages(line) or []
-        if any(message.kind is Kind.ANSWER and message.id == self._initialize_id for message in found):
+        if any(message.kind is MessageKind.ANSWER and message.id == self._initialize_id for message in found):
             self._initialize_answered = True
         link.reason = complaint(line)
         # Answered before it is out, so that a link that breaks now is no reason to answer it again.
@@ -319,7 +319,7 @@ class Bridge:
         finally:
             link.passed_on()
 
-    def _lost(self, link: Link) -> None:
+    def _lost(self, link: DaemonLink) -> None:
         left = link.end()
         with contextlib.suppress(OSError):
             link.sock.shutdown(socket.SHUT_RDWR)
@@ -330,7 +330,7 @@ class Bridge:
 
     def _refuse(self, ids: Sequence[str], text: str) -> None:
         for request_id in ids:
-            error = {"code": SERVER_AWAY, "message": text}
+            error = {"code": SERVER_UNAVAILABLE, "message": text}
             self._to_client(_line({"jsonrpc": "2.0", "id": json.loads(request_id), "error": error}))
 
     def _to_client(self, line: bytes) -> None:
@@ -351,7 +351,7 @@ class Bridge:
             return
         with contextlib.suppress(OSError):
             link.sock.shutdown(socket.SHUT_WR)
-        deadline = time.monotonic() + FAREWELL
+        deadline = time.monotonic() + DRAIN_SECONDS
         while link.pending() and not self._client_gone.is_set() and time.monotonic() < deadline:
             link.gone.wait(0.02)
         if link.gone.is_set() and self._reader is not None:
@@ -363,7 +363,7 @@ def _line(message: Mapping[str, object]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-def _complain(error: ToolcribError) -> None:
+def _print_error(error: ToolcribError) -> None:
     sys.stderr.write(f"toolcrib stdio: {error.text()}\n")
     sys.stderr.flush()
 
@@ -373,7 +373,7 @@ def run_bridge(agent: str = "", start: Sequence[str] = START) -> int:
     try:
         return Bridge(stdin=0, stdout=1, environ=os.environ, cwd=working_folder(), agent=agent, start=start).run()
     except ToolcribError as error:
-        _complain(error)
+        _print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -16,7 +16,7 @@ import typer
 
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, say, say_json
-from toolcrib.cli.reach import paths, perform, root
+from toolcrib.cli.perform import paths, perform, root
 from toolcrib.config.paths import CONFIG_NAMES, PROJECT_FOLDER, SHARED_PROJECT_FILE, WORKSPACE_NAMES, configs_in
 from toolcrib.errors import ConfigError, NotFound, UsageError
 

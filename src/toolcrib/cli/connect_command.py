@@ -1,11 +1,12 @@
-"""`connect`: the entry that points a client at Toolcrib, shown, written or taken out.
+"""`connect`: the entry that points a client at Toolcrib, shown, written or removed.
 
-In: a client's name, who it shall be, and what to do. Out: an exit code. What the clients look like is `coding_agents`'
-knowledge, who they are `connect_agent`'s; this only finds the command or endpoint that the entry has to name.
+In: a client's name, the agent its entry names, and what to do. Out: an exit code. An agent that `connect` creates for
+an entry is removed with that entry; no other agent is. `coding_agents` knows the clients' files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -17,23 +18,103 @@ import typer
 
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, say, say_json
-from toolcrib.cli.reach import daemon_runs, from_daemon, paths, root
+from toolcrib.cli.perform import daemon_runs, from_daemon, paths, perform, root
+from toolcrib.coding_agents import client_files
+from toolcrib.coding_agents.client_files import ConnectNote
 from toolcrib.errors import ToolcribError, UsageError
+from toolcrib.identity.agent_folders import AgentFolders
 
 if TYPE_CHECKING:
-    from toolcrib.cli.connect_agent import Identity
-    from toolcrib.coding_agents.client import Client, Scope
-    from toolcrib.coding_agents.connect import Connection, Outcome
+    from toolcrib.coding_agents.client_files import ClientEntry, EntryOutcome
+    from toolcrib.coding_agents.client_spec import ClientScope, ClientSpec
+
+
+NEW_AGENT_PROFILE = "developer"
+"""What a client may do for which nothing was said: use every tool, and change nothing of Toolcrib's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectedAgent:
+    name: str
+    profile: str
+    new: bool = False
+    """It was made just now."""
+
+
+def agent_folders() -> AgentFolders:
+    return AgentFolders(paths().agents)
+
+
+def known_agent(name: str) -> ConnectedAgent:
+    """The agent of this name; `NotFound` where there is none."""
+    shown = perform("agent:show", {"name": name})
+    return ConnectedAgent(name=name, profile=str(shown["profile"]))
+
+
+def get_or_create_agent(name: str) -> ConnectedAgent:
+    """The agent of this name, made now if there is none."""
+    there = {agent["name"]: agent for agent in perform("agent:list")["agents"]}
+    if name in there:
+        return ConnectedAgent(name=name, profile=str(there[name]["profile"]))
+    perform("agent:add", {"name": name, "profile": NEW_AGENT_PROFILE})
+    return ConnectedAgent(name=name, profile=NEW_AGENT_PROFILE, new=True)
+
+
+def assign_file(who: ConnectedAgent, file: Path) -> tuple[str, ...]:
+    """Notes that the file's entry names this agent now; ends and tells those that were made for the one before."""
+    before = client_files.read_connect_note(agent_folders(), who.name)
+    client_files.write_connect_note(
+        agent_folders(), who.name, ConnectNote(files=before.files | {str(file)}, made=before.made or who.new)
+    )
+    return release_file(file, but=who.name)
+
+
+def release_file(file: Path, *, but: str = "") -> tuple[str, ...]:
+    """Ends the agents that were made for this file and for no other."""
+    ended = []
+    for name in _agent_names():
+        before = client_files.read_connect_note(agent_folders(), name)
+        if name == but or str(file) not in before.files:
+            continue
+        rest = before.files - {str(file)}
+        if before.made and not rest:
+            remove_agent(name)
+            ended.append(name)
+        else:
+            client_files.write_connect_note(agent_folders(), name, ConnectNote(files=rest, made=before.made))
+    return tuple(ended)
+
+
+def connected_files() -> dict[str, frozenset[str]]:
+    """By agent: the files into which `connect` wrote an entry that names it."""
+    found = {}
+    for name in _agent_names():
+        # Whatever is wrong with the note, an agent must be removable.
+        with contextlib.suppress(ToolcribError):
+            found[name] = client_files.read_connect_note(agent_folders(), name).files
+    return found
+
+
+def remove_agent(name: str) -> None:
+    perform("agent:remove", {"name": name})
+
+
+def _agent_names() -> list[str]:
+    try:
+        return sorted(path.name for path in paths().agents.iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return []
+
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8665/mcp"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Wish:
+class _ConnectRequest:
     """What the person asked for."""
 
-    client: Client
-    scope: Scope
+    client: ClientSpec
+    scope: ClientScope
     http: bool
     agent: str
     conversation: str
@@ -56,9 +137,9 @@ class _Wish:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Done:
-    outcome: Outcome
-    who: Identity | None = None
+class _ConnectResult:
+    outcome: EntryOutcome
+    who: ConnectedAgent | None = None
     ended: tuple[str, ...] = ()
     generated: Path | None = None
 
@@ -85,37 +166,37 @@ def connect(
     With --agent and nothing to write, a file for runs of that agent is made in its private folder: it holds the agent's
     token, and goes with the agent. An agent that --write made ends when --remove takes its entry out.
     """
+    from toolcrib.coding_agents.client_files import ClientEntry  # noqa: PLC0415
     from toolcrib.coding_agents.clients import client_named  # noqa: PLC0415
-    from toolcrib.coding_agents.connect import Connection  # noqa: PLC0415
 
     if write and remove:
         raise UsageError("--write and --remove are opposites.", remedy="Choose one.")
     if not (conversation.isascii() and conversation.isprintable() and len(conversation) <= 200):
         raise UsageError("A conversation's label is plain text.", remedy="Use up to 200 ASCII characters.")
-    wish = _Wish(
+    wish = _ConnectRequest(
         client=client_named(client), scope=_scope(scope), http=http, agent=agent, conversation=conversation.strip()
     )
     entry = _entry(wish)
-    connection = Connection(client=wish.client, scope=wish.scope, entry=entry, environ=os.environ, root=root())
+    connection = ClientEntry(client=wish.client, scope=wish.scope, entry=entry, environ=os.environ, root=root())
     done = _written(wish, connection) if write else _removed(connection) if remove else _shown(wish)
     if as_json:
         say_json(_described(wish, connection, done))
     else:
-        _tell(wish, connection, done)
+        _say_result(wish, connection, done)
     return 0
 
 
-def _scope(word: str) -> Scope:
-    from toolcrib.coding_agents.client import Scope  # noqa: PLC0415
+def _scope(word: str) -> ClientScope:
+    from toolcrib.coding_agents.client_spec import ClientScope  # noqa: PLC0415
 
     try:
-        return Scope(word)
+        return ClientScope(word)
     except ValueError as error:
         raise UsageError(f"--scope is user or project, not {word!r}.") from error
 
 
-def _entry(wish: _Wish) -> dict[str, Any]:
-    from toolcrib.coding_agents.client import labels  # noqa: PLC0415
+def _entry(wish: _ConnectRequest) -> dict[str, Any]:
+    from toolcrib.coding_agents.client_spec import labels  # noqa: PLC0415
 
     if wish.http:
         return wish.client.http(url=_endpoint(), labels=labels(wish.name, wish.conversation))
@@ -125,43 +206,43 @@ def _entry(wish: _Wish) -> dict[str, Any]:
     return wish.client.stdio(command=bridge["command"], args=args, env=env)
 
 
-def _shown(wish: _Wish) -> _Done:
-    from toolcrib.coding_agents.connect import Outcome  # noqa: PLC0415
+def _shown(wish: _ConnectRequest) -> _ConnectResult:
+    from toolcrib.coding_agents.client_files import EntryOutcome  # noqa: PLC0415
 
     if not wish.agent:
-        return _Done(outcome=Outcome.SHOWN)
-    from toolcrib.cli.connect_agent import folders, known  # noqa: PLC0415
-    from toolcrib.coding_agents.generated import generate  # noqa: PLC0415
+        return _ConnectResult(outcome=EntryOutcome.SHOWN)
+    # dropped import
+    from toolcrib.coding_agents.client_files import write_private_file  # noqa: PLC0415
 
-    who = known(wish.agent)
+    who = known_agent(wish.agent)
     url = _endpoint()
-    file = generate(folders(), who.name, wish.client, url=url, conversation=wish.conversation)
-    return _Done(outcome=Outcome.SHOWN, who=who, generated=file)
+    file = write_private_file(agent_folders(), who.name, wish.client, url=url, conversation=wish.conversation)
+    return _ConnectResult(outcome=EntryOutcome.SHOWN, who=who, generated=file)
 
 
-def _written(wish: _Wish, connection: Connection) -> _Done:
-    from toolcrib.cli import connect_agent  # noqa: PLC0415
+def _written(wish: _ConnectRequest, connection: ClientEntry) -> _ConnectResult:
+    # dropped import
 
     file = connection.known_file()
     if not wish.holder:
-        return _Done(outcome=connection.write(), ended=connect_agent.leave(file))
-    who = connect_agent.known(wish.agent) if wish.agent else connect_agent.ensured(wish.holder)
+        return _ConnectResult(outcome=connection.write(), ended=release_file(file))
+    who = known_agent(wish.agent) if wish.agent else get_or_create_agent(wish.holder)
     try:
         outcome = connection.write()
     except ToolcribError:
         if who.new:
-            connect_agent.end(who.name)
+            remove_agent(who.name)
         raise
-    return _Done(outcome=outcome, who=who, ended=connect_agent.take(who, file))
+    return _ConnectResult(outcome=outcome, who=who, ended=assign_file(who, file))
 
 
-def _removed(connection: Connection) -> _Done:
-    from toolcrib.cli import connect_agent  # noqa: PLC0415
+def _removed(connection: ClientEntry) -> _ConnectResult:
+    # dropped import
 
-    return _Done(outcome=connection.remove(), ended=connect_agent.leave(connection.known_file()))
+    return _ConnectResult(outcome=connection.remove(), ended=release_file(connection.known_file()))
 
 
-def _described(wish: _Wish, connection: Connection, done: _Done) -> dict[str, Any]:
+def _described(wish: _ConnectRequest, connection: ClientEntry, done: _ConnectResult) -> dict[str, Any]:
     return {
         "client": wish.client.name,
         "scope": wish.scope.value,
@@ -178,11 +259,11 @@ def _described(wish: _Wish, connection: Connection, done: _Done) -> dict[str, An
     }
 
 
-def _backup(connection: Connection, done: _Done) -> str | None:
+def _backup(connection: ClientEntry, done: _ConnectResult) -> str | None:
     return str(connection.backup) if done.outcome.value == "written" and connection.backup is not None else None
 
 
-def _tell(wish: _Wish, connection: Connection, done: _Done) -> None:
+def _say_result(wish: _ConnectRequest, connection: ClientEntry, done: _ConnectResult) -> None:
     file, outcome = connection.file, done.outcome.value
     if outcome == "shown":
         hint(
@@ -208,7 +289,7 @@ def _tell(wish: _Wish, connection: Connection, done: _Done) -> None:
             hint(note)
 
 
-def _about_agents(wish: _Wish, done: _Done) -> list[str]:
+def _about_agents(wish: _ConnectRequest, done: _ConnectResult) -> list[str]:
     lines = []
     if done.who is not None:
         what = "was made for it, with the profile" if done.who.new else "has the profile"
@@ -223,7 +304,7 @@ def _about_agents(wish: _Wish, done: _Done) -> list[str]:
     return lines
 
 
-def _notes(wish: _Wish) -> tuple[str, ...]:
+def _notes(wish: _ConnectRequest) -> tuple[str, ...]:
     client = wish.client
     notes = (*client.http_notes, _token_note(wish)) if wish.http else client.stdio_notes
     if wish.scope.value != "project":
@@ -233,7 +314,7 @@ def _notes(wish: _Wish) -> tuple[str, ...]:
     return (*notes, *client.project_notes)
 
 
-def _token_note(wish: _Wish) -> str:
+def _token_note(wish: _ConnectRequest) -> str:
     if not wish.holder:
         return "The client needs the token of an agent: `toolcrib agent add NAME`, then connect with --agent NAME."
     file = paths().agents / wish.holder / "token"

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 import typer
 
-from toolcrib.cli.client import listener
 from toolcrib.cli.options import AsJson, well_formed, without_password
 from toolcrib.cli.output import duration, hint, say, say_json, say_line, working
-from toolcrib.cli.reach import daemon_pid, daemon_runs, from_daemon, paths, perform, root
-from toolcrib.cli.server_commands import server_table, tell_faults
+from toolcrib.cli.perform import daemon_pid, daemon_runs, from_daemon, paths, perform, root
+from toolcrib.cli.server_commands import hint_problems, server_table
+from toolcrib.coding_agents.process_alive import process_exists
+from toolcrib.daemon_client.command_client import listener
 from toolcrib.errors import CallTimeout, DaemonNotRunning
-from toolcrib.runs.alive import is_there
 
 ANSWER_WITHIN = 3.5
 """Seconds that the daemon has to answer `down`; one that is stuck is killed."""
@@ -69,8 +69,8 @@ def up(
         else:
             say(f"Toolcrib runs: {daemon['endpoint']} (pid {daemon['pid']})")
             hint(f"Its token is in {daemon['token_file']}.")
-            _tell_of_the_sandbox(daemon)
-            tell_faults(daemon)
+            _hint_sandbox(daemon)
+            hint_problems(daemon)
             if daemon.get("workspace"):
                 hint("Tools for this folder are there already: `toolcrib tools workspace`.")
             hint('Next: `toolcrib add NAME -- COMMAND`, `toolcrib connect claude`, `toolcrib run claude "…"`.')
@@ -84,7 +84,7 @@ def up(
         if sys.stderr.isatty():
             hint("Stopped.")
         return code
-    from toolcrib.daemon.detach import start_detached  # noqa: PLC0415
+    from toolcrib.daemon_client.detach import start_detached  # noqa: PLC0415
 
     with working("starting the daemon …"):
         started = start_detached(root(), flags)
@@ -114,7 +114,7 @@ def down(*, as_json: AsJson = False) -> int:
         pass
     killed = False
     with working("stopping the daemon …"):
-        while daemon_runs() or (pid is not None and is_there(pid)):
+        while daemon_runs() or (pid is not None and process_exists(pid)):
             if time.monotonic() > deadline:
                 if known is None or killed:
                     raise CallTimeout(
@@ -157,15 +157,15 @@ def status(*, as_json: AsJson = False) -> int:
         say(f"{name + ':':<12}{value}")
     if found.get("for_runs"):
         hint("It was started for runs of coding agents, and ends with the last of them.")
-    _tell_of_the_sandbox(found)
-    _tell_of_the_book(found)
-    _tell_of_the_clock(found)
+    _hint_sandbox(found)
+    _hint_audit(found)
+    _hint_clock(found)
     if found.get("servers"):
         # A project that nobody works in yet is not opened for a look: the table is then the home's.
         project = found.get("project", found.get("root"))
         say("" if str(root()) == found.get("root") else f"\nservers for the project {project}:")
         server_table(found["servers"])
-    tell_faults(found)
+    hint_problems(found)
     return 0
 
 
@@ -179,26 +179,29 @@ def confirm_clock(*, as_json: AsJson = False) -> int:
     if as_json:
         say_json(found)
     else:
-        say(f"Confirmed. {_apart(found['seconds'])}" if found["seconds"] else "Confirmed. It had not jumped.")
+        say(f"Confirmed. {_clock_line(found['seconds'])}" if found["seconds"] else "Confirmed. It had not jumped.")
     return 0
 
 
-def _apart(seconds: float) -> str:
+def _clock_line(seconds: float) -> str:
     side = "ahead of" if seconds > 0 else "behind"
     return f"The system's clock is {duration(abs(seconds))} {side} the time that has passed since Toolcrib saw it last."
 
 
-def _tell_of_the_clock(found: dict[str, Any]) -> None:
+def _hint_clock(found: dict[str, Any]) -> None:
     if ahead := found.get("clock", {}).get("ahead"):
-        hint(f"{_apart(ahead)} Nothing is deleted faster than time passes. If it is right, `toolcrib clock confirm`.")
+        hint(
+            f"{_clock_line(ahead)} Nothing is deleted faster than time passes. "
+            "If it is right, `toolcrib clock confirm`."
+        )
 
 
-def _tell_of_the_sandbox(found: dict[str, Any]) -> None:
+def _hint_sandbox(found: dict[str, Any]) -> None:
     if found.get("unsafe_no_sandbox"):
         hint("WARNING: the workspace's commands run WITHOUT A SANDBOX: what an agent runs, it runs as you.")
 
 
-def _tell_of_the_book(found: dict[str, Any]) -> None:
+def _hint_audit(found: dict[str, Any]) -> None:
     book = found.get("book", {})
     if not book.get("writable", True):
         hint(f"The book cannot be written, so only tools that read are run: {book.get('failure')}")

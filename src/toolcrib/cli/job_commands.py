@@ -14,11 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from toolcrib.cli.columns import Cut, Yielding
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import TOOL_ERROR, duration, hint, say, say_json, table
+from toolcrib.cli.output import TOOL_ERROR, ColumnPriorities, TableCut, duration, hint, say, say_json, table
+from toolcrib.cli.perform import from_daemon
 from toolcrib.cli.project import working_folder
-from toolcrib.cli.reach import from_daemon
 from toolcrib.errors import UsageError
 
 COLUMNS = ("job", "status", "with", "submitter", "took", "prompt")
@@ -28,7 +27,7 @@ job = typer.Typer(rich_markup_mode=None, help="Have agents work in the backgroun
 _LOOK_AGAIN = 5.0
 """Seconds that one question to the daemon waits."""
 _MARGIN = 30.0
-_YIELDING = Yielding(text="prompt", cut={"submitter": 12}, optional=("took", "with"))
+_PRIORITIES = ColumnPriorities(text="prompt", cut={"submitter": 12}, optional=("took", "with"))
 
 _Id = Annotated[str, typer.Argument(metavar="JOB", help="The job, as `toolcrib job list` names it.")]
 _Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is over; Ctrl-C leaves it running.")]
@@ -54,7 +53,7 @@ def submit(
     as_json: AsJson = False,
 ) -> int:
     """Submit a job. It runs in the daemon, also after this terminal is closed."""
-    from toolcrib.cli.run_prompt import whole_prompt  # noqa: PLC0415 - only here
+    from toolcrib.cli.options import whole_prompt  # noqa: PLC0415 - only here
 
     if timeout is not None and not math.isfinite(timeout):
         raise UsageError(f"{timeout} is no number of seconds.", remedy="Say for instance --timeout 600.")
@@ -69,7 +68,7 @@ def submit(
     }
     found = from_daemon("job:submit", params)
     if wait:
-        return _told(_waited(found["job"]), as_json=as_json)
+        return _say_job(_wait_for(found["job"]), as_json=as_json)
     if as_json:
         say_json(found)
     else:
@@ -100,10 +99,10 @@ def list_jobs(
         (row["job"], row["status"], row["with"], row["submitter"], _took(row), row["prompt"].replace("\n", " "))
         for row in rows
     ]
-    cut = table(COLUMNS, shown, state_column="status", yielding=_YIELDING)
+    cut = table(COLUMNS, shown, state_column="status", yielding=_PRIORITIES)
     if found["total"] > len(rows):
         hint(f"{found['total'] - len(rows)} more; -n shows them.")
-    elif cut is Cut.SOME:
+    elif cut is TableCut.SOME:
         hint("`toolcrib job list --json` shows all of it.")
     return 0
 
@@ -127,7 +126,7 @@ def show(job: _Id, *, as_json: AsJson = False) -> int:
 @job.command()
 def result(job: _Id, *, wait: _Wait = False, as_json: AsJson = False) -> int:
     """Print a job's result: its text, or what went wrong."""
-    return _told(_waited(job) if wait else from_daemon("job:result", {"job": job}), as_json=as_json)
+    return _say_job(_wait_for(job) if wait else from_daemon("job:result", {"job": job}), as_json=as_json)
 
 
 @job.command()
@@ -141,7 +140,7 @@ def cancel(job: _Id, *, as_json: AsJson = False) -> int:
     return 0
 
 
-def _waited(job: str) -> dict[str, Any]:
+def _wait_for(job: str) -> dict[str, Any]:
     told = ""
     while True:
         found = from_daemon("job:result", {"job": job, "wait": _LOOK_AGAIN}, timeout=_LOOK_AGAIN + _MARGIN)
@@ -153,7 +152,7 @@ def _waited(job: str) -> dict[str, Any]:
         told = now
 
 
-def _told(found: Mapping[str, Any], *, as_json: bool) -> int:
+def _say_job(found: Mapping[str, Any], *, as_json: bool) -> int:
     if as_json:
         say_json(found)
     else:

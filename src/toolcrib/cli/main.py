@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from toolcrib.signals import begin
+from toolcrib.signals import reset_signals
 
 
 def main() -> int:
-    begin()
+    reset_signals()
     words = sys.argv[1:]
     match words:
         case ["stdio"] | ["stdio", "--agent", _]:

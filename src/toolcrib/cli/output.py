@@ -1,27 +1,139 @@
 """What a command prints: JSON for programs, text and tables for people, errors for both.
 
-In: results as plain JSON values. Out: stdout and stderr. `rich` is imported only when a table or a spinner is really
-drawn. Text that came from servers is shown on a terminal with its control characters made visible.
+In: results as plain JSON values, tool results of either protocol version. Out: stdout and stderr. Tables fit the
+terminal's width; `rich` is imported only when a table or a spinner is drawn. Control characters in text from
+servers are made visible on a terminal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import os
 import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from toolcrib.cli.client import RemoteError
-from toolcrib.cli.columns import Cut, Yielding, fitted
+from toolcrib.daemon_client.command_client import RemoteError
 from toolcrib.errors import ToolcribError
 
 if TYPE_CHECKING:
     from rich.status import Status
+
+
+GAP = 2
+"""Spaces between two columns."""
+
+_NARROWEST = 20
+"""Characters that the text keeps, however little room there is."""
+
+
+class TableCut(enum.Enum):
+    """Whether a table shows all of its text."""
+
+    NOTHING = enum.auto()
+    SOME = enum.auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnPriorities:
+    """How a table's columns make room; those that are not named stay as they are."""
+
+    text: str
+    """Gets what room the others leave."""
+    cut: Mapping[str, int] = field(default_factory=dict)
+    """May be shortened, the last first, to so many characters at least."""
+    optional: Sequence[str] = ()
+    """May be left out, the first first."""
+
+
+def fit_columns(natural: Mapping[str, int], room: int, yielding: ColumnPriorities) -> dict[str, int]:
+    """The widths of the columns that stay, in their order."""
+    widths = {name: min(width, _least(name, width, yielding)) for name, width in natural.items()}
+    for name in yielding.optional:
+        if _needed(widths) <= room:
+            break
+        del widths[name]
+    spare = room - _needed(widths)
+    for name in (*yielding.cut, yielding.text):
+        if name in widths:
+            more = max(0, min(natural[name] - widths[name], spare))
+            widths[name] += more
+            spare -= more
+    return widths
+
+
+def shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _least(name: str, width: int, yielding: ColumnPriorities) -> int:
+    if name == yielding.text:
+        return _NARROWEST
+    return yielding.cut.get(name, width)
+
+
+def _needed(widths: Mapping[str, int]) -> int:
+    return sum(widths.values()) + GAP * (len(widths) - 1)
+
+
+def result_text(result: Mapping[str, Any]) -> str:
+    """The whole result, ready to print."""
+    content = result.get("content")
+    blocks = [_block(block) for block in content] if isinstance(content, list) else []
+    has_text = isinstance(content, list) and any(_is_text(block) for block in content)
+    if not has_text and "structuredContent" in result:
+        blocks.append(_pretty(result["structuredContent"]))
+    return "\n".join(blocks)
+
+
+def size_of(count: float) -> str:
+    """Bytes as people write them."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} TB"
+
+
+def _is_text(block: Any) -> bool:
+    return isinstance(block, Mapping) and block.get("type") == "text" and bool(block.get("text"))
+
+
+def _block(block: Any) -> str:
+    if not isinstance(block, Mapping):
+        return _pretty(block)
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": "image" | "audio" as kind, "data": str(data)}:
+            return f"[{kind}: {block.get('mimeType', 'unknown type')}, {size_of(_decoded_size(data))}]"
+        case {"type": "resource_link", "uri": str(uri)}:
+            return " ".join(filter(None, ["[link:", str(block.get("name", "")), uri])) + "]"
+        case {"type": "resource", "resource": {"text": str(text)}}:
+            return text
+        case {"type": "resource", "resource": {"uri": str(uri), "blob": str(blob)} as resource}:
+            kind = resource.get("mimeType", "unknown type")
+            return f"[resource: {uri}, {kind}, {size_of(_decoded_size(blob))}]"
+        case _:
+            return _pretty(block)
+
+
+def _decoded_size(base64: str) -> int:
+    text = base64.rstrip("=\r\n")
+    return len(text) * 3 // 4
+
+
+def _pretty(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
 
 TOOL_ERROR = 10
 """The exit code of `call` when the tool answered that it failed, or what it ran."""
@@ -60,12 +172,12 @@ def hint(text: str) -> None:
 
 
 def say_json(value: Any) -> None:
-    sys.stdout.write(_spelled(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
+    sys.stdout.write(_escape_json(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
 
 
 def say_line(value: Any) -> None:
     """JSON on one line, as soon as it is known."""
-    sys.stdout.write(_spelled(json.dumps(value, ensure_ascii=False, default=str)) + "\n")
+    sys.stdout.write(_escape_json(json.dumps(value, ensure_ascii=False, default=str)) + "\n")
     sys.stdout.flush()
 
 
@@ -77,21 +189,21 @@ def visible(text: str) -> str:
     return _CONTROL.sub(spelled, text)
 
 
-def _spelled(text: str) -> str:
+def _escape_json(text: str) -> str:
     """JSON for a terminal: the same values, without control characters."""
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) if sys.stdout.isatty() else text
 
 
 def report(error: ToolcribError, *, as_json: bool) -> int:
     """Prints the error and returns the exit code."""
-    told = described(error)
+    told = error_data(error)
     hint(f"Error: {error.text()}")
     if as_json:
         say_json({"error": told})
     return int(told["exit_code"])
 
 
-def described(error: ToolcribError) -> dict[str, Any]:
+def error_data(error: ToolcribError) -> dict[str, Any]:
     """For programs."""
     told: dict[str, Any] = {
         "code": error.remote_code if isinstance(error, RemoteError) else error.code,
@@ -112,8 +224,8 @@ def table(
     rows: Sequence[Sequence[Any]],
     *,
     state_column: str = "state",
-    yielding: Yielding | None = None,
-) -> Cut:
+    yielding: ColumnPriorities | None = None,
+) -> TableCut:
     """Draws the rows. If it is said how columns make room, every row has one line on a terminal; a pipe gets it all."""
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -126,7 +238,7 @@ def table(
         column: max(len(text) for text in (column, *(row[place] for row in texts)))
         for place, column in enumerate(columns)
     }
-    widths = fitted(natural, console.width, yielding) if yielding else natural
+    widths = fit_columns(natural, console.width, yielding) if yielding else natural
     drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for column, width in widths.items():
         if yielding:
@@ -145,7 +257,7 @@ def table(
         console.print(drawn)
     # Cells are padded to their column's width; the spaces after the last one say nothing.
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
-    return Cut.NOTHING if widths == natural else Cut.SOME
+    return TableCut.NOTHING if widths == natural else TableCut.SOME
 
 
 def styles() -> dict[str, Any]:

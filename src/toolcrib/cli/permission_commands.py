@@ -1,24 +1,134 @@
-"""`allow`, `deny`, `why` and `profile list|show|edit|remove`: what agents may use, and why.
+"""`allow`, `deny`, `why`, `profile`, and `approvals`, `approve`, `refuse`: what agents may use, and why.
 
-In: words of the command line. Out: an exit code; `why` returns 5 where the answer is no. Rules are read by the daemon;
-here only words become conditions, and a profile becomes a text that a person can edit.
+In: words of the command line. Out: an exit code; `why` returns 5 where the answer is no. The daemon reads the rules;
+calls that wait for an approval are in the daemon alone. Arguments are shown exactly as the agent sent them.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from toolcrib.cli.arguments import arguments_from
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, say, say_json, table
-from toolcrib.cli.reach import ANSWER_WITHIN, Ask, asking, perform
-from toolcrib.cli.tool_commands import schema_of
+from toolcrib.cli.perform import ANSWER_WITHIN, AskCommand, asking, from_daemon, perform
+from toolcrib.cli.tool_commands import arguments_from, schema_of
 from toolcrib.config.model import RESERVED_SERVER_NAMES
-from toolcrib.errors import ConfigError, Denied, ToolcribError, UsageError
+from toolcrib.config.show import visible
+from toolcrib.errors import ConfigError, DaemonNotRunning, Denied, ToolcribError, UsageError
+
+_WAIT_SECONDS = 25.0
+"""Seconds that one question to the daemon waits."""
+_MARGIN = 15.0
+_LONGEST = 1000
+"""Characters of an argument in the list; a call that is named is shown whole."""
+_WORD = re.compile(r"[A-Za-z0-9_.:-]+")
+
+ApprovalId = Annotated[str, typer.Argument(metavar="ID", help="The call, as `toolcrib approvals` names it.")]
+Always = Annotated[
+    bool, typer.Option("--always", help="From now on, for this agent and this very tool: make a rule of it.")
+]
+
+
+def approvals(
+    id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="One call, with its arguments whole, however long.")
+    ] = None,
+    *,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until there is one.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show the calls that wait for your word."""
+    if id is not None and wait:
+        raise UsageError("ID and --wait exclude each other.", remedy="Give one of them.")
+    found = _ask_daemon("approval:list", {} if id is None else {"id": id})
+    while wait and not found["approvals"]:
+        found = _ask_daemon("approval:list", {"wait": _WAIT_SECONDS})
+    if as_json:
+        say_json(found)
+        return 0
+    for row in found["approvals"]:
+        _say_approval(row, None if id else _LONGEST)
+    if not found["approvals"]:
+        say("Nothing waits for an answer.")
+    else:
+        hint("Answer with `toolcrib approve ID` or `toolcrib refuse ID`; --always makes a rule of it.")
+    return 0
+
+
+def _say_approval(row: Mapping[str, Any], longest: int | None) -> None:
+    """What the agent wrote stands as JSON: in it nothing passes for something else."""
+    say(visible(f"{row['id']}  {row['agent']} wants {_quoted_name(row['tool'])}; {row['left']:.0f} s left"))
+    say(visible(f"      asked because of {row['rule']}"))
+    if row["conversation"] != "default":
+        say(visible(f"      in the conversation {_json(row['conversation'])}"))
+    whole = row["whole"]
+    for line in map(
+        visible, (*_value_lines(row["arguments"]), *(f"sent besides: {one}" for one in _value_lines(row["besides"])))
+    ):
+        say(f"      {line[:longest]}{'' if line[:longest] == line else '…'}")
+        whole = whole and line[:longest] == line
+    if not whole:
+        hint(f"      That is not all of it: `toolcrib approvals {row['id']}` shows the whole call.")
+
+
+def _value_lines(said: Any) -> list[str]:
+    return (
+        [f"{_quoted_name(name)} = {_json(value)}" for name, value in said.items()] if isinstance(said, dict) else [said]
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _quoted_name(name: str) -> str:
+    return name if _WORD.fullmatch(name) else _json(name)
+
+
+def approve(id: ApprovalId, *, always: Always = False, as_json: AsJson = False) -> int:
+    """Let a waiting call pass."""
+    return _answer(id, approved=True, always=always, as_json=as_json)
+
+
+def refuse(id: ApprovalId, *, always: Always = False, as_json: AsJson = False) -> int:
+    """Refuse a waiting call."""
+    return _answer(id, approved=False, always=always, as_json=as_json)
+
+
+def _answer(id: str, *, approved: bool, always: bool, as_json: bool) -> int:
+    found = _ask_daemon("approval:answer", {"id": id, "approved": approved, "always": always})
+    if as_json:
+        say_json(found)
+        return 0
+    call = found["approval"]
+    what = visible(f"{call['tool']} for {call['agent']}")
+    others = len(found["answered"]) - 1
+    if found["answered"]:
+        more = f", and {others} more that asked the same" if others > 0 else ""
+        say(f"{'Approved' if approved else 'Refused'}: {what}{more}.")
+    else:
+        hint(f"The call waits no longer: {what}.")
+    if found["rule"]:
+        say(f"From now on: {visible(found['rule'].partition(': ')[2])}.")
+    return 0
+
+
+def _ask_daemon(name: str, params: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return from_daemon(name, params, timeout=params.get("wait", 0.0) + _MARGIN)
+    except DaemonNotRunning as gone:
+        if isinstance(gone.__cause__, FileNotFoundError | ConnectionRefusedError):
+            raise DaemonNotRunning(
+                "No daemon runs, so no call can wait for an answer.", remedy=gone.remedy
+            ) from gone.__cause__
+        raise
+
 
 profile = typer.Typer(rich_markup_mode=None, help="Profiles: sets of rules that agents share.")
 
@@ -57,7 +167,7 @@ def allow(
 ) -> int:
     """Allow an agent tools that its profile does not. A deny wins over it, wherever it stands."""
     params = _rule(agent, tools, when, where, remove=remove) | ({"ask": True} if ask else {})
-    return _tell_changed(perform("permission:allow", params), as_json=as_json)
+    return _say_changed(perform("permission:allow", params), as_json=as_json)
 
 
 def deny(
@@ -71,7 +181,7 @@ def deny(
 ) -> int:
     """Deny an agent tools, whatever else allows them."""
     params = _rule(agent, tools, when, where, remove=remove)
-    return _tell_changed(perform("permission:deny", params), as_json=as_json)
+    return _say_changed(perform("permission:deny", params), as_json=as_json)
 
 
 def _rule(
@@ -88,10 +198,10 @@ def _rule(
 
 
 def _conditions(lines: Sequence[str]) -> dict[str, Any]:
-    from toolcrib.policy import Effect, Rule, condition_from, rule_data  # noqa: PLC0415 - heavy
+    from toolcrib.policy import Rule, RuleEffect, condition_from, rule_data  # noqa: PLC0415 - heavy
 
     try:
-        rule = Rule(effect=Effect.ALLOW, tools="*", when=tuple(map(condition_from, lines)))
+        rule = Rule(effect=RuleEffect.ALLOW, tools="*", when=tuple(map(condition_from, lines)))
     except ConfigError as error:
         raise UsageError(f"--when: {error.message}", remedy=error.remedy) from None
     found: dict[str, Any] = rule_data(rule)["when"]
@@ -105,7 +215,7 @@ def _claim(text: str) -> tuple[str, bool]:
     return words[-1], len(words) == 1
 
 
-def _tell_changed(found: Mapping[str, Any], *, as_json: bool) -> int:
+def _say_changed(found: Mapping[str, Any], *, as_json: bool) -> int:
     if as_json:
         say_json(found)
         return 0
@@ -115,12 +225,12 @@ def _tell_changed(found: Mapping[str, Any], *, as_json: bool) -> int:
         say(f"Removed from {agent}: {rule}.")
         return 0
     say(f"{agent}: {rule}." if found["changed"] else f"{agent} has it already: {rule}.")
-    for line in _told_reach(found):
+    for line in _coverage_lines(found):
         hint(line)
     return 0
 
 
-def _told_reach(found: Mapping[str, Any]) -> Iterator[str]:
+def _coverage_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if not found["covers"]:
         away = ", ".join(found["unknown_servers"])
         yield (
@@ -167,7 +277,7 @@ def why(
     return Denied.exit_code if found["verdict"] == "deny" else 0
 
 
-def _schema(tool: str, ask: Ask) -> Mapping[str, Any]:
+def _schema(tool: str, ask: AskCommand) -> Mapping[str, Any]:
     """Nothing where the tool or its server is not known: the answer will say so."""
     try:
         return schema_of(tool, ask)
@@ -186,7 +296,7 @@ def _explained(found: Mapping[str, Any]) -> Iterator[str]:
         yield "Arguments were not given, so what allows under a condition counts: add KEY=VALUE for a call's answer."
     yield from found["unjudged"]
     if any(" under " in row["rule"] for row in found["rules"]):
-        yield _told_folder(found)
+        yield _folder_line(found)
     if found["rules"]:
         yield ""
         yield "Rules that speak of it, the strongest first:"
@@ -194,7 +304,7 @@ def _explained(found: Mapping[str, Any]) -> Iterator[str]:
             applies = "" if row["applies"] else "  (does not apply to these arguments)"
             yield f"  {row['rule']}{applies}"
     yield ""
-    yield _told_claims(found)
+    yield _annotations_line(found)
     if found["remedies"]:
         yield ""
         yield "What would allow it:"
@@ -202,14 +312,14 @@ def _explained(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {remedy}"
 
 
-def _told_folder(found: Mapping[str, Any]) -> str:
+def _folder_line(found: Mapping[str, Any]) -> str:
     server = found["tool"].partition(":")[0]
     if found["folder"] is None:
         return f"Which folder {server} runs in is not known, so a relative path cannot be judged: give whole paths."
     return f"A relative path is read as {server} reads it: from {found['folder']}, the folder it runs in."
 
 
-def _told_claims(found: Mapping[str, Any]) -> str:
+def _annotations_line(found: Mapping[str, Any]) -> str:
     server = found["tool"].partition(":")[0]
     counts = ", ".join(name if value else f"not {name}" for name, value in found["counts_as"].items())
     if server in RESERVED_SERVER_NAMES:
@@ -260,11 +370,11 @@ def show(name: ProfileName, *, as_json: AsJson = False) -> int:
     if as_json:
         say_json(found)
         return 0
-    from toolcrib.cli.profile_text import written  # noqa: PLC0415 - YAML
+    from toolcrib.cli.profile_commands import profile_yaml  # noqa: PLC0415 - YAML
 
     whose = "built in" if found["builtin"] else "yours"
     say(f"# {name}, {whose}; agents: {', '.join(found['agents']) or 'none'}")
-    say(written(found).rstrip())
+    say(profile_yaml(found).rstrip())
     return 0
 
 
@@ -281,11 +391,11 @@ def edit(
     as_json: AsJson = False,
 ) -> int:
     """Change a profile, or make one, in your editor ($VISUAL or $EDITOR). Its agents have the new rules at once."""
-    from toolcrib.cli.profile_text import edited, from_file  # noqa: PLC0415 - YAML
+    from toolcrib.cli.profile_commands import edit_profile, profile_from_file  # noqa: PLC0415 - YAML
 
     if file is not None and copy is not None:
         raise UsageError("--file and --copy exclude each other.", remedy="Give one of them.")
-    found = edited(name, copy, perform) if file is None else from_file(name, file, perform)
+    found = edit_profile(name, copy, perform) if file is None else profile_from_file(name, file, perform)
     if as_json:
         say_json(found)
     elif found["changed"]:

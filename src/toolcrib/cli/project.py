@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from toolcrib.config.project import project_of
+from toolcrib.config.paths import project_of
 from toolcrib.errors import UsageError
 
 

@@ -18,14 +18,14 @@ import typer
 from typer.core import TyperCommand
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import TOOL_ERROR, described, hint, say_line
+from toolcrib.cli.output import TOOL_ERROR, error_data, hint, say_line
 from toolcrib.errors import ToolcribError, UsageError
 from toolcrib.signals import ending_signals
 
 if TYPE_CHECKING:
-    from toolcrib.cli.run_view import View
-    from toolcrib.runs.agent import CodeAgent, Stream
-    from toolcrib.runs.result import ExecutionResult, Status
+    from toolcrib.cli.run_view import RunView
+    from toolcrib.coding_agents.code_agent import CodeAgent, RunStream
+    from toolcrib.coding_agents.run_result import ExecutionResult, RunStatus
 
 PROFILE = "developer"
 STOPPED = 12
@@ -36,7 +36,7 @@ _EXIT_CODES = {"finished": 0, "failed": TOOL_ERROR, "interrupted": INTERRUPTED}
 _PARTS = re.compile(r"(?:[0-9.]+[a-z])+")
 
 
-class WithWords(TyperCommand):
+class ProgramWordsCommand(TyperCommand):
     """Keeps what stands after `--` apart: it is for the program, also where no prompt stands before it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -99,10 +99,10 @@ def run(
     run in order; a second one ends it at once. 4: the program is missing or too old, or there is no such conversation.
     7: no daemon could be had.
     """
-    from toolcrib.cli.run_lines import Detail  # noqa: PLC0415
-    from toolcrib.cli.run_prompt import whole_prompt  # noqa: PLC0415
-    from toolcrib.cli.run_view import ForPeople, ForPrograms  # noqa: PLC0415
-    from toolcrib.runs.agent import CodeAgent  # noqa: PLC0415
+    from toolcrib.cli.options import whole_prompt  # noqa: PLC0415
+    from toolcrib.cli.run_text import EventDetail  # noqa: PLC0415
+    from toolcrib.cli.run_view import RunJsonView, RunTextView  # noqa: PLC0415
+    from toolcrib.coding_agents.code_agent import CodeAgent  # noqa: PLC0415
 
     try:
         agent = CodeAgent(
@@ -115,33 +115,35 @@ def run(
             env_file=env_file,
             extra=context.obj,
         )
-        detail = Detail.ALL if log_events else Detail.USUAL
-        return _follow(agent, whole_prompt(prompt), conversation, ForPrograms(detail) if as_json else ForPeople(detail))
+        detail = EventDetail.ALL if log_events else EventDetail.USUAL
+        return _follow(
+            agent, whole_prompt(prompt), conversation, RunJsonView(detail) if as_json else RunTextView(detail)
+        )
     except ToolcribError as error:
         if not as_json:
             raise
         # One line, as all that went before it.
         hint(f"Error: {error.text()}")
-        told = described(error)
+        told = error_data(error)
         say_line({"error": told})
         return int(told["exit_code"])
 
 
-def exit_code(status: Status) -> int:
+def exit_code(status: RunStatus) -> int:
     return _EXIT_CODES.get(status.value, STOPPED)
 
 
 def _profile(given: str | None, conversation: str, workdir: Path, client: str) -> str:
-    from toolcrib.cli.run_account import NO_WIDER  # noqa: PLC0415
-    from toolcrib.config.project import project_of  # noqa: PLC0415
-    from toolcrib.runs.seal import Seals  # noqa: PLC0415
-    from toolcrib.runs.shelf import latest_of  # noqa: PLC0415
+    from toolcrib.cli.run_text import USUAL_PROFILES  # noqa: PLC0415
+    from toolcrib.coding_agents.run_folder import LogSeals  # noqa: PLC0415
+    from toolcrib.coding_agents.run_history import conversation_state  # noqa: PLC0415
+    from toolcrib.config.paths import project_of  # noqa: PLC0415
 
     if given is not None or not conversation:
         return given or PROFILE
-    root, seals = project_of(workdir.expanduser()), Seals.of_user(os.environ)
-    before = latest_of(root, conversation, client, seals).profile
-    if before not in NO_WIDER:
+    root, seals = project_of(workdir.expanduser()), LogSeals.of_user(os.environ)
+    before = conversation_state(root, conversation, client, seals).profile
+    if before not in USUAL_PROFILES:
         raise UsageError(
             f"The conversation was run as {before}.", remedy=f"Say --profile {before} to go on so, or another."
         )
@@ -149,12 +151,12 @@ def _profile(given: str | None, conversation: str, workdir: Path, client: str) -
 
 
 def _seconds(text: str) -> float:
-    from toolcrib.commands.span import seconds_of  # noqa: PLC0415
-    from toolcrib.runs.agent import LONGEST  # noqa: PLC0415
+    from toolcrib.coding_agents.code_agent import LONGEST  # noqa: PLC0415
+    from toolcrib.commands.duration import parse_duration  # noqa: PLC0415
 
     # Without a unit, seconds; `1h30m` is one part after the other.
     parts = re.findall("[0-9.]+[a-z]", text) if _PARTS.fullmatch(text) else [f"{text}s"]
-    seconds = [seconds_of(part) or 0.0 for part in parts]
+    seconds = [parse_duration(part) or 0.0 for part in parts]
     if not all(seconds) or sum(seconds) > LONGEST:
         raise UsageError(
             f"--timeout {text!r} is no time limit.",
@@ -163,7 +165,7 @@ def _seconds(text: str) -> float:
     return sum(seconds)
 
 
-def _follow(agent: CodeAgent, prompt: str, conversation: str, view: View) -> int:
+def _follow(agent: CodeAgent, prompt: str, conversation: str, view: RunView) -> int:
     import asyncio  # noqa: PLC0415
 
     stream = agent.stream(prompt, conversation=conversation)
@@ -177,7 +179,7 @@ def _follow(agent: CodeAgent, prompt: str, conversation: str, view: View) -> int
     return code
 
 
-async def _watched(stream: Stream, view: View) -> ExecutionResult | None:
+async def _watched(stream: RunStream, view: RunView) -> ExecutionResult | None:
     """None: it was interrupted before it began."""
     import asyncio  # noqa: PLC0415
 
@@ -195,7 +197,7 @@ async def _watched(stream: Stream, view: View) -> ExecutionResult | None:
 
 
 @contextlib.contextmanager
-def _signals(view: View) -> Iterator[None]:
+def _signals(view: RunView) -> Iterator[None]:
     """The first ends the run in order, the second at once: what it started ends with this process."""
     import asyncio  # noqa: PLC0415
 

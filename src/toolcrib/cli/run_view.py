@@ -1,22 +1,107 @@
-"""A run as it goes on: for a person beside the answer, or for a program as JSON.
+"""A run as it happens, printed for a person beside the answer, or for a program as JSON.
 
-In: its events, and how it ended. Out: stdout and stderr. `run_command` is above, `run_lines` has the words.
+In: its events and its result, as lines of `run_text`. Out: stdout and stderr, with colours and a spinner on a
+terminal. Control characters are made visible. `rich` is imported only for a terminal.
 """
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeAlias
 
-from toolcrib.agent_events import AgentEvent, Kind, ToolStatus
-from toolcrib.cli.output import hint, say, say_line
-from toolcrib.cli.run_account import Seen, closing, opening
-from toolcrib.cli.run_lines import Detail, Everything, Telling, Times, called, one_line
-from toolcrib.cli.run_screen import Screen
-from toolcrib.runs.result import ExecutionResult, Listing, Metadata, Status, Summary
+from toolcrib.cli.output import hint, say, say_line, styles, visible
+from toolcrib.cli.run_text import (
+    AllEventLines,
+    EventDetail,
+    EventLines,
+    EventTimes,
+    LabelledLine,
+    RunFacts,
+    StyledLine,
+    closing_lines,
+    one_line,
+    opening_lines,
+    tool_of,
+)
+from toolcrib.coding_agents.run_result import ExecutionResult, RunMetadata, RunStatus, RunSummary, ToolListSize
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+    from rich.text import Text
+
+
+class RunScreen:
+    """What is said beside the output does not end a run when it cannot be said any more: a terminal was closed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._console: Console | None = None
+        self._sign: Status | None = None
+        self._broken = False
+        if stream.isatty():
+            from rich.console import Console  # noqa: PLC0415
+
+            self._console = Console(file=stream, **styles())
+
+    def write(self, line: StyledLine = ()) -> None:
+        if self._broken:
+            return
+        try:
+            if self._console is None:
+                self._stream.write("".join(visible(text) for text, _ in line).rstrip() + "\n")
+                self._stream.flush()
+            else:
+                for drawn in _drawn(line, self._console):
+                    # A path that is longer than the line is not broken: it stays one that can be copied.
+                    self._console.print(drawn, soft_wrap=True)
+        except OSError:
+            if self._stream is not sys.stderr:
+                raise
+            self._broken = True
+
+    def wait(self, text: str) -> None:
+        """Shows on a terminal that something goes on, and what."""
+        if self._console is None or self._broken:
+            return
+        from rich.text import Text  # noqa: PLC0415
+
+        shown = Text(visible(one_line(text)))
+        if self._sign is None:
+            self._sign = self._console.status(shown)
+            self._sign.start()
+        else:
+            self._sign.update(shown)
+
+    def still(self) -> None:
+        """Ends the sign of life; the terminal is as it was."""
+        if self._sign is not None:
+            sign, self._sign = self._sign, None
+            try:
+                sign.stop()
+            except OSError:
+                self._broken = True
+
+
+def _drawn(line: StyledLine, console: Console) -> Iterator[Text]:
+    """As many as it takes; only rows are broken by us, between words."""
+    from rich.text import Text  # noqa: PLC0415
+
+    pieces = [(visible(text), style) for text, style in line]
+    if not isinstance(line, LabelledLine):
+        yield Text.assemble(*pieces)
+        return
+    label, (text, style) = pieces
+    room = max(1, console.width - len(label[0]))
+    for part in textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]:
+        yield Text.assemble(label, (part, style))
+        label = (" " * len(label[0]), "")
+
 
 _LAST_WORDS = 5
 """Lines of a program that failed."""
@@ -26,10 +111,10 @@ Mask: TypeAlias = Callable[[Any], Any]
 """Takes a run's secrets out of a text, or of what is made of texts."""
 
 
-class View(Protocol):
+class RunView(Protocol):
     def starting(self, title: str) -> None: ...
 
-    def event(self, event: AgentEvent, about: Metadata | None) -> None: ...
+    def event(self, event: AgentEvent, about: RunMetadata | None) -> None: ...
 
     def ending(self) -> None:
         """It was interrupted, and comes to its end."""
@@ -41,10 +126,10 @@ class View(Protocol):
         """None: it was interrupted before it began. `exit_code` is the one that Toolcrib's process will have."""
 
 
-class ForPeople:
-    def __init__(self, detail: Detail) -> None:
-        self._screen = Screen(sys.stderr)
-        self._telling = Everything() if detail is Detail.ALL else Telling(Times.LEFT_OUT)
+class RunTextView:
+    def __init__(self, detail: EventDetail) -> None:
+        self._screen = RunScreen(sys.stderr)
+        self._telling = AllEventLines() if detail is EventDetail.ALL else EventLines(EventTimes.LEFT_OUT)
         self._title = ""
         self._opened = False
         self._under_way: dict[str, str] = {}
@@ -54,13 +139,13 @@ class ForPeople:
         self._title = title
         self._screen.wait(f"starting {title} …")
 
-    def event(self, event: AgentEvent, about: Metadata | None) -> None:
+    def event(self, event: AgentEvent, about: RunMetadata | None) -> None:
         self._open(about)
-        if event.kind is Kind.LOG and event.role != "toolcrib":
+        if event.kind is AgentEventKind.LOG and event.role != "toolcrib":
             self._said.append(event.text)
         for line in self._telling.of(event):
             self._screen.write(line)
-        if event.kind is Kind.TOOL:
+        if event.kind is AgentEventKind.TOOL:
             self._follow_call(event)
         self._screen.wait(" · ".join(self._under_way.values()) or f"{self._title} is working …")
 
@@ -76,7 +161,7 @@ class ForPeople:
         if result is None:
             self._screen.write((("Interrupted before it began.", "yellow"),))
             return
-        about = _about(result)
+        about = _metadata(result)
         # A program that ended before it said a word is told of all the same.
         self._open(about)
         summary = _summary(result, mask)
@@ -84,7 +169,7 @@ class ForPeople:
         for line in self._telling.rest(but=answer):
             self._screen.write(line)
         # Unless they are the very reason that is given below.
-        if summary.status is Status.FAILED and not any(summary.error in text for text in self._said):
+        if summary.status is RunStatus.FAILED and not any(summary.error in text for text in self._said):
             for text in self._said:
                 self._screen.write(((f"  {one_line(text)}", "dim"),))
         if answer:
@@ -93,39 +178,39 @@ class ForPeople:
             say(answer)
             sys.stdout.flush()
         self._screen.write()
-        for line in closing(summary, about, result.log, _seen(result, mask)):
+        for line in closing_lines(summary, about, result.log, _facts(result, mask)):
             self._screen.write(line)
 
-    def _answer(self, summary: Summary) -> str:
+    def _answer(self, summary: RunSummary) -> str:
         """The last words of a run that was cut off are those of somebody in the midst of work; so are a failed one's
         where something followed them."""
-        failed_with_these = summary.status is Status.FAILED and summary.text.strip() == self._telling.held.strip()
-        return summary.text if summary.status is Status.FINISHED or failed_with_these else ""
+        failed_with_these = summary.status is RunStatus.FAILED and summary.text.strip() == self._telling.held.strip()
+        return summary.text if summary.status is RunStatus.FINISHED or failed_with_these else ""
 
-    def _open(self, about: Metadata | None) -> None:
+    def _open(self, about: RunMetadata | None) -> None:
         if about is not None and not self._opened:
             self._opened = True
-            for line in opening(about):
+            for line in opening_lines(about):
                 self._screen.write(line)
             self._screen.write()
 
     def _follow_call(self, event: AgentEvent) -> None:
         if event.tool_status is ToolStatus.STARTED:
-            self._under_way[event.call] = f"{called(event)} …"
+            self._under_way[event.call] = f"{tool_of(event)} …"
         else:
             self._under_way.pop(event.call, None)
 
 
-class ForPrograms:
-    def __init__(self, detail: Detail) -> None:
+class RunJsonView:
+    def __init__(self, detail: EventDetail) -> None:
         self._detail = detail
 
     def starting(self, title: str) -> None: ...
 
-    def event(self, event: AgentEvent, about: Metadata | None) -> None:
-        if self._detail is Detail.ALL:
+    def event(self, event: AgentEvent, about: RunMetadata | None) -> None:
+        if self._detail is EventDetail.ALL:
             say_line({"event": event.to_json()})
-        elif event.kind is Kind.LOG and event.role == "toolcrib":
+        elif event.kind is AgentEventKind.LOG and event.role == "toolcrib":
             hint(event.text)
 
     def ending(self) -> None: ...
@@ -135,7 +220,9 @@ class ForPrograms:
     def over(self, result: ExecutionResult | None, mask: Mask, exit_code: int) -> None:
         if result is None:
             why = "It was interrupted before it began."
-            say_line({"run_id": None, "status": Status.INTERRUPTED, "exit_code": exit_code, "error": why, "remedy": ""})
+            say_line(
+                {"run_id": None, "status": RunStatus.INTERRUPTED, "exit_code": exit_code, "error": why, "remedy": ""}
+            )
             return
         summary = _summary(result, mask)
         say_line(
@@ -152,12 +239,12 @@ class ForPrograms:
                 "tools": summary.tools,
                 "away": summary.away,
                 "model": summary.model,
-                **{name: result.metadata[name] for name in _TOLD},
+                **{name: result.metadata[name] for name in _METADATA_KEYS},
             }
         )
 
 
-_TOLD = (
+_METADATA_KEYS = (
     "denials",
     "failures",
     "seconds",
@@ -184,20 +271,20 @@ def masked(event: AgentEvent, mask: Mask) -> AgentEvent:
     )
 
 
-def _about(result: ExecutionResult) -> Metadata:
-    return Metadata(**{one.name: result.metadata[one.name] for one in fields(Metadata)})
+def _metadata(result: ExecutionResult) -> RunMetadata:
+    return RunMetadata(**{one.name: result.metadata[one.name] for one in fields(RunMetadata)})
 
 
-def _seen(result: ExecutionResult, mask: Mask) -> Seen:
-    seen = Seen()
+def _facts(result: ExecutionResult, mask: Mask) -> RunFacts:
+    seen = RunFacts()
     for event in result.raw_events:
         seen.note(event)
-    return Seen(answered=seen.answered, denied=Counter({mask(name): times for name, times in seen.denied.items()}))
+    return RunFacts(answered=seen.answered, denied=Counter({mask(name): times for name, times in seen.denied.items()}))
 
 
-def _summary(result: ExecutionResult, mask: Mask) -> Summary:
+def _summary(result: ExecutionResult, mask: Mask) -> RunSummary:
     told: dict[str, Any] = {name: result.metadata[name] for name in ("seconds", "session", "denials", "failures")}
-    return Summary(
+    return RunSummary(
         **told,
         status=result.status,
         program_exit_code=result.program_exit_code,
@@ -207,6 +294,6 @@ def _summary(result: ExecutionResult, mask: Mask) -> Summary:
         model=mask(result.metadata["model"]),
         tools={mask(name): times for name, times in result.metadata["tools"].items()},
         usage=result.usage,
-        listing=Listing(**result.metadata["listing"]),
+        listing=ToolListSize(**result.metadata["listing"]),
         away=mask(result.metadata["away"]),
     )

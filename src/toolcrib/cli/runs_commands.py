@@ -1,6 +1,7 @@
 """`runs`, `runs show`, `runs tail`: what was run here, and how it went.
 
-In: words of the command line. Out: an exit code. `toolcrib.runs.shelf` reads the logs; no daemon is asked.
+In: words of the command line. Out: an exit code. `toolcrib.coding_agents.run_history` reads the logs; no daemon is
+asked.
 """
 
 from __future__ import annotations
@@ -14,18 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolcrib.cli.columns import Cut, Yielding, shortened
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, say, say_json, say_line, table
+from toolcrib.cli.output import ColumnPriorities, TableCut, hint, say, say_json, say_line, shortened, table
 
 if TYPE_CHECKING:
-    from toolcrib.agent_events import AgentEvent
-    from toolcrib.runs.seal import Seals
-    from toolcrib.runs.shelf import Entry, Run
+    from toolcrib.coding_agents.run_folder import LogSeals
+    from toolcrib.coding_agents.run_history import LogEntry, RecordedRun
+    from toolcrib.run_events import AgentEvent
 
 COLUMNS = ("run", "when", "client", "conversation", "profile", "status", "time", "tools", "tokens", "prompt")
 
-_YIELDING = Yielding(
+_PRIORITIES = ColumnPriorities(
     text="prompt",
     cut={"profile": 9, "conversation": 12},
     optional=("tokens", "when", "tools", "profile", "time", "conversation"),
@@ -51,8 +51,8 @@ def list_runs(
     """List the runs of this project, the newest first; `runs show` tells how one went, `runs tail` follows it."""
     from itertools import islice  # noqa: PLC0415
 
-    from toolcrib.runs.shelf import count  # noqa: PLC0415
-    from toolcrib.runs.shelf import runs as on_shelf  # noqa: PLC0415
+    from toolcrib.coding_agents.run_history import count_runs  # noqa: PLC0415
+    from toolcrib.coding_agents.run_history import recorded_runs as on_shelf  # noqa: PLC0415
 
     context.obj = workdir
     if context.invoked_subcommand is not None:
@@ -64,10 +64,10 @@ def list_runs(
     elif not found:
         say(f"No runs in {root} yet.")
     else:
-        cut = table(COLUMNS, [_cells(run) for run in found], yielding=_YIELDING, state_column="status")
-        if (more := count(root) - len(found)) > 0:
+        cut = table(COLUMNS, [_cells(run) for run in found], yielding=_PRIORITIES, state_column="status")
+        if (more := count_runs(root) - len(found)) > 0:
             hint(f"{more} more: `toolcrib runs -n {min(1000, len(found) + more)}` shows them.")
-        if cut is Cut.SOME:
+        if cut is TableCut.SOME:
             hint("A wider terminal shows more; `toolcrib runs show ID` tells all of one.")
     return 0
 
@@ -82,16 +82,16 @@ def show(
     as_json: AsJson = False,
 ) -> int:
     """Tell how a run went: what it was asked, what it said and called, what was denied, what it came to."""
-    from toolcrib.runs.shelf import entries, find  # noqa: PLC0415
+    from toolcrib.coding_agents.run_history import find_run, log_entries  # noqa: PLC0415
 
-    run = find(_root(context, workdir), which, _seals())
+    run = find_run(_root(context, workdir), which, _seals())
     if as_json:
         told = _described(run)
         if events:
-            told["events"] = [one.to_json() for one in _events_of(entries(run))]
+            told["events"] = [one.to_json() for one in _events_of(log_entries(run))]
         say_json(told)
     else:
-        _tell(run, entries(run), events=events)
+        _say_run(run, log_entries(run), events=events)
     return 0
 
 
@@ -107,83 +107,94 @@ def tail(
     as_json: AsJson = False,
 ) -> int:
     """Follow a run until it ends; --json prints the lines of its log."""
-    from toolcrib.runs.shelf import LAST, find, follow  # noqa: PLC0415
+    from toolcrib.coding_agents.run_history import LAST, find_run, follow_log  # noqa: PLC0415
 
     root = _root(context, workdir)
-    run = _going_on(root) if which is None else find(root, which, _seals())
-    run = run or find(root, LAST, _seals())
+    run = _running(root) if which is None else find_run(root, which, _seals())
+    run = run or find_run(root, LAST, _seals())
     if as_json:
-        for kind, entry in _named(follow(run)):
+        for kind, entry in _named(follow_log(run)):
             say_line({kind: entry.to_json()})
     else:
-        _tell(run, follow(run), events=events)
+        _say_run(run, follow_log(run), events=events)
     return 0
 
 
 def _root(context: typer.Context, workdir: Path | None) -> Path:
     """--workdir may stand before `show` or after it."""
     from toolcrib.cli.project import working_folder  # noqa: PLC0415
-    from toolcrib.config.project import project_of  # noqa: PLC0415
+    from toolcrib.config.paths import project_of  # noqa: PLC0415
 
     given = workdir or context.obj
     return project_of(given.expanduser() if given else working_folder())
 
 
-def _seals() -> Seals:
-    from toolcrib.runs.seal import Seals  # noqa: PLC0415
+def _seals() -> LogSeals:
+    from toolcrib.coding_agents.run_folder import LogSeals  # noqa: PLC0415
 
-    return Seals.of_user(os.environ)
-
-
-def _going_on(root: Path) -> Run | None:
-    from toolcrib.runs.result import Status  # noqa: PLC0415
-    from toolcrib.runs.shelf import runs as on_shelf  # noqa: PLC0415
-
-    return next((run for run in on_shelf(root, _seals()) if run.status is Status.RUNNING), None)
+    return LogSeals.of_user(os.environ)
 
 
-def _named(entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
-    from toolcrib.runs.result import Metadata, Summary  # noqa: PLC0415
+def _running(root: Path) -> RecordedRun | None:
+    from toolcrib.coding_agents.run_history import recorded_runs as on_shelf  # noqa: PLC0415
+    from toolcrib.coding_agents.run_result import RunStatus  # noqa: PLC0415
+
+    return next((run for run in on_shelf(root, _seals()) if run.status is RunStatus.RUNNING), None)
+
+
+def _named(entries: Iterable[LogEntry]) -> Iterator[tuple[str, LogEntry]]:
+    from toolcrib.coding_agents.run_result import RunMetadata, RunSummary  # noqa: PLC0415
 
     for entry in entries:
-        yield "metadata" if isinstance(entry, Metadata) else "summary" if isinstance(entry, Summary) else "event", entry
+        yield (
+            "metadata" if isinstance(entry, RunMetadata) else "summary" if isinstance(entry, RunSummary) else "event",
+            entry,
+        )
 
 
-def _events_of(entries: Iterable[Entry]) -> Iterator[AgentEvent]:
-    from toolcrib.agent_events import AgentEvent  # noqa: PLC0415
+def _events_of(entries: Iterable[LogEntry]) -> Iterator[AgentEvent]:
+    from toolcrib.run_events import AgentEvent  # noqa: PLC0415
 
     return (entry for entry in entries if isinstance(entry, AgentEvent))
 
 
-def _tell(run: Run, entries: Iterable[Entry], *, events: bool) -> None:
-    from toolcrib.agent_events import AgentEvent  # noqa: PLC0415
-    from toolcrib.cli.run_account import Seen, closing, heading, no_end  # noqa: PLC0415
-    from toolcrib.cli.run_lines import Detail, Telling, Times, event_line  # noqa: PLC0415
-    from toolcrib.cli.run_screen import Screen  # noqa: PLC0415
-    from toolcrib.runs.result import Summary  # noqa: PLC0415
-    from toolcrib.runs.shelf import session_of  # noqa: PLC0415
+def _say_run(run: RecordedRun, entries: Iterable[LogEntry], *, events: bool) -> None:
+    from toolcrib.cli.run_text import (  # noqa: PLC0415  # noqa: PLC0415
+        EventDetail,
+        EventLines,
+        EventTimes,
+        RunFacts,
+        closing_lines,
+        event_line,
+        heading_lines,
+        unfinished_lines,
+    )
+    from toolcrib.cli.run_view import RunScreen  # noqa: PLC0415
+    from toolcrib.coding_agents.run_history import session_of  # noqa: PLC0415
+    from toolcrib.coding_agents.run_result import RunSummary  # noqa: PLC0415
+    from toolcrib.run_events import AgentEvent  # noqa: PLC0415
 
-    screen = Screen(sys.stdout)
-    telling, seen = Telling(Times.SHOWN), Seen()
-    for line in heading(run.metadata, run.status, Detail.ALL if events else Detail.USUAL):
+    screen = RunScreen(sys.stdout)
+    telling, seen = EventLines(EventTimes.SHOWN), RunFacts()
+    for line in heading_lines(run.metadata, run.status, EventDetail.ALL if events else EventDetail.USUAL):
         screen.write(line)
     screen.write()
-    summary: Summary | None = None
+    summary: RunSummary | None = None
     for entry in entries:
         if isinstance(entry, AgentEvent):
             seen.note(entry)
             for line in [event_line(entry)] if events else telling.of(entry):
                 screen.write(line)
-        elif isinstance(entry, Summary):
+        elif isinstance(entry, RunSummary):
             summary = entry
     for line in telling.rest():
         screen.write(line)
     screen.write()
     session = session_of(run, _seals()) if run.sealed else ""
     if summary is None:
-        end = no_end(run.metadata, run.path, session)
+        end = unfinished_lines(run.metadata, run.path, session)
     else:
-        end = closing(replace(summary, session=session), run.metadata, run.path, seen)
+        end = closing_lines(replace(summary, session=session), run.metadata, run.path, seen)
     for line in end:
         screen.write(line)
     if not run.sealed:
@@ -193,20 +204,20 @@ def _tell(run: Run, entries: Iterable[Entry], *, events: bool) -> None:
         hint(f"Not shown: {more} of the program's own; `toolcrib runs show {run.run_id} --events` has all.")
 
 
-def _cells(run: Run) -> tuple[Any, ...]:
-    from toolcrib.cli.run_lines import moment, one_line, span  # noqa: PLC0415
+def _cells(run: RecordedRun) -> tuple[Any, ...]:
+    from toolcrib.cli.run_text import one_line, seconds_text, time_text  # noqa: PLC0415
 
     about, summary = run.metadata, run.summary
     called = None if summary is None else sum(summary.tools.values())
     denied = f" ({summary.denials} denied)" if summary is not None and summary.denials else ""
     return (
         run.run_id,
-        moment(about.started_at, "%m-%d %H:%M"),
+        time_text(about.started_at, "%m-%d %H:%M"),
         about.provider,
         one_line(about.conversation),
         about.profile,
         run.status.replace("_", " "),
-        None if summary is None else span(summary.seconds),
+        None if summary is None else seconds_text(summary.seconds),
         None if called is None else f"{called}{denied}",
         None if summary is None or summary.usage.input is None else _tokens(summary.usage.input, summary.usage.output),
         shortened(one_line(about.prompt), _PROMPT),
@@ -217,7 +228,7 @@ def _tokens(into: int, out: int | None) -> str:
     return f"{into:,} / {out or 0:,}"
 
 
-def _described(run: Run) -> dict[str, Any]:
+def _described(run: RecordedRun) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "log": str(run.path),

@@ -13,22 +13,21 @@ from typing import Annotated, Any
 
 import typer
 
-from toolcrib.cli.client import RemoteError
-from toolcrib.cli.columns import Cut, Yielding
 from toolcrib.cli.options import AsJson, McpServers
-from toolcrib.cli.output import duration, hint, say, say_json, table
+from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, say, say_json, table
+from toolcrib.cli.perform import daemon_pid, from_daemon, perform, root
 from toolcrib.cli.project import working_folder
-from toolcrib.cli.reach import daemon_pid, from_daemon, perform, root
-from toolcrib.config.visible import visible
-from toolcrib.errors import ServerAway, UsageError
+from toolcrib.config.show import visible
+from toolcrib.daemon_client.command_client import RemoteError
+from toolcrib.errors import ServerUnavailable, UsageError
 
 COLUMNS = ("name", "state", "era", "transport", "tools", "believed", "pid", "uptime", "last error")
-MOST_FAULTS = 10
+MOST_PROBLEMS = 10
 """Problems that are told beside something else; `config check` has them all."""
 MOST_TOOLS = 5
 """Names of tools beside a server; `servers --json` has them all."""
 
-_YIELDING = Yielding(text="last error", optional=("uptime", "pid", "era"))
+_PRIORITIES = ColumnPriorities(text="last error", optional=("uptime", "pid", "era"))
 _UNSET = re.compile(r"\$\{(\w+)\}, which is not set")
 
 
@@ -47,15 +46,15 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
         )
         for row in servers
     ]
-    cut = table(COLUMNS, rows, yielding=_YIELDING)
-    if cut is Cut.SOME:
+    cut = table(COLUMNS, rows, yielding=_PRIORITIES)
+    if cut is TableCut.SOME:
         hint("`toolcrib servers --json` shows all of it.")
     for row in servers:
         if changed := row.get("new_or_changed"):
             hint(_untrusted(row["name"], changed))
         if tasks := row.get("tasks_only"):
             hint(f"{row['name']}: not listed, since they run only as tasks, which is not supported: {_named(tasks)}.")
-        if row.get("last_error") and _spoke(row):
+        if row.get("last_error") and _has_stderr(row):
             hint(_logs(row["name"]))
 
 
@@ -71,7 +70,7 @@ def _named(tools: Sequence[str]) -> str:
     return ", ".join(tools[:MOST_TOOLS]) + (" …" if len(tools) > MOST_TOOLS else "")
 
 
-def _spoke(row: Mapping[str, Any]) -> bool:
+def _has_stderr(row: Mapping[str, Any]) -> bool:
     """Whether a server's program was started and left something to read."""
     return row.get("transport") == "stdio" and bool(row.get("stderr"))
 
@@ -80,13 +79,13 @@ def _logs(name: str) -> str:
     return f"`toolcrib logs {shlex.quote(name)}` shows what it wrote."
 
 
-def tell_faults(found: Mapping[str, Any]) -> None:
+def hint_problems(found: Mapping[str, Any]) -> None:
     """What the configuration has wrong, what waits for trust included, where a result says so."""
     problems = found.get("problems", [])
-    for problem in problems[:MOST_FAULTS]:
+    for problem in problems[:MOST_PROBLEMS]:
         hint(f"Problem: {problem}")
-    if len(problems) > MOST_FAULTS:
-        hint(f"`toolcrib config check` shows {len(problems) - MOST_FAULTS} more.")
+    if len(problems) > MOST_PROBLEMS:
+        hint(f"`toolcrib config check` shows {len(problems) - MOST_PROBLEMS} more.")
 
 
 def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
@@ -105,7 +104,7 @@ def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
     else:
         say("No servers yet.")
         hint("Next: `toolcrib add NAME -- COMMAND ARGS...` or `toolcrib add NAME --url URL`.")
-    tell_faults(found)
+    hint_problems(found)
     return 0
 
 
@@ -151,8 +150,8 @@ def add(
     if as_json:
         say_json(found)
     else:
-        _tell_added(name, found)
-    return 0 if answers else ServerAway.exit_code
+        _say_added(name, found)
+    return 0 if answers else ServerUnavailable.exit_code
 
 
 def _warn_of_disguises(entry: Mapping[str, Any]) -> None:
@@ -164,9 +163,9 @@ def _warn_of_disguises(entry: Mapping[str, Any]) -> None:
 
 def _settle(entry: dict[str, Any]) -> None:
     """A server of the user's file holds in every project, and starts in a folder where no file of this one is."""
-    from toolcrib.config.launching import needs_project, settled_words  # noqa: PLC0415 - only this command
+    from toolcrib.config.launching import needs_project, portable_words  # noqa: PLC0415 - only this command
 
-    words, told = settled_words([entry["command"], *entry["args"]], working_folder(), root())
+    words, told = portable_words([entry["command"], *entry["args"]], working_folder(), root())
     entry |= {"command": words[0], "args": words[1:]}
     if "cwd" not in entry and needs_project(words):
         entry["cwd"] = "project"
@@ -186,7 +185,7 @@ def _say_where_variables_are(error: RemoteError) -> None:
         error.remedy = f"{which} was started without it: `toolcrib down`, then `toolcrib up` here."
 
 
-def _tell_added(name: str, found: Mapping[str, Any]) -> None:
+def _say_added(name: str, found: Mapping[str, Any]) -> None:
     match found.get("state"):
         case "ready":
             count = found.get("tools", 0)
@@ -198,7 +197,7 @@ def _tell_added(name: str, found: Mapping[str, Any]) -> None:
         case _:
             why = found.get("last_error") or "it is still connecting."
             hint(f"Added {name} to {found['file']}, but it does not answer: {why}")
-            if _spoke(found):
+            if _has_stderr(found):
                 hint(_logs(name))
             if daemon_pid() is not None:
                 hint("The daemon keeps trying: `toolcrib servers` shows its state.")

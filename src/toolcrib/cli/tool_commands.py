@@ -1,22 +1,187 @@
-"""`tools` and `call`: what the servers offer, and its use.
+"""`tools` and `call`: what the servers offer, and how to use it.
 
-In: words of the command line. Out: an exit code; `call` returns 10 where the tool answered that it, or what it ran,
-failed.
+In: words of the command line; `key=value`, `key:=json`, `key=@file` become arguments by the tool's JSON Schema. Out:
+an exit code; `call` returns 10 where the tool, or what it ran, failed. Whether arguments fit is decided by the door.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from toolcrib.agent_events import failure_in
-from toolcrib.cli.arguments import arguments_from
 from toolcrib.cli.options import AsJson, McpServers
-from toolcrib.cli.output import TOOL_ERROR, hint, say, say_json, table
-from toolcrib.cli.reach import ANSWER_WITHIN, Ask, asking, perform
-from toolcrib.cli.results import shown
+from toolcrib.cli.output import TOOL_ERROR, hint, result_text, say, say_json, table
+from toolcrib.cli.perform import ANSWER_WITHIN, AskCommand, asking, perform
+from toolcrib.errors import InvalidArguments
+from toolcrib.run_events import failure_in
+
+_INTEGER = re.compile(r"[+-]?\d{1,4000}")
+_DEPTH = 16
+"""How far references and alternatives are followed; a schema may be a circle."""
+
+
+def arguments_from(words: Sequence[str], whole: str | None, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """`whole` is the value of --args; single words win over it."""
+    arguments = _object(whole) if whole is not None else {}
+    given: set[str] = set()
+    for word in words:
+        key, value = _read(word, schema)
+        if key in given:
+            if not isinstance(value, list) or not isinstance(arguments[key], list):
+                raise InvalidArguments(f"{key} is given twice.", remedy="Give it once; only lists may be repeated.")
+            value = arguments[key] + value
+        given.add(key)
+        arguments[key] = value
+    return arguments
+
+
+def _object(text: str) -> dict[str, Any]:
+    if text.startswith("@"):
+        text = _file("--args", text[1:])
+    value = _json("--args", text)
+    if not isinstance(value, dict):
+        raise InvalidArguments("--args is not a JSON object.", remedy="""Write --args '{"key": "value"}'.""")
+    return value
+
+
+def _read(word: str, schema: Mapping[str, Any]) -> tuple[str, Any]:
+    key, sign, text = word.partition("=")
+    if not sign or not key.rstrip(":"):
+        raise InvalidArguments(
+            f"{word!r} is not key=value.", remedy="Write key=value, key:=json or key=@file, or --args with one object."
+        )
+    if key.endswith(":"):
+        return key[:-1], _json(key[:-1], text)
+    if text.startswith("@@"):
+        text = text[1:]
+    elif text.startswith("@"):
+        text = _file(key, text[1:])
+    properties = schema.get("properties")
+    described = properties.get(key) if isinstance(properties, Mapping) else None
+    return key, _convert(key, text, described, schema)
+
+
+def _convert(key: str, text: str, described: Any, schema: Mapping[str, Any]) -> Any:
+    kinds = _kinds(described, schema)
+    if not kinds or "string" in kinds:
+        return text
+    if "null" in kinds and text == "null":
+        return None
+    if "boolean" in kinds and text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    if kinds & {"integer", "number"} and (number := _number(text, kinds)) is not None:
+        return number
+    if "array" in kinds and not text.lstrip().startswith("["):
+        return [_convert(key, text, _items(described, schema), schema)]
+    if kinds & {"array", "object"}:
+        return _json(key, text)
+    wanted = " or ".join(sorted(kinds))
+    raise InvalidArguments(
+        f"{key}: found {text[:80]!r}, expected {wanted}.", remedy=f"`{key}:=JSON` sends any JSON value as it stands."
+    )
+
+
+def _number(text: str, kinds: set[str]) -> int | float | None:
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if "number" not in kinds:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _kinds(described: Any, schema: Mapping[str, Any], depth: int = 0) -> set[str]:
+    """The JSON types that the described value may have; none where the schema does not say."""
+    if not isinstance(described, Mapping) or depth > _DEPTH:
+        return set()
+    if isinstance(reference := described.get("$ref"), str):
+        return _kinds(_resolve(reference, schema), schema, depth + 1)
+    kind = described.get("type")
+    if isinstance(kind, str):
+        return {kind}
+    if isinstance(kind, list):
+        return {one for one in kind if isinstance(one, str)}
+    values = described.get("enum", [described["const"]] if "const" in described else [])
+    if isinstance(values, list) and values:
+        return {_kind_of(value) for value in values}
+    found: set[str] = set()
+    for word in ("anyOf", "oneOf", "allOf"):
+        parts = described.get(word)
+        for part in parts if isinstance(parts, list) else []:
+            found |= _kinds(part, schema, depth + 1)
+    return found
+
+
+def _kind_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    for python, name in ((int, "integer"), (float, "number"), (str, "string"), (list, "array")):
+        if isinstance(value, python):
+            return name
+    return "object"
+
+
+def _items(described: Any, schema: Mapping[str, Any], depth: int = 0) -> Any:
+    """The schema of an array's items, through references and alternatives."""
+    if not isinstance(described, Mapping) or depth > _DEPTH:
+        return None
+    if isinstance(reference := described.get("$ref"), str):
+        return _items(_resolve(reference, schema), schema, depth + 1)
+    if "items" in described:
+        return described["items"]
+    for word in ("anyOf", "oneOf", "allOf"):
+        parts = described.get(word)
+        for part in parts if isinstance(parts, list) else []:
+            if "array" in _kinds(part, schema):
+                return _items(part, schema, depth + 1)
+    return None
+
+
+def _resolve(reference: str, schema: Mapping[str, Any]) -> Any:
+    if not reference.startswith("#/"):
+        return None
+    found: Any = schema
+    for step in reference[2:].split("/"):
+        name = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, Mapping) or name not in found:
+            return None
+        found = found[name]
+    return found
+
+
+def _json(key: str, text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArguments(
+            f"{key}: found {text[:80]!r}, expected JSON ({error}).", remedy="Mind the shell: put it in single quotes."
+        ) from error
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _file(key: str, name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidArguments(
+            f"{key}: the file {name!r} cannot be read: {error.strerror}.", remedy=f"`{key}=@@…` sends a leading @."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InvalidArguments(f"{key}: the file {name!r} is not UTF-8 text.") from error
 
 
 def tools(
@@ -69,12 +234,12 @@ def call(
         result = ask("tool:call", params, timeout=None if timeout is None else timeout + 15.0)["result"]
     if as_json:
         say_json(result)
-    elif text := shown(result):
+    elif text := result_text(result):
         say(text)
     return TOOL_ERROR if result.get("isError") is True or failure_in(result.get("_meta")) else 0
 
 
-def schema_of(tool: str, ask: Ask) -> Mapping[str, Any]:
+def schema_of(tool: str, ask: AskCommand) -> Mapping[str, Any]:
     """The input schema of the tool; nothing where the name is not found, which the call itself will report."""
     server, sign, _ = tool.partition(":")
     found = ask("tool:list", {"server": server} if sign else {}, timeout=ANSWER_WITHIN)["tools"]

@@ -16,8 +16,8 @@ import typer
 
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, say, say_json, table
-from toolcrib.cli.reach import perform
-from toolcrib.cli.reach import root as project
+from toolcrib.cli.perform import perform
+from toolcrib.cli.perform import root as project
 from toolcrib.config.paths import PROJECT_FOLDER, WORKSPACE_NAMES, configs_in
 from toolcrib.errors import ConfigError, NotFound, UsageError
 

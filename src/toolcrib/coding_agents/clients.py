@@ -1,6 +1,6 @@
 """The clients we know. A new one is a value in `known/`, named here; docs/coding-agents.md says how.
 
-In: a name. Out: its `Client`.
+In: a name. Out: its `ClientSpec`.
 """
 
 from __future__ import annotations
@@ -8,18 +8,38 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from toolcrib.coding_agents.client import Client
+from toolcrib.coding_agents.client_spec import ARGS, COMMAND, ENV, HEADERS, URL, ClientFileFormat, ClientSpec
 from toolcrib.coding_agents.known.claude import CLAUDE
 from toolcrib.coding_agents.known.codex import CODEX
 from toolcrib.coding_agents.known.gemini import GEMINI
-from toolcrib.coding_agents.known.generic import GENERIC
 from toolcrib.errors import NotFound
 
-CLIENTS: tuple[Client, ...] = (CLAUDE, CODEX, GEMINI, GENERIC)
+GENERIC = ClientSpec(
+    name="generic",
+    title="any other MCP client",
+    format=ClientFileFormat.JSON,
+    keys=("mcpServers",),
+    places={},
+    stdio_shape={"command": COMMAND, "args": ARGS, "env": ENV},
+    http_shape={"type": "http", "url": URL, "headers": HEADERS},
+    # The endpoint is plain HTTP on loopback, so there is nothing to verify now; an address put there later is.
+    private_shape={
+        "type": "streamable-http",
+        "url": URL,
+        "headers": HEADERS,
+        "verifySsl": True,
+        "retry": {"maxAttempts": 3, "backoffMs": 1000},
+    },
+    private_use="give {file} to the client as its file of servers",
+    http_notes=("Many clients replace ${…} by a variable's value; look up how yours does it.",),
+)
+
+
+CLIENTS: tuple[ClientSpec, ...] = (CLAUDE, CODEX, GEMINI, GENERIC)
 RUNNABLE = tuple(client for client in CLIENTS if client.headless is not None)
 
 
-def client_named(name: str, fitting: Iterable[Client] = CLIENTS) -> Client:
+def client_named(name: str, fitting: Iterable[ClientSpec] = CLIENTS) -> ClientSpec:
     """`fitting`: those that are named to whoever asks for one that there is not."""
     for client in CLIENTS:
         if client.name == name:

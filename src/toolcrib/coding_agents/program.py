@@ -1,8 +1,8 @@
-"""Finds the program of a client, and which version it is.
+"""Finds the program of a client, and its version.
 
 In: a client, the person's environment, the folder of the run. Out: `Program`, or an error with the line that installs
-it. The version is remembered in the cache folder, for asking takes some programs longer than starting a run does.
-`search_path` says where; `servers.reaper` ends what was asked; `runs` is above.
+it. Nothing in the project is taken: it may be anybody's work. The version is cached, since some programs take
+longer to print it than a run takes to start.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import re
 import selectors
+import stat
 import subprocess
 import tempfile
 import time
@@ -21,15 +22,58 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolcrib.coding_agents.client import Client
-from toolcrib.coding_agents.headless import Headless
-from toolcrib.coding_agents.search_path import SearchPath
-from toolcrib.config.paths import Paths
-from toolcrib.config.private import private_folder
-from toolcrib.config.redact import mask_text, tells_a_secret
+from toolcrib.coding_agents.client_spec import ClientSpec, HeadlessSpec
+from toolcrib.config.masking import mask_text, names_a_secret
+from toolcrib.config.paths import Paths, home_of, private_folder, project_of
 from toolcrib.errors import NotFound, ToolcribError, UsageError
 from toolcrib.servers.environment import MARKER
 from toolcrib.servers.reaper import Reaper, guarded
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPath:
+    folders: tuple[Path, ...]
+    """The absolute ones: another would be looked for in the project."""
+    not_beneath: tuple[Path, ...]
+    """The run's own folders."""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], workdir: Path) -> SearchPath:
+        given = environ.get("PATH", os.defpath).split(os.pathsep)
+        home = home_of(environ).resolve()
+        own = {workdir.absolute(), workdir.resolve(), project_of(workdir)}
+        return cls(
+            folders=tuple(Path(folder) for folder in given if Path(folder).is_absolute()),
+            # Whoever works in the home folder itself, or above it, has their programs there too.
+            not_beneath=tuple(folder for folder in own if not home.is_relative_to(folder)),
+        )
+
+    @property
+    def of_the_project(self) -> tuple[Path, ...]:
+        return tuple(folder for folder in self.folders if self._is_of_the_project(folder))
+
+    @property
+    def kept(self) -> str:
+        """PATH without the project's folders. An empty one would mean the working folder."""
+        outside = [str(folder) for folder in self.folders if not self._is_of_the_project(folder)]
+        return os.pathsep.join(outside) or os.defpath
+
+    def why_not(self, file: Path) -> str:
+        """Why a program is passed over; empty if it is not. Raises OSError."""
+        real = file.resolve()
+        # The link itself counts as well as what it leads to.
+        link = file.parent.resolve() / file.name
+        if any(place.is_relative_to(own) for own in self.not_beneath for place in (link, real)):
+            return "it lies in the project that the run works in"
+        if real.stat().st_mode & stat.S_IWOTH:
+            return "every user of this machine can change it"
+        return ""
+
+    def _is_of_the_project(self, folder: Path) -> bool:
+        # Where links lead round in a circle, `Path.resolve` would raise.
+        places = (folder, Path(os.path.realpath(folder)))
+        return any(place.is_relative_to(own) for own in self.not_beneath for place in places)
+
 
 _LIMIT = 30.0
 """Seconds that a program may take to say its version."""
@@ -50,7 +94,7 @@ class Program:
     version: str
 
 
-def find(client: Client, environ: Mapping[str, str], workdir: Path) -> Program:
+def find_program(client: ClientSpec, environ: Mapping[str, str], workdir: Path) -> Program:
     """The program on PATH of the person's own environment, whole. Blocks while a program is asked for its version.
 
     Raises NotFound if it is missing, too old, or does not say what it is.
@@ -60,15 +104,15 @@ def find(client: Client, environ: Mapping[str, str], workdir: Path) -> Program:
     search = SearchPath.of(environ, workdir)
     path = _on_path(client, client.headless, search)
     memory = Paths.of_user(environ).programs
-    version = _remembered(memory, path)
+    version = _cached_version(memory, path)
     # What was too old may have been replaced behind the same file.
     if not version or _is_too_old(version, client.headless):
-        with _one_asks(memory):
+        with _version_lock(memory):
             # Of many runs that begin at once, the first has asked meanwhile.
-            asked = _remembered(memory, path)
+            asked = _cached_version(memory, path)
             if not asked or asked == version:
-                asked = _asked(client.headless, path, {**environ, "PATH": search.kept})
-                _remember(memory, path, asked)
+                asked = _ask_version(client.headless, path, {**environ, "PATH": search.kept})
+                _cache_version(memory, path, asked)
         version = asked
     if _is_too_old(version, client.headless):
         raise NotFound(
@@ -81,7 +125,7 @@ def find(client: Client, environ: Mapping[str, str], workdir: Path) -> Program:
 
 
 @contextlib.contextmanager
-def _one_asks(memory: Path) -> Iterator[None]:
+def _version_lock(memory: Path) -> Iterator[None]:
     """One process at a time; where nothing can be remembered, everybody asks for themselves."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, ToolcribError):
@@ -92,7 +136,7 @@ def _one_asks(memory: Path) -> Iterator[None]:
         yield
 
 
-def _on_path(client: Client, headless: Headless, search: SearchPath) -> Path:
+def _on_path(client: ClientSpec, headless: HeadlessSpec, search: SearchPath) -> Path:
     passed_over: list[str] = []
     for file in (folder / headless.program for folder in search.folders):
         with contextlib.suppress(OSError):
@@ -113,12 +157,12 @@ def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _is_too_old(version: str, headless: Headless) -> bool:
+def _is_too_old(version: str, headless: HeadlessSpec) -> bool:
     return tuple(map(int, version.split("."))) < headless.oldest
 
 
-def _asked(headless: Headless, path: Path, environ: Mapping[str, str]) -> str:
-    said = _last_words(path, {name: value for name, value in environ.items() if _is_harmless(name, value)})
+def _ask_version(headless: HeadlessSpec, path: Path, environ: Mapping[str, str]) -> str:
+    said = _version_output(path, {name: value for name, value in environ.items() if _is_harmless(name, value)})
     found = _VERSION.search(said)
     if found is None:
         shown = mask_text(" ".join(said.split())[:200])
@@ -134,10 +178,10 @@ def _is_harmless(name: str, value: str) -> bool:
     """A version needs no secret to be said."""
     if name in ("PATH", "HOME"):
         return True
-    return not (name.startswith("TOOLCRIB_") or tells_a_secret(name) or mask_text(value) != value)
+    return not (name.startswith("TOOLCRIB_") or names_a_secret(name) or mask_text(value) != value)
 
 
-def _last_words(path: Path, environ: Mapping[str, str]) -> str:
+def _version_output(path: Path, environ: Mapping[str, str]) -> str:
     """What `--version` prints, as far as it comes in time."""
     reaper = Reaper()
     marker = reaper.new_marker()
@@ -184,28 +228,28 @@ def _read(process: subprocess.Popen[bytes]) -> str:
     return said.decode(errors="replace")
 
 
-def _mark(path: Path) -> list[Any]:
+def _file_mark(path: Path) -> list[Any]:
     """What tells a program from another one at the same path. Raises OSError."""
     real = path.resolve()
     state = real.stat()
     return [str(real), state.st_size, state.st_mtime_ns]
 
 
-def _remembered(memory: Path, path: Path) -> str:
+def _cached_version(memory: Path, path: Path) -> str:
     with contextlib.suppress(OSError):
         match _entries(memory).get(str(path)):
             case {"program": mark, "version": str(version), "at": int() | float() as at}:
                 fresh = 0 <= time.time() - at < _FRESH
-                return version if fresh and mark == _mark(path) and _VERSION.fullmatch(version) else ""
+                return version if fresh and mark == _file_mark(path) and _VERSION.fullmatch(version) else ""
     return ""
 
 
-def _remember(memory: Path, path: Path, version: str) -> None:
+def _cache_version(memory: Path, path: Path, version: str) -> None:
     """Without it the next run asks again, so nothing is said where it cannot be kept."""
     with contextlib.suppress(OSError, ToolcribError):
         private_folder(memory.parent)
         entries = dict(_still_there(_entries(memory)))
-        entries[str(path)] = {"program": _mark(path), "version": version, "at": time.time()}
+        entries[str(path)] = {"program": _file_mark(path), "version": version, "at": time.time()}
         descriptor, new = tempfile.mkstemp(dir=memory.parent, prefix=f".{memory.name}-")
         try:
             with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor

@@ -1,22 +1,31 @@
-"""agent:* — who may come in: list, show, add, rotate, remove. A token is in one answer only: when it was made."""
+"""agent:* and session:* — agents and their conversations: list, show, add, rotate, remove, end.
+
+A token is in one answer only: when it was made. `agent:servers` streams an event with all servers, and another
+whenever one of them changes, for as long as the connection is open; `core.daemon_catalog` is at the other end.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from toolcrib.agents.agent import Agent, Minted
-from toolcrib.commands.reasons import unjudged
-from toolcrib.commands.registry import Context, Effect, Parameters, PathText, Reach, registry
-from toolcrib.commands.span import seconds_of
-from toolcrib.errors import UsageError
-from toolcrib.policy import Effect as RuleEffect
-from toolcrib.policy import Profile, rule_data
+from toolcrib.commands.duration import parse_duration
+from toolcrib.commands.permission import unjudged
+from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, PathText, registry
+from toolcrib.config.paths import project_of
+from toolcrib.core.project import Project, most_harmless
+from toolcrib.errors import Denied, NotFound, UsageError
+from toolcrib.events import CatalogChanged, PermissionChanged, ServerStateChanged
+from toolcrib.identity.agent import Agent, MintedAgent
+from toolcrib.identity.sessions import Session
+from toolcrib.policy import Caller, Profile, RuleEffect, Verdict, decide, rule_data
 
 
-def _described(context: Context, agent: Agent, used_at: float | None) -> dict[str, Any]:
+def _described(context: CommandContext, agent: Agent, used_at: float | None) -> dict[str, Any]:
     return {
         "name": agent.name,
         "profile": agent.profile,
@@ -30,7 +39,7 @@ def _described(context: Context, agent: Agent, used_at: float | None) -> dict[st
     }
 
 
-def _bounds(context: Context, agent: Agent) -> dict[str, Any]:
+def _bounds(context: CommandContext, agent: Agent) -> dict[str, Any]:
     """What else one must know to tell what it may do: who stands above it, and which rules cannot be judged."""
     roster, above = context.crib.roster, []
     parent = agent.parent
@@ -42,26 +51,26 @@ def _bounds(context: Context, agent: Agent) -> dict[str, Any]:
     return {"limited_by": above, "unjudged": unjudged(agent.name, agent.permission, agent.permission.rules)}
 
 
-def _last_uses(context: Context) -> dict[str, float]:
+def _last_uses(context: CommandContext) -> dict[str, float]:
     found: dict[str, float] = {}
     for session in context.crib.sessions:
         found[session.agent] = max(session.used_at, found.get(session.agent, 0.0))
     return found
 
 
-@registry.command("agent:list", effect=Effect.REVEALS, reach=Reach.EVERYWHERE)
-async def list_agents(context: Context, _: Parameters) -> dict[str, Any]:
+@registry.command("agent:list", effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE)
+async def list_agents(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """List the agents: profile, folder, parent, end, last use."""
     uses = _last_uses(context)
     return {"agents": [_described(context, agent, uses.get(agent.name)) for agent in context.crib.roster.agents]}
 
 
-class Named(Parameters):
+class AgentName(Parameters):
     name: str
 
 
-@registry.command("agent:show", parameters=Named, effect=Effect.REVEALS, reach=Reach.EVERYWHERE)
-async def show(context: Context, params: Named) -> dict[str, Any]:
+@registry.command("agent:show", parameters=AgentName, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE)
+async def show(context: CommandContext, params: AgentName) -> dict[str, Any]:
     """Show an agent with its own rules and its children."""
     roster = context.crib.roster
     agent = roster.find(params.name)
@@ -74,7 +83,7 @@ async def show(context: Context, params: Named) -> dict[str, Any]:
     }
 
 
-class Add(Parameters):
+class AddAgent(Parameters):
     name: str = Field(description="up to 48 of a-z 0-9 _ . -")
     profile: str = "developer"
     workdir: PathText | None = Field(default=None, description="the whole path of the folder it works in")
@@ -82,38 +91,38 @@ class Add(Parameters):
     parent: str | None = Field(default=None, description="an agent that bounds what it may do, and ends with")
 
 
-@registry.command("agent:add", parameters=Add, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
-async def add(context: Context, params: Add) -> dict[str, Any]:
+@registry.command("agent:add", parameters=AddAgent, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+async def add(context: CommandContext, params: AddAgent) -> dict[str, Any]:
     """Add an agent; its token is told once, and is in a file that only the owner can read."""
     minted = await context.crib.roster.add(
         params.name,
         profile=params.profile,
         workdir=None if params.workdir is None else Path(params.workdir),
-        lives=_life(params.expires),
+        lives=_lifetime(params.expires),
         parent=params.parent,
     )
     return {
-        **_minted(context, minted),
+        **_with_token(context, minted),
         **_bounds(context, minted.agent),
-        "not_believed": _not_believed(context, context.crib.roster.profile(params.profile)),
+        "not_believed": _untrusted_servers(context, context.crib.roster.profile(params.profile)),
     }
 
 
-def _life(expires: str | None) -> float | None:
+def _lifetime(expires: str | None) -> float | None:
     if expires is None:
         return None
-    lives = seconds_of(expires)
+    lives = parse_duration(expires)
     if lives is None:
         raise UsageError(f"{expires[:40]!r} is no time to live.", remedy="Write for instance 30m, 8h or 2d.")
     return lives
 
 
-def _minted(context: Context, minted: Minted) -> dict[str, Any]:
+def _with_token(context: CommandContext, minted: MintedAgent) -> dict[str, Any]:
     described = _described(context, minted.agent, None)
     return {"agent": minted.agent.name, "token": minted.token, **described, "token_file": str(minted.token_file)}
 
 
-def _not_believed(context: Context, profile: Profile) -> list[str]:
+def _untrusted_servers(context: CommandContext, profile: Profile) -> list[str]:
     """Servers whose word on their own tools does not count, where the profile allows tools by such words."""
     if not any(rule.effect is RuleEffect.ALLOW and rule.annotations for rule in profile.rules):
         return []
@@ -121,14 +130,109 @@ def _not_believed(context: Context, profile: Profile) -> list[str]:
     return sorted(name for name, one in servers.items() if one.enabled and context.crib.trust.trusted(one) is None)
 
 
-@registry.command("agent:rotate", parameters=Named, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
-async def rotate(context: Context, params: Named) -> dict[str, Any]:
+@registry.command("agent:rotate", parameters=AgentName, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+async def rotate(context: CommandContext, params: AgentName) -> dict[str, Any]:
     """Give an agent a new token, which is told once; the old one is void at once."""
-    return _minted(context, await context.crib.roster.rotate(params.name))
+    return _with_token(context, await context.crib.roster.rotate(params.name))
 
 
-@registry.command("agent:remove", parameters=Named, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
-async def remove(context: Context, params: Named) -> dict[str, Any]:
+@registry.command("agent:remove", parameters=AgentName, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+async def remove(context: CommandContext, params: AgentName) -> dict[str, Any]:
     """End an agent and its children: their tokens are void at once, their folders go."""
     name, *children = await context.crib.roster.remove(params.name)
     return {"agent": name, "children": children}
+
+
+class AgentToken(Parameters):
+    token: str
+
+
+@registry.command("agent:servers", parameters=AgentToken, effect=CommandEffect.READS, reach=Availability.SOCKET)
+async def servers(context: CommandContext, params: AgentToken) -> dict[str, Any]:
+    """Tell a program how the servers do that its agent may use, and tell it again when that changes."""
+    roster = context.crib.roster
+    agent = roster.authenticate(params.token)
+    if agent is None:
+        raise Denied("This token is nobody's.", remedy="`toolcrib agent list` shows the agents.")
+    changed = asyncio.Event()
+    leave = context.crib.bus.subscribe(lambda _: changed.set(), ServerStateChanged, CatalogChanged, PermissionChanged)
+    root = context.project.root if agent.workdir is None else project_of(agent.workdir)
+    told: list[dict[str, Any]] | None = None
+    try:
+        async with context.crib.working_in(root) as project:
+            while True:
+                changed.clear()
+                caller = Caller(agent=agent.name, permission=roster.find(agent.name).permission)
+                seen = _visible_servers(project, caller)
+                if seen != told:
+                    await context.emit({"servers": seen})
+                    told = seen
+                await changed.wait()
+    finally:
+        leave()
+
+
+def _visible_servers(project: Project, caller: Caller) -> list[dict[str, Any]]:
+    """The servers of which the caller may use a tool, or could, were it known."""
+    found = []
+    for name, server in sorted(project.servers.items()):
+        tools = project.catalog.of_server(name) if server.tools is not None else (most_harmless(name, name),)
+        if any(decide(caller, tool).verdict is not Verdict.DENY for tool in tools):
+            found.append({"name": name, "state": server.status.state.value})
+    return found
+
+
+def describe_session(session: Session) -> dict[str, Any]:
+    return {
+        "id": session.id,
+        "agent": session.agent,
+        "conversation": session.conversation,
+        "started_at": session.started_at,
+        "used_at": session.used_at,
+        "idle": max(0.0, time.time() - session.used_at),
+        "under_way": len(session.under_way or ()),
+        "legacy_clients": len(session.legacy),
+        "catalog_version": session.catalog_version,
+        "permission_version": session.permission_version,
+        "mode": session.mode,
+        "listings": session.listings,
+        "calls": session.calls,
+        "denied": session.denied,
+        "failed": session.failed,
+        "result_bytes": session.result_bytes,
+        "tokens": session.tokens,
+    }
+
+
+class ListSessions(Parameters):
+    agent: str | None = None
+
+
+@registry.command("session:list", parameters=ListSessions, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE)
+async def list_sessions(context: CommandContext, params: ListSessions) -> dict[str, Any]:
+    """List the sessions of all agents, or of one, with what was done in each."""
+    found = [one for one in context.crib.sessions if params.agent in (None, one.agent)]
+    found.sort(key=lambda one: one.used_at, reverse=True)
+    return {"sessions": [describe_session(one) for one in found]}
+
+
+class EndSessions(Parameters):
+    id: str | None = None
+    agent: str | None = None
+
+
+@registry.command("session:end", parameters=EndSessions, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+async def end_sessions(context: CommandContext, params: EndSessions) -> dict[str, Any]:
+    """End one session, or all of an agent: what is under way in it stops, its legacy clients begin again."""
+    sessions = context.crib.sessions
+    if (params.id is None) == (params.agent is None):
+        raise UsageError("Say which sessions end.", remedy="Give either an id or an agent.")
+    if params.id is not None:
+        session = sessions.by_id(params.id)
+        await sessions.end(session)
+        return {"ended": [describe_session(session)]}
+    gone = [describe_session(one) for one in sessions if one.agent == params.agent]
+    if not gone:
+        raise NotFound(f"{params.agent} has no sessions.", remedy="`toolcrib sessions` lists all.")
+    await sessions.end_agent(str(params.agent))
+    return {"ended": gone}

@@ -10,17 +10,16 @@ from typing import Any
 
 from pydantic import Field
 
-from toolcrib.agents.approvals import SHOWN, Approval
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
+from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, registry
 from toolcrib.errors import ConfigError, NotFound, UsageError
-from toolcrib.policy import Effect as RuleEffect
-from toolcrib.policy import Origin, Rule
+from toolcrib.identity.approvals import SHOWN, Approval
+from toolcrib.policy import Rule, RuleEffect, RuleOrigin
 from toolcrib.policy.rule import is_glob
 
 LONGEST_WAIT = 60.0
 
 
-def _described(context: Context, approval: Approval, *, whole: bool = False) -> dict[str, Any]:
+def _described(context: CommandContext, approval: Approval, *, whole: bool = False) -> dict[str, Any]:
     shown = context.crib.approvals.shown
     return {
         **dataclasses.asdict(approval),
@@ -31,13 +30,15 @@ def _described(context: Context, approval: Approval, *, whole: bool = False) -> 
     }
 
 
-class Waiting(Parameters):
+class ListApprovals(Parameters):
     wait: float = Field(default=0.0, ge=0.0, le=LONGEST_WAIT, description="seconds to wait until there is one")
     id: str | None = Field(default=None, description="only this call, with its arguments whole, however long")
 
 
-@registry.command("approval:list", parameters=Waiting, effect=Effect.REVEALS, reach=Reach.EVERYWHERE)
-async def list_approvals(context: Context, params: Waiting) -> dict[str, Any]:
+@registry.command(
+    "approval:list", parameters=ListApprovals, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE
+)
+async def list_approvals(context: CommandContext, params: ListApprovals) -> dict[str, Any]:
     """List the calls that wait for an answer: who calls what, with which arguments, and which rule asks."""
     approvals = context.crib.approvals
     if params.id is not None:
@@ -50,14 +51,16 @@ async def list_approvals(context: Context, params: Waiting) -> dict[str, Any]:
     return {"approvals": rows}
 
 
-class Answered(Parameters):
+class AnswerApproval(Parameters):
     id: str
     approved: bool
     always: bool = Field(default=False, description="also a rule for this agent and this very tool, from now on")
 
 
-@registry.command("approval:answer", parameters=Answered, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
-async def answer(context: Context, params: Answered) -> dict[str, Any]:
+@registry.command(
+    "approval:answer", parameters=AnswerApproval, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE
+)
+async def answer(context: CommandContext, params: AnswerApproval) -> dict[str, Any]:
     """Approve or refuse a call that waits; `always` makes a rule of it."""
     approvals = context.crib.approvals
     approval = approvals.find(params.id)
@@ -84,10 +87,10 @@ async def answer(context: Context, params: Answered) -> dict[str, Any]:
 
 
 def _denied(approval: Approval) -> Rule:
-    return Rule(effect=RuleEffect.DENY, tools=approval.tool, origin=Origin.AGENT, holder=approval.agent)
+    return Rule(effect=RuleEffect.DENY, tools=approval.tool, origin=RuleOrigin.AGENT, holder=approval.agent)
 
 
-def _allowed(context: Context, approval: Approval) -> Rule:
+def _allowed(context: CommandContext, approval: Approval) -> Rule:
     """What makes the asking unnecessary and gives no more than was asked for: this tool, on the asking rule's terms."""
     agent = context.crib.roster.find(approval.agent)
     remedy = f"`toolcrib approve {approval.id}` approves this one call."
@@ -101,7 +104,7 @@ def _allowed(context: Context, approval: Approval) -> Rule:
         raise unclear
     try:
         return dataclasses.replace(
-            asking[0], effect=RuleEffect.ALLOW, tools=approval.tool, origin=Origin.APPROVAL, holder=agent.name
+            asking[0], effect=RuleEffect.ALLOW, tools=approval.tool, origin=RuleOrigin.APPROVAL, holder=agent.name
         )
     except ConfigError:
         raise unclear from None

@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import Field
 
-from toolcrib.book.entry import Kind
+from toolcrib.audit.entry import EntryKind
 from toolcrib.calls.door import PROCESS
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
-from toolcrib.commands.span import seconds_of
+from toolcrib.commands.duration import parse_duration
+from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, registry
 from toolcrib.errors import UsageError
 
 OUTCOMES = (
@@ -33,13 +33,13 @@ OUTCOMES = (
 )
 """Of a call."""
 
-_LOOK_AGAIN = 0.25
+_POLL = 0.25
 _AT_ONCE = 500
-_TELL_EVERY = 2.0
+_REPORT_EVERY = 2.0
 """Seconds between two words on how far `verify` is."""
 
 
-class Wanted(Parameters):
+class AuditParameters(Parameters):
     agent: str | None = None
     tool: str | None = Field(default=None, description="server:tool or a glob; without a colon, the tool of any server")
     server: str | None = None
@@ -51,19 +51,25 @@ class Wanted(Parameters):
 
     def filters(self) -> dict[str, Any]:
         wanted = self.model_dump(exclude={"limit"})
-        return wanted | {"outcome": known(self.outcome), "since": moment(self.since), "until": moment(self.until)}
+        return wanted | {
+            "outcome": checked_outcome(self.outcome),
+            "since": parse_time(self.since),
+            "until": parse_time(self.until),
+        }
 
 
-@registry.command("audit:query", parameters=Wanted, effect=Effect.REVEALS, reach=Reach.EVERYWHERE)
-async def query(context: Context, params: Wanted) -> dict[str, Any]:
+@registry.command(
+    "audit:query", parameters=AuditParameters, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE
+)
+async def query(context: CommandContext, params: AuditParameters) -> dict[str, Any]:
     """Show the newest entries of the book that fit, the newest last: calls, denials, changes of permissions."""
     entries = await context.crib.book.query(**params.filters(), limit=params.limit)
     # What came later than `until` is not looked at: it may hold the outcome.
-    return {"entries": entries, "cut_off": cut_off(entries) if params.until is None else []}
+    return {"entries": entries, "cut_off": interrupted_calls(entries) if params.until is None else []}
 
 
-@registry.command("audit:follow", parameters=Wanted, effect=Effect.REVEALS, reach=Reach.SOCKET)
-async def follow(context: Context, params: Wanted) -> dict[str, Any]:
+@registry.command("audit:follow", parameters=AuditParameters, effect=CommandEffect.REVEALS, reach=Availability.SOCKET)
+async def follow(context: CommandContext, params: AuditParameters) -> dict[str, Any]:
     """Show the newest entries of the book that fit, then those that come."""
     book = context.crib.book
     filters = params.filters()
@@ -73,7 +79,7 @@ async def follow(context: Context, params: Wanted) -> dict[str, Any]:
         for entry in entries:
             await context.emit({"entry": entry})
             seen = max(seen, entry["seq"])
-        await asyncio.sleep(_LOOK_AGAIN)
+        await asyncio.sleep(_POLL)
         newest = await book.newest()
         entries = await book.query(**filters, limit=_AT_ONCE, after=seen)
         if not entries:
@@ -81,43 +87,45 @@ async def follow(context: Context, params: Wanted) -> dict[str, Any]:
             seen = max(seen, newest)
 
 
-class Verified(Parameters):
+class VerifyParameters(Parameters):
     expect: str | None = Field(default=None, description="SEQ:HASH, a head of the book that was written down before")
 
 
-@registry.command("audit:verify", parameters=Verified, effect=Effect.REVEALS, reach=Reach.EVERYWHERE)
-async def verify(context: Context, params: Verified) -> dict[str, Any]:
+@registry.command(
+    "audit:verify", parameters=VerifyParameters, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE
+)
+async def verify(context: CommandContext, params: VerifyParameters) -> dict[str, Any]:
     """Check that no entry of the book was changed, removed or put in since it was written."""
     told_at = time.monotonic()
 
     async def progress(checked: int, total: int) -> None:
         nonlocal told_at
-        if time.monotonic() - told_at >= _TELL_EVERY:
+        if time.monotonic() - told_at >= _REPORT_EVERY:
             told_at = time.monotonic()
             await context.emit({"checked": checked, "of": total})
 
     return dataclasses.asdict(await context.crib.book.verify(params.expect, progress))
 
 
-def known(outcome: str | None) -> str | None:
+def checked_outcome(outcome: str | None) -> str | None:
     # A change has words of its own there: "agent added".
     if outcome is None or " " in outcome or outcome in OUTCOMES:
         return outcome
     raise UsageError(f"{outcome!r} is no outcome.", remedy=f"Known: {', '.join(OUTCOMES)}; or a change's words.")
 
 
-def cut_off(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+def interrupted_calls(entries: Iterable[Mapping[str, Any]]) -> list[str]:
     """Calls without an outcome, of which none can come any more: the process that wrote the intent is gone."""
     open_calls: dict[str, None] = {}
     for entry in entries:
-        if entry["kind"] == Kind.INTENT:
+        if entry["kind"] == EntryKind.INTENT:
             open_calls[entry["call"]] = None
-        elif entry["kind"] == Kind.OUTCOME:
+        elif entry["kind"] == EntryKind.OUTCOME:
             open_calls.pop(entry["call"], None)
-    return [call for call in open_calls if not _may_go_on(call)]
+    return [call for call in open_calls if not _may_still_run(call)]
 
 
-def _may_go_on(call: str) -> bool:
+def _may_still_run(call: str) -> bool:
     process, _, _ = call.rpartition("-")
     try:
         pid = int(process.partition("-")[0], 16)
@@ -132,11 +140,11 @@ def _may_go_on(call: str) -> bool:
     return True
 
 
-def moment(text: str | None) -> float | None:
+def parse_time(text: str | None) -> float | None:
     """`1h` is an hour ago; a time without a zone is of this machine."""
     if text is None:
         return None
-    ago = seconds_of(text)
+    ago = parse_duration(text)
     if ago is not None:
         return time.time() - ago
     try:

@@ -11,19 +11,29 @@ from typing import Any
 
 import msgspec
 
-from toolcrib.commands.registry import Command, Context, Effect, Host, Reach, Registry, Via
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.project import Builtin, Project
-from toolcrib.crib.workspace import WorkspaceServer
+from toolcrib.commands.registry import (
+    Availability,
+    Command,
+    CommandContext,
+    CommandEffect,
+    CommandHost,
+    CommandRegistry,
+    Via,
+)
+from toolcrib.core.crib import Crib
+from toolcrib.core.project import BuiltinServer, Project
+from toolcrib.core.workspace import WorkspaceServer
 from toolcrib.errors import ToolcribError
 from toolcrib.policy import Caller
 from toolcrib.policy.permission import OWNER_MARK
-from toolcrib.servers.model import Answer, OnProgress, ToolCall
+from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
 
 
-def builtins(registry: Registry, host: Host, *, unsafe_no_sandbox: bool = False) -> dict[str, Builtin]:
+def builtins(
+    registry: CommandRegistry, host: CommandHost, *, unsafe_no_sandbox: bool = False
+) -> dict[str, BuiltinServer]:
     """The servers that live in this process, by their reserved names."""
-    servers: tuple[Builtin, ...] = (
+    servers: tuple[BuiltinServer, ...] = (
         CommandServer(registry, host),
         WorkspaceServer(unsafe_no_sandbox=unsafe_no_sandbox),
     )
@@ -33,8 +43,8 @@ def builtins(registry: Registry, host: Host, *, unsafe_no_sandbox: bool = False)
 class CommandServer:
     name = "crib"
 
-    def __init__(self, registry: Registry, host: Host) -> None:
-        self._commands = {c.tool: c for c in registry.all() if c.reach is Reach.EVERYWHERE}
+    def __init__(self, registry: CommandRegistry, host: CommandHost) -> None:
+        self._commands = {c.tool: c for c in registry.all() if c.reach is Availability.EVERYWHERE}
         self._registry = registry
         self._host = host
         self.crib: Crib | None = None
@@ -58,23 +68,25 @@ class CommandServer:
     def absence(self, project: Project) -> str:
         return ""
 
-    def target(self, project: Project, caller: Caller) -> _Asked:
-        return _Asked(self, project, caller)
+    def target(self, project: Project, caller: Caller) -> _CommandTarget:
+        return _CommandTarget(self, project, caller)
 
-    async def answer(self, call: ToolCall, project: Project, caller: Caller) -> Answer:
+    async def answer(self, call: ToolCall, project: Project, caller: Caller) -> ServerAnswer:
         if self.crib is None:
             raise RuntimeError("the commands were asked before they were wired")
-        context = Context(crib=self.crib, project=project, caller=caller, host=self._host, via=Via.MCP, emit=_nowhere)
+        context = CommandContext(
+            crib=self.crib, project=project, caller=caller, host=self._host, via=Via.MCP, emit=_discard
+        )
         arguments = msgspec.json.decode(call.params.get("arguments", b"{}")) or {}
         try:
             found = await self._registry.run(self._commands[call.name].name, arguments, context)
         except ToolcribError as error:
-            return Answer(result=_result(error.text(), failed=True))
-        return Answer(result=_result(msgspec.json.encode(found).decode(), structured=found))
+            return ServerAnswer(result=_result(error.text(), failed=True))
+        return ServerAnswer(result=_result(msgspec.json.encode(found).decode(), structured=found))
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _CommandTarget:
     """The commands, as one caller in one project sees them."""
 
     server: CommandServer
@@ -87,21 +99,21 @@ class _Asked:
         *,
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
-    ) -> Answer:
+    ) -> ServerAnswer:
         return await self.server.answer(call, self.project, self.caller)
 
 
-async def _nowhere(_: dict[str, Any]) -> None:
+async def _discard(_: dict[str, Any]) -> None:
     """Streaming commands are not offered over MCP, so nothing is lost here."""
 
 
 def _definition(command: Command) -> bytes:
-    schema = _lean(command.parameters.model_json_schema())
-    reads = command.effect in (Effect.READS, Effect.REVEALS)
+    schema = _without_titles(command.parameters.model_json_schema())
+    reads = command.effect in (CommandEffect.READS, CommandEffect.REVEALS)
     annotations: dict[str, Any] = {"readOnlyHint": reads, "destructiveHint": not reads, "openWorldHint": False}
-    if command.effect is Effect.WORKS:
+    if command.effect is CommandEffect.WORKS:
         annotations["openWorldHint"] = True
-    if command.effect in (Effect.REVEALS, Effect.CHANGES):
+    if command.effect in (CommandEffect.REVEALS, CommandEffect.CHANGES):
         annotations[OWNER_MARK] = True
     return msgspec.json.encode(
         {
@@ -113,15 +125,15 @@ def _definition(command: Command) -> bytes:
     )
 
 
-def _lean(schema: Any) -> Any:
+def _without_titles(schema: Any) -> Any:
     """Without the titles and class docstrings that pydantic adds: they cost tokens and tell a model nothing."""
     if isinstance(schema, list):
-        return [_lean(item) for item in schema]
+        return [_without_titles(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     is_model = "properties" in schema
     return {
-        key: _lean(value)
+        key: _without_titles(value)
         for key, value in schema.items()
         if not (key == "title" and isinstance(value, str)) and not (key == "description" and is_model)
     }

@@ -1,21 +1,24 @@
-"""config:* and trust:* — what the configuration says, and which project files may take part."""
+"""config:*, trust:* and workspace:* — what the configuration says, which project files may take part, and what the
+workspace tools may do in a folder.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from toolcrib.commands.registry import Context, Effect, Parameters, PathText, Reach, registry
+from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, PathText, registry
 from toolcrib.config import mask, trust_digest
 from toolcrib.config.model import Severity
 from toolcrib.config.problems import sorted_problems
-from toolcrib.errors import ConfigError
+from toolcrib.errors import ConfigError, NotFound
 from toolcrib.workspace.settings.load import load_settings
 
 
-@registry.command("config:check", effect=Effect.READS, reach=Reach.SOCKET)
-async def check(context: Context, _: Parameters) -> dict[str, Any]:
+@registry.command("config:check", effect=CommandEffect.READS, reach=Availability.SOCKET)
+async def check(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Read the configuration anew and report everything that is wrong with it."""
     crib, root = context.crib, context.project.root
     config = await crib.read_config(root)
@@ -32,23 +35,23 @@ async def check(context: Context, _: Parameters) -> dict[str, Any]:
     }
 
 
-@registry.command("config:show", effect=Effect.READS, reach=Reach.SOCKET)
-async def show(context: Context, _: Parameters) -> dict[str, Any]:
+@registry.command("config:show", effect=CommandEffect.READS, reach=Availability.SOCKET)
+async def show(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Show the configuration in force, secrets masked."""
     return {"config": mask(await context.crib.read_config(context.project.root))}
 
 
-class ProjectFile(Parameters):
+class UntrustFile(Parameters):
     file: PathText
 
 
-class Trusted(ProjectFile):
+class TrustFile(UntrustFile):
     digest: str
     """Of the content that the person looked at, as `config:check` has it; a file that changed since is not trusted."""
 
 
-@registry.command("trust:add", parameters=Trusted, effect=Effect.CHANGES, reach=Reach.SOCKET)
-async def trust(context: Context, params: Trusted) -> dict[str, Any]:
+@registry.command("trust:add", parameters=TrustFile, effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+async def trust(context: CommandContext, params: TrustFile) -> dict[str, Any]:
     """Trust a project's file as it is now; any later change to it asks again."""
     file = Path(params.file)
     digest = trust_digest(file)
@@ -61,9 +64,35 @@ async def trust(context: Context, params: Trusted) -> dict[str, Any]:
     return {"file": str(file), "sha256": digest}
 
 
-@registry.command("trust:remove", parameters=ProjectFile, effect=Effect.CHANGES, reach=Reach.SOCKET)
-async def untrust(context: Context, params: ProjectFile) -> dict[str, Any]:
+@registry.command("trust:remove", parameters=UntrustFile, effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+async def untrust(context: CommandContext, params: UntrustFile) -> dict[str, Any]:
     """Take the trust in a project's file back; what it started ends."""
     was_trusted = await context.crib.trust.remove_file(Path(params.file))
     await context.crib.reload(by=context.caller.agent)
     return {"file": params.file, "was_trusted": was_trusted}
+
+
+class CheckWorkspace(Parameters):
+    root: PathText | None = None
+    """The project's own folder if none is given."""
+
+
+@registry.command("workspace:check", parameters=CheckWorkspace, effect=CommandEffect.REVEALS, reach=Availability.SOCKET)
+async def check_workspace(context: CommandContext, params: CheckWorkspace) -> dict[str, Any]:
+    """Show what is confined in a folder, which sandbox is in force, and which tools are refused and why."""
+    from toolcrib.workspace.workspace import examine  # noqa: PLC0415 - all the tools
+
+    crib = context.crib
+    root = Path(params.root) if params.root else context.project.root
+    if not os.path.isdir(root):  # noqa: PTH112 - pathlib raises for a folder above that is not ours
+        raise NotFound(f"There is no folder {root}.", remedy="Name one that exists.")
+    trusted = await crib.trust.files()
+    loaded = load_settings(root, environ=crib.environ, is_trusted=lambda _, digest: digest in trusted)
+    found = await examine(
+        root,
+        loaded,
+        environ=crib.environ,
+        unfit=(crib.paths.config_dir, crib.paths.state_dir, crib.paths.run_dir),
+        unsafe_no_sandbox=crib.flags.unsafe_no_sandbox,
+    )
+    return {**found, "offered": crib.home.config.settings.workspace}

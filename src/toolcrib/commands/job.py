@@ -12,8 +12,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from toolcrib.commands.job_desk import JobOrder
-from toolcrib.commands.registry import VERBATIM, Context, Effect, Parameters, PathText, Reach, registry
+from toolcrib.commands.registry import (
+    VERBATIM,
+    Availability,
+    CommandContext,
+    CommandEffect,
+    JobRequest,
+    Parameters,
+    PathText,
+    registry,
+)
 from toolcrib.store.jobs import JobRow, JobStatus
 
 _SHOWN = 200
@@ -43,7 +51,7 @@ def _seconds(row: JobRow) -> float | None:
     return round((row.ended_at or time.time()) - row.started_at, 3)
 
 
-class Submit(Parameters):
+class SubmitJob(Parameters):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     prompt: Annotated[str, VERBATIM] = Field(description="what the agent shall do; it knows nothing else")
@@ -57,10 +65,10 @@ class Submit(Parameters):
     max_steps: int = Field(default=30, ge=1, le=1000)
 
 
-@registry.command("job:submit", parameters=Submit, effect=Effect.WORKS, reach=Reach.EVERYWHERE)
-async def submit(context: Context, params: Submit) -> dict[str, Any]:
+@registry.command("job:submit", parameters=SubmitJob, effect=CommandEffect.WORKS, reach=Availability.EVERYWHERE)
+async def submit(context: CommandContext, params: SubmitJob) -> dict[str, Any]:
     """Have an agent do something in the background, with your permissions at most. Returns the job's id at once."""
-    order = JobOrder(
+    order = JobRequest(
         prompt=params.prompt,
         runs=params.runs,
         model=params.model or "",
@@ -72,13 +80,13 @@ async def submit(context: Context, params: Submit) -> dict[str, Any]:
     return _described(await context.host.jobs.submit(context.caller, context.project.root, order))
 
 
-class Listed(Parameters):
+class ListJobs(Parameters):
     status: Literal["queued", "running", "done", "failed", "cancelled", "interrupted"] | None = None
     limit: int = Field(default=20, ge=1, le=1000)
 
 
-@registry.command("job:list", parameters=Listed, effect=Effect.READS, reach=Reach.EVERYWHERE)
-async def list_jobs(context: Context, params: Listed) -> dict[str, Any]:
+@registry.command("job:list", parameters=ListJobs, effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
+async def list_jobs(context: CommandContext, params: ListJobs) -> dict[str, Any]:
     """List your jobs, the newest first."""
     status = None if params.status is None else JobStatus(params.status)
     rows, total = await context.host.jobs.latest(context.caller, status=status, most=params.limit)
@@ -89,13 +97,15 @@ def _short(prompt: str) -> str:
     return prompt if len(prompt) <= _SHOWN else f"{prompt[: _SHOWN - 1]}…"
 
 
-class Result(Parameters):
+class JobResultParameters(Parameters):
     job: str = Field(description="its id")
     wait: float = Field(default=0, ge=0, le=600, allow_inf_nan=False, description="seconds to wait for its end")
 
 
-@registry.command("job:result", parameters=Result, effect=Effect.READS, reach=Reach.EVERYWHERE)
-async def result(context: Context, params: Result) -> dict[str, Any]:
+@registry.command(
+    "job:result", parameters=JobResultParameters, effect=CommandEffect.READS, reach=Availability.EVERYWHERE
+)
+async def result(context: CommandContext, params: JobResultParameters) -> dict[str, Any]:
     """Get a job's status and, once it is over, its text or what went wrong."""
     row = await context.host.jobs.result(context.caller, params.job, wait=params.wait)
     return {
@@ -108,11 +118,11 @@ async def result(context: Context, params: Result) -> dict[str, Any]:
     }
 
 
-class Named(Parameters):
+class JobId(Parameters):
     job: str = Field(description="its id")
 
 
-@registry.command("job:cancel", parameters=Named, effect=Effect.WORKS, reach=Reach.EVERYWHERE)
-async def cancel(context: Context, params: Named) -> dict[str, Any]:
+@registry.command("job:cancel", parameters=JobId, effect=CommandEffect.WORKS, reach=Availability.EVERYWHERE)
+async def cancel(context: CommandContext, params: JobId) -> dict[str, Any]:
     """End a job that waits or runs, with all that it started. What it did until then stays."""
     return _described(await context.host.jobs.cancel(context.caller, params.job))

@@ -15,11 +15,10 @@ from typing import Any
 from toolcrib import __version__
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
-from toolcrib.commands.job_desk import NoJobs
-from toolcrib.commands.leases import Leases
-from toolcrib.commands.registry import Context, Effect, Via
+from toolcrib.commands.registry import CommandContext, CommandEffect, NoJobs, Via
 from toolcrib.config import Flags, Paths
-from toolcrib.crib.crib import Crib
+from toolcrib.core.crib import Crib
+from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.errors import DaemonNotRunning
 from toolcrib.policy import OWNER
 
@@ -60,14 +59,14 @@ _NEEDS_NONE = frozenset(
 
 _HELD_IN_MEMORY = ("agent:", "permission:", "profile:", "server:trust", "server:untrust", "session:", "trust:")
 
-Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+RunLocal = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class NoDaemon:
     """The host of a one-shot command: there is no endpoint and nothing to stop."""
 
     def __init__(self) -> None:
-        self.leases = Leases()
+        self.leases = ActiveLeases()
         self.jobs = NoJobs()
 
     def describe(self) -> dict[str, Any]:
@@ -78,14 +77,14 @@ class NoDaemon:
 
 
 @contextlib.asynccontextmanager
-async def opened(
+async def local_commands(
     name: str,
     params: dict[str, Any],
     *,
     flags: Flags,
     root: Path,
     emit: Callable[[dict[str, Any]], Awaitable[None]],
-) -> AsyncIterator[Ask]:
+) -> AsyncIterator[RunLocal]:
     """Wires what this command needs, and runs it and others like it until the block ends."""
     registry.find(name)
     host = NoDaemon()
@@ -100,13 +99,13 @@ async def opened(
     async with crib:
         if name in _WAITS_FOR_ALL or _is_a_command(name, params):
             await crib.home.settled()
-        context = Context(crib=crib, project=crib.home, caller=OWNER, host=host, via=Via.SOCKET, emit=emit)
+        context = CommandContext(crib=crib, project=crib.home, caller=OWNER, host=host, via=Via.SOCKET, emit=emit)
         yield lambda name, params: registry.run(name, params, context)
 
 
-def stands_alone(name: str) -> bool:
+def excludes_daemon(name: str) -> bool:
     """Whether no daemon may start meanwhile: it would not know of the change, having read all this before."""
-    return registry.find(name).effect is Effect.CHANGES and name.startswith(_HELD_IN_MEMORY)
+    return registry.find(name).effect is CommandEffect.CHANGES and name.startswith(_HELD_IN_MEMORY)
 
 
 def _needed(name: str, params: dict[str, Any]) -> frozenset[str] | None:

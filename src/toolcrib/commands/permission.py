@@ -1,32 +1,187 @@
-"""permission:* — an agent's own rules, and why it may or may not use a tool."""
+"""permission:* and profile:* — an agent's own rules, why it may or may not use a tool, and sets of rules to share.
+
+`PermissionCase` finds which rules apply to a tool, and what would let the agent use it: every line of `ways` is a
+whole way, and whoever does all that it says has allowed the tool.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import shlex
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 from pydantic import Field
 
-from toolcrib.agents.agent import Agent
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.commands.reasons import Case, floor_of
-from toolcrib.commands.registry import VERBATIM, Context, Effect, Parameters, Reach, registry
-from toolcrib.config.project import project_of
-from toolcrib.crib.project import Project
+from toolcrib.commands.registry import VERBATIM, Availability, CommandContext, CommandEffect, Parameters, registry
+from toolcrib.config.paths import project_of
+from toolcrib.core.project import Project
 from toolcrib.errors import ConfigError, NotFound, ToolcribError, UsageError
-from toolcrib.policy import CLIENT, OWNER, Origin, Permission, Rule, Verdict, rule_from
-from toolcrib.policy import Effect as RuleEffect
-from toolcrib.policy.rule import claims
+from toolcrib.identity.agent import Agent
+from toolcrib.policy import (
+    BUILTIN,
+    CLIENT,
+    OWNER,
+    Decision,
+    OwnTools,
+    Permission,
+    Profile,
+    Rule,
+    RuleEffect,
+    RuleOrigin,
+    Verdict,
+    profile_data,
+    profile_from,
+    rule_from,
+)
+from toolcrib.policy.permission import NO_RULE, OWNER_ONLY, RAW_RESTRICTED, RuleMatch
+from toolcrib.policy.rule import trusted_annotations
 
-_TOLD = 5
+_FIXED_DENIALS = {
+    OWNER_ONLY.rule: "Nothing: only the owner may, at the command line or with the owner's token.",
+    RAW_RESTRICTED.rule: "Another profile: `trusted` may, and agents keep the profile they were made with.",
+}
+
+
+def fixed_denial(permission: Permission, tool: Tool) -> Decision | None:
+    """The decision that no rule changes, of the agent or of one above it."""
+    above = permission.parent
+    return permission.floor(tool) or (None if above is None else fixed_denial(above, tool))
+
+
+def unjudged(agent: str, permission: Permission, rules: Iterable[Rule]) -> list[str]:
+    """What to say of rules that start at the agent's folder, where it has none."""
+    if permission.folder is not None:
+        return []
+    return [
+        f"{agent} has no folder, so `{condition}` can't be judged: {rule} {_unjudged_effect(rule, condition.argument)}."
+        for rule in rules
+        for condition in rule.from_folder
+    ]
+
+
+def _unjudged_effect(rule: Rule, argument: str) -> str:
+    match rule.effect:
+        case RuleEffect.ALLOW:
+            return "never applies"
+        case RuleEffect.ASK:
+            return "opens nothing"
+        case RuleEffect.DENY:
+            return f"may apply to every call that gives {argument}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PermissionCase:
+    """One question about an agent, or about one above it."""
+
+    agent: str
+    permission: Permission
+    tool: Tool
+    arguments: dict[str, Any] | None
+    label: str = ""
+    """Whose the rules are, before each of them; nothing for the agent's own."""
+
+    def rules(self) -> Iterator[dict[str, Any]]:
+        """All that speak of the tool; those of the agents above come after its own."""
+        for case in self._line():
+            for match in case._matches():
+                yield {"agent": case.agent, "rule": f"{case.label}{match.rule}", "applies": match.applies}
+
+    def unjudged(self) -> list[str]:
+        return [
+            line
+            for case in self._line()
+            for line in unjudged(case.agent, case.permission, (match.rule for match in case._matches()))
+        ]
+
+    def ways(self) -> Iterator[str]:
+        """What would make it allowed, each line by itself."""
+        floor = fixed_denial(self.permission, self.tool)
+        if floor is not None:
+            yield _FIXED_DENIALS[floor.rule]
+            return
+        held = [case for case in self._line() if case._decision().verdict is not Verdict.ALLOW]
+        believed = dataclasses.replace(self.tool, believed=True)
+        if all(dataclasses.replace(case, tool=believed)._decision().verdict is Verdict.ALLOW for case in held):
+            yield f"`toolcrib trust --server {shlex.quote(self.tool.server)}`: what its server says of it would count."
+        if len(held) == 1:
+            yield from held[0]._other_arguments()
+        steps = dict.fromkeys(step for case in held for step in case._steps())
+        if steps:
+            way = ", then ".join(steps)
+            yield way[0].upper() + way[1:] + ("" if way.endswith("`") else ".")
+
+    def _line(self) -> tuple[PermissionCase, ...]:
+        """The agent and all above it."""
+        parent = self.permission.parent
+        if parent is None:
+            return (self,)
+        label = f"{self.label}its parent {parent.agent}: "
+        return self, *dataclasses.replace(self, agent=parent.agent, permission=parent, label=label)._line()
+
+    def _decision(self) -> Decision:
+        return self.permission.by_itself(self.tool, self.arguments)
+
+    def _matches(self) -> tuple[RuleMatch, ...]:
+        return self.permission.matching(self.tool, self.arguments)
+
+    def _other_arguments(self) -> Iterator[str]:
+        if self._decision() != NO_RULE:
+            return
+        for match in self._matches():
+            rule = match.rule
+            judged = self.permission.folder is not None or not rule.from_folder
+            if not match.applies and rule.effect is RuleEffect.ALLOW and judged:
+                yield f"Arguments that fulfil it: {rule}."
+
+    def _steps(self) -> Iterator[str]:
+        """All that is to be done for this agent, one after the other."""
+        matches, gone = self._matches(), list[Rule]()
+        while True:
+            decision = self.permission.by_itself(self.tool, self.arguments, without=gone)
+            if decision.verdict is Verdict.ALLOW:
+                return
+            decides = [match.rule for match in matches if str(match.rule) == decision.rule]
+            if not decides or (decision.verdict is Verdict.ASK and decides[0].origin is RuleOrigin.PROFILE):
+                # An allow of its own is enough here.
+                if self.agent not in (OWNER.agent, CLIENT.agent):
+                    yield f"`toolcrib allow {self.agent} {shlex.quote(self.tool.display)}`"
+                return
+            yield self._without(decides[0])
+            if decides[0].holder in BUILTIN and decides[0].origin is RuleOrigin.PROFILE:
+                return
+            gone += decides
+
+    def _without(self, rule: Rule) -> str:
+        if rule.origin is not RuleOrigin.PROFILE:
+            return f"`{_removal(self.agent, rule)}`"
+        if rule.holder in BUILTIN:
+            return f"another profile: {rule.holder} is built in, and agents keep the profile they were made with"
+        return f"`toolcrib profile edit {rule.holder}`: take out {str(rule).partition(': ')[2]}"
+
+
+def _removal(agent: str, rule: Rule) -> str:
+    """The command line that takes the rule away."""
+    words = ["toolcrib", "deny" if rule.effect is RuleEffect.DENY else "allow", agent, rule.tools]
+    for name, value in rule.annotations.items():
+        words += ["--where", name if value else f"not {name}"]
+    for condition in rule.when:
+        words += ["--when", str(condition)]
+    words += ["--ask"] if rule.effect is RuleEffect.ASK else []
+    return shlex.join([*words, "--remove"])
+
+
+_SHOWN = 5
 """Tools and rules that are named one by one."""
 
 
-class Ruled(Parameters):
+class RuleParameters(Parameters):
     agent: str
     tools: str
     """A glob over server and tool: `git:*`."""
@@ -39,30 +194,34 @@ class Ruled(Parameters):
     def rule(self, effect: RuleEffect) -> Rule:
         data = {str(effect): self.tools, "when": self.when, "annotations": self.annotations}
         try:
-            return rule_from(data, where=f"rule for {self.agent}", origin=Origin.AGENT, holder=self.agent)
+            return rule_from(data, where=f"rule for {self.agent}", origin=RuleOrigin.AGENT, holder=self.agent)
         except ConfigError as error:
             # It stands in no file: these are the words that were given.
             raise UsageError(error.message, remedy=error.remedy) from None
 
 
-class Allowed(Ruled):
+class AllowParameters(RuleParameters):
     ask: bool = False
     """A person is asked at each call."""
 
 
-@registry.command("permission:allow", parameters=Allowed, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
-async def allow(context: Context, params: Allowed) -> dict[str, Any]:
+@registry.command(
+    "permission:allow", parameters=AllowParameters, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE
+)
+async def allow(context: CommandContext, params: AllowParameters) -> dict[str, Any]:
     """Allow an agent the tools of a glob, or take such a rule away."""
     return await _change(context, params, params.rule(RuleEffect.ASK if params.ask else RuleEffect.ALLOW))
 
 
-@registry.command("permission:deny", parameters=Ruled, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
-async def deny(context: Context, params: Ruled) -> dict[str, Any]:
+@registry.command(
+    "permission:deny", parameters=RuleParameters, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE
+)
+async def deny(context: CommandContext, params: RuleParameters) -> dict[str, Any]:
     """Deny an agent the tools of a glob, or take such a rule away; a deny wins over every allow."""
     return await _change(context, params, params.rule(RuleEffect.DENY))
 
 
-async def _change(context: Context, params: Ruled, rule: Rule) -> dict[str, Any]:
+async def _change(context: CommandContext, params: RuleParameters, rule: Rule) -> dict[str, Any]:
     roster = context.crib.roster
     found = {"agent": params.agent, "rule": str(rule), "removed": params.remove}
     if params.remove:
@@ -70,13 +229,13 @@ async def _change(context: Context, params: Ruled, rule: Rule) -> dict[str, Any]
             own = [str(one) for one in roster.rules(params.agent)]
             raise NotFound(
                 f"There is no such rule: {rule}.",
-                remedy=f"Its rules: {'; '.join(own[:_TOLD]) or 'none'}.",
+                remedy=f"Its rules: {'; '.join(own[:_SHOWN]) or 'none'}.",
                 data={"rules": own},
             )
         return {**found, "changed": True}
     _refuse_unjudged(roster.find(params.agent), rule)
     changed = await roster.add_rule(params.agent, rule)
-    return {**found, "changed": changed, **_reach(context.project, roster.find(params.agent).permission, rule)}
+    return {**found, "changed": changed, **_coverage(context.project, roster.find(params.agent).permission, rule)}
 
 
 def _refuse_unjudged(agent: Agent, rule: Rule) -> None:
@@ -87,7 +246,7 @@ def _refuse_unjudged(agent: Agent, rule: Rule) -> None:
         )
 
 
-def _reach(project: Project, permission: Permission, rule: Rule) -> dict[str, Any]:
+def _coverage(project: Project, permission: Permission, rule: Rule) -> dict[str, Any]:
     """Which tools that are known the rule speaks of, and which of them stay denied."""
     known = {name for name, server in project.servers.items() if server.tools is not None}
     enabled = {name for name, config in project.config.servers.items() if config.enabled}
@@ -98,20 +257,20 @@ def _reach(project: Project, permission: Permission, rule: Rule) -> dict[str, An
         decision = permission.decide(tool, None)
         if decision.verdict is not Verdict.DENY:
             continue
-        if floor := floor_of(permission, tool):
+        if floor := fixed_denial(permission, tool):
             never[floor.rule] += 1
         else:
             denied.append({"tool": tool.display, "rule": decision.rule})
     return {
         "covers": len(covered),
         "unknown_servers": sorted(name for name in enabled - known if rule.reaches(name)),
-        "still_denied": denied[:_TOLD],
+        "still_denied": denied[:_SHOWN],
         "still_denied_in_all": len(denied),
         "never_allowed": [{"rule": floor, "tools": count} for floor, count in never.items()],
     }
 
 
-class Asked(Parameters):
+class WhyParameters(Parameters):
     agent: str
     tool: str
     """`server:tool`, or any full name of it."""
@@ -119,15 +278,17 @@ class Asked(Parameters):
     """Of the call; without them, conditions on arguments are taken to hold where they allow something."""
 
 
-@registry.command("permission:why", parameters=Asked, effect=Effect.REVEALS, reach=Reach.EVERYWHERE)
-async def why(context: Context, params: Asked) -> dict[str, Any]:
+@registry.command(
+    "permission:why", parameters=WhyParameters, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE
+)
+async def why(context: CommandContext, params: WhyParameters) -> dict[str, Any]:
     """Say whether an agent may use a tool, which rule decides, and what would change that."""
     permission = _permission(context, params.agent)
     async with _project_of(context, params.agent) as project:
-        tool, unknown = await _named(context, project, params.tool)
+        tool, unknown = await _find_tool(context, project, params.tool)
     arguments = None if params.arguments is None else tool.taken(params.arguments)
     decision = permission.decide(tool, arguments)
-    case = Case(agent=params.agent, permission=permission, tool=tool, arguments=arguments)
+    case = PermissionCase(agent=params.agent, permission=permission, tool=tool, arguments=arguments)
     return {
         "agent": params.agent,
         "profile": permission.profile,
@@ -143,12 +304,12 @@ async def why(context: Context, params: Asked) -> dict[str, Any]:
         "believed": tool.believed,
         "new_or_changed": not tool.believed and _is_trusted(context, project, tool.server),
         "claimed": tool.annotations,
-        "counts_as": claims(tool),
+        "counts_as": trusted_annotations(tool),
         "remedies": [] if decision.verdict is Verdict.ALLOW else list(case.ways()),
     }
 
 
-def _permission(context: Context, agent: str) -> Permission:
+def _permission(context: CommandContext, agent: str) -> Permission:
     for always in (OWNER, CLIENT):
         if agent == always.agent:
             return always.permission
@@ -156,7 +317,7 @@ def _permission(context: Context, agent: str) -> Permission:
 
 
 @contextlib.asynccontextmanager
-async def _project_of(context: Context, agent: str) -> AsyncIterator[Project]:
+async def _project_of(context: CommandContext, agent: str) -> AsyncIterator[Project]:
     """Where the agent works."""
     roster = context.crib.roster
     workdir = roster.find(agent).workdir if roster.knows(agent) else None
@@ -167,12 +328,12 @@ async def _project_of(context: Context, agent: str) -> AsyncIterator[Project]:
         yield project
 
 
-def _is_trusted(context: Context, project: Project, server: str) -> bool:
+def _is_trusted(context: CommandContext, project: Project, server: str) -> bool:
     config = project.config.servers.get(server)
     return config is not None and context.crib.trust.trusted(config) is not None
 
 
-async def _named(context: Context, project: Project, name: str) -> tuple[Tool, str | None]:
+async def _find_tool(context: CommandContext, project: Project, name: str) -> tuple[Tool, str | None]:
     """The tool, or one that would have this name, and then why it is not known."""
     server, _, tool = name.partition(":")
     if not project.knows(name):
@@ -190,3 +351,60 @@ async def _named(context: Context, project: Project, name: str) -> tuple[Tool, s
         listing = {server: (msgspec.json.encode({"name": tool}),)}
         (made,) = Catalog.build(listing, version=0, believed=believed, folders=folders).tools
         return made, error.text()
+
+
+def _described_profile(context: CommandContext, profile: Profile) -> dict[str, Any]:
+    return {
+        "name": profile.name,
+        "description": profile.description,
+        "builtin": profile.builtin,
+        "own_tools": str(profile.own_tools),
+        "agents": sorted(agent.name for agent in context.crib.roster.agents if agent.profile == profile.name),
+    }
+
+
+@registry.command("profile:list", effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE)
+async def list_profiles(context: CommandContext, _: Parameters) -> dict[str, Any]:
+    """List the profiles: what each is for, how many rules it has, and which agents have it."""
+    return {
+        "profiles": [
+            {**_described_profile(context, profile), "rules": len(profile.rules)}
+            for profile in context.crib.roster.profiles.values()
+        ]
+    }
+
+
+class ProfileName(Parameters):
+    name: str
+
+
+@registry.command("profile:show", parameters=ProfileName, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE)
+async def show_profile(context: CommandContext, params: ProfileName) -> dict[str, Any]:
+    """Show a profile with all its rules."""
+    profile = context.crib.roster.profile(params.name)
+    return {**_described_profile(context, profile), **profile_data(profile)}
+
+
+class PutProfile(Parameters):
+    name: str
+    description: str = ""
+    rules: list[Any] = Field(default_factory=list)
+    """Each `{"allow" | "deny" | "ask": "server:tool", "annotations"?: {…}, "when"?: {…}}`."""
+    own_tools: str = Field(
+        default=OwnTools.NONE, description="what a coding agent may do by its own hands: none, read, edit or all"
+    )
+
+
+@registry.command("profile:put", parameters=PutProfile, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+async def put_profile(context: CommandContext, params: PutProfile) -> dict[str, Any]:
+    """Make a profile, or give one of the owner's own new rules; its agents have them at once."""
+    profile = profile_from(params.name, params.model_dump(exclude={"name"}))
+    changed = await context.crib.roster.put_profile(profile)
+    return {**_described_profile(context, profile), "rules": len(profile.rules), "changed": changed}
+
+
+@registry.command("profile:remove", parameters=ProfileName, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+async def remove_profile(context: CommandContext, params: ProfileName) -> dict[str, Any]:
+    """Remove one of the owner's own profiles that no agent has."""
+    await context.crib.roster.drop_profile(params.name)
+    return {"profile": params.name}

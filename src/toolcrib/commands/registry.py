@@ -1,7 +1,8 @@
-"""How a command is declared, found and run.
+"""How a command is declared, found and run, and what it may ask of the process that it runs in.
 
 In: a name (`server:add`) and its parameters as plain JSON. Out: a plain JSON object, or an error of ours.
 A command says once what it takes (a pydantic model), what it does to the daemon, and who may ask for it.
+`jobs.queue` is the `JobService` of a daemon; where no daemon runs there is `NoJobs`.
 """
 
 from __future__ import annotations
@@ -11,20 +12,86 @@ import enum
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from toolcrib.commands.job_desk import JobDesk
-from toolcrib.commands.leases import Leases
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.project import Project
-from toolcrib.errors import Denied, UnknownCommand, UsageError
+from toolcrib.core.crib import Crib
+from toolcrib.core.project import Project
+from toolcrib.daemon_client.lifetime import ActiveLeases
+from toolcrib.errors import DaemonNotRunning, Denied, UnknownCommand, UsageError
 from toolcrib.policy import OWNER, Caller
+from toolcrib.store.jobs import JobRow, JobStatus
+
+AGENT = "agent"
+"""A job that is a `run_agent`; every other one is a coding agent's run."""
 
 
-class Effect(enum.StrEnum):
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    prompt: str
+    runs: str = AGENT
+    """`agent`, or a coding agent's name."""
+    model: str = ""
+    """Empty: the one that the configuration names."""
+    profile: str = ""
+    """Empty: whatever the submitter may."""
+    workdir: str = ""
+    """Empty: the submitter's own; a relative one starts there."""
+    timeout: float | None = None
+    max_steps: int
+
+
+class JobService(Protocol):
+    """Everybody sees their own jobs and those of their children; the owner sees all."""
+
+    async def submit(self, caller: Caller, root: Path, order: JobRequest) -> JobRow:
+        """Durable when it returns. `root` is the project that the caller is in."""
+        ...
+
+    async def latest(self, caller: Caller, *, status: JobStatus | None, most: int) -> tuple[tuple[JobRow, ...], int]:
+        """The newest first, and how many there are in all."""
+        ...
+
+    async def result(self, caller: Caller, job: str, *, wait: float) -> JobRow:
+        """As it is when it ends, or after `wait` seconds."""
+        ...
+
+    async def cancel(self, caller: Caller, job: str) -> JobRow:
+        """It has ended when it returns; one that had ended before stays as it was."""
+        ...
+
+    def running(self, job: str) -> JobRow:
+        """For the process of a job, which asks for its agent. Raises `Denied` where there is no such job now."""
+        ...
+
+
+class NoJobs:
+    """Only a daemon runs in the background."""
+
+    async def submit(self, caller: Caller, root: Path, order: JobRequest) -> NoReturn:
+        _refuse_job()
+
+    async def latest(self, caller: Caller, *, status: JobStatus | None, most: int) -> NoReturn:
+        _refuse_job()
+
+    async def result(self, caller: Caller, job: str, *, wait: float) -> NoReturn:
+        _refuse_job()
+
+    async def cancel(self, caller: Caller, job: str) -> NoReturn:
+        _refuse_job()
+
+    def running(self, job: str) -> NoReturn:
+        _refuse_job()
+
+
+def _refuse_job() -> NoReturn:
+    raise DaemonNotRunning("Only a daemon runs jobs.", remedy="`toolcrib up --detach` starts one.")
+
+
+class CommandEffect(enum.StrEnum):
     READS = "reads"
     REVEALS = "reveals"
     """It reads what is nobody's business but the owner's: what other agents may do, and did."""
@@ -36,7 +103,7 @@ class Effect(enum.StrEnum):
     """It changes the daemon, or who may do what: the owner's alone."""
 
 
-class Reach(enum.StrEnum):
+class Availability(enum.StrEnum):
     EVERYWHERE = "everywhere"
     """Over the socket and, as a tool, over MCP."""
     SOCKET = "socket"
@@ -107,13 +174,13 @@ PathText = Annotated[str, AfterValidator(usable_path)]
 """A path in a command's parameters."""
 
 
-class Host(Protocol):
+class CommandHost(Protocol):
     """The process that the command runs in."""
 
-    leases: Leases
+    leases: ActiveLeases
 
     @property
-    def jobs(self) -> JobDesk: ...
+    def jobs(self) -> JobService: ...
 
     def describe(self) -> dict[str, Any]:
         """Endpoint, pid and the like."""
@@ -123,19 +190,19 @@ class Host(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
+class CommandContext:
     """What a command may use."""
 
     crib: Crib
     project: Project
     caller: Caller
-    host: Host
+    host: CommandHost
     via: Via
     emit: Callable[[dict[str, Any]], Awaitable[None]]
     """Sends an event before the result, for commands that stream."""
 
 
-Run = Callable[[Context, Any], Awaitable[dict[str, Any]]]
+CommandFunction = Callable[[CommandContext, Any], Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +210,9 @@ class Command:
     name: str
     summary: str
     parameters: type[Parameters]
-    effect: Effect
-    reach: Reach
-    run: Run
+    effect: CommandEffect
+    reach: Availability
+    run: CommandFunction
 
     @property
     def tool(self) -> str:
@@ -154,19 +221,22 @@ class Command:
 
     def open_to(self, caller: Caller) -> bool:
         """The floor under every permission; what a profile allows of the rest is the policy's to say."""
-        return self.effect in (Effect.READS, Effect.CARRIES, Effect.WORKS) or caller.profile == OWNER.profile
+        return (
+            self.effect in (CommandEffect.READS, CommandEffect.CARRIES, CommandEffect.WORKS)
+            or caller.profile == OWNER.profile
+        )
 
 
-class Registry:
+class CommandRegistry:
     def __init__(self) -> None:
         self._commands: dict[str, Command] = {}
 
     def command(
-        self, name: str, *, parameters: type[Parameters] = Parameters, effect: Effect, reach: Reach
-    ) -> Callable[[Run], Run]:
+        self, name: str, *, parameters: type[Parameters] = Parameters, effect: CommandEffect, reach: Availability
+    ) -> Callable[[CommandFunction], CommandFunction]:
         """Declares the decorated function as a command; its docstring's first line is the summary."""
 
-        def declare(run: Run) -> Run:
+        def declare(run: CommandFunction) -> CommandFunction:
             summary = (run.__doc__ or "").strip().splitlines()[0]
             self._commands[name] = Command(
                 name=name, summary=summary, parameters=parameters, effect=effect, reach=reach, run=run
@@ -186,7 +256,7 @@ class Registry:
             raise UnknownCommand(f"There is no command {name!r}.", remedy=hint)
         return found
 
-    async def run(self, name: str, params: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    async def run(self, name: str, params: Mapping[str, Any], context: CommandContext) -> dict[str, Any]:
         command = self.find(name)
         if not command.open_to(context.caller):
             raise Denied(
@@ -197,18 +267,18 @@ class Registry:
             parameters = command.parameters.model_validate(params)
         except ValidationError as error:
             raise UsageError(
-                f"{name}: {_said(error)}", remedy=f"`{name}` takes: {_words(command.parameters)}."
+                f"{name}: {_validation_text(error)}", remedy=f"`{name}` takes: {_parameter_names(command.parameters)}."
             ) from error
         return await command.run(context, parameters)
 
 
-def _said(error: ValidationError) -> str:
+def _validation_text(error: ValidationError) -> str:
     return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'parameters'}: {e['msg']}" for e in error.errors()[:5])
 
 
-def _words(model: type[Parameters]) -> str:
+def _parameter_names(model: type[Parameters]) -> str:
     fields = model.model_fields.items()
     return ", ".join(f"{f.alias or n}{'' if f.is_required() else '?'}" for n, f in fields) or "nothing"
 
 
-registry = Registry()
+registry = CommandRegistry()

@@ -1,8 +1,14 @@
 """run:lease — an agent that lives as long as the connection that asked for it, and what is seen of it.
 
-In: who wants to run where, with which profile. Out: events: `lease` (its token and place), then `listed` and `call` as
-they happen, `ended` if the agent ends before its run does. However the connection closes, the agent goes with it; only
-if the daemon stops does it stay, for the next daemon to go on with (`resume`). `runs` is at the other end.
+In: who wants to run where, with which profile. Out: events: `lease` (its token and place), then `listed` and `call`
+as they happen, `ended` if the agent ends before its run does. However the connection closes, the agent goes with
+it; only if the daemon stops does it stay, for the next daemon to go on with (`resume`). `daemon_client.lease` is at
+the other end.
+
+A program's own tools do not pass our door, so they are bounded by its profile and by the `workspace.yml` of its
+folder; for an agent below another also by what the one above may do: its profile's, and only as far as it may use
+the workspace's tools as it likes. In a job that is not the owner's they are less: only what the program keeps to
+its folder.
 """
 
 from __future__ import annotations
@@ -11,50 +17,129 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial, reduce
+from operator import and_
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from toolcrib.agents.agent import Agent
-from toolcrib.agents.roster import Roster
-from toolcrib.commands.leases import Lasts
-from toolcrib.commands.own_hands import own_tools_of, said_of, settings_in
-from toolcrib.commands.registry import Context, Effect, Parameters, PathText, Reach, registry
-from toolcrib.commands.watch import Watch, described, offered
-from toolcrib.config.expand import expand
+from toolcrib.catalog.tool import Tool
+from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, PathText, registry
+from toolcrib.commands.watch import AgentWatch, event_json, offered_names
 from toolcrib.config.model import WORKSPACE, Config
-from toolcrib.config.project import project_of
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.project import Project
+from toolcrib.config.paths import project_of
+from toolcrib.config.values import expand
+from toolcrib.core.crib import Crib
+from toolcrib.core.project import Project
+from toolcrib.daemon_client.lifetime import DaemonLifetime
 from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, ToolcribError, UsageError
-from toolcrib.policy import OWNER, Caller, Origin, Rule
-from toolcrib.policy import Effect as RuleEffect
+from toolcrib.identity.agent import Agent
+from toolcrib.identity.registry import AgentRegistry
+from toolcrib.policy import OWNER, Caller, Permission, Rule, RuleEffect, RuleOrigin, Verdict
+from toolcrib.policy.profile import OwnTools, OwnToolsLimit, own_tools_limit
 from toolcrib.servers.model import ServerState
 from toolcrib.store.jobs import JobRow
-from toolcrib.workspace.settings.model import Settings
+from toolcrib.workspace.settings.load import load_settings
+from toolcrib.workspace.settings.model import SHELL_TOOLS, WorkspaceSettings, in_ci
+from toolcrib.workspace.tools import TOOLS
+
+_IN_JOBS: Mapping[str, OwnTools] = MappingProxyType({"claude": OwnTools.EDIT})
+"""By program: the most in a job that is not the owner's; none for all others. Claude Code's file tools stay in the
+folder; the commands of Codex may read whatever the person may."""
+
+
+_RUNS_COMMANDS = frozenset({"codex"})
+"""Programs that run commands below `all`, too: in a sandbox of their own."""
+
+
+async def settings_in(crib: Crib, folder: Path) -> WorkspaceSettings:
+    """What holds there now, with what the person trusts."""
+    trusted = await crib.trust.files()
+    load = partial(load_settings, folder, environ=crib.environ, is_trusted=lambda _, digest: digest in trusted)
+    return (await asyncio.to_thread(load)).settings
+
+
+def own_tools_of(
+    crib: Crib, project: Project, agent: Agent, settings: WorkspaceSettings, *, ci: str = "", job_with: str = ""
+) -> OwnToolsLimit:
+    """`settings`: of the agent's folder. `ci`: the variable that says that the run is in CI. `job_with`: the program,
+    where it is a job that the owner did not submit."""
+    line = tuple(_with_parents(crib, agent))
+    bounds = [OwnToolsLimit(tools=crib.roster.profile(one.profile).own_tools) for one in line]
+    if job_with:
+        bounds.append(OwnToolsLimit(tools=_IN_JOBS.get(job_with, OwnTools.NONE)))
+    judged = line if job_with else line[1:]
+    if judged:
+        bounds.append(_bounded_by(judged, project))
+    bounds.append(own_tools_limit(settings, ci=ci or in_ci(crib.environ)))
+    return reduce(and_, bounds)
+
+
+def own_tools_warnings(limit: OwnToolsLimit, agent: Agent, crib: Crib, program: str) -> Iterator[str]:
+    """A line for the person where the settings take something from the program that its profile gives."""
+    profile = crib.roster.profile(agent.profile).own_tools
+    shell = not limit.shell and (program in _RUNS_COMMANDS or profile is OwnTools.ALL)
+    if limit.why and (profile.exceeds(limit.tools) or (shell and limit.tools is not OwnTools.NONE)):
+        without = ", without a shell" if not limit.shell and limit.tools is not OwnTools.NONE else ""
+        yield (
+            f"Own tools of {program}: {limit.tools}{without}, instead of {profile} ({'; '.join(limit.why)}). "
+            "The workspace tools are there as far as workspace.yml allows."
+        )
+
+
+def _with_parents(crib: Crib, agent: Agent) -> Iterator[Agent]:
+    yield agent
+    while agent.parent is not None:
+        agent = crib.roster.find(agent.parent)
+        yield agent
+
+
+def _bounded_by(agents: Sequence[Agent], project: Project) -> OwnToolsLimit:
+    """The most that does not go beyond what all of them may do with the workspace's tools."""
+    offered = {tool.name: tool for tool in project.catalog.of_server(WORKSPACE)}
+    unfree = [
+        tool
+        for tool in TOOLS
+        if tool.name not in offered
+        or not all(_unconditionally_allowed(one.permission, offered[tool.name]) for one in agents)
+    ]
+    if not unfree:
+        return OwnToolsLimit()
+    reads = any(offered[tool.name].reads_only if tool.name in offered else tool.reads_only for tool in unfree)
+    shell = not any(tool.name in SHELL_TOOLS for tool in unfree)
+    return OwnToolsLimit(tools=OwnTools.NONE if reads else OwnTools.READ, shell=shell)
+
+
+def _unconditionally_allowed(permission: Permission, tool: Tool) -> bool:
+    """Allowed, and whatever the arguments: no rule refuses some of them, or lets a person be asked."""
+    rules = [match.rule for match in permission.matching(tool, None)]
+    limited = any(rule.effect is not RuleEffect.ALLOW or rule.when for rule in rules)
+    return not limited and permission.by_itself(tool, None).verdict is Verdict.ALLOW
+
 
 log = logging.getLogger(__name__)
 
-MARK = "run"
+RUN_MARK = "run"
 """A file in an agent's private folder: the agent is a run's."""
-_CLOSE_CALL = 60.0
+_MINTING_TIME = 60.0
 """Seconds that the making of an agent may take at most."""
-_NO_JOBS = Rule(effect=RuleEffect.DENY, tools="crib:job_submit", origin=Origin.AGENT)
+_NO_JOBS = Rule(effect=RuleEffect.DENY, tools="crib:job_submit", origin=RuleOrigin.AGENT)
 """Jobs that wait for their own jobs could take all the room there is, and none would ever end."""
-_NO_SHELL = Rule(effect=RuleEffect.DENY, tools=f"{WORKSPACE}:run_shell_safe", origin=Origin.AGENT)
+_NO_SHELL = Rule(effect=RuleEffect.DENY, tools=f"{WORKSPACE}:run_shell_safe", origin=RuleOrigin.AGENT)
 """For a run in CI: the daemon itself may have been started elsewhere."""
-_FAREWELL = 2.0
+_LAST_EVENTS = 2.0
 """Seconds that a reader may take for the last notes."""
 
 
-class Resume(Parameters):
+class ResumeLease(Parameters):
     agent: str
     token: str
 
 
-class Lease(Parameters):
+class LeaseParameters(Parameters):
     client: str = Field(default="", description="which program will run")
     conversation: str = Field(default="", description="what it goes on in; only one run at a time may")
     profile: str = "developer"
@@ -63,7 +148,9 @@ class Lease(Parameters):
     parent: str = Field(default="", description="an agent that bounds what it may do, and that it ends with")
     job: str = Field(default="", description="the job that the run is; its agent submits none, and never outlasts it")
     ci: str = Field(default="", description="the variable that says that the run is in CI")
-    resume: Resume | None = Field(default=None, description="instead of all that: an agent that a daemon left behind")
+    resume: ResumeLease | None = Field(
+        default=None, description="instead of all that: an agent that a daemon left behind"
+    )
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -72,8 +159,8 @@ class Lease(Parameters):
         return self
 
 
-@registry.command("run:lease", parameters=Lease, effect=Effect.CHANGES, reach=Reach.SOCKET)
-async def lease(context: Context, params: Lease) -> dict[str, Any]:
+@registry.command("run:lease", parameters=LeaseParameters, effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, Any]:
     """Lend a run an agent for as long as its connection stands, and tell what the agent does."""
     if context.host.describe()["endpoint"] is None:
         raise DaemonNotRunning("Only a daemon lends agents.", remedy="`toolcrib up` starts one.")
@@ -84,7 +171,7 @@ async def lease(context: Context, params: Lease) -> dict[str, Any]:
         _refuse_second(context, name, params)
     with context.host.leases.held(name):
         agent, token = _resumed(context, params.resume) if params.resume else await _minted(context, name, params, job)
-        with Watch(context.crib.bus, name) as watch:
+        with AgentWatch(context.crib.bus, name) as watch:
             try:
                 # Whoever ended it before we looked is told nowhere else.
                 context.crib.roster.find(name)
@@ -96,25 +183,25 @@ async def lease(context: Context, params: Lease) -> dict[str, Any]:
             finally:
                 # A job is never gone on with, so neither is its agent.
                 if params.job or not context.host.leases.agents_stay:
-                    await end(context.crib, agent)
-                    await _tell_the_rest(context, watch)
+                    await end_run_agent(context.crib, agent)
+                    await _send_remaining_events(context, watch)
             # One that does not read must not keep us.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_FAREWELL):
+                async with asyncio.timeout(_LAST_EVENTS):
                     await context.emit({"ended": {"why": why}})
     return {"agent": name, "why": why}
 
 
-async def _end_orphan(context: Context, name: str) -> None:
+async def _end_orphan(context: CommandContext, name: str) -> None:
     """Ends the agent of a run whose daemon died: where this one is for runs alone, nobody can come to go on with it."""
     leases, roster = context.host.leases, context.crib.roster
-    if leases.lasts is not Lasts.FOR_RUNS or name in leases.agents or not roster.knows(name):
+    if leases.lasts is not DaemonLifetime.FOR_RUNS or name in leases.agents or not roster.knows(name):
         return
-    if await asyncio.to_thread(roster.folder.get, name, MARK) is not None:
-        await end(context.crib, roster.find(name))
+    if await asyncio.to_thread(roster.folder.get, name, RUN_MARK) is not None:
+        await end_run_agent(context.crib, roster.find(name))
 
 
-def _refuse_second(context: Context, name: str, params: Lease) -> None:
+def _refuse_second(context: CommandContext, name: str, params: LeaseParameters) -> None:
     if name in context.host.leases.agents or context.crib.roster.knows(name):
         raise UsageError(
             f"The conversation {params.conversation[:80]} of {params.client[:80]} is under way in another run.",
@@ -122,7 +209,7 @@ def _refuse_second(context: Context, name: str, params: Lease) -> None:
         )
 
 
-async def _minted(context: Context, name: str, params: Lease, job: JobRow | None) -> tuple[Agent, str]:
+async def _minted(context: CommandContext, name: str, params: LeaseParameters, job: JobRow | None) -> tuple[Agent, str]:
     roster, folder = context.crib.roster, Path(params.workdir)
     if job is not None:
         _refuse_another(context, params, job)
@@ -140,16 +227,16 @@ async def _minted(context: Context, name: str, params: Lease, job: JobRow | None
             name,
             profile=params.profile,
             workdir=folder,
-            lives=_life(roster, params),
+            lives=_lifetime(roster, params),
             parent=params.parent or None,
             rules=rules,
         )
         try:
             if job is not None and made.agent.workdir != Path(job.workdir):
                 raise _moved(job)
-            await asyncio.to_thread(roster.folder.put, name, MARK, params.conversation)
+            await asyncio.to_thread(roster.folder.put, name, RUN_MARK, params.conversation)
         except ToolcribError:
-            await end(context.crib, made.agent)
+            await end_run_agent(context.crib, made.agent)
             raise
         return made.agent, made.token
 
@@ -160,11 +247,11 @@ async def _minted(context: Context, name: str, params: Lease, job: JobRow | None
         # A change of the roster is made to its end, also if whoever asked for it has left.
         await asyncio.wait({minting})
         if minting.exception() is None:
-            await end(context.crib, minting.result()[0])
+            await end_run_agent(context.crib, minting.result()[0])
         raise
 
 
-def _refuse_another(context: Context, params: Lease, job: JobRow) -> None:
+def _refuse_another(context: CommandContext, params: LeaseParameters, job: JobRow) -> None:
     """What a job was submitted with is what it gets, whatever stands in its folder's place by now."""
     parent = job.submitter if job.submitter_since else ""
     if (params.workdir, params.parent, params.profile) != (job.workdir, parent, job.profile):
@@ -185,27 +272,29 @@ def _moved(job: JobRow) -> Denied:
     )
 
 
-def _life(roster: Roster, params: Lease) -> float | None:
+def _lifetime(roster: AgentRegistry, params: LeaseParameters) -> float | None:
     """None: as long as its parent, which ends before the run would have to."""
     ends = roster.find(params.parent).expires_at if params.parent else None
-    return None if ends is not None and ends <= time.time() + params.lives + _CLOSE_CALL else params.lives
+    return None if ends is not None and ends <= time.time() + params.lives + _MINTING_TIME else params.lives
 
 
-def _resumed(context: Context, wanted: Resume) -> tuple[Agent, str]:
+def _resumed(context: CommandContext, wanted: ResumeLease) -> tuple[Agent, str]:
     agent = context.crib.roster.authenticate(wanted.token)
     if agent is None or agent.name != wanted.agent:
         raise Denied(f"There is no agent {wanted.agent[:80]!r} with this token any more.", remedy="Begin a new run.")
     return agent, wanted.token
 
 
-async def _lease(context: Context, agent: Agent, token: str, job: JobRow | None, params: Lease) -> dict[str, Any]:
+async def _lease(
+    context: CommandContext, agent: Agent, token: str, job: JobRow | None, params: LeaseParameters
+) -> dict[str, Any]:
     crib, project, host = context.crib, context.project, context.host.describe()
     caller = Caller(agent=agent.name, permission=agent.permission)
     job_with = "" if job is None or job.submitter == OWNER.agent else job.runs
     settings = await settings_in(crib, agent.workdir or project.root)
     own = own_tools_of(crib, project, agent, settings, ci=params.ci, job_with=job_with)
     listings = crib.listings(project)
-    names = offered(listings.tools(project.catalog, caller), project.catalog.by_public(listings.style))
+    names = offered_names(listings.tools(project.catalog, caller), project.catalog.by_public(listings.style))
     return {
         "agent": agent.name,
         "token": token,
@@ -217,9 +306,13 @@ async def _lease(context: Context, agent: Agent, token: str, job: JobRow | None,
         "own_shell": own.shell,
         "guarded": own.guarded,
         "withheld": _variables(project.config),
-        "warnings": [*_warnings(project), *_refusing(settings), *said_of(own, agent, crib, params.client)],
+        "warnings": [
+            *_warnings(project),
+            *_broken_settings(settings),
+            *own_tools_warnings(own, agent, crib, params.client),
+        ],
         "broken": settings.broken,
-        "away": {name: why for name, why in _not_there(project) if project.servers[name].tools is None},
+        "away": {name: why for name, why in _unavailable(project) if project.servers[name].tools is None},
         "tools": len(names),
         "names": names,
     }
@@ -229,18 +322,18 @@ def _warnings(project: Project) -> Iterator[str]:
     """Why the run has fewer tools than the person may expect."""
     for problem in project.config.problems:
         yield f"Configuration: {problem}"
-    for name, why in _not_there(project):
+    for name, why in _unavailable(project):
         yield f"The server {name} is not there: {why}"
 
 
-def _not_there(project: Project) -> Iterator[tuple[str, str]]:
+def _unavailable(project: Project) -> Iterator[tuple[str, str]]:
     for name, server in sorted(project.servers.items()):
         state = server.status.state
         if state is not ServerState.READY and (state is not ServerState.CONNECTING or server.tools is None):
             yield name, server.status.last_error or state
 
 
-def _refusing(settings: Settings) -> Iterator[str]:
+def _broken_settings(settings: WorkspaceSettings) -> Iterator[str]:
     if settings.broken:
         yield f"Every tool of the workspace will refuse. {settings.broken}"
 
@@ -252,8 +345,8 @@ def _variables(config: Config) -> list[str]:
     return sorted({name for text in written for name in expand(text, {}).variables})
 
 
-async def _until_its_end(context: Context, watch: Watch, agent: Agent) -> str:
-    telling = asyncio.create_task(_tell(context, watch))
+async def _until_its_end(context: CommandContext, watch: AgentWatch, agent: Agent) -> str:
+    telling = asyncio.create_task(_send_events(context, watch))
     overrun = asyncio.create_task(watch.overrun.wait())
     try:
         await asyncio.wait({telling, overrun}, return_when=asyncio.FIRST_COMPLETED)
@@ -270,21 +363,21 @@ async def _until_its_end(context: Context, watch: Watch, agent: Agent) -> str:
     return "expired" if agent.expires_at is not None and agent.expires_at <= time.time() else "removed"
 
 
-async def _tell(context: Context, watch: Watch) -> None:
+async def _send_events(context: CommandContext, watch: AgentWatch) -> None:
     redact = context.crib.mask.known
     while (seen := await watch.next()) is not None:
-        await context.emit(await described(seen, redact))
+        await context.emit(await event_json(seen, redact))
 
 
-async def _tell_the_rest(context: Context, watch: Watch) -> None:
+async def _send_remaining_events(context: CommandContext, watch: AgentWatch) -> None:
     """Who gives the agent back still reads what was seen of it; who is gone, or does not read, is told nothing more."""
     if watch.ended is not None and not watch.overrun.is_set():
         with contextlib.suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(_FAREWELL):
-                await _tell(context, watch)
+            async with asyncio.timeout(_LAST_EVENTS):
+                await _send_events(context, watch)
 
 
-async def end(crib: Crib, agent: Agent) -> None:
+async def end_run_agent(crib: Crib, agent: Agent) -> None:
     """Ends this agent, and no other that has its name by now."""
     try:
         if crib.roster.find(agent.name).created_at == agent.created_at:
@@ -295,10 +388,10 @@ async def end(crib: Crib, agent: Agent) -> None:
         log.warning("%s", error.text())
 
 
-async def left_behind(crib: Crib) -> tuple[Agent, ...]:
+async def orphaned_agents(crib: Crib) -> tuple[Agent, ...]:
     """The agents of runs that an earlier daemon did not see the end of."""
 
     def marked() -> list[Agent]:
-        return [agent for agent in crib.roster.agents if crib.roster.folder.get(agent.name, MARK) is not None]
+        return [agent for agent in crib.roster.agents if crib.roster.folder.get(agent.name, RUN_MARK) is not None]
 
     return tuple(await asyncio.to_thread(marked))

@@ -8,22 +8,21 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from toolcrib.commands.registry import Context, Effect, Parameters, PathText, Reach, Via, registry
-from toolcrib.config import IfExists, InProject, add_server, remove_server
-from toolcrib.config.edit import Edited
-from toolcrib.config.masking import mask_tree
+from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, PathText, Via, registry
+from toolcrib.config import IfExists, ProjectEdit, add_server, remove_server
+from toolcrib.config.edit import ConfigEdit
+from toolcrib.config.from_code import read_server_entry
+from toolcrib.config.masking import mask_args, mask_tree
 from toolcrib.config.model import Config, Layer, ServerConfig
-from toolcrib.config.one import read_one
 from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, home_of, project_config
-from toolcrib.config.redact import mask_args
-from toolcrib.config.values import Surroundings
+from toolcrib.config.values import EntryContext
 from toolcrib.errors import ConfigError, Denied, StoreError, UnknownServer, UsageError
-from toolcrib.events import Change
+from toolcrib.events import AuditedChange
 from toolcrib.policy import OWNER, Verdict, decide
 from toolcrib.servers.model import ServerState
 
 
-def describe_server(context: Context, name: str) -> dict[str, Any]:
+def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
     """A server as people and programs are shown it; nothing secret is in it."""
     config = context.project.config.servers[name]
     row: dict[str, Any] = {
@@ -59,25 +58,25 @@ def describe_server(context: Context, name: str) -> dict[str, Any]:
     }
 
 
-def _new_or_changed(context: Context, config: ServerConfig) -> list[str]:
+def _new_or_changed(context: CommandContext, config: ServerConfig) -> list[str]:
     """Tools of a trusted server whose definitions its trust does not cover."""
     if context.crib.trust.trusted(config) is None:
         return []
     return [tool.name for tool in context.project.catalog.of_server(config.name) if not tool.believed]
 
 
-@registry.command("server:list", effect=Effect.READS, reach=Reach.EVERYWHERE)
-async def list_servers(context: Context, _: Parameters) -> dict[str, Any]:
+@registry.command("server:list", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
+async def list_servers(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """List the MCP servers behind Toolcrib with their state, protocol era, number of tools and last error."""
     if context.caller.profile != OWNER.profile:
-        return {"servers": [seen_from_outside(context, name) for name in usable_servers(context)]}
+        return {"servers": [describe_for_agent(context, name) for name in usable_servers(context)]}
     return {
         "servers": [describe_server(context, name) for name in sorted(context.project.config.servers)],
-        **await describe_faults(context),
+        **await describe_problems(context),
     }
 
 
-def usable_servers(context: Context) -> list[str]:
+def usable_servers(context: CommandContext) -> list[str]:
     """The servers of which the caller may use at least one tool; what the others do is none of its business."""
     project, caller = context.project, context.caller
     return [
@@ -87,7 +86,7 @@ def usable_servers(context: Context) -> list[str]:
     ]
 
 
-def seen_from_outside(context: Context, name: str) -> dict[str, Any]:
+def describe_for_agent(context: CommandContext, name: str) -> dict[str, Any]:
     """Without what the server wrote or failed with: other agents' doings may stand there."""
     tools = context.project.catalog.of_server(name)
     server = context.project.servers.get(name)
@@ -98,7 +97,7 @@ def seen_from_outside(context: Context, name: str) -> dict[str, Any]:
     }
 
 
-async def current_config(context: Context) -> Config:
+async def current_config(context: CommandContext) -> Config:
     """What the files say now; what is in force, while the database that knows which files are trusted is down."""
     try:
         return await context.crib.read_config(context.project.root)
@@ -106,7 +105,7 @@ async def current_config(context: Context) -> Config:
         return context.project.config
 
 
-async def describe_faults(context: Context) -> dict[str, Any]:
+async def describe_problems(context: CommandContext) -> dict[str, Any]:
     """What its files have wrong now, in force or not, and what waits for trust: so that nobody misses a server."""
     config = await current_config(context)
     return {
@@ -115,7 +114,7 @@ async def describe_faults(context: Context) -> dict[str, Any]:
     }
 
 
-class Entry(Parameters):
+class NewServerEntry(Parameters):
     """A server's entry as it is written into the configuration; `${VAR}` stays as it is."""
 
     command: str | None = None
@@ -127,36 +126,36 @@ class Entry(Parameters):
     headers: dict[str, str] = Field(default_factory=dict)
 
 
-class Add(Parameters):
+class AddServer(Parameters):
     name: str
-    entry: Entry
+    entry: NewServerEntry
     scope: Literal["user", "project"] = "user"
     replace: bool = False
 
 
-@registry.command("server:add", parameters=Add, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
-async def add(context: Context, params: Add) -> dict[str, Any]:
+@registry.command("server:add", parameters=AddServer, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
     """Add an MCP server to the configuration and connect to it."""
     project = context.project
     entry = params.entry.model_dump(exclude_none=True, exclude_defaults=True)
     crib, is_users = context.crib, params.scope == "user"
     # Checked as it will be read, variables and all, before a byte is written.
-    around = Surroundings(
+    around = EntryContext(
         layer=Layer.USER if is_users else Layer.PROJECT,
         environ=crib.environ,
         home=home_of(crib.environ),
         root=None if is_users else project.root,
         neutral=crib.paths.start_folder if is_users else None,
     )
-    read_one(params.name, entry, around)
+    read_server_entry(params.name, entry, around)
     file = crib.paths.user_config if is_users else project_config(project.root)
     if_exists = IfExists.REPLACE if params.replace else IfExists.REFUSE
     within = await _in_project(context, file)
     edited = add_server(file, {"name": params.name, **entry}, if_exists=if_exists, project=within)
     try:
-        await _trusted(context, file, edited)
+        await _trust_edited(context, file, edited)
         words = [entry["url"]] if "url" in entry else [entry["command"], *entry.get("args", ())]
-        await _noted(context, "server added", params.name, file, runs=" ".join(mask_args(words)))
+        await _record(context, "server added", params.name, file, runs=" ".join(mask_args(words)))
     except StoreError as error:
         edited.undo()
         raise StoreError(
@@ -174,7 +173,7 @@ async def add(context: Context, params: Add) -> dict[str, Any]:
     return {"server": params.name, "file": str(file), **describe_server(context, params.name)}
 
 
-async def _in_project(context: Context, file: Path) -> InProject | None:
+async def _in_project(context: CommandContext, file: Path) -> ProjectEdit | None:
     """The terms on which the file may be changed; None for the user's own."""
     root = context.project.root
     if not file.is_relative_to(root / PROJECT_FOLDER) and file != root / SHARED_PROJECT_FILE:
@@ -184,26 +183,26 @@ async def _in_project(context: Context, file: Path) -> InProject | None:
             "A project's file is not changed over MCP: that would be trust that nobody gave.",
             remedy="Use `toolcrib add --project` or `toolcrib remove` at the command line.",
         )
-    return InProject(root=root, trusted=await context.crib.trust.files())
+    return ProjectEdit(root=root, trusted=await context.crib.trust.files())
 
 
-async def _trusted(context: Context, file: Path, edited: Edited) -> None:
+async def _trust_edited(context: CommandContext, file: Path, edited: ConfigEdit) -> None:
     """The file was changed on its terms: what stood there was trusted, and the owner wrote the rest here and now."""
     if file != context.crib.paths.user_config:
         await context.crib.trust.add_file(file, edited.digest)
 
 
-async def _noted(context: Context, what: str, name: str, file: Path, **more: str) -> None:
+async def _record(context: CommandContext, what: str, name: str, file: Path, **more: str) -> None:
     detail = {"server": name, "file": str(file), **more, "via": str(context.via)}
-    await context.crib.note(Change(what=what, agent=context.caller.agent, detail=detail))
+    await context.crib.note(AuditedChange(what=what, agent=context.caller.agent, detail=detail))
 
 
-class Named(Parameters):
+class ServerName(Parameters):
     name: str
 
 
-@registry.command("server:remove", parameters=Named, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
-async def remove(context: Context, params: Named) -> dict[str, Any]:
+@registry.command("server:remove", parameters=ServerName, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+async def remove(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Remove an MCP server from the configuration; its tools go with it."""
     file = _file_of(context, params.name)
     try:
@@ -211,13 +210,13 @@ async def remove(context: Context, params: Named) -> dict[str, Any]:
     except UnknownServer:
         _configured(context, params.name)
         raise
-    await _trusted(context, file, edited)
+    await _trust_edited(context, file, edited)
     await context.crib.reload(by=context.caller.agent, besides=params.name)
-    await _noted(context, "server removed", params.name, file)
+    await _record(context, "server removed", params.name, file)
     return {"server": params.name, "file": str(file)}
 
 
-def _file_of(context: Context, name: str) -> Path:
+def _file_of(context: CommandContext, name: str) -> Path:
     """The user's for a server that is not in force: its entry has a mistake, or was written by hand since."""
     config = context.project.config.servers.get(name)
     if config is None:
@@ -228,8 +227,8 @@ def _file_of(context: Context, name: str) -> Path:
     return config.source.file
 
 
-@registry.command("server:restart", parameters=Named, effect=Effect.CHANGES, reach=Reach.EVERYWHERE)
-async def restart(context: Context, params: Named) -> dict[str, Any]:
+@registry.command("server:restart", parameters=ServerName, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+async def restart(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Disconnect from an MCP server and connect again."""
     server = context.project.servers.get(params.name)
     if server is None:
@@ -240,7 +239,7 @@ async def restart(context: Context, params: Named) -> dict[str, Any]:
     return describe_server(context, params.name)
 
 
-def _configured(context: Context, name: str) -> ServerConfig:
+def _configured(context: CommandContext, name: str) -> ServerConfig:
     config = context.project.config.servers.get(name)
     if config is None:
         known = ", ".join(sorted(context.project.config.servers)) or "none"
@@ -248,8 +247,8 @@ def _configured(context: Context, name: str) -> ServerConfig:
     return config
 
 
-@registry.command("server:trust", parameters=Named, effect=Effect.CHANGES, reach=Reach.SOCKET)
-async def trust(context: Context, params: Named) -> dict[str, Any]:
+@registry.command("server:trust", parameters=ServerName, effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+async def trust(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Trust what an MCP server says of the tools that it lists now; not of those that it adds or changes later."""
     config = _configured(context, params.name)
     server = context.project.servers.get(params.name)
@@ -271,8 +270,8 @@ async def trust(context: Context, params: Named) -> dict[str, Any]:
     }
 
 
-@registry.command("server:untrust", parameters=Named, effect=Effect.CHANGES, reach=Reach.SOCKET)
-async def untrust(context: Context, params: Named) -> dict[str, Any]:
+@registry.command("server:untrust", parameters=ServerName, effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+async def untrust(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Trust an MCP server no longer: every tool of it counts as one that may change things."""
     config = _configured(context, params.name)
     return {"server": params.name, "believed": False, "changed": await context.crib.trust.remove_server(config)}

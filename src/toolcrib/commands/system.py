@@ -1,26 +1,38 @@
-"""system:* — how the daemon is, and its end."""
+"""system:*, clock:* and log:* — how the daemon is, its end, its log and those of its servers."""
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from toolcrib.commands.registry import Context, Effect, Parameters, Reach, registry
-from toolcrib.commands.server import current_config, describe_faults, describe_server, seen_from_outside, usable_servers
+from pydantic import Field
+
+from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, registry
+from toolcrib.commands.server import (
+    current_config,
+    describe_for_agent,
+    describe_problems,
+    describe_server,
+    usable_servers,
+)
 from toolcrib.config.model import Severity
-from toolcrib.events import Change
+from toolcrib.errors import UnknownServer
+from toolcrib.events import AuditedChange
 from toolcrib.policy import OWNER
 from toolcrib.servers.model import ServerState
+from toolcrib.servers.pool import instance_key
 from toolcrib.store.clock import keep
 
 
-@registry.command("system:health", effect=Effect.READS, reach=Reach.EVERYWHERE)
-async def health(context: Context, _: Parameters) -> dict[str, Any]:
+@registry.command("system:health", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
+async def health(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Say whether Toolcrib and the servers behind it work, and what is wrong with those that do not."""
     if context.caller.profile != OWNER.profile:
-        return _health_from_outside(context)
+        return _health_for_agent(context)
     states = [server.status for server in context.project.servers.values()]
     away = [
         {"server": status.name, "state": status.state, "reason": status.last_error}
@@ -39,9 +51,9 @@ async def health(context: Context, _: Parameters) -> dict[str, Any]:
     }
 
 
-def _health_from_outside(context: Context) -> dict[str, Any]:
+def _health_for_agent(context: CommandContext) -> dict[str, Any]:
     """Of the servers that the caller can use, without reasons: those may tell what others did."""
-    servers = [seen_from_outside(context, name) for name in usable_servers(context)]
+    servers = [describe_for_agent(context, name) for name in usable_servers(context)]
     away = [{"server": one["name"], "state": one["state"]} for one in servers if one["state"] != ServerState.READY]
     writable = context.crib.book.failure is None
     return {
@@ -52,8 +64,8 @@ def _health_from_outside(context: Context) -> dict[str, Any]:
     }
 
 
-@registry.command("system:stats", effect=Effect.READS, reach=Reach.EVERYWHERE)
-async def stats(context: Context, _: Parameters) -> dict[str, Any]:
+@registry.command("system:stats", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
+async def stats(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Count what Toolcrib does: calls, servers, tools, projects, memory, time."""
     catalog = context.project.catalog
     # Linux counts in KiB, macOS in bytes.
@@ -69,8 +81,8 @@ async def stats(context: Context, _: Parameters) -> dict[str, Any]:
     }
 
 
-@registry.command("system:status", effect=Effect.READS, reach=Reach.SOCKET)
-async def status(context: Context, _: Parameters) -> dict[str, Any]:
+@registry.command("system:status", effect=CommandEffect.READS, reach=Availability.SOCKET)
+async def status(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Describe the daemon: endpoint, token file, process, servers and what is wrong with the configuration."""
     config = context.project.config
     return {
@@ -83,23 +95,81 @@ async def status(context: Context, _: Parameters) -> dict[str, Any]:
         "sessions": len(context.crib.sessions),
         "approvals": len(context.crib.approvals.waiting()),
         "servers": [describe_server(context, name) for name in sorted(config.servers)],
-        **await describe_faults(context),
+        **await describe_problems(context),
     }
 
 
-@registry.command("clock:confirm", effect=Effect.CHANGES, reach=Reach.SOCKET)
-async def confirm(context: Context, _: Parameters) -> dict[str, Any]:
+@registry.command("clock:confirm", effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+async def confirm(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Confirm that the system's clock is right: what is too old by it is deleted from now on."""
     clock = context.crib.attendant.clock
     ahead = round(clock.ahead)
     clock.confirm()
     await context.crib.store.write(keep, clock.row())
-    await context.crib.note(Change(what="clock confirmed", detail={"seconds": ahead}))
+    await context.crib.note(AuditedChange(what="clock confirmed", detail={"seconds": ahead}))
     return {"seconds": ahead}
 
 
-@registry.command("system:stop", effect=Effect.CHANGES, reach=Reach.SOCKET)
-async def stop(context: Context, _: Parameters) -> dict[str, Any]:
+@registry.command("system:stop", effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+async def stop(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """End the daemon and every server it started."""
     context.host.stop()
     return {"stopping": True}
+
+
+_LOG_POLL = 0.25
+_READ_AT_MOST = 1 << 20
+
+
+class TailLog(Parameters):
+    server: str | None = None
+    lines: int = Field(default=50, ge=0, le=10_000)
+    follow: bool = False
+
+
+@registry.command("log:tail", parameters=TailLog, effect=CommandEffect.READS, reach=Availability.SOCKET)
+async def tail(context: CommandContext, params: TailLog) -> dict[str, Any]:
+    """Show the end of the daemon's log, or of what a server wrote to its standard error."""
+    paths = context.crib.paths
+    if params.server is not None and params.server not in context.project.config.servers:
+        raise UnknownServer(f"There is no server {params.server!r}.", remedy="`toolcrib servers` lists them.")
+    if params.server is None:
+        file = paths.log
+    else:
+        *_, root = instance_key(context.project.config.servers[params.server], context.project.root)
+        file = paths.server_log(params.server, root)
+    lines, place = await asyncio.to_thread(_last_lines, file, params.lines)
+    if not params.follow:
+        return {"file": str(file), "lines": lines}
+    for line in lines:
+        await context.emit({"line": line})
+    while True:
+        await asyncio.sleep(_LOG_POLL)
+        lines, place = await asyncio.to_thread(_lines_after, file, place)
+        for line in lines:
+            await context.emit({"line": line})
+
+
+def _last_lines(file: Path, count: int) -> tuple[list[str], int]:
+    try:
+        with file.open("rb") as stream:
+            end = stream.seek(0, 2)
+            stream.seek(max(0, end - _READ_AT_MOST))
+            text = stream.read(_READ_AT_MOST).decode(errors="replace")
+    except FileNotFoundError:
+        return [], 0
+    return (text.splitlines()[-count:] if count else []), end
+
+
+def _lines_after(file: Path, place: int) -> tuple[list[str], int]:
+    """What stands behind `place`, whole lines only; from the beginning if the file was begun anew."""
+    try:
+        with file.open("rb") as stream:
+            end = stream.seek(0, 2)
+            stream.seek(place if place <= end else 0)
+            begin = stream.tell()
+            data = stream.read(_READ_AT_MOST)
+    except FileNotFoundError:
+        return [], 0
+    whole = data.rfind(b"\n") + 1
+    return data[:whole].decode(errors="replace").splitlines(), begin + whole

@@ -1,4 +1,7 @@
-"""tool:* — the tools themselves, for a person at the command line. Over MCP they are simply tools."""
+"""tool:* and raw:command — the tools themselves, for a person at the command line, and any command by its name.
+
+Over MCP tools are simply tools, and `raw:command` is `crib_raw_command`, for callers that are trusted with it.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from toolcrib.calls import Request
-from toolcrib.commands.registry import VERBATIM, Context, Effect, Parameters, Reach, registry
+from toolcrib.calls import CallRequest
+from toolcrib.commands.registry import VERBATIM, Availability, CommandContext, CommandEffect, Parameters, registry
 from toolcrib.config.model import RESERVED_SERVER_NAMES
-from toolcrib.crib.results import read_answer
-from toolcrib.errors import UnknownServer
+from toolcrib.core.results import read_answer
+from toolcrib.errors import ToolError, UnknownServer, UsageError
 
 
-class Listed(Parameters):
+class ListTools(Parameters):
     server: str | None = None
 
 
-@registry.command("tool:list", parameters=Listed, effect=Effect.READS, reach=Reach.SOCKET)
-async def list_tools(context: Context, params: Listed) -> dict[str, Any]:
+@registry.command("tool:list", parameters=ListTools, effect=CommandEffect.READS, reach=Availability.SOCKET)
+async def list_tools(context: CommandContext, params: ListTools) -> dict[str, Any]:
     """List the tools of all servers, or of one."""
     project = context.project
     if params.server is not None and params.server not in {*project.config.servers, *RESERVED_SERVER_NAMES}:
@@ -45,14 +48,14 @@ async def list_tools(context: Context, params: Listed) -> dict[str, Any]:
     }
 
 
-class Called(Parameters):
+class CallToolParameters(Parameters):
     tool: str
     arguments: Annotated[dict[str, Any], VERBATIM] = Field(default_factory=dict)
     timeout: float | None = None
 
 
-@registry.command("tool:call", parameters=Called, effect=Effect.CHANGES, reach=Reach.SOCKET)
-async def call(context: Context, params: Called) -> dict[str, Any]:
+@registry.command("tool:call", parameters=CallToolParameters, effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+async def call(context: CommandContext, params: CallToolParameters) -> dict[str, Any]:
     """Call a tool by any of its names."""
     if not context.project.knows(params.tool):
         # It may be the tool of a server that is still on its way.
@@ -60,10 +63,37 @@ async def call(context: Context, params: Called) -> dict[str, Any]:
     outcome = await context.crib.door.call(
         context.project,
         context.caller,
-        Request(
+        CallRequest(
             tool=params.tool,
             params={"arguments": msgspec.Raw(msgspec.json.encode(params.arguments))},
             timeout=params.timeout,
         ),
     )
     return {"result": read_answer(outcome.answer).raw}
+
+
+_RAW_COMMAND = "raw:command"
+
+
+class RawCommand(Parameters):
+    command: str
+    """Its name, as in `system:health`."""
+    parameters: Annotated[dict[str, Any], VERBATIM] = Field(default_factory=dict)
+
+
+@registry.command(_RAW_COMMAND, parameters=RawCommand, effect=CommandEffect.CARRIES, reach=Availability.EVERYWHERE)
+async def raw(context: CommandContext, params: RawCommand) -> dict[str, Any]:
+    """Run a command of the daemon by its name, e.g. `system:health`; only what the caller may use anyway."""
+    if params.command == _RAW_COMMAND:
+        raise UsageError(f"{_RAW_COMMAND} does not run itself.", remedy="Name the command that you mean.")
+    command = registry.find(params.command)
+    if command.reach is Availability.SOCKET:
+        raise UsageError(f"{params.command} is for the command line.", remedy="Commands over MCP are listed as tools.")
+    # Through the door, like any other call: it is judged and written down for what it is.
+    arguments = msgspec.Raw(msgspec.json.encode(params.parameters))
+    request = CallRequest(tool=f"crib:{command.tool}", params={"arguments": arguments})
+    outcome = await context.crib.door.call(context.project, context.caller, request)
+    result = read_answer(outcome.answer)
+    if result.is_error or not isinstance(result.structured, dict):
+        raise ToolError(result.text)
+    return result.structured

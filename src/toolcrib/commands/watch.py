@@ -16,25 +16,16 @@ from typing import Any, Self
 
 import msgspec
 
-from toolcrib.book import tokens
+from toolcrib.audit import row
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.masking import mask_tree
-from toolcrib.events import (
-    AgentEnded,
-    Bus,
-    CallEvent,
-    CallFailed,
-    CallFinished,
-    CallIntended,
-    Event,
-    ToolsListed,
-)
+from toolcrib.events import AgentEnded, Bus, CallEvent, CallFailed, CallFinished, CallIntended, Event, ToolsListed
 
-ARGUMENTS_TOLD = 256 * 1024
+MAX_ARGUMENTS = 256 * 1024
 """Bytes; of larger ones only the size is told."""
-META_TOLD = 16 * 1024
-MOST_UNREAD = 4096
-MOST_UNREAD_BYTES = 32 * 1024 * 1024
+MAX_META = 16 * 1024
+MAX_UNREAD = 4096
+MAX_UNREAD_BYTES = 32 * 1024 * 1024
 _ENTRY = 1024
 """Bytes that a note holds in memory besides arguments and definitions."""
 _AT_ONCE = 16 * 1024
@@ -46,7 +37,7 @@ Redact = Callable[[str], str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class SeenEvent:
     event: CallEvent | ToolsListed
     """Without arguments and `_meta` that are too large to be told."""
     arguments_size: int
@@ -54,13 +45,13 @@ class Seen:
     """Bytes that it holds, roughly."""
 
 
-class Watch:
+class AgentWatch:
     """Used inside its `with`."""
 
     def __init__(self, bus: Bus, agent: str) -> None:
         self._bus = bus
         self._agent = agent
-        self._kept: deque[Seen] = deque()
+        self._kept: deque[SeenEvent] = deque()
         self._size = 0
         self._under_way: set[str] = set()
         self._last_listing = b""
@@ -93,23 +84,23 @@ class Watch:
             case ToolsListed() if event.agent == self._agent:
                 known = event.tools is self._last_listing
                 self._last_listing = event.tools
-                self._keep(Seen(event=event, arguments_size=0, size=_ENTRY + (0 if known else len(event.tools))))
+                self._keep(SeenEvent(event=event, arguments_size=0, size=_ENTRY + (0 if known else len(event.tools))))
             case AgentEnded() if event.agent == self._agent:
                 self.ended = event
                 self._news.set()
 
-    def _keep(self, seen: Seen) -> None:
+    def _keep(self, seen: SeenEvent) -> None:
         if self.overrun.is_set():
             return
         self._kept.append(seen)
         self._size += seen.size
         self._news.set()
-        if len(self._kept) > MOST_UNREAD or self._size > MOST_UNREAD_BYTES:
+        if len(self._kept) > MAX_UNREAD or self._size > MAX_UNREAD_BYTES:
             self._kept.clear()
             self._size = 0
             self.overrun.set()
 
-    async def next(self) -> Seen | None:
+    async def next(self) -> SeenEvent | None:
         """None after the last: the agent has ended, and its calls are over."""
         while not self._kept:
             if self.ended is not None and not self._under_way:
@@ -125,23 +116,23 @@ class Watch:
         return seen
 
 
-def _seen(event: CallEvent) -> Seen:
+def _seen(event: CallEvent) -> SeenEvent:
     size = len(event.arguments or b"")
-    if size > ARGUMENTS_TOLD:
+    if size > MAX_ARGUMENTS:
         event = replace(event, arguments=None)
     meta_size = len(msgspec.json.encode(event.meta)) if event.meta else 0
-    if meta_size > META_TOLD:
+    if meta_size > MAX_META:
         event = replace(event, meta={})
     held = (0 if event.arguments is None else size) + (meta_size if event.meta else 0)
-    return Seen(event=event, arguments_size=size, size=_ENTRY + held)
+    return SeenEvent(event=event, arguments_size=size, size=_ENTRY + held)
 
 
-async def described(seen: Seen, redact: Redact) -> dict[str, Any]:
+async def event_json(seen: SeenEvent, redact: Redact) -> dict[str, Any]:
     event = seen.event
     if isinstance(event, ToolsListed):
         # Counting loads a table and takes its time.
         tokens_in_all = await asyncio.to_thread(_tokens, event.tools)
-        names = offered(event.tools, event.by_name)
+        names = offered_names(event.tools, event.by_name)
         size = {"tools": len(names), "bytes": len(event.tools), "tokens": tokens_in_all}
         return {"listed": {**size, "names": names, "at": event.at}}
     if len(event.arguments or b"") > _AT_ONCE:
@@ -154,15 +145,15 @@ async def described(seen: Seen, redact: Redact) -> dict[str, Any]:
 @functools.lru_cache(maxsize=8)
 def _tokens(tools: bytes) -> int:
     """Counted in pieces, where the whole is too long for one count."""
-    pieces = [tools[at : at + tokens.COUNTED_UP_TO] for at in range(0, len(tools), tokens.COUNTED_UP_TO)]
-    return sum(tokens.count(piece) or 0 for piece in pieces)
+    pieces = [tools[at : at + row.COUNTED_UP_TO] for at in range(0, len(tools), row.COUNTED_UP_TO)]
+    return sum(row.count_tokens(piece) or 0 for piece in pieces)
 
 
 class _Named(msgspec.Struct):
     name: str
 
 
-def offered(tools: bytes, by_name: Mapping[str, Tool]) -> dict[str, tuple[str, str]]:
+def offered_names(tools: bytes, by_name: Mapping[str, Tool]) -> dict[str, tuple[str, str]]:
     """Server and tool by the names that stand in a listing."""
     listed = msgspec.json.decode(tools, type=list[_Named])
     return {one.name: (tool.server, tool.name) for one in listed if (tool := by_name.get(one.name)) is not None}

@@ -11,21 +11,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolcrib.config.edit import IfExists, InProject, add_server, remove_server
-    from toolcrib.config.layers import load, store_place, trust_nothing
+    from toolcrib.config.edit import IfExists, ProjectEdit, add_server, remove_server
+    from toolcrib.config.layers import load, store_location, trust_nothing
     from toolcrib.config.model import (
         Config,
+        ConfigSource,
+        DaemonSettings,
         Flags,
         Layer,
         NameStyle,
         Problem,
         Retry,
         ServerConfig,
-        Settings,
         Severity,
-        Source,
         Transport,
-        Waiting,
+        UntrustedFile,
     )
     from toolcrib.config.paths import Paths
     from toolcrib.config.show import mask
@@ -33,37 +33,37 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config",
+    "ConfigSource",
+    "DaemonSettings",
     "Flags",
     "IfExists",
-    "InProject",
     "Layer",
     "NameStyle",
     "Paths",
     "Problem",
+    "ProjectEdit",
     "Retry",
     "ServerConfig",
-    "Settings",
     "Severity",
-    "Source",
     "Transport",
-    "Waiting",
+    "UntrustedFile",
     "add_server",
     "load",
     "mask",
     "remove_server",
-    "store_place",
+    "store_location",
     "trust_digest",
     "trust_nothing",
 ]
 
 _HOMES = {
     "IfExists": "edit",
-    "InProject": "edit",
+    "ProjectEdit": "edit",
     "Paths": "paths",
     "add_server": "edit",
     "remove_server": "edit",
     "load": "layers",
-    "store_place": "layers",
+    "store_location": "layers",
     "trust_nothing": "layers",
     "mask": "show",
     "trust_digest": "trust",

@@ -19,18 +19,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from toolcrib.config.json_text import Unreadable
-from toolcrib.config.keys import AUTH_KEYS, Field, pick, plain
+from toolcrib.config.keys import AUTH_KEYS, ConfigField, known_fields, normalized_key
 from toolcrib.config.model import ServerConfig, TokenFile
+from toolcrib.config.parse import Unreadable
 from toolcrib.config.problems import describe, describe_type
 from toolcrib.config.read import read_bytes
-from toolcrib.config.values import Values
+from toolcrib.config.values import ValueReader
 
 _TOKEN_FILE_LIMIT = 64 * 1024
 _KINDS = "none, bearer, api_key, token_file or oauth"
 
 
-class Header(NamedTuple):
+class AuthHeader(NamedTuple):
     name: str
     value: str
     file: TokenFile | None = None
@@ -54,14 +54,14 @@ def has_new_token(config: ServerConfig) -> bool:
         return False
 
 
-def auth_header(field: Field, values: Values) -> Header | None:
+def auth_header(field: ConfigField, values: ValueReader) -> AuthHeader | None:
     report = values.report
     if not isinstance(field.value, Mapping):
         report.error(field.path, found=describe_type(field.value), expected=f"a mapping with type: {_KINDS}")
         return None
-    given = pick(field.value, field.path, AUTH_KEYS, report)
+    given = known_fields(field.value, field.path, AUTH_KEYS, report)
     kind = given.get("type")
-    match plain(kind.value) if kind and isinstance(kind.value, str) else None:
+    match normalized_key(kind.value) if kind and isinstance(kind.value, str) else None:
         case "none":
             return None
         case "bearer":
@@ -84,13 +84,15 @@ def auth_header(field: Field, values: Values) -> Header | None:
     return None
 
 
-def _required(given: Mapping[str, Field], name: str, auth: Field, values: Values) -> Field | None:
+def _required(
+    given: Mapping[str, ConfigField], name: str, auth: ConfigField, values: ValueReader
+) -> ConfigField | None:
     if name not in given:
         values.report.error(auth.path, found=f"no {name}", expected=f"{name} beside type")
     return given.get(name)
 
 
-def _header_name(given: Mapping[str, Field], values: Values) -> str | None:
+def _header_name(given: Mapping[str, ConfigField], values: ValueReader) -> str | None:
     """As it stands: names are shown in messages, so no variable is filled in."""
     field = given.get("header_name")
     if field and not isinstance(field.value, str):
@@ -98,22 +100,22 @@ def _header_name(given: Mapping[str, Field], values: Values) -> str | None:
     return str(field.value) if field else None
 
 
-def _bearer(token: Field | None, values: Values) -> Header | None:
+def _bearer(token: ConfigField | None, values: ValueReader) -> AuthHeader | None:
     into = ("headers", "Authorization")
     text = values.text(token, into=into, secret=True) if token else None
     if text is None:
         return None
     if into in values.spelled:
         values.spelled[into] = f"Bearer {values.spelled[into]}"
-    return Header("Authorization", f"Bearer {text}")
+    return AuthHeader("Authorization", f"Bearer {text}")
 
 
-def _plain_header(header: str, secret: Field | None, values: Values) -> Header | None:
+def _plain_header(header: str, secret: ConfigField | None, values: ValueReader) -> AuthHeader | None:
     text = values.text(secret, into=("headers", header), secret=True) if secret else None
-    return None if text is None else Header(header, text)
+    return None if text is None else AuthHeader(header, text)
 
 
-def _from_file(given: Mapping[str, Field], auth: Field, values: Values) -> Header | None:
+def _from_file(given: Mapping[str, ConfigField], auth: ConfigField, values: ValueReader) -> AuthHeader | None:
     field = _required(given, "token_path", auth, values)
     path = values.folder_or_file(field, into=("auth", "token_path")) if field else None
     if field is None or path is None:
@@ -125,7 +127,7 @@ def _from_file(given: Mapping[str, Field], auth: Field, values: Values) -> Heade
         return None
     named = _header_name(given, values)
     file = TokenFile(path=path, header=named or "Authorization", before="" if named else "Bearer ")
-    return Header(file.header, file.before + token, file)
+    return AuthHeader(file.header, file.before + token, file)
 
 
 def _token_in(path: Path) -> str:

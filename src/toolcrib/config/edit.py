@@ -1,7 +1,8 @@
 """Changing a user's file: `toolcrib add` and `toolcrib remove`.
 
-In: a path and an entry, in the shape of a list's item: `{"name": …, "command": …}`. Out: the file, changed as
-little as possible and all at once, or `ConfigError` and the file as it was. `${VAR}` is written as it stands.
+In: a path and an entry, in the form of a list's item: `{"name": …, "command": …}`. Out: the file, changed as little as
+possible and all at once, or `ConfigError` and the file as it was. `${VAR}` is written as it stands. In YAML only the
+lines of the entry change; the new text is read again, so an odd layout ends in a clear refusal, never in a loss.
 """
 
 from __future__ import annotations
@@ -15,23 +16,164 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolcrib.config import yaml_edit
+from toolcrib.config.contribution import Contribution, ServerEntry, take_entry
 from toolcrib.config.entries import TimeUnit
-from toolcrib.config.json_text import Unreadable
-from toolcrib.config.keys import plain
+from toolcrib.config.keys import normalized_key
 from toolcrib.config.model import Layer, Severity
-from toolcrib.config.problems import Report
-from toolcrib.config.read import SIZE_LIMIT, Format, parse_text, read_bytes
-from toolcrib.config.shapes import Contribution, Entry, take_entry
-from toolcrib.config.slug import same_name
-from toolcrib.config.trust import digest_of, is_real
-from toolcrib.config.values import Surroundings
+from toolcrib.config.parse import NodeKind, Unreadable, YamlNode, parse_nodes
+from toolcrib.config.paths import server_key
+from toolcrib.config.problems import ProblemReport
+from toolcrib.config.read import SIZE_LIMIT, FileFormat, parse_text, read_bytes
+from toolcrib.config.trust import digest_of, has_no_links
+from toolcrib.config.values import EntryContext
 from toolcrib.errors import ConfigError, UnknownServer
+
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+_NOT_PLAIN = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+_STEP = 2
+
+
+def with_server(text: str, name: str, entry: Mapping[str, Any]) -> str:
+    section = _yaml_section(text)
+    if section is None:
+        return _appended(text, [("servers:", 0), *_yaml_lines(name, entry, _STEP)])
+    key, node = section
+    if node.kind is NodeKind.SCALAR or (node.flow and not node.children):
+        # An empty section: nothing after the colon, or `{}`.
+        indent = key.start.column + _STEP
+        head, tail = text[: key.end.offset].rstrip(), text[node.end.offset :]
+        colon = "" if head.endswith(":") else ":"
+        body = "".join(f"\n{' ' * depth}{line}" for line, depth in _yaml_lines(name, entry, indent))
+        first, newline, rest = tail.removeprefix(":").partition("\n")
+        return f"{head}{colon}{first}{body}{newline or chr(10)}{rest}"
+    listed = {"name": name, **entry}
+    if node.flow:
+        addition = flow_yaml(listed) if node.kind is NodeKind.LIST else f"{flow_yaml(name)}: {flow_yaml(entry)}"
+        last = node.children[-1].end.offset
+        return f"{text[:last]}, {addition}{text[last:]}"
+    column = node.start.column
+    lines = [(f"- {flow_yaml(listed)}", column)] if node.kind is NodeKind.LIST else _yaml_lines(name, entry, column)
+    return _inserted(text, _line_after(node), lines)
+
+
+def without_server(text: str, name: str) -> str:
+    """Takes out the lines of the entry; a comment above it stays."""
+    section = _yaml_section(text)
+    if section is None:
+        return text
+    key, node = section
+    if node.kind is NodeKind.LIST:
+        entries = [(item, item) for item in node.children]
+        position = next((at for at, (item, _) in enumerate(entries) if _name_in(item) == name), None)
+    else:
+        entries = node.pairs
+        position = next((at for at, (item, _) in enumerate(entries) if item.text == name), None)
+    if position is None:
+        return text
+    if node.flow:
+        return _without_flow(text, entries, position)
+    first, last = entries[position]
+    lines = text.splitlines(keepends=True)
+    del lines[first.start.line : _line_after(last)]
+    if len(entries) == 1:
+        empty = "[]" if node.kind is NodeKind.LIST else "{}"
+        lines[key.start.line] = re.sub(r":(\s*)(#.*)?$", rf": {empty}\1\2", lines[key.start.line], count=1)
+    return "".join(lines)
+
+
+def _without_flow(text: str, entries: Sequence[tuple[YamlNode, YamlNode]], position: int) -> str:
+    """The entry and one comma beside it; where a comment stands between the two, nothing is changed."""
+    start, end = entries[position][0].start.offset, entries[position][1].end.offset
+    cut = start, end
+    if position + 1 < len(entries):
+        cut = start, entries[position + 1][0].start.offset
+    elif position > 0:
+        cut = entries[position - 1][1].end.offset, end
+    if "#" in text[cut[0] : start] + text[end : cut[1]]:
+        return text
+    return text[: cut[0]] + text[cut[1] :]
+
+
+def whole_yaml(data: Mapping[str, Any]) -> str:
+    """All of it anew: only for a text that has no comment to lose."""
+    return "".join(
+        f"{' ' * depth}{line}\n" for key, value in data.items() for line, depth in _yaml_lines(key, value, 0)
+    )
+
+
+def _yaml_section(text: str) -> tuple[YamlNode, YamlNode] | None:
+    root = parse_nodes(text)
+    found = (
+        [pair for pair in root.pairs if pair[0].kind is NodeKind.SCALAR]
+        if root and root.kind is NodeKind.MAPPING
+        else []
+    )
+    for wanted in ("servers", "mcp_servers"):
+        for key, value in found:
+            if normalized_key(key.text) == wanted:
+                return key, value
+    return None
+
+
+def _name_in(item: YamlNode) -> str | None:
+    if item.kind is not NodeKind.MAPPING:
+        return None
+    return next((value.text for key, value in item.pairs if normalized_key(key.text) in ("name", "server_name")), None)
+
+
+def _line_after(node: YamlNode) -> int:
+    return node.end.line if node.end.column == 0 and node.end.line > node.start.line else node.end.line + 1
+
+
+def _appended(text: str, lines: Sequence[tuple[str, int]]) -> str:
+    return _inserted(text, len(text.splitlines()), lines)
+
+
+def _inserted(text: str, at: int, lines: Sequence[tuple[str, int]]) -> str:
+    newline = "\r\n" if "\r\n" in text else "\n"
+    existing = text.splitlines(keepends=True)
+    if existing and at >= len(existing) and not existing[-1].endswith("\n"):
+        existing[-1] += newline
+    existing[at:at] = [f"{' ' * depth}{line}{newline}" for line, depth in lines]
+    return "".join(existing)
+
+
+def _yaml_lines(key: str, value: Any, depth: int) -> list[tuple[str, int]]:
+    """A key and its value as lines with their indentation: mappings as blocks, the rest on one line."""
+    if isinstance(value, Mapping) and value:
+        inner = [line for name, item in value.items() for line in _yaml_lines(name, item, depth + _STEP)]
+        return [(f"{flow_yaml(key)}:", depth), *inner]
+    return [(f"{flow_yaml(key)}: {flow_yaml(value)}", depth)]
+
+
+def flow_yaml(value: Any) -> str:
+    """A value on one line: plain words plain, everything else in quotes."""
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) and value.lower() not in _NOT_PLAIN else _quoted(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{flow_yaml(key)}: {flow_yaml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(flow_yaml(item) for item in value) + "]"
+    return json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    return '"' + "".join(_escaped(character) for character in text) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
 
 _NAME_KEYS = ("name", "server_name")
 
@@ -42,7 +184,7 @@ class IfExists(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InProject:
+class ProjectEdit:
     """The terms for changing a project's file."""
 
     root: Path
@@ -53,7 +195,7 @@ class InProject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Edited:
+class ConfigEdit:
     file: Path
     digest: str
     """Of the file as it is now."""
@@ -73,8 +215,8 @@ class Edited:
 
 
 def add_server(
-    path: Path, entry: Mapping[str, Any], *, if_exists: IfExists = IfExists.REFUSE, project: InProject | None = None
-) -> Edited:
+    path: Path, entry: Mapping[str, Any], *, if_exists: IfExists = IfExists.REFUSE, project: ProjectEdit | None = None
+) -> ConfigEdit:
     """Raises `ConfigError` for an entry that `load` would refuse; variables need not be set yet."""
     name, body = _checked(entry, project.root if project else None)
 
@@ -91,7 +233,7 @@ def add_server(
     return _change(path, change, project)
 
 
-def remove_server(path: Path, name: str, *, project: InProject | None = None) -> Edited:
+def remove_server(path: Path, name: str, *, project: ProjectEdit | None = None) -> ConfigEdit:
     def change(text: str, data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         held = _find(data, name)
         if held != name:
@@ -104,11 +246,13 @@ def remove_server(path: Path, name: str, *, project: InProject | None = None) ->
 
 def _checked(entry: Mapping[str, Any], project: Path | None) -> tuple[str, dict[str, Any]]:
     """The name and the rest, after the same check that `load` makes; only unset variables are let through."""
-    body: dict[str, Any] = {key: copy.deepcopy(value) for key, value in entry.items() if plain(key) not in _NAME_KEYS}
-    name = next((value for key, value in entry.items() if plain(key) in _NAME_KEYS), None)
-    report = Report("the new entry")
-    around = Surroundings(layer=Layer.USER, environ={}, home=Path.home(), root=project)
-    found = Entry(name=name, entry=body, path=(), unit=TimeUnit.SECONDS)
+    body: dict[str, Any] = {
+        key: copy.deepcopy(value) for key, value in entry.items() if normalized_key(key) not in _NAME_KEYS
+    }
+    name = next((value for key, value in entry.items() if normalized_key(key) in _NAME_KEYS), None)
+    report = ProblemReport("the new entry")
+    around = EntryContext(layer=Layer.USER, environ={}, home=Path.home(), root=project)
+    found = ServerEntry(name=name, entry=body, path=(), unit=TimeUnit.SECONDS)
     take_entry(found, Contribution(report=report), around)
     wrong = [p for p in report.problems if p.severity is Severity.ERROR and p not in report.unset]
     if wrong:
@@ -117,15 +261,15 @@ def _checked(entry: Mapping[str, Any], project: Path | None) -> tuple[str, dict[
 
 
 def _find(data: Mapping[str, Any], name: str) -> str | None:
-    return next((held for held in _names(data) if same_name(held) == same_name(name)), None)
+    return next((held for held in _server_names(data) if server_key(held) == server_key(name)), None)
 
 
 def _sections(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for wanted in ("servers", "mcp_servers"):
-        yield from ((key, section) for key, section in data.items() if plain(key) == wanted)
+        yield from ((key, section) for key, section in data.items() if normalized_key(key) == wanted)
 
 
-def _names(data: Mapping[str, Any]) -> Iterator[str]:
+def _server_names(data: Mapping[str, Any]) -> Iterator[str]:
     for _key, section in _sections(data):
         if isinstance(section, Mapping):
             yield from section
@@ -136,7 +280,7 @@ def _names(data: Mapping[str, Any]) -> Iterator[str]:
 def _name_of(item: Any) -> str | None:
     if not isinstance(item, Mapping):
         return None
-    name = next((value for key, value in item.items() if plain(key) in _NAME_KEYS), None)
+    name = next((value for key, value in item.items() if normalized_key(key) in _NAME_KEYS), None)
     return name if isinstance(name, str) else None
 
 
@@ -151,7 +295,7 @@ def _with(path: Path, text: str, data: dict[str, Any], name: str, body: dict[str
         section.append({"name": name, **body})
     else:
         raise ConfigError(f"{path}: {key} is neither a mapping nor a list.", remedy="Correct it first.")
-    return _written(path, text, wanted, lambda: yaml_edit.with_server(text, name, body)), wanted
+    return _written(path, text, wanted, lambda: with_server(text, name, body)), wanted
 
 
 def _without(path: Path, text: str, data: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
@@ -163,19 +307,19 @@ def _without(path: Path, text: str, data: dict[str, Any], name: str) -> tuple[st
         if isinstance(section, list) and any(_name_of(item) == name for item in section):
             section[:] = [item for item in section if _name_of(item) != name]
             break
-    return _written(path, text, wanted, lambda: yaml_edit.without_server(text, name)), wanted
+    return _written(path, text, wanted, lambda: without_server(text, name)), wanted
 
 
 def _written(path: Path, text: str, wanted: dict[str, Any], edit_yaml: Callable[[], str]) -> str:
     """The new text that says `wanted`: the smallest change that does, or a new text where no comment is lost."""
-    if Format.of(path.name) is Format.JSON:
+    if FileFormat.of(path.name) is FileFormat.JSON:
         return json.dumps(wanted, indent=_indent(text), ensure_ascii=False) + "\n"
     candidates = [edit_yaml()]
     if "#" not in text:
-        candidates.append(yaml_edit.whole(wanted))
+        candidates.append(whole_yaml(wanted))
     for candidate in candidates:
         with contextlib.suppress(Unreadable):
-            if (parse_text(candidate.encode(), Format.YAML).data or {}) == wanted:
+            if (parse_text(candidate.encode(), FileFormat.YAML).data or {}) == wanted:
                 return candidate
     raise ConfigError(
         f"{path} is laid out in a way that cannot be changed without losing its comments.", remedy="Change it by hand."
@@ -190,13 +334,13 @@ def _indent(text: str) -> int | str | None:
 
 
 def _change(
-    path: Path, change: Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]], project: InProject | None
-) -> Edited:
+    path: Path, change: Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]], project: ProjectEdit | None
+) -> ConfigEdit:
     # A person's link, as dotfile tools make them, stays a link: its target is what changes.
     target = Path(os.path.realpath(path))
-    if project is not None and not is_real(Path(os.path.realpath(project.root)) / path.relative_to(project.root)):
+    if project is not None and not has_no_links(Path(os.path.realpath(project.root)) / path.relative_to(project.root)):
         raise ConfigError(f"{path} is reached by a link.", remedy="Make it a file of the project itself.")
-    form = Format.of(path.name)
+    form = FileFormat.of(path.name)
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(target.parent):
@@ -212,7 +356,7 @@ def _change(
             if len(content) > SIZE_LIMIT or parse_text(content, form).data != wanted:
                 raise ConfigError(f"{path} cannot hold this entry.", remedy="Change it by hand.")
             _replace(target, content)
-            return Edited(file=target, digest=digest_of(target, content), before=before)
+            return ConfigEdit(file=target, digest=digest_of(target, content), before=before)
     except Unreadable as error:
         line = f":{error.line}" if error.line else ""
         raise ConfigError(f"{path}{line}: found {error.found}, expected {error.expected}.") from None
@@ -228,7 +372,7 @@ def _content(target: Path) -> bytes | None:
         return None
 
 
-def _parsed(content: bytes | None, form: Format) -> tuple[str, dict[str, Any]]:
+def _parsed(content: bytes | None, form: FileFormat) -> tuple[str, dict[str, Any]]:
     if content is None:
         return "", {}
     parsed = parse_text(content, form)

@@ -16,21 +16,21 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from toolcrib.config.auth import auth_header
-from toolcrib.config.keys import RETRY_KEYS, Field, pick, plain, spread
+from toolcrib.config.keys import RETRY_KEYS, ConfigField, flat_fields, known_fields, normalized_key
 from toolcrib.config.launching import misplaced
 from toolcrib.config.model import (
     RESERVED_SERVER_NAMES,
     WORKSPACE_FOLDER,
+    ConfigSource,
     KeyPath,
     Retry,
     ServerConfig,
-    Source,
-    Start,
+    StartFolder,
     Transport,
 )
-from toolcrib.config.problems import Report, describe, describe_type, key_text
-from toolcrib.config.slug import same_name
-from toolcrib.config.values import Surroundings, Values
+from toolcrib.config.paths import server_key
+from toolcrib.config.problems import ProblemReport, describe, describe_type, key_text
+from toolcrib.config.values import EntryContext, ValueReader
 
 _LONGEST_NAME = 128
 _DAY = 86_400.0
@@ -56,19 +56,19 @@ class TimeUnit(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwitchedOff:
+class DisabledServer:
     """An entry that only says `enabled: false`: it switches off the server of that name in a lower layer."""
 
     name: str
-    source: Source
+    source: ConfigSource
 
 
-def check_name(name: Any, path: KeyPath, report: Report) -> bool:
+def check_name(name: Any, path: KeyPath, report: ProblemReport) -> bool:
     if not isinstance(name, str):
         report.error(path, found=describe(name), expected="a name")
     elif not name.strip() or name != name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
         report.error(path, found=describe(name), expected=f"a printable name of 1 to {_LONGEST_NAME} characters")
-    elif same_name(name) in RESERVED_SERVER_NAMES:
+    elif server_key(name) in RESERVED_SERVER_NAMES:
         report.error(
             path, found=describe(name), expected="another name", suggestion="It is kept for the daemon's own tools."
         )
@@ -78,21 +78,21 @@ def check_name(name: Any, path: KeyPath, report: Report) -> bool:
 
 
 def read_server(
-    name: str, entry: Any, path: KeyPath, *, unit: TimeUnit, around: Surroundings, report: Report
-) -> ServerConfig | SwitchedOff | None:
+    name: str, entry: Any, path: KeyPath, *, unit: TimeUnit, around: EntryContext, report: ProblemReport
+) -> ServerConfig | DisabledServer | None:
     if not isinstance(entry, Mapping):
         report.error(path, found=describe_type(entry), expected="a mapping with command or url")
         return None
     errors = report.errors
-    fields = spread(entry, path, report)
+    fields = flat_fields(entry, path, report)
     if report.errors > errors and "command" not in fields and "url" not in fields:
         # The misspelt key was probably that one; a second complaint would only distract.
         return None
-    source = Source(layer=around.layer, file=around.file, key=key_text(path))
-    values = Values(around, report, kept={WORKSPACE_FOLDER[2:-1]: WORKSPACE_FOLDER})
+    source = ConfigSource(layer=around.layer, file=around.file, key=key_text(path))
+    values = ValueReader(around, report, kept={WORKSPACE_FOLDER[2:-1]: WORKSPACE_FOLDER})
     enabled = _enabled(fields, values)
     if not enabled and "command" not in fields and "url" not in fields:
-        return SwitchedOff(name=name, source=source) if report.errors == errors else None
+        return DisabledServer(name=name, source=source) if report.errors == errors else None
     transport = _transport(fields, path, values)
     if transport is None:
         return None
@@ -114,7 +114,7 @@ def read_server(
     )
 
 
-def _enabled(fields: Mapping[str, Field], values: Values) -> bool:
+def _enabled(fields: Mapping[str, ConfigField], values: ValueReader) -> bool:
     enabled = values.flag(fields["enabled"]) if "enabled" in fields else None
     disabled = values.flag(fields["disabled"]) if "disabled" in fields else None
     if enabled is not None and enabled == disabled:
@@ -122,12 +122,12 @@ def _enabled(fields: Mapping[str, Field], values: Values) -> bool:
     return enabled is not False and disabled is not True
 
 
-def _transport(fields: Mapping[str, Field], path: KeyPath, values: Values) -> Transport | None:
+def _transport(fields: Mapping[str, ConfigField], path: KeyPath, values: ValueReader) -> Transport | None:
     report = values.report
     said: Transport | None = None
     if field := fields.get("transport"):
         word = values.text(field, into=("transport",))
-        said = _TRANSPORTS.get(plain(word)) if word is not None else None
+        said = _TRANSPORTS.get(normalized_key(word)) if word is not None else None
         if said is None:
             if word is not None:
                 expected = "stdio, http, streamable-http, sse or websocket"
@@ -146,7 +146,7 @@ def _transport(fields: Mapping[str, Field], path: KeyPath, values: Values) -> Tr
     return said or (Transport.STDIO if "command" in fields else Transport.HTTP)
 
 
-def _by_scheme(transport: Transport, url: str, fields: Mapping[str, Field], report: Report) -> Transport:
+def _by_scheme(transport: Transport, url: str, fields: Mapping[str, ConfigField], report: ProblemReport) -> Transport:
     """A `ws:` URL is a WebSocket; `websocket` with an `http:` URL means Streamable HTTP."""
     if not url:
         return transport
@@ -157,7 +157,7 @@ def _by_scheme(transport: Transport, url: str, fields: Mapping[str, Field], repo
     return Transport.HTTP if transport is Transport.WEBSOCKET else transport
 
 
-def _report_useless(fields: Mapping[str, Field], names: tuple[str, ...], report: Report) -> None:
+def _report_useless(fields: Mapping[str, ConfigField], names: tuple[str, ...], report: ProblemReport) -> None:
     for name in names:
         if (field := fields.get(name)) and field.value not in ({}, [], True) and not _is_no_auth(field.value):
             other = "url" if name in ("headers", "auth", "verify_tls") else "command"
@@ -168,7 +168,7 @@ def _is_no_auth(value: Any) -> bool:
     return isinstance(value, Mapping) and value.get("type") == "none"
 
 
-def _process(fields: Mapping[str, Field], values: Values) -> dict[str, Any]:
+def _process(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[str, Any]:
     report = values.report
     field = fields["command"]
     command = values.text(field, into=("command",)) if isinstance(field.value, str) else None
@@ -200,21 +200,25 @@ def _process(fields: Mapping[str, Field], values: Values) -> dict[str, Any]:
     }
 
 
-def _start(field: Field | None, values: Values) -> tuple[Path | None, Start]:
+def _start(field: ConfigField | None, values: ValueReader) -> tuple[Path | None, StartFolder]:
     """`cwd: project` is for entries that have no project of their own."""
     around = values.around
     if field is None:
-        return around.neutral, Start.NEUTRAL if around.neutral is not None else Start.NAMED
-    if field.value == Start.PROJECT and around.root is None:
-        return None, Start.PROJECT
-    return values.folder_or_file(field, into=("cwd",)), Start.NAMED
+        return around.neutral, StartFolder.NEUTRAL if around.neutral is not None else StartFolder.NAMED
+    if field.value == StartFolder.PROJECT and around.root is None:
+        return None, StartFolder.PROJECT
+    return values.folder_or_file(field, into=("cwd",)), StartFolder.NAMED
 
 
 def _refuse_code_of_projects(
-    fields: Mapping[str, Field], words: Sequence[str], env: Mapping[str, str], start: Start, report: Report
+    fields: Mapping[str, ConfigField],
+    words: Sequence[str],
+    env: Mapping[str, str],
+    start: StartFolder,
+    report: ProblemReport,
 ) -> None:
     """An entry of the user's own holds in every project, also in one that nobody trusts."""
-    for (key, *rest), found in misplaced(words, env, in_project=start is Start.PROJECT):
+    for (key, *rest), found in misplaced(words, env, in_project=start is StartFolder.PROJECT):
         report.error(
             (*fields[str(key)].path, *rest),
             found=found,
@@ -223,7 +227,7 @@ def _refuse_code_of_projects(
         )
 
 
-def _far_side(fields: Mapping[str, Field], values: Values) -> dict[str, Any]:
+def _far_side(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[str, Any]:
     url = values.text(fields["url"], into=("url",)) if isinstance(fields["url"].value, str) else None
     if url is not None or not isinstance(fields["url"].value, str):
         _check_url(url, fields["url"], values.report)
@@ -246,7 +250,7 @@ def _far_side(fields: Mapping[str, Field], values: Values) -> dict[str, Any]:
     }
 
 
-def _check_url(url: str | None, field: Field, report: Report) -> None:
+def _check_url(url: str | None, field: ConfigField, report: ProblemReport) -> None:
     path = field.path
     if url is None:
         report.error(path, found=describe(field.value), expected="a URL")
@@ -274,7 +278,7 @@ def _check_url(url: str | None, field: Field, report: Report) -> None:
         report.error(path, found=describe(field.value), expected="a URL with a host")
 
 
-def _check_headers(headers: Mapping[str, str], fields: Mapping[str, Field], report: Report) -> None:
+def _check_headers(headers: Mapping[str, str], fields: Mapping[str, ConfigField], report: ProblemReport) -> None:
     seen: set[str] = set()
     for name, value in headers.items():
         path = (*fields["headers" if "headers" in fields else "auth"].path, name)
@@ -287,7 +291,7 @@ def _check_headers(headers: Mapping[str, str], fields: Mapping[str, Field], repo
         seen.add(name.lower())
 
 
-def _limits(fields: Mapping[str, Field], unit: TimeUnit, values: Values) -> dict[str, Any]:
+def _limits(fields: Mapping[str, ConfigField], unit: TimeUnit, values: ValueReader) -> dict[str, Any]:
     limits: dict[str, Any] = {}
     for name in ("connect_timeout", "call_timeout"):
         if name in fields and (seconds := values.number(fields[name], least=0.001, most=_DAY)) is not None:
@@ -306,7 +310,7 @@ def _limits(fields: Mapping[str, Field], unit: TimeUnit, values: Values) -> dict
     return limits
 
 
-def _warn_of_unit(given: float, unit: TimeUnit, field: Field, report: Report) -> None:
+def _warn_of_unit(given: float, unit: TimeUnit, field: ConfigField, report: ProblemReport) -> None:
     doubtful = given < 1000 if unit is TimeUnit.MILLISECONDS else given > 3600
     if doubtful:
         report.warning(
@@ -317,11 +321,11 @@ def _warn_of_unit(given: float, unit: TimeUnit, field: Field, report: Report) ->
         )
 
 
-def _retry(field: Field, values: Values) -> Retry:
+def _retry(field: ConfigField, values: ValueReader) -> Retry:
     if not isinstance(field.value, Mapping):
         values.report.error(field.path, found=describe(field.value), expected="a mapping with maxAttempts, backoffMs")
         return Retry()
-    given = pick(field.value, field.path, RETRY_KEYS, values.report)
+    given = known_fields(field.value, field.path, RETRY_KEYS, values.report)
     chosen: dict[str, Any] = {}
     if "max_attempts" in given:
         attempts = values.number(given["max_attempts"], least=0, most=1_000_000, whole=True)

@@ -1,6 +1,6 @@
 """Which keys an entry may have, in every spelling, and what becomes of the others.
 
-In: an entry as it was written, by us or for another client. Out: `Field`s under our own names, taken
+In: an entry as it was written, by us or for another client. Out: `ConfigField`s under our own names, taken
 out of `transport: {…}` and `connection: {…}`; misspelt and foreign keys are reported.
 The tables here are the whole vocabulary; `entries`, `auth` and `shapes` read it.
 """
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolcrib.config.model import KeyPath
-from toolcrib.config.problems import Report, describe_type
+from toolcrib.config.problems import ProblemReport, describe_type
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class ConfigField:
     value: Any
     path: KeyPath
 
@@ -49,7 +49,7 @@ SERVER_KEYS = {
     "max_message_mb": "max_message_mb",
     "retry": "retry",
 }
-"""Each spelling (after `plain`) and the name it has here."""
+"""Each spelling (after `normalized_key`) and the name it has here."""
 
 CONNECTION_KEYS = {key: SERVER_KEYS[key] for key in ("type", "command", "args", "env", "cwd", "url", "headers")}
 RETRY_KEYS = {"max_attempts": "max_attempts", "backoff_ms": "backoff_ms", "backoff": "backoff"}
@@ -135,21 +135,21 @@ _UNHEEDED = {
 """Other clients' keys that a person would miss the effect of."""
 
 
-def plain(key: str) -> str:
+def normalized_key(key: str) -> str:
     """`verifySsl`, `verify-ssl` and `verify_ssl` are one word."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace("-", "_").lower()
 
 
-def spread(entry: Mapping[str, Any], path: KeyPath, report: Report) -> dict[str, Field]:
+def flat_fields(entry: Mapping[str, Any], path: KeyPath, report: ProblemReport) -> dict[str, ConfigField]:
     """An entry's fields under our names, whatever shape they stood in."""
-    fields = pick(entry, path, SERVER_KEYS, report)
+    fields = known_fields(entry, path, SERVER_KEYS, report)
     for nest in ("transport", "connection"):
         inner = fields.get(nest)
         if inner is None or (nest == "transport" and isinstance(inner.value, str)):
             continue
         del fields[nest]
         if isinstance(inner.value, Mapping):
-            for name, field in pick(inner.value, inner.path, CONNECTION_KEYS, report).items():
+            for name, field in known_fields(inner.value, inner.path, CONNECTION_KEYS, report).items():
                 _put(fields, name, field, report)
         else:
             expected = "text or a mapping" if nest == "transport" else "a mapping"
@@ -157,19 +157,21 @@ def spread(entry: Mapping[str, Any], path: KeyPath, report: Report) -> dict[str,
     return fields
 
 
-def pick(entry: Mapping[str, Any], path: KeyPath, known: Mapping[str, str], report: Report) -> dict[str, Field]:
+def known_fields(
+    entry: Mapping[str, Any], path: KeyPath, known: Mapping[str, str], report: ProblemReport
+) -> dict[str, ConfigField]:
     """The known keys that hold something; one that is left empty counts as absent."""
-    fields: dict[str, Field] = {}
+    fields: dict[str, ConfigField] = {}
     for key, value in entry.items():
-        name = known.get(plain(key))
+        name = known.get(normalized_key(key))
         if name is None:
             report_unknown(key, (*path, key), known, report)
         elif value is not None:
-            _put(fields, name, Field(value=value, path=(*path, key)), report)
+            _put(fields, name, ConfigField(value=value, path=(*path, key)), report)
     return fields
 
 
-def _put(fields: dict[str, Field], name: str, field: Field, report: Report) -> None:
+def _put(fields: dict[str, ConfigField], name: str, field: ConfigField, report: ProblemReport) -> None:
     held = fields.setdefault(name, field)
     if held is not field and held.value != field.value:
         report.error(
@@ -179,8 +181,8 @@ def _put(fields: dict[str, Field], name: str, field: Field, report: Report) -> N
         )
 
 
-def report_unknown(key: str, path: KeyPath, known: Mapping[str, str], report: Report) -> None:
-    word = plain(key)
+def report_unknown(key: str, path: KeyPath, known: Mapping[str, str], report: ProblemReport) -> None:
+    word = normalized_key(key)
     if word in _QUIET or word.startswith(("x_", "_", "//")):
         return
     if word in _UNHEEDED:

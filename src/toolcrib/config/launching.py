@@ -2,7 +2,7 @@
 
 In: the command line and variables of an entry in the user's own configuration. Out: where the project's folder would
 choose the code (`misplaced`), the same command line with safe-path settings (`safe_launch`), and what `toolcrib add`
-makes of the words that a person typed (`settled_words`). `entries` and `servers.stdio` use it.
+makes of the words that a person typed (`portable_words`). `entries` and `servers.stdio` use it.
 
 What is not known here counts as a program of its own: only its name decides, and its arguments are free.
 """
@@ -230,7 +230,7 @@ def safe_launch(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return safe, env
 
 
-def settled_words(words: Sequence[str], folder: Path, root: Path) -> tuple[list[str], list[str]]:
+def portable_words(words: Sequence[str], folder: Path, root: Path) -> tuple[list[str], list[str]]:
     """The words as typed in `folder`, good for any folder, and what was changed: one sentence for each.
 
     Relative paths of programs, scripts and files become absolute, those of folders in the project at `root` start at

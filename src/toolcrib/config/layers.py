@@ -1,7 +1,8 @@
 """All sources → one `Config`.
 
-In: a user's file, a project's files, the environment and the flags; a later one wins.
-Out: `Config`, always: what is wrong stands in its problems. A project's files count only when trusted.
+In: a user's file, a project's files, the environment and the flags; a later one wins. Out: `Config`, always: what is
+wrong stands in its problems. A project's files count only when trusted. Where the database is (`store_location`) is
+decided here too: the daemon writes down what `toolcrib up --store` said, so that nobody opens another one unseen.
 """
 
 from __future__ import annotations
@@ -15,18 +16,46 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from toolcrib.config.contribution import SECTIONS, Contribution, ServerEntry, contribution_of, take_entry, take_setting
 from toolcrib.config.entries import TimeUnit
-from toolcrib.config.keys import TOP_KEYS, Field, nearest_key, plain
-from toolcrib.config.last_store import usual_store
-from toolcrib.config.model import Config, Flags, Layer, Problem, ServerConfig, Settings, Severity, Waiting
+from toolcrib.config.keys import TOP_KEYS, ConfigField, nearest_key, normalized_key
+from toolcrib.config.masking import mask_args
+from toolcrib.config.model import Config, DaemonSettings, Flags, Layer, Problem, ServerConfig, Severity, UntrustedFile
 from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, Paths, configs_in, home_of
-from toolcrib.config.problems import Report, describe, sorted_problems
-from toolcrib.config.read import Document, parse_document, read_document
-from toolcrib.config.redact import mask_args
-from toolcrib.config.shapes import SECTIONS, Contribution, Entry, contribution_of, take_entry, take_setting
-from toolcrib.config.trust import digest_of, effects_of, is_real
-from toolcrib.config.values import Surroundings, Values
+from toolcrib.config.problems import ProblemReport, describe, sorted_problems
+from toolcrib.config.read import ConfigDocument, parse_document, read_document
+from toolcrib.config.trust import digest_of, effects_of, has_no_links
+from toolcrib.config.values import EntryContext, ValueReader
 from toolcrib.errors import ConfigError
+
+
+def remember_store(paths: Paths, flag: str | None) -> None:
+    """What the last daemon was told; None, or the usual file: nothing that others would not find by themselves."""
+    file = paths.last_store
+    if flag is None or Path(flag) == paths.database:
+        file.unlink(missing_ok=True)
+        return
+    fresh = file.with_suffix(".new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(f"{flag}\n")
+    fresh.replace(file)
+
+
+def default_store(paths: Paths) -> Path:
+    """The file in the state folder, unless the last daemon was told to work on something else."""
+    try:
+        last = paths.last_store.read_text(errors="replace").strip()
+    except OSError:
+        last = ""
+    if last:
+        raise ConfigError(
+            f"The last daemon was started with --store {last}, and nothing says which database is meant now.",
+            remedy=f"To stay there, write `store: {last}` into {paths.user_config}, set TOOLCRIB_STORE, or start with "
+            f"`toolcrib up --store` again. To go back to the usual file: `toolcrib up --store {paths.database}`.",
+        )
+    return paths.database
+
 
 IsTrusted = Callable[[Path, str], bool]
 """(absolute path, digest) → whether a person trusted exactly this."""
@@ -54,7 +83,7 @@ def load(
     last_good: dict[Path, bytes] | None = None,
 ) -> Config:
     """`last_good` remembers the user's file; where it cannot be read any more, what it was before stays in force."""
-    around = Surroundings(layer=Layer.USER, environ=environ, home=home_of(environ), neutral=paths.start_folder)
+    around = EntryContext(layer=Layer.USER, environ=environ, home=home_of(environ), neutral=paths.start_folder)
     user = list(_user(paths, around, {} if last_good is None else last_good))
     project, waiting = _project(root, around, is_trusted, user)
     return _merged(
@@ -62,15 +91,15 @@ def load(
     )
 
 
-def store_place(paths: Paths, environ: Mapping[str, str], flags: Flags) -> str | Path:
+def store_location(paths: Paths, environ: Mapping[str, str], flags: Flags) -> str | Path:
     """Where the database is. What is said of it must be right: on another one nothing would be as it was left."""
     config = load(paths=paths, root=None, environ=environ, flags=flags)
     if problem := config.unusable.get("store"):
         raise ConfigError(str(problem), remedy="Nothing is started on another database than the one that is meant.")
-    return config.settings.store or usual_store(paths)
+    return config.settings.store or default_store(paths)
 
 
-def _user(paths: Paths, around: Surroundings, last_good: dict[Path, bytes]) -> Iterator[Contribution]:
+def _user(paths: Paths, around: EntryContext, last_good: dict[Path, bytes]) -> Iterator[Contribution]:
     path = paths.user_config
     document = read_document(path)
     if document is None:
@@ -94,9 +123,9 @@ def _user(paths: Paths, around: Surroundings, last_good: dict[Path, bytes]) -> I
     yield found
 
 
-def _is_broken(report: Report) -> bool:
+def _is_broken(report: ProblemReport) -> bool:
     """Whether all servers are missed: the file is no YAML or JSON, or their section is misspelt or none."""
-    errors = [plain(problem.key) for problem in report.problems if problem.severity is Severity.ERROR]
+    errors = [normalized_key(problem.key) for problem in report.problems if problem.severity is Severity.ERROR]
     return any(not key or key in SECTIONS or (key.isidentifier() and _is_like_a_section(key)) for key in errors)
 
 
@@ -104,12 +133,12 @@ def _is_like_a_section(key: str) -> bool:
     return key not in TOP_KEYS and nearest_key(key, TOP_KEYS) in SECTIONS
 
 
-def warn_of_others(others: tuple[Path, ...], document: Document) -> None:
+def warn_of_others(others: tuple[Path, ...], document: ConfigDocument) -> None:
     for other in others:
         document.report.warning((), found=f"{other.name} beside it", expected="one file; only this one is read")
 
 
-def warn_if_open(path: Path, document: Document) -> None:
+def warn_if_open(path: Path, document: ConfigDocument) -> None:
     try:
         open_to_all = path.stat().st_mode & stat.S_IWOTH
     except OSError:
@@ -125,10 +154,10 @@ def warn_if_open(path: Path, document: Document) -> None:
 
 
 def _project(
-    root: Path | None, around: Surroundings, is_trusted: IsTrusted, user: list[Contribution]
-) -> tuple[list[Contribution], tuple[Waiting, ...]]:
+    root: Path | None, around: EntryContext, is_trusted: IsTrusted, user: list[Contribution]
+) -> tuple[list[Contribution], tuple[UntrustedFile, ...]]:
     contributions: list[Contribution] = []
-    waiting: list[Waiting] = []
+    waiting: list[UntrustedFile] = []
     users_names = {key: name for contribution in user for key, name in contribution.claimed.items()}
     for path, document in _project_documents(root):
         digest = digest_of(path, document.content)
@@ -140,12 +169,12 @@ def _project(
             )
             contributions.append(contribution_of(document, inside))
         elif effects := effects_of(document, users_names, around.environ):
-            waiting.append(Waiting(file=path, digest=digest, effects=effects))
+            waiting.append(UntrustedFile(file=path, digest=digest, effects=effects))
             contributions.append(Contribution(report=_waits(document)))
     return contributions, tuple(waiting)
 
 
-def _project_documents(root: Path | None) -> Iterator[tuple[Path, Document]]:
+def _project_documents(root: Path | None) -> Iterator[tuple[Path, ConfigDocument]]:
     """The weakest first, each under its real absolute path, which is what trust is bound to."""
     if root is None:
         return
@@ -153,17 +182,17 @@ def _project_documents(root: Path | None) -> Iterator[tuple[Path, Document]]:
     shared = root / SHARED_PROJECT_FILE
     own = configs_in(root / PROJECT_FOLDER)
     for path in (shared, *own[:1]):
-        if not is_real(path):
-            report = Report(str(path))
+        if not has_no_links(path):
+            report = ProblemReport(str(path))
             report.error((), found="a link", expected="a file of the project itself", suggestion="It is not read.")
-            yield path, Document(data={}, report=report)
+            yield path, ConfigDocument(data={}, report=report)
         elif document := read_document(path):
             if path != shared:
                 warn_of_others(own[1:], document)
             yield path, document
 
 
-def _waits(document: Document) -> Report:
+def _waits(document: ConfigDocument) -> ProblemReport:
     document.report.warning(
         (),
         found="a project's file that you have not trusted as it is now",
@@ -173,7 +202,7 @@ def _waits(document: Document) -> Report:
     return document.report
 
 
-def _environment(around: Surroundings) -> Contribution:
+def _environment(around: EntryContext) -> Contribution:
     around = dataclasses.replace(around, layer=Layer.ENVIRONMENT)
     text = around.environ.get("TOOLCRIB_SERVERS", "")
     document = parse_document("TOOLCRIB_SERVERS", text.encode(errors="surrogateescape"))
@@ -183,20 +212,20 @@ def _environment(around: Surroundings) -> Contribution:
     else:
         result = Contribution(report=document.report)
         for name, entry in document.data.items():
-            found = Entry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS)
+            found = ServerEntry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS)
             take_entry(found, result, around, document.ambiguous)
-    settings = Report("environment")
-    values = Values(around, settings)
+    settings = ProblemReport("environment")
+    values = ValueReader(around, settings)
     for variable, name in _VARIABLES.items():
         if given := around.environ.get(variable):
             value = int(given) if name == "port" and given.isascii() and given.isdigit() and len(given) < 9 else given
-            take_setting(name, Field(value=value, path=(variable,)), result, values)
+            take_setting(name, ConfigField(value=value, path=(variable,)), result, values)
     result.report.problems += settings.problems
     return result
 
 
-def _flags(flags: Flags, around: Surroundings) -> Contribution:
-    result = Contribution(report=Report("--mcp-server"))
+def _flags(flags: Flags, around: EntryContext) -> Contribution:
+    result = Contribution(report=ProblemReport("--mcp-server"))
     around = dataclasses.replace(around, layer=Layer.FLAGS)
     for given in flags.mcp_servers:
         name, separator, target = given.partition("=")
@@ -212,12 +241,12 @@ def _flags(flags: Flags, around: Surroundings) -> Contribution:
                 result.report.error((name,), found=f"{_shown(target)} ({error})", expected="a command line")
                 continue
             entry = {"command": command, "args": args}
-        take_entry(Entry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS), result, around)
+        take_entry(ServerEntry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS), result, around)
     chosen: dict[str, object] = {"port": flags.port, "store": flags.store}
     for key, value in chosen.items():
         if value is not None:
-            report = Report(f"--{key}")
-            take_setting(key, Field(value=value, path=()), result, Values(around, report))
+            report = ProblemReport(f"--{key}")
+            take_setting(key, ConfigField(value=value, path=()), result, ValueReader(around, report))
             result.report.problems += report.problems
     return result
 
@@ -226,10 +255,10 @@ def _shown(command_line: str) -> str:
     return describe(" ".join(mask_args(command_line.split())))
 
 
-def _merged(contributions: list[Contribution], *, waiting: tuple[Waiting, ...], root: Path | None) -> Config:
+def _merged(contributions: list[Contribution], *, waiting: tuple[UntrustedFile, ...], root: Path | None) -> Config:
     servers: dict[str, ServerConfig] = {}
     by_key: dict[str, str] = {}
-    settings = Settings()
+    settings = DaemonSettings()
     unusable: dict[str, Problem] = {}
     problems: list[Problem] = []
     for contribution in contributions:

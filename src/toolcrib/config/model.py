@@ -21,7 +21,7 @@ WORKSPACE = "workspace"
 RESERVED_SERVER_NAMES = frozenset({COMMANDS, WORKSPACE})
 """`crib` is the daemon's own commands, seen as a server; `workspace` the tools for the caller's own folder."""
 
-CLAIMS: Mapping[str, str] = MappingProxyType(
+ANNOTATIONS: Mapping[str, str] = MappingProxyType(
     {
         "read_only": "readOnlyHint",
         "destructive": "destructiveHint",
@@ -54,7 +54,7 @@ class Layer(enum.IntEnum):
     FLAGS = 4
 
 
-class Start(enum.StrEnum):
+class StartFolder(enum.StrEnum):
     """How it was chosen where a server's program starts."""
 
     NAMED = "named"
@@ -76,7 +76,7 @@ def _frozen(mapping: Mapping[str, str]) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ConfigSource:
     """Where a server's entry stands: for messages, never for decisions."""
 
     layer: Layer
@@ -112,13 +112,13 @@ class ServerConfig:
 
     name: str
     transport: Transport
-    source: Source
+    source: ConfigSource
     command: str = ""
     args: tuple[str, ...] = field(default=(), repr=False)
     env: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
     cwd: str | None = None
     """An absolute folder; None: the project's root."""
-    start: Start = Start.NAMED
+    start: StartFolder = StartFolder.NAMED
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=lambda: _frozen({}), repr=False)
     """Includes what `auth` of the kinds bearer, api_key and token_file came to."""
@@ -143,7 +143,7 @@ class ServerConfig:
 
     def reads_from(self, root: Path | None) -> Path | None:
         """The folder that relative paths in its calls start at. None: nobody knows, as in a folder where nothing is."""
-        return None if self.start is Start.NEUTRAL else self.works_in(root)
+        return None if self.start is StartFolder.NEUTRAL else self.works_in(root)
 
     @property
     def is_per_project(self) -> bool:
@@ -199,7 +199,7 @@ class ServerConfig:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-class Does(enum.StrEnum):
+class RuleAction(enum.StrEnum):
     KEEP = "keep"
     DROP = "drop"
     RENAME = "rename"
@@ -212,23 +212,25 @@ class Does(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Which:
+class ToolSelector:
     """Tools: those of which any of this is so."""
 
     names: tuple[str, ...] = ()
     """Names and globs, of tools (`*_status`) or with their servers (`git:*`)."""
     annotations: tuple[str, ...] = ()
-    """Of `CLAIMS`."""
-    others: tuple[Which, ...] = ()
+    """Of `ANNOTATIONS`."""
+    others: tuple[ToolSelector, ...] = ()
     """All that are not among these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolRule:
-    does: Does
+    does: RuleAction
     value: Any = field(repr=False)
-    """What it is done with: `Which` to keep or drop, a text, a table of names, arguments, or options by provider."""
-    only: tuple[Which, ...] = ()
+    """What it is done with: `ToolSelector` to keep or drop, a text, a table of names, arguments, or options by
+    provider.
+    """
+    only: tuple[ToolSelector, ...] = ()
     """The tools that it is about are all of these."""
     written: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """As it stands in its file."""
@@ -295,7 +297,7 @@ class JobSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class DaemonSettings:
     port: int = 8665
     """0: any free port."""
     names: NameStyle = NameStyle.SERVER
@@ -326,7 +328,7 @@ class Flags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class UntrustedFile:
     """A project's file that does nothing until a person trusts exactly these bytes."""
 
     file: Path
@@ -339,14 +341,14 @@ class Waiting:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     servers: Mapping[str, ServerConfig] = field(default_factory=lambda: MappingProxyType({}))
-    settings: Settings = Settings()
+    settings: DaemonSettings = DaemonSettings()
     unusable: Mapping[str, Problem] = field(default_factory=lambda: MappingProxyType({}))
     """Settings that somebody gave and that are not in force, and why."""
     tools: tuple[ToolRule, ...] = ()
     """What is done to the servers' tools before they are offered, in this order."""
     problems: tuple[Problem, ...] = ()
     """Errors first."""
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[UntrustedFile, ...] = ()
     """Project files that want trust, and what each would do."""
     root: Path | None = None
     """The project this configuration was read for."""

@@ -1,19 +1,30 @@
-"""Where a user's files lie.
+"""Where a user's files are, which project a folder belongs to, and folders that nobody else may enter.
 
-In: the environment. Out: `Paths`, the one place that knows a folder or file name of ours.
-Every room above asks here; this module touches the disk only to see which configuration file exists.
+In: the environment, a folder. Out: `Paths`, the one place that knows a folder or file name of ours; `project_of`;
+`private_folder`. `slug` makes a server's name safe for file names and tools' names. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolcrib.config.slug import slug
-from toolcrib.errors import ConfigError
+from toolcrib.errors import ConfigError, StoreError
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)
+
+
+def server_key(name: str) -> str:
+    """Equal for names that tools' public names could not tell apart."""
+    return slug(name).lower()
+
 
 CONFIG_NAMES = ("config.yml", "config.yaml", "config.json")
 """In the order of preference; only the first that exists is read."""
@@ -148,3 +159,65 @@ def project_config(root: Path) -> Path:
     """The file of a project's own that exists, or the one to make."""
     folder = root / PROJECT_FOLDER
     return (*configs_in(folder), folder / CONFIG_NAMES[0])[0]
+
+
+_SETTINGS = (*CONFIG_NAMES, *WORKSPACE_NAMES)
+
+
+def project_of(folder: Path) -> Path:
+    """The nearest folder upwards with settings of ours or a git repository, else the folder itself."""
+    here = folder.resolve()
+    for one in (here, *here.parents):
+        if is_project(one):
+            return one
+    return here
+
+
+def is_project(folder: Path) -> bool:
+    """Whether the folder itself says that it is one."""
+    return _is_repository(folder / ".git") or any((folder / PROJECT_FOLDER / name).exists() for name in _SETTINGS)
+
+
+def _is_repository(mark: Path) -> bool:
+    """A worktree and a submodule have a file there. An empty folder is none: git does not take it for one either."""
+    return mark.is_file() or (mark / "HEAD").exists()
+
+
+def private_folder(folder: Path) -> None:
+    """Makes it, or takes others' rights away from one that is there. One that others own, or lead to, is not taken."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        link = folder.lstat()
+        # What was looked at is what is changed, whatever is put in its place meanwhile.
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            there = os.fstat(descriptor)
+            owners = {there.st_uid, link.st_uid} if stat.S_ISLNK(link.st_mode) else {there.st_uid}
+            if owners == {os.geteuid()} and there.st_mode & 0o077:
+                os.fchmod(descriptor, 0o700)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise unusable_path(error, folder) from error
+    if owners != {os.geteuid()}:
+        raise StoreError(
+            f"{folder} belongs to another user, who could read or change what is kept there.",
+            remedy="Run it as that user, or name another folder: TOOLCRIB_HOME.",
+        )
+
+
+def empty_folder(folder: Path) -> None:
+    """Makes a private folder that nothing can be put into, except by root."""
+    private_folder(folder)
+    try:
+        folder.chmod(0o500)
+    except OSError as error:
+        raise unusable_path(error, folder) from error
+
+
+def unusable_path(error: OSError, place: Path) -> StoreError:
+    """What to say of a file or folder of the user's that cannot be made, read or written."""
+    return StoreError(
+        f"{error.filename or place} cannot be used: {error.strerror or error}.",
+        remedy="Make room, or make it writable for you; TOOLCRIB_HOME names another folder.",
+    )

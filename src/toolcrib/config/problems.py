@@ -1,6 +1,6 @@
 """How a mistake is written down: file, line, key, what stood there, what was expected.
 
-In: findings of the readers. Out: `Problem`s, gathered in a `Report` that belongs to one file
+In: findings of the readers. Out: `Problem`s, gathered in a `ProblemReport` that belongs to one file
 (or variable, or flag). Nothing here stops anything: who reports decides what to leave out.
 """
 
@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from toolcrib.config.masking import mask_text, printable
 from toolcrib.config.model import KeyPath, Problem, Severity
-from toolcrib.config.redact import mask_text, printable
 
 _BARE_KEY = re.compile(r"[\w$-]+")
 _LONGEST_QUOTE = 60
 
 
-class Report:
+class ProblemReport:
     """The problems of one source, which knows on which line each key stands."""
 
     def __init__(self, source: str, lines: Mapping[KeyPath, int] | None = None) -> None:

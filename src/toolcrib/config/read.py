@@ -1,6 +1,6 @@
-"""A file's bytes → a `Document`.
+"""A file's bytes → a `ConfigDocument`.
 
-In: a path. Out: `Document`, or None where there is no file. Whatever the file holds, nothing is raised:
+In: a path. Out: `ConfigDocument`, or None where there is no file. Whatever the file holds, nothing is raised:
 a file that cannot be used is a document without data and with a problem. `load` and `edit` stand on it.
 """
 
@@ -14,43 +14,44 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolcrib.config.json_text import Parsed, Unreadable, parse_json
 from toolcrib.config.model import KeyPath
-from toolcrib.config.problems import Report, describe_type
-from toolcrib.config.yaml_text import parse_yaml
+from toolcrib.config.parse import ParsedText, Unreadable, parse_json, parse_yaml
+from toolcrib.config.problems import ProblemReport, describe_type
 
 SIZE_LIMIT = 1024 * 1024
 
 
-class Format(enum.Enum):
+class FileFormat(enum.Enum):
     JSON = enum.auto()
     YAML = enum.auto()
 
     @classmethod
-    def of(cls, source: str) -> Format:
+    def of(cls, source: str) -> FileFormat:
         """`.yml` and `.yaml` are YAML; everything else, a variable too, is JSON."""
         return cls.YAML if source.endswith((".yml", ".yaml")) else cls.JSON
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
+class ConfigDocument:
     data: Mapping[str, Any]
-    report: Report
+    report: ProblemReport
     content: bytes = b""
     ambiguous: frozenset[KeyPath] = field(default_factory=frozenset)
     """Every mapping in which a key stands twice, and all that it is part of."""
 
 
-def read_document(path: Path) -> Document | None:
+def read_document(path: Path) -> ConfigDocument | None:
     try:
         content = read_bytes(path)
     except FileNotFoundError:
         return None
     except Unreadable as error:
-        return unusable(str(path), error)
+        return unusable_document(str(path), error)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else "no content"
-        return unusable(str(path), Unreadable(found=f"a file that cannot be read ({reason})", expected="a file"))
+        return unusable_document(
+            str(path), Unreadable(found=f"a file that cannot be read ({reason})", expected="a file")
+        )
     return parse_document(str(path), content)
 
 
@@ -72,24 +73,24 @@ def read_bytes(path: Path, limit: int = SIZE_LIMIT, *, private: bool = False) ->
     return content
 
 
-def parse_document(source: str, content: bytes) -> Document:
+def parse_document(source: str, content: bytes) -> ConfigDocument:
     try:
-        parsed = parse_text(content, Format.of(source))
+        parsed = parse_text(content, FileFormat.of(source))
         if parsed.data is None:
             parsed.data = {}
         if not isinstance(parsed.data, dict):
             raise Unreadable(found=describe_type(parsed.data), expected="a mapping of names and values", line=1)
     except Unreadable as error:
-        return unusable(source, error, content)
-    report = Report(source, parsed.lines)
+        return unusable_document(source, error, content)
+    report = ProblemReport(source, parsed.lines)
     ambiguous: set[KeyPath] = set()
     for path, line in parsed.duplicates:
         report.error(path, found="a key that stands here a second time", expected="each key once", line=line)
         ambiguous.update(path[:length] for length in range(len(path)))
-    return Document(data=parsed.data, report=report, content=content, ambiguous=frozenset(ambiguous))
+    return ConfigDocument(data=parsed.data, report=report, content=content, ambiguous=frozenset(ambiguous))
 
 
-def parse_text(content: bytes, form: Format) -> Parsed:
+def parse_text(content: bytes, form: FileFormat) -> ParsedText:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -98,11 +99,11 @@ def parse_text(content: bytes, form: Format) -> Parsed:
             found=f"bytes that are not UTF-8 (offset {error.start})", expected="UTF-8", line=line
         ) from None
     if not text.strip():
-        return Parsed()
-    return parse_json(text) if form is Format.JSON else parse_yaml(text)
+        return ParsedText()
+    return parse_json(text) if form is FileFormat.JSON else parse_yaml(text)
 
 
-def unusable(source: str, error: Unreadable, content: bytes = b"") -> Document:
-    report = Report(source)
+def unusable_document(source: str, error: Unreadable, content: bytes = b"") -> ConfigDocument:
+    report = ProblemReport(source)
     report.error((), found=error.found, expected=error.expected, line=error.line)
-    return Document(data={}, report=report, content=content)
+    return ConfigDocument(data={}, report=report, content=content)

@@ -1,40 +1,123 @@
 """The settings at the top of a file, in a variable or a flag.
 
-In: a `Field`. Out: its value, checked, or None after it was reported. `shapes` finds them in files, `layers` elsewhere.
+In: a `ConfigField`. Out: its value, checked, or None after it was reported. `contribution` finds them in files,
+`layers` elsewhere. `jobs:` says which models jobs may use, how many there may be, and for how long; only the user's
+own file may have it: it decides where a person's keys are sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from toolcrib.config.jobs import read_jobs
-from toolcrib.config.keys import Field
-from toolcrib.config.model import NameStyle
+from toolcrib.config.keys import JOB_KEYS, ConfigField, known_fields
+from toolcrib.config.model import JobSettings, NameStyle, Severity
 from toolcrib.config.problems import describe, describe_type
-from toolcrib.config.values import Values
+from toolcrib.config.values import ValueReader
+
+PROGRAMS = ("claude", "codex")
+"""Coding agents that agents can be allowed. Gemini CLI reads its context files through links, wherever these lead: by
+it, whoever may make a link would read what the person may."""
+_DAY = 86_400.0
+
+
+def read_jobs(given: ConfigField, values: ValueReader) -> JobSettings | None:
+    """All of it or nothing: half of what a person wrote down about keys and limits is not what they meant."""
+    if not isinstance(given.value, Mapping):
+        values.report.error(given.path, found=describe_type(given.value), expected="a mapping")
+        return None
+    before = len(values.report.problems)
+    found = {
+        name: _READERS[name](one, values)
+        for name, one in known_fields(given.value, given.path, JOB_KEYS, values.report).items()
+    }
+    if any(problem.severity is Severity.ERROR for problem in values.report.problems[before:]):
+        return None
+    spelled = {str(path[1]): text for path, text in values.spelled.items() if path[0] == "api_keys"}
+    settings = JobSettings(for_agents=True, spelled=MappingProxyType(spelled), **found)
+    if settings.timeout > settings.max_timeout:
+        expected = f"at most max_timeout, {settings.max_timeout:g}"
+        values.report.error((*given.path, "timeout"), found=describe(settings.timeout), expected=expected)
+        return None
+    return settings
+
+
+def _model(given: ConfigField, values: ValueReader) -> str | None:
+    text = values.text(given, into=("jobs", "model"))
+    if text is None or all(text.partition(":")):
+        return text
+    values.report.error(given.path, found=describe(text), expected="provider:model")
+    return None
+
+
+def _programs(given: ConfigField, values: ValueReader) -> tuple[str, ...] | None:
+    names = values.texts(given, into="programs")
+    for position, name in enumerate(names or ()):
+        if name not in PROGRAMS:
+            values.report.error((*given.path, position), found=describe(name), expected=" or ".join(PROGRAMS))
+    return names
+
+
+def _base_urls(given: ConfigField, values: ValueReader) -> Mapping[str, str] | None:
+    table = values.table(given, into="base_urls")
+    if table is None:
+        return None
+    for provider, url in table.items():
+        if not url.startswith(("http://", "https://")):
+            values.report.error((*given.path, provider), found="no URL", expected="http://… or https://…")
+    return MappingProxyType(table)
+
+
+def _api_keys(given: ConfigField, values: ValueReader) -> Mapping[str, str] | None:
+    table = values.table(given, into="api_keys")
+    return None if table is None else MappingProxyType(table)
+
+
+def _count(most: int) -> Callable[[ConfigField, ValueReader], int | None]:
+    def read(given: ConfigField, values: ValueReader) -> int | None:
+        number = values.number(given, least=1, most=most, whole=True)
+        return None if number is None else int(number)
+
+    return read
+
+
+_READERS: Mapping[str, Callable[[ConfigField, ValueReader], Any]] = {
+    "model": _model,
+    "models": lambda given, values: values.texts(given, into="models"),
+    "programs": _programs,
+    "base_urls": _base_urls,
+    "api_keys": _api_keys,
+    "max_running": _count(64),
+    "max_waiting": _count(10_000),
+    "max_per_agent": _count(10_000),
+    "timeout": lambda given, values: values.number(given, least=1, most=7 * _DAY),
+    "max_timeout": lambda given, values: values.number(given, least=1, most=7 * _DAY),
+    "keep_days": lambda given, values: values.number(given, least=0.01, most=3650),
+}
+
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 POSTGRES = ("postgresql://", "postgres://")
 
 
-def _port(given: Field, values: Values) -> int | None:
+def _port(given: ConfigField, values: ValueReader) -> int | None:
     port = values.number(given, least=0, most=65_535, whole=True)
     return None if port is None else int(port)
 
 
-def _names(given: Field, values: Values) -> NameStyle | None:
+def _names(given: ConfigField, values: ValueReader) -> NameStyle | None:
     word = _one_of(tuple(NameStyle), "names", given, values)
     return None if word is None else NameStyle(word)
 
 
-def _log_level(given: Field, values: Values) -> str | None:
+def _log_level(given: ConfigField, values: ValueReader) -> str | None:
     return _one_of(LOG_LEVELS, "log_level", given, values)
 
 
-def _one_of(allowed: tuple[str, ...], name: str, given: Field, values: Values) -> str | None:
+def _one_of(allowed: tuple[str, ...], name: str, given: ConfigField, values: ValueReader) -> str | None:
     if not isinstance(given.value, str):
         values.report.error(given.path, found=describe(given.value), expected=" or ".join(allowed))
         return None
@@ -47,7 +130,7 @@ def _one_of(allowed: tuple[str, ...], name: str, given: Field, values: Values) -
     return word.lower()
 
 
-def _store(given: Field, values: Values) -> str | None:
+def _store(given: ConfigField, values: ValueReader) -> str | None:
     expected = "postgresql://user@host/name, or the path of a SQLite file"
     if not isinstance(given.value, str):
         values.report.error(given.path, found=describe_type(given.value), expected=expected)
@@ -74,7 +157,7 @@ def holds_password(store: str) -> bool:
     return parts.password is not None or bool({"password", "sslpassword"} & parse_qs(parts.query).keys())
 
 
-SETTINGS: Mapping[str, Callable[[Field, Values], Any]] = {
+SETTINGS: Mapping[str, Callable[[ConfigField, ValueReader], Any]] = {
     "port": _port,
     "names": _names,
     "log_level": _log_level,
@@ -87,5 +170,5 @@ SETTINGS: Mapping[str, Callable[[Field, Values], Any]] = {
     "jobs": read_jobs,
 }
 
-USERS_ALONE = frozenset(SETTINGS.keys() - {"names"})
+USER_ONLY_SETTINGS = frozenset(SETTINGS.keys() - {"names"})
 """Settings that a project's file may not have, trusted or not: they are about all projects."""

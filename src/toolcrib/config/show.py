@@ -1,19 +1,89 @@
-"""`Config` → what `config show` may print.
+"""What a person is shown: a configuration without secrets, and text with nothing in it that shows as something else.
 
-In: a `Config`. Out: a plain JSON object without a secret in it: values of env and headers are hidden,
-what came from a variable shows as `${VAR}`, and known shapes of secrets are hidden everywhere else.
+In: a `Config`; a text whose author may want to deceive its reader. Out: a plain JSON object for `config show`, where
+values of env and headers are hidden and what came from a variable is `${VAR}`; text with an escape (`\\u202e`) for each
+character that has no shape of its own or looks like an ASCII character. Ordinary words of any language stay readable.
+A backslash stays as it is: where the difference counts, give the text as JSON. What a person approves or trusts is
+shown so; `masking.printable` is enough for the rest.
 """
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from toolcrib.config.masking import mask_tree
+from toolcrib.config.masking import HIDDEN, mask_args, mask_spelling, mask_text, mask_tree, printable
 from toolcrib.config.model import Config, JobSettings, KeyPath, ServerConfig, Transport
-from toolcrib.config.redact import HIDDEN, mask_args, mask_spelling, mask_text, printable
 from toolcrib.config.tool_rules import shown_rule
-from toolcrib.config.visible import visible
+
+# ruff: noqa: RUF001
+
+
+_WORD = re.compile(r"[0-9A-Za-z_\u0080-\U0010ffff]+")
+_NO_SHAPE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Of those that Python calls printable."""
+_LIKE_A_SIGN = re.compile(
+    "[\u00b4\u00b7\u01c0-\u01c3\u02b9-\u02bf\u02c2-\u02df\u055a\u055d\u0589\u05c0\u05c3\u05f3\u05f4\u0609-\u061f\u066a-\u066d"
+    "\u06d4\u0701-\u0704\u0964\u1735\u2010-\u2015\u2018-\u201f\u2022-\u2027\u2032-\u203a\u2041-\u2044\u204e\u204f\u2053"
+    "\u2055-\u205e\u2212\u2215-\u2219\u2223\u2236\u223c\u22c5\u23d0\u2500-\u2503\u2571-\u2573\u2758\u275b-\u275f\u2768-\u2775"
+    "\u27cb\u27cd\u29f5-\u29f9\u2e31-\u2e33\u3003\u3014\u3015\u4e28\u4e36\u4e3f\ua4ee-\ua4ff\ua718\ua789-\ua78c"
+    "\u1173\u141f\u1420\u1427\u144a\u16cc\u1736\u23af\u2796\u2e3a\u2e3b\u3033\u3161\ua71d\ufe58]"
+)
+"""Like ASCII punctuation, which decides what a command or a path means."""
+_LIKE_LETTERS = frozenset(
+    "аеорсухіјѕһԁԛԝӏАВЕЅІЈКМНОРСТУХҮӀԌԚԜҺЬЗ"
+    "αγικνορυχωϲϳΑΒΕΖΗΙΚΜΝΟΡΤΥΧϹϜͿ"
+    "օսհոցզքԼՍՕԱ"
+    "ꓐꓑꓒꓓꓔꓕꓖꓗꓙꓚꓜꓝꓞꓟꓠꓡꓢꓣꓤꓥꓦꓧꓨꓩꓪꓫꓬꓭꓮꓯꓰꓱꓲꓳꓴ"
+    "ᎠᎡᎢᎥᎩᎪᎫᎬᎳᎷᎻᎽᏀᏂᏃᏎᏏᏒᏔᏕᏙᏚᏞᏟᏢᏦᏧ"
+    "ıɑɡɩɪɴʀʏʙʜʟǀ"
+)
+_BESIDE_ASCII = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "IDEOGRAPHIC")
+"""Scripts whose words stand next to Latin ones without a space."""
+
+
+def visible(text: str) -> str:
+    if not text.isascii():
+        text = _WORD.sub(lambda found: _word(found[0]), text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _word(word: str) -> str:
+    if word.isascii():
+        return word
+    letters = [c for c in word if c.isalpha()]
+    latin = any(c.isascii() for c in word if c.isalnum())
+    alike = latin or all(c in _LIKE_LETTERS for c in letters)
+    return "".join(_escaped(c) if _deceives(c, alike=alike) else c for c in word)
+
+
+def _deceives(character: str, *, alike: bool) -> bool:
+    """`alike`: the word around it is of ASCII letters, or could be taken for one."""
+    if character.isascii():
+        return False
+    if not character.isprintable() or _NO_SHAPE.match(character) or _LIKE_A_SIGN.match(character):
+        return True
+    plain = unicodedata.normalize("NFKC", character)
+    if plain.isascii() and (len(plain) == 1 or plain.isalnum()):
+        return True
+    return alike and unicodedata.category(character)[0] in "LMN" and not _belongs_to_ascii(character)
+
+
+def _belongs_to_ascii(character: str) -> bool:
+    """A Latin letter with a mark, or of a script that is written next to Latin letters."""
+    if character in _LIKE_LETTERS:
+        return False
+    if "\u00c0" <= character <= "\u017f" or unicodedata.normalize("NFD", character)[0].isascii():
+        return True
+    return unicodedata.name(character, "").startswith(_BESIDE_ASCII)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def mask(config: Config) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from toolcrib.config.keys import Field, nearest_key, pick, plain
-from toolcrib.config.model import CLAIMS, Does, KeyPath, Layer, ToolRule, Which
+from toolcrib.config.keys import ConfigField, known_fields, nearest_key, normalized_key
+from toolcrib.config.masking import HIDDEN, mask_spelling, mask_text, names_a_secret, printable
+from toolcrib.config.model import ANNOTATIONS, KeyPath, Layer, RuleAction, ToolRule, ToolSelector
 from toolcrib.config.problems import describe, describe_type
-from toolcrib.config.redact import HIDDEN, mask_spelling, mask_text, printable, tells_a_secret
-from toolcrib.config.values import Values
+from toolcrib.config.values import ValueReader
 
 PLACES = ("server", "name", "description")
 """What a description's text is filled with."""
@@ -31,7 +31,7 @@ _PLACE = re.compile(r"\{(\w+)\}")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
-RULE_KEYS = {word.value: word.value for word in Does} | {"only": "only"}
+RULE_KEYS = {word.value: word.value for word in RuleAction} | {"only": "only"}
 FILTER_KEYS = {"annotation": "annotation", "not": "not"}
 ARGUMENT_KEYS = {"tool": "tool", "tools": "tool", "arguments": "arguments"}
 
@@ -39,10 +39,10 @@ ARGUMENT_KEYS = {"tool": "tool", "tools": "tool", "arguments": "arguments"}
 _WHOSE = "a rule under tools:"
 
 
-class _Reader(Values):
+class _Reader(ValueReader):
     """The values of one rule; remembers which of them are secrets."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: ValueReader) -> None:
         super().__init__(values.around, values.report)
         self.secrets: dict[str, str] = {}
 
@@ -55,16 +55,18 @@ def filled(template: str, words: Mapping[str, str]) -> str:
     return _PLACE.sub(lambda place: words[place[1]], template)
 
 
-def read_tool_rules(given: Field, values: Values, ambiguous: frozenset[KeyPath] = frozenset()) -> tuple[ToolRule, ...]:
+def read_tool_rules(
+    given: ConfigField, values: ValueReader, ambiguous: frozenset[KeyPath] = frozenset()
+) -> tuple[ToolRule, ...]:
     """`ambiguous` are the places where a key stands twice, which was reported: nobody can say what was meant."""
     if not isinstance(given.value, list):
         values.report.error(given.path, found=describe_type(given.value), expected="a list of rules")
         return ()
-    found = [_rule(Field(value=one, path=(*given.path, at)), values) for at, one in enumerate(given.value)]
+    found = [_rule(ConfigField(value=one, path=(*given.path, at)), values) for at, one in enumerate(given.value)]
     return tuple(rule for at, rule in enumerate(found) if rule is not None and (*given.path, at) not in ambiguous)
 
 
-def _rule(given: Field, values: Values) -> ToolRule | None:
+def _rule(given: ConfigField, values: ValueReader) -> ToolRule | None:
     report = values.report
     if not isinstance(given.value, Mapping):
         report.error(
@@ -73,10 +75,10 @@ def _rule(given: Field, values: Values) -> ToolRule | None:
         return None
     before = report.errors
     fields = _fields(given, RULE_KEYS, values)
-    words = [word for word in Does if word in fields]
+    words = [word for word in RuleAction if word in fields]
     if len(words) != 1 and report.errors == before:
         found = " and ".join(words) or "a rule that does nothing"
-        report.error(given.path, found=found, expected=f"one of {', '.join(Does)}")
+        report.error(given.path, found=found, expected=f"one of {', '.join(RuleAction)}")
     if report.errors > before:
         return None
     reader = _Reader(values)
@@ -90,30 +92,34 @@ def _rule(given: Field, values: Values) -> ToolRule | None:
     return ToolRule(does=words[0], value=value, only=tools, written=written, secrets=MappingProxyType(secrets))
 
 
-def _fields(given: Field, known: Mapping[str, str], values: Values) -> dict[str, Field]:
+def _fields(given: ConfigField, known: Mapping[str, str], values: ValueReader) -> dict[str, ConfigField]:
     """The known keys. Another one is a mistake, however little it looks like ours: it may have narrowed the rule."""
-    unknown = [key for key in given.value if plain(key) not in known]
+    unknown = [key for key in given.value if normalized_key(key) not in known]
     for key in unknown:
         values.report.error(
             (*given.path, key),
             found="a key that is not known",
             expected=f"one of {', '.join(known)}",
-            suggestion=_ask(nearest_key(plain(key), known)),
+            suggestion=_ask(nearest_key(normalized_key(key), known)),
         )
-    return pick({key: one for key, one in given.value.items() if key not in unknown}, given.path, known, values.report)
+    return known_fields(
+        {key: one for key, one in given.value.items() if key not in unknown}, given.path, known, values.report
+    )
 
 
 def _ask(nearest: str) -> str:
     return f"Did you mean {nearest}?" if nearest else ""
 
 
-def _which(given: Field, values: Values) -> Which:
+def _which(given: ConfigField, values: ValueReader) -> ToolSelector:
     match given.value:
         case str():
-            return Which(names=(values.text(given, into=()) or "",))
+            return ToolSelector(names=(values.text(given, into=()) or "",))
         case list() if given.value:
-            parts = [_which(Field(value=one, path=(*given.path, at)), values) for at, one in enumerate(given.value)]
-            return Which(
+            parts = [
+                _which(ConfigField(value=one, path=(*given.path, at)), values) for at, one in enumerate(given.value)
+            ]
+            return ToolSelector(
                 names=tuple(name for part in parts for name in part.names),
                 annotations=tuple(name for part in parts for name in part.annotations),
                 others=tuple(other for part in parts for other in part.others),
@@ -122,51 +128,51 @@ def _which(given: Field, values: Values) -> Which:
             before = values.report.errors
             fields = _fields(given, FILTER_KEYS, values)
             if values.report.errors > before:
-                return Which()
+                return ToolSelector()
             if len(fields) == 1:
                 if claim := fields.get("annotation"):
                     return _claim(claim, values)
-                return Which(others=(_which(fields["not"], values),))
+                return ToolSelector(others=(_which(fields["not"], values),))
     expected = "a name or glob such as git:*, {annotation: …}, {not: …}, or a list of these"
     values.report.error(given.path, found=describe(given.value), expected=expected)
-    return Which()
+    return ToolSelector()
 
 
-def _claim(given: Field, values: Values) -> Which:
-    word = plain(given.value) if isinstance(given.value, str) else ""
-    if word in CLAIMS:
-        return Which(annotations=(word,))
-    expected = f"one of {', '.join(CLAIMS)}"
-    suggestion = _ask(nearest_key(word, CLAIMS))
+def _claim(given: ConfigField, values: ValueReader) -> ToolSelector:
+    word = normalized_key(given.value) if isinstance(given.value, str) else ""
+    if word in ANNOTATIONS:
+        return ToolSelector(annotations=(word,))
+    expected = f"one of {', '.join(ANNOTATIONS)}"
+    suggestion = _ask(nearest_key(word, ANNOTATIONS))
     values.report.error(given.path, found=describe(given.value), expected=expected, suggestion=suggestion)
-    return Which()
+    return ToolSelector()
 
 
-def _choice(given: Field, reader: _Reader) -> tuple[Which, tuple[()]]:
+def _choice(given: ConfigField, reader: _Reader) -> tuple[ToolSelector, tuple[()]]:
     return _which(given, reader), ()
 
 
-def _names(given: Field, reader: _Reader) -> tuple[Mapping[str, str], tuple[()]]:
+def _names(given: ConfigField, reader: _Reader) -> tuple[Mapping[str, str], tuple[()]]:
     table = reader.table(given, into="names") or {}
     for old, new in table.items():
-        _check_name(new, Field(value=new, path=(*given.path, old)), reader)
+        _check_name(new, ConfigField(value=new, path=(*given.path, old)), reader)
     return MappingProxyType(table), ()
 
 
-def _prefix(given: Field, reader: _Reader) -> tuple[str, tuple[()]]:
+def _prefix(given: ConfigField, reader: _Reader) -> tuple[str, tuple[()]]:
     text = reader.text(given, into=("prefix",))
     if text is not None:
         _check_name(text, given, reader)
     return text or "", ()
 
 
-def _check_name(name: str, given: Field, reader: _Reader) -> None:
+def _check_name(name: str, given: ConfigField, reader: _Reader) -> None:
     if not _NAME.fullmatch(name):
         expected = "1 to 64 letters, digits, _ and -"
         reader.report.error(given.path, found=describe(given.value), expected=expected)
 
 
-def _describe(given: Field, reader: _Reader) -> tuple[str, tuple[()]]:
+def _describe(given: ConfigField, reader: _Reader) -> tuple[str, tuple[()]]:
     text = reader.text(given, into=("describe",)) or ""
     for place in unknown_places(text):
         nearest = nearest_key(place, dict.fromkeys(PLACES, ""))
@@ -179,14 +185,14 @@ def _describe(given: Field, reader: _Reader) -> tuple[str, tuple[()]]:
     return text, ()
 
 
-def _argument_names(given: Field, reader: _Reader) -> tuple[Mapping[str, str], tuple[()]]:
+def _argument_names(given: ConfigField, reader: _Reader) -> tuple[Mapping[str, str], tuple[()]]:
     table = reader.table(given, into="names") or {}
     if len(set(table.values())) < len(table):
         reader.report.error(given.path, found="one new name for two arguments", expected="a name for each")
     return MappingProxyType(table), ()
 
 
-def _arguments(given: Field, reader: _Reader) -> tuple[Mapping[str, Any], tuple[Which, ...]]:
+def _arguments(given: ConfigField, reader: _Reader) -> tuple[Mapping[str, Any], tuple[ToolSelector, ...]]:
     report = reader.report
     if not isinstance(given.value, Mapping):
         report.error(given.path, found=describe_type(given.value), expected="a mapping with arguments")
@@ -198,11 +204,11 @@ def _arguments(given: Field, reader: _Reader) -> tuple[Mapping[str, Any], tuple[
         report.error(given.path, found="no arguments" if table is None else describe(table.value), expected=expected)
         return {}, ()
     tools = (_which(fields["tool"], reader),) if "tool" in fields else ()
-    made = {name: _value(Field(value=one, path=(*table.path, name)), reader) for name, one in table.value.items()}
+    made = {name: _value(ConfigField(value=one, path=(*table.path, name)), reader) for name, one in table.value.items()}
     return MappingProxyType(made), tools
 
 
-def _options(given: Field, reader: _Reader) -> tuple[Mapping[str, Any], tuple[()]]:
+def _options(given: ConfigField, reader: _Reader) -> tuple[Mapping[str, Any], tuple[()]]:
     if not isinstance(given.value, Mapping):
         reader.report.error(
             given.path, found=describe_type(given.value), expected=f"a mapping of {', '.join(PROVIDERS)}"
@@ -215,34 +221,37 @@ def _options(given: Field, reader: _Reader) -> tuple[Mapping[str, Any], tuple[()
     return MappingProxyType({name: _value(one, reader) for name, one in fields.items()}), ()
 
 
-def _value(given: Field, reader: _Reader) -> Any:
+def _value(given: ConfigField, reader: _Reader) -> Any:
     """Any JSON, its texts with their variables filled in."""
     match given.value:
         case str():
             text = reader.text(given, into=given.path, secret=True)
-            if text and (given.path in reader.spelled or any(tells_a_secret(str(part)) for part in given.path[-2:])):
+            if text and (given.path in reader.spelled or any(names_a_secret(str(part)) for part in given.path[-2:])):
                 reader.secrets[text] = "" if reader.around.layer is Layer.PROJECT else _WHOSE
             return text
         case list():
-            return [_value(Field(value=one, path=(*given.path, at)), reader) for at, one in enumerate(given.value)]
+            return [
+                _value(ConfigField(value=one, path=(*given.path, at)), reader) for at, one in enumerate(given.value)
+            ]
         case Mapping():
             return {
-                name: _value(Field(value=one, path=(*given.path, name)), reader) for name, one in given.value.items()
+                name: _value(ConfigField(value=one, path=(*given.path, name)), reader)
+                for name, one in given.value.items()
             }
         case other:
             return other
 
 
-_READERS: Mapping[Does, Callable[[Field, _Reader], tuple[Any, tuple[Which, ...]]]] = {
-    Does.KEEP: _choice,
-    Does.DROP: _choice,
-    Does.RENAME: _names,
-    Does.PREFIX: _prefix,
-    Does.DESCRIBE: _describe,
-    Does.FIX: _arguments,
-    Does.DEFAULT: _arguments,
-    Does.RENAME_ARGUMENTS: _argument_names,
-    Does.OPTIONS: _options,
+_READERS: Mapping[RuleAction, Callable[[ConfigField, _Reader], tuple[Any, tuple[ToolSelector, ...]]]] = {
+    RuleAction.KEEP: _choice,
+    RuleAction.DROP: _choice,
+    RuleAction.RENAME: _names,
+    RuleAction.PREFIX: _prefix,
+    RuleAction.DESCRIBE: _describe,
+    RuleAction.FIX: _arguments,
+    RuleAction.DEFAULT: _arguments,
+    RuleAction.RENAME_ARGUMENTS: _argument_names,
+    RuleAction.OPTIONS: _options,
 }
 """Each gives the value, and the tools that it names besides."""
 
@@ -255,10 +264,10 @@ def shown_rule(written: Any) -> Any:
 def _hidden(value: Any, name: str) -> Any:
     match value:
         case str():
-            return mask_spelling(value) if tells_a_secret(name) else mask_text(value)
+            return mask_spelling(value) if names_a_secret(name) else mask_text(value)
         case list():
             return [_hidden(one, name) for one in value]
         case Mapping():
             return {mask_text(key): _hidden(one, key) for key, one in value.items()}
         case other:
-            return HIDDEN if other is not None and tells_a_secret(name) else other
+            return HIDDEN if other is not None and names_a_secret(name) else other

@@ -15,16 +15,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolcrib.config.expand import references
-from toolcrib.config.json_text import Unreadable
-from toolcrib.config.keys import Field, plain, spread
+from toolcrib.config.contribution import SECTIONS, ServerEntry, entries_of
+from toolcrib.config.keys import ConfigField, flat_fields, normalized_key
 from toolcrib.config.model import WORKSPACE_FOLDER, KeyPath
-from toolcrib.config.problems import Report, describe_type, key_text
-from toolcrib.config.read import Document, read_bytes
-from toolcrib.config.settings import SETTINGS, USERS_ALONE
-from toolcrib.config.shapes import SECTIONS, Entry, entries_of
-from toolcrib.config.slug import same_name
-from toolcrib.config.visible import visible
+from toolcrib.config.parse import Unreadable
+from toolcrib.config.paths import server_key
+from toolcrib.config.problems import ProblemReport, describe_type, key_text
+from toolcrib.config.read import ConfigDocument, read_bytes
+from toolcrib.config.settings import SETTINGS, USER_ONLY_SETTINGS
+from toolcrib.config.show import visible
+from toolcrib.config.values import references
 from toolcrib.errors import ConfigError
 
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./?&~${}-]+")
@@ -45,42 +45,44 @@ def trust_digest(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read.", remedy="Name a project's configuration file.") from None
 
 
-def is_real(path: Path) -> bool:
+def has_no_links(path: Path) -> bool:
     """No link on the way to it, so that nothing from elsewhere is read in a project's name."""
     return not path.is_symlink() and os.path.realpath(path) == str(path)
 
 
-def effects_of(document: Document, users_names: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, ...]:
+def effects_of(document: ConfigDocument, users_names: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, ...]:
     """All that the file says, as it is written there, safe to print: the person who trusts it has seen every word.
 
     Nothing is masked, for nothing is filled in. Of a variable it is said whether `environ` holds it. `users_names` are
     the names that the file could take over.
     """
-    silent = Report(document.report.source)
+    silent = ProblemReport(document.report.source)
     entries = tuple(entries_of(document.data, silent))
     lines: list[str] = []
     for entry in entries:
         name = visible(entry.name) if isinstance(entry.name, str) else describe_type(entry.name)
         deed, told = _deed(entry, silent)
         lines.append(f"{name}: {deed}")
-        if isinstance(entry.name, str) and (held := users_names.get(same_name(entry.name))):
+        if isinstance(entry.name, str) and (held := users_names.get(server_key(entry.name))):
             lines.append(f"{name}: takes the place of your own server {visible(held)}")
         rest = {key: value for key, value in _mapping(entry.entry).items() if (*entry.path, key) not in told}
         lines += [f"  {line}" for line in (*_leaves(rest), *_variables(entry.entry, environ))]
     is_one_server = any(not entry.path for entry in entries)
-    rest = {} if is_one_server else {k: value for k, value in document.data.items() if plain(k) not in SECTIONS}
-    if lines or {plain(key) for key in rest} & {*SETTINGS.keys() - USERS_ALONE, "tools"}:
+    rest = (
+        {} if is_one_server else {k: value for k, value in document.data.items() if normalized_key(k) not in SECTIONS}
+    )
+    if lines or {normalized_key(key) for key in rest} & {*SETTINGS.keys() - USER_ONLY_SETTINGS, "tools"}:
         lines += [f"sets {line}" for line in (*_leaves(rest), *_variables(rest, environ))]
     return tuple(lines)
 
 
-def _deed(entry: Entry, silent: Report) -> tuple[str, list[KeyPath]]:
+def _deed(entry: ServerEntry, silent: ProblemReport) -> tuple[str, list[KeyPath]]:
     """What it comes to, and the places whose values stand in that line."""
-    fields = spread(_mapping(entry.entry), entry.path, silent)
+    fields = flat_fields(_mapping(entry.entry), entry.path, silent)
     if url := fields.get("url"):
         return f"connects to {_word(url.value)}", [url.path]
     if command := fields.get("command"):
-        args = fields.get("args") or Field(value=[], path=())
+        args = fields.get("args") or ConfigField(value=[], path=())
         words = [command.value, *(args.value if isinstance(args.value, list) else [args.value])]
         return f"starts {' '.join(map(_word, words))}", [command.path, args.path]
     return "is switched off" if {"enabled", "disabled"} & fields.keys() else "is no server", []

@@ -1,25 +1,86 @@
 """One value of an entry: its type checked, its variables filled in.
 
-In: `Field`s. Out: text, lists, tables, numbers, yes or no; None after something was reported.
-`entries` and `auth` read every value through here, so nothing reaches a server unchecked.
+In: `ConfigField`s, and the environment. Out: text, lists, tables, numbers, yes or no; None after something was
+reported. Whoever reads a setting reads it through here, so nothing reaches a server unchecked. What a variable holds
+is not expanded again.
+
+    ${VAR}  ${env:VAR}      the variable, which must be set (it may be empty)
+    ${VAR:-default}         the default where the variable is unset or empty
+    $${                     a literal ${ ; any other $ stands for itself
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolcrib.config.expand import expand
-from toolcrib.config.keys import Field
+from toolcrib.config.keys import ConfigField
+from toolcrib.config.masking import printable
 from toolcrib.config.model import WORKSPACE_FOLDER, KeyPath, Layer
-from toolcrib.config.problems import Report, describe, describe_type
-from toolcrib.config.redact import printable
+from toolcrib.config.problems import ProblemReport, describe, describe_type
+
+_REFERENCE = re.compile(
+    r"(?P<literal>\$\$\{)"
+    r"|\$\{(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}"
+    r"|(?P<malformed>\$\{[^}]{0,40}\}?)"
+)
 
 
-class Spelling(enum.Enum):
+@dataclass(frozen=True, kw_only=True)
+class Expansion:
+    text: str
+    """Where something is missing or malformed the text is incomplete and must not be used."""
+    variables: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    malformed: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing and not self.malformed
+
+
+def references(text: str) -> Iterator[tuple[str, bool]]:
+    """The variables that a text names, and whether each has a default."""
+    for found in _REFERENCE.finditer(text):
+        if found["name"]:
+            yield found["name"], found["default"] is not None
+
+
+def expand(text: str, environ: Mapping[str, str]) -> Expansion:
+    if "${" not in text:
+        return Expansion(text=text)
+    variables: list[str] = []
+    missing: list[str] = []
+    malformed: list[str] = []
+
+    def value(found: re.Match[str]) -> str:
+        if found["literal"]:
+            return "${"
+        if found["malformed"]:
+            malformed.append(found["malformed"])
+            return ""
+        name, default = found["name"], found["default"]
+        variables.append(name)
+        held = environ.get(name)
+        if held is None and default is None:
+            missing.append(name)
+        if default is not None and not held:
+            return str(default)
+        return held or ""
+
+    return Expansion(
+        text=_REFERENCE.sub(value, text),
+        variables=tuple(variables),
+        missing=tuple(dict.fromkeys(missing)),
+        malformed=tuple(malformed),
+    )
+
+
+class Interpolation(enum.Enum):
     """What `${VAR}` in a text is."""
 
     WITH_VARIABLES = "with variables"
@@ -28,7 +89,7 @@ class Spelling(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class EntryContext:
     """What an entry's meaning depends on besides its own words."""
 
     layer: Layer
@@ -37,7 +98,7 @@ class Surroundings:
     file: Path | None = None
     root: Path | None = None
     """The project, for a project's file: relative paths start there."""
-    spelling: Spelling = Spelling.WITH_VARIABLES
+    spelling: Interpolation = Interpolation.WITH_VARIABLES
     neutral: Path | None = None
     """For the user's own entries: where their programs start that name no folder."""
 
@@ -45,10 +106,10 @@ class Surroundings:
 _MERE_TEXT = object()
 
 
-class Values:
+class ValueReader:
     """The values of one server; remembers how those with `${VAR}` were written."""
 
-    def __init__(self, around: Surroundings, report: Report, *, kept: Mapping[str, str] | None = None) -> None:
+    def __init__(self, around: EntryContext, report: ProblemReport, *, kept: Mapping[str, str] | None = None) -> None:
         """`kept` are variables that are filled in later, and what stands for each until then."""
         self.around = around
         self.report = report
@@ -57,7 +118,7 @@ class Values:
         """Variables that were filled in, and what the environment holds for them."""
         self._kept = kept or {}
 
-    def text(self, field: Field, *, into: KeyPath, secret: bool = False) -> str | None:
+    def text(self, field: ConfigField, *, into: KeyPath, secret: bool = False) -> str | None:
         """`into` is where the value ends up, for `spelled`. Whole numbers and yes/no are taken as they read."""
         value = field.value
         if isinstance(value, bool):
@@ -80,7 +141,7 @@ class Values:
         return expanded
 
     def _has_variables(self, value: str) -> bool:
-        return self.around.spelling is Spelling.WITH_VARIABLES and "${" in value
+        return self.around.spelling is Interpolation.WITH_VARIABLES and "${" in value
 
     def _expanded(self, value: str, path: KeyPath) -> str | None:
         if not self._has_variables(value):
@@ -98,29 +159,29 @@ class Values:
             )
         return expansion.text if expansion.complete else None
 
-    def texts(self, field: Field, *, into: str) -> tuple[str, ...] | None:
+    def texts(self, field: ConfigField, *, into: str) -> tuple[str, ...] | None:
         if not isinstance(field.value, list):
             self.report.error(field.path, found=describe(field.value), expected="a list of texts")
             return None
         texts = [
-            self.text(Field(value=item, path=(*field.path, position)), into=(into, position))
+            self.text(ConfigField(value=item, path=(*field.path, position)), into=(into, position))
             for position, item in enumerate(field.value)
         ]
         return tuple(text for text in texts if text is not None)
 
-    def table(self, field: Field, *, into: str) -> dict[str, str] | None:
+    def table(self, field: ConfigField, *, into: str) -> dict[str, str] | None:
         """Names and texts; the texts count as secrets."""
         if not isinstance(field.value, Mapping):
             self.report.error(field.path, found=describe_type(field.value), expected="a mapping of names to texts")
             return None
         table: dict[str, str] = {}
         for name, value in field.value.items():
-            text = self.text(Field(value=value, path=(*field.path, name)), into=(into, name), secret=True)
+            text = self.text(ConfigField(value=value, path=(*field.path, name)), into=(into, name), secret=True)
             if text is not None:
                 table[name] = text
         return table
 
-    def number(self, field: Field, *, least: float, most: float, whole: bool = False) -> float | None:
+    def number(self, field: ConfigField, *, least: float, most: float, whole: bool = False) -> float | None:
         value = self._filled(field)
         if value is None:
             return None
@@ -133,7 +194,7 @@ class Values:
             return None
         return float(value)
 
-    def flag(self, field: Field) -> bool | None:
+    def flag(self, field: ConfigField) -> bool | None:
         value = self._filled(field)
         if value is None:
             return None
@@ -144,13 +205,13 @@ class Values:
             return None
         return value
 
-    def _filled(self, field: Field) -> Any:
+    def _filled(self, field: ConfigField) -> Any:
         """A number or yes/no may come from a variable; as mere text in quotes it is a mistake. None: reported."""
         if not isinstance(field.value, str):
             return field.value
         return self._expanded(field.value, field.path) if self._has_variables(field.value) else _MERE_TEXT
 
-    def folder_or_file(self, field: Field, *, into: KeyPath) -> Path | None:
+    def folder_or_file(self, field: ConfigField, *, into: KeyPath) -> Path | None:
         """Absolute; `~` is the home; relative paths only where a project gives them a start."""
         text = self.text(field, into=into)
         if text is None:

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from toolcrib.commands.leases import Lasts
 from toolcrib.config import Flags
 from toolcrib.daemon.process import run_foreground
+from toolcrib.daemon_client.lifetime import DaemonLifetime
 from toolcrib.errors import ToolcribError
 
 
@@ -32,7 +32,7 @@ def main() -> int:
         unsafe_no_sandbox=order["unsafe_no_sandbox"],
     )
     try:
-        return run_foreground(Path(order["root"]), flags, ready=tell, lasts=Lasts(order["lasts"]))
+        return run_foreground(Path(order["root"]), flags, ready=tell, lasts=DaemonLifetime(order["lasts"]))
     except ToolcribError as error:
         if not report.closed:
             tell({"error": {"kind": type(error).__name__, "message": error.message, "remedy": error.remedy}})

@@ -1,8 +1,8 @@
-"""The daemon's life: lock, port, crib, gateway, socket; then a signal or a command, and the end within five seconds.
-One that was started for runs ends by itself with the last of them.
+"""The daemon's life: lock, owner's token, port, crib, gateway, socket; then a signal or a command, and the end within
+five seconds. One that was started for runs ends by itself with the last of them.
 
-In: the project root, the flags. Out: an exit code. Clients are served from the last known catalog at once; the servers
-behind it connect meanwhile.
+In: the project root, the flags. Out: an exit code. Clients are served from the last known catalog at once; the
+servers behind it connect meanwhile.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import socket
+import stat
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -21,35 +22,66 @@ from typing import Any
 import uvloop
 
 from toolcrib import __version__
-from toolcrib.arrival import HttpServer
-from toolcrib.coding_agents.generated import renew
+from toolcrib.coding_agents.client_files import renew_private_files
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
-from toolcrib.commands.leases import Lasts, Leases
-from toolcrib.commands.run import end, left_behind
+from toolcrib.commands.run import end_run_agent, orphaned_agents
 from toolcrib.config import Flags, Paths
-from toolcrib.config.last_store import remember_store
+from toolcrib.config.layers import remember_store
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import WORKSPACE
-from toolcrib.config.private import unusable
-from toolcrib.crib.crib import Crib
-from toolcrib.daemon.jobs.desk import Desk
-from toolcrib.daemon.lock import held, write_info
+from toolcrib.config.paths import private_folder, unusable_path
+from toolcrib.core.crib import Crib
 from toolcrib.daemon.log import LOGGED, log_to, write_to_log
 from toolcrib.daemon.socket import CommandSocket
-from toolcrib.daemon.token import owner_token
-from toolcrib.descriptors import raise_limit
-from toolcrib.errors import PortTaken
+from toolcrib.daemon_client.lifetime import ActiveLeases, DaemonLifetime, daemon_lock, write_info
+from toolcrib.errors import ConfigError, PortTaken
 from toolcrib.events import Event, TokenReplaced
 from toolcrib.gateway.http import HttpGateway
-from toolcrib.signals import ending_signals
+from toolcrib.http_server import AsgiServer
+from toolcrib.identity.agent import mint_token
+from toolcrib.jobs.queue import JobQueue
+from toolcrib.signals import ending_signals, raise_open_file_limit
+
+
+def owner_token(file: Path) -> str:
+    private_folder(file.parent)
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return _read_token(file)
+    token = mint_token()
+    try:
+        with os.fdopen(descriptor, "w") as stream:
+            stream.write(token + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError:
+        # Half a token would be refused at every later start.
+        file.unlink()
+        raise
+    return token
+
+
+def _read_token(file: Path) -> str:
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigError(
+            f"{file} can be read by others (mode {mode:o}).",
+            remedy=f"Remove it (a new token is made at the next start), or: chmod 600 {file}",
+        )
+    token = file.read_text().strip()
+    if len(token) < 32:
+        raise ConfigError(f"{file} holds no token.", remedy="Remove it; a new one is made at the next start.")
+    return token
+
 
 log = logging.getLogger(__name__)
 
 _REQUESTS_MAY_END = 1.0
 """Of the five seconds that a stop may take; the servers' processes need the rest."""
 
-_FIRST_RUN = 20.0
+_FIRST_RUN_WITHIN = 20.0
 """Seconds that a daemon for runs waits for the first of them."""
 _CLAIMED_WITHIN = 15.0
 """Seconds in which a run that outlived the last daemon goes on with its agent."""
@@ -58,9 +90,9 @@ Ready = Callable[[dict[str, Any]], None]
 
 
 class Daemon:
-    def __init__(self, paths: Paths, root: Path, flags: Flags, lasts: Lasts) -> None:
-        self.leases = Leases(lasts, on_idle=self.stop)
-        self.jobs = Desk(self.leases)
+    def __init__(self, paths: Paths, root: Path, flags: Flags, lasts: DaemonLifetime) -> None:
+        self.leases = ActiveLeases(lasts, on_idle=self.stop)
+        self.jobs = JobQueue(self.leases)
         self.mask = Masker()
         self._paths = paths
         self._root = root
@@ -82,7 +114,7 @@ class Daemon:
             "started_at": self._started_at,
             "uptime": time.time() - self._started_at,
             "unsafe_no_sandbox": self._flags.unsafe_no_sandbox,
-            "for_runs": self.leases.lasts is Lasts.FOR_RUNS,
+            "for_runs": self.leases.lasts is DaemonLifetime.FOR_RUNS,
             "runs": len(self.leases.agents),
             "jobs": self.jobs.counts,
             "stopping": self._stopping.is_set(),
@@ -111,36 +143,36 @@ class Daemon:
         """What was generated for agents follows our address, and from now on their tokens."""
         endpoint = self.describe()["endpoint"]
         agents = [agent.name for agent in crib.roster.agents]
-        await asyncio.to_thread(renew, crib.roster.folder, agents, url=endpoint)
+        await asyncio.to_thread(renew_private_files, crib.roster.folder, agents, url=endpoint)
 
         def replaced(event: Event) -> None:
             if isinstance(event, TokenReplaced):
-                renew(crib.roster.folder, [event.agent], url=endpoint)
+                renew_private_files(crib.roster.folder, [event.agent], url=endpoint)
 
         crib.bus.subscribe(replaced, TokenReplaced)
 
     async def _until_stopped(self) -> None:
-        if self.leases.lasts is Lasts.FOR_RUNS:
-            asyncio.get_running_loop().call_later(_FIRST_RUN, self._stop_if_idle)
+        if self.leases.lasts is DaemonLifetime.FOR_RUNS:
+            asyncio.get_running_loop().call_later(_FIRST_RUN_WITHIN, self._stop_if_idle)
         await self._stopping.wait()
 
     @contextlib.asynccontextmanager
     async def _minding_orphans(self, crib: Crib) -> AsyncIterator[None]:
         """Agents of runs that the last daemon left behind go when nobody claims them."""
-        orphans = await left_behind(crib)
+        orphans = await orphaned_agents(crib)
 
         async def end_unclaimed(after: float) -> None:
             await asyncio.sleep(after)
             for agent in orphans:
                 if agent.name not in self.leases.agents:
-                    await end(crib, agent)
+                    await end_run_agent(crib, agent)
 
         later = asyncio.create_task(end_unclaimed(_CLAIMED_WITHIN))
         try:
             yield
         finally:
             later.cancel()
-            if self.leases.lasts is Lasts.FOR_RUNS:
+            if self.leases.lasts is DaemonLifetime.FOR_RUNS:
                 await end_unclaimed(0)
 
     async def run(self, ready: Ready) -> None:
@@ -167,7 +199,7 @@ class Daemon:
             listener = bind(settings.port)
             self._port = listener.getsockname()[1]
             gateway = HttpGateway(crib, token=token, port=self._port)
-            server = HttpServer(gateway)
+            server = AsgiServer(gateway)
             control = CommandSocket(crib, self)
             try:
                 await crib.roster.sweep()
@@ -227,19 +259,21 @@ def bind(port: int) -> socket.socket:
     return listener
 
 
-def run_foreground(root: Path, flags: Flags, *, ready: Ready, lasts: Lasts = Lasts.UNTIL_STOPPED) -> int:
+def run_foreground(
+    root: Path, flags: Flags, *, ready: Ready, lasts: DaemonLifetime = DaemonLifetime.UNTIL_STOPPED
+) -> int:
     """Runs until a signal or `toolcrib down`; for runs, until none is left."""
     paths = Paths.of_user(os.environ)
     _keep_files_from_children()
-    raise_limit()
+    raise_open_file_limit()
     try:
         return _run_locked(paths, Daemon(paths, root, flags, lasts), ready)
     except OSError as error:
-        raise unusable(error, paths.state_dir) from error
+        raise unusable_path(error, paths.state_dir) from error
 
 
 def _run_locked(paths: Paths, daemon: Daemon, ready: Ready) -> int:
-    with held(paths):
+    with daemon_lock(paths):
         handler = log_to(paths.log, os.environ.get("TOOLCRIB_LOG_LEVEL", "info"), daemon.mask)
         try:
             # The loop's own close waits for the default executor's threads: nothing of ours outlives it.

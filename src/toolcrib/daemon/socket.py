@@ -22,14 +22,13 @@ from typing import Any
 import msgspec
 
 from toolcrib.commands.all import registry
-from toolcrib.commands.registry import Context, Host, Via, usable_path
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.project import Project
+from toolcrib.commands.registry import CommandContext, CommandHost, Via, usable_path
+from toolcrib.core.crib import Crib
+from toolcrib.core.project import Project
 from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ConfigError, ToolcribError, UsageError
-from toolcrib.gateway.answers import Rejected, failure
-from toolcrib.gateway.envelope import MAX_BODY, count_values
-from toolcrib.gateway.pipe import PipeClient
-from toolcrib.gateway.reception import UNLABELLED, Reception, conversation_of
+from toolcrib.gateway.auth import DEFAULT_CONVERSATION, Authenticator, checked_conversation
+from toolcrib.gateway.messages import MAX_BODY, Rejected, count_values, error_reply
+from toolcrib.gateway.pipe import PipeConnection
 from toolcrib.policy import OWNER
 
 log = logging.getLogger(__name__)
@@ -57,10 +56,10 @@ _NEW_PROJECT_WAITS = 3.0
 
 
 class CommandSocket:
-    def __init__(self, crib: Crib, host: Host) -> None:
+    def __init__(self, crib: Crib, host: CommandHost) -> None:
         self._crib = crib
         self._host = host
-        self._reception = Reception(crib)
+        self._reception = Authenticator(crib)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -99,7 +98,7 @@ class CommandSocket:
                 await self._serve(reader, writer)
         except UsageError as error:
             with contextlib.suppress(ConnectionError):
-                await _say(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": error.message}})
+                await _send(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": error.message}})
         except asyncio.CancelledError:
             # The daemon stops: what the other side has not read by now is not waited for.
             writer.transport.abort()
@@ -119,7 +118,7 @@ class CommandSocket:
             try:
                 request_id, method, params, root = await _read_command(line)
             except UsageError as error:
-                await _say(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": error.message}})
+                await _send(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": error.message}})
                 line = await _next_line(reader)
                 continue
             if method == _BRIDGE:
@@ -145,7 +144,7 @@ class CommandSocket:
             try:
                 token = params.get("token")
                 guest = self._reception.admit(str(token)) if token else self._reception.unnamed()
-                conversation = conversation_of(str(params.get("conversation") or "")) or UNLABELLED
+                conversation = checked_conversation(str(params.get("conversation") or "")) or DEFAULT_CONVERSATION
                 # An agent works where its token says, wherever its client was started.
                 root = _root(params.get("root") or str(self._crib.root))
                 if guest.workdir is not None:
@@ -156,23 +155,25 @@ class CommandSocket:
                 writer.write(rejected.reply().body + b"\n")
                 return
             except ToolcribError as error:
-                writer.write(failure(error).body + b"\n")
+                writer.write(error_reply(error).body + b"\n")
                 return
             except (OSError, ValueError) as error:
                 told = f"The root cannot be used: {error}."
-                await _say(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": told}})
+                await _send(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": told}})
                 return
-            await PipeClient(self._crib, project, guest, conversation, self._reception.turns, reader, writer).serve()
+            await PipeConnection(
+                self._crib, project, guest, conversation, self._reception.turns, reader, writer
+            ).serve()
 
     async def _command(
         self, request_id: Any, name: str, params: dict[str, Any], root: Path | None, writer: asyncio.StreamWriter
     ) -> None:
         async def emit(event: dict[str, Any]) -> None:
-            await _say(writer, {"method": "event", "params": {"id": request_id, "event": event}})
+            await _send(writer, {"method": "event", "params": {"id": request_id, "event": event}})
 
         try:
             async with self._working_in(name, root) as project:
-                context = Context(
+                context = CommandContext(
                     crib=self._crib, project=project, caller=OWNER, host=self._host, via=Via.SOCKET, emit=emit
                 )
                 answer = {"id": request_id, "result": await registry.run(name, params, context)}
@@ -186,7 +187,7 @@ class CommandSocket:
             told = f"{name} failed in a way nobody foresaw."
             data = {"remedy": "`toolcrib logs` says why.", "exit_code": 1}
             answer = {"id": request_id, "error": {"code": INTERNAL_ERROR, "message": told, "data": data}}
-        await _say(writer, answer)
+        await _send(writer, answer)
 
     @contextlib.asynccontextmanager
     async def _working_in(self, command: str, root: Path | None) -> AsyncIterator[Project]:
@@ -235,7 +236,7 @@ def _root(given: Any) -> Path:
     return Path(os.path.realpath(usable_path(given)))
 
 
-async def _say(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+async def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
     writer.write(msgspec.json.encode({"jsonrpc": "2.0", **message}) + b"\n")
     await writer.drain()
 

@@ -1,7 +1,9 @@
-"""The endpoint `/mcp`: HTTP requests of both eras in, answers out.
+"""The endpoint `/mcp`: HTTP requests of both protocol generations in, answers out.
 
-In: ASGI. Out: ASGI. Every request passes `gate` before anything is read of it; then the body decides the era. `desk`
-makes the answers, `streams` carries the long ones, and what a client has open ends with its agent or session.
+In: ASGI. Out: ASGI. Every request passes `auth` before anything is read of it; then the body decides the
+generation. `dispatcher` makes the answers, `streams` carries the long ones, and what a client has open ends with
+its agent or session. What legacy clients have open now is held by their session id; the session itself, which
+outlives connections and restarts, is in `identity.sessions`.
 """
 
 from __future__ import annotations
@@ -13,28 +15,66 @@ from typing import Any
 
 import msgspec
 
-from toolcrib.crib.crib import Crib
-from toolcrib.errors import Case, ToolcribError
+from toolcrib.core.crib import Crib
+from toolcrib.errors import ErrorCase, ToolcribError
 from toolcrib.events import Event, PermissionChanged
-from toolcrib.gateway import eras
-from toolcrib.gateway.answers import Rejected, Reply, failure
-from toolcrib.gateway.desk import LIST_CHANGED, Client, Desk, UnderWay
-from toolcrib.gateway.envelope import Message, read_message
-from toolcrib.gateway.gate import (
-    Gate,
-    Visitor,
-    check_legacy_verb,
+from toolcrib.gateway import protocol
+from toolcrib.gateway.auth import (
+    DEFAULT_CONVERSATION,
+    AdmittedRequest,
+    Authenticator,
+    HttpAuth,
+    check_legacy_method,
     check_post,
     check_stream,
     is_large,
-    no_such_verb,
+    method_not_allowed,
     read_body,
 )
-from toolcrib.gateway.legacy import LegacyConnections
-from toolcrib.gateway.reception import UNLABELLED, Reception
-from toolcrib.gateway.streams import EventStream, Exchange, Receive, Send, send_json, until_gone
-from toolcrib.gateway.subscriptions import acknowledged, ended, listen_notice, wants_tools
+from toolcrib.gateway.dispatcher import LIST_CHANGED, Dispatcher, PendingRequests, RequestContext
+from toolcrib.gateway.messages import ClientMessage, Rejected, Reply, error_reply, read_message
+from toolcrib.gateway.protocol import listen_acknowledged, listen_ended, listen_notice, wants_tool_changes
+from toolcrib.gateway.streams import PostExchange, Receive, Send, SseResponse, send_json, until_disconnected
 from toolcrib.servers.model import MODERN_VERSION, Era
+
+
+class LegacyConnection:
+    __slots__ = ("id", "streams", "under_way")
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.under_way = PendingRequests()
+        self.streams: set[SseResponse] = set()
+
+    def end(self) -> None:
+        self.under_way.cancel_all()
+        for stream in tuple(self.streams):
+            stream.close()
+
+
+class LegacyConnections:
+    def __init__(self) -> None:
+        self._by_id: dict[str, LegacyConnection] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def at(self, id: str) -> LegacyConnection:
+        found = self._by_id.get(id)
+        if found is None:
+            found = self._by_id[id] = LegacyConnection(id)
+        return found
+
+    def let_go(self, connection: LegacyConnection) -> None:
+        """Forgets it, unless something is still open in it."""
+        if not connection.under_way and not connection.streams:
+            self._by_id.pop(connection.id, None)
+
+    def end(self, id: str) -> None:
+        found = self._by_id.get(id)
+        if found is not None:
+            found.end()
+
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +90,13 @@ class _Open(msgspec.Struct, frozen=True, eq=False):
 class HttpGateway:
     def __init__(self, crib: Crib, *, token: str, port: int) -> None:
         self._crib = crib
-        self._desk = Desk(crib)
-        self._reception = Reception(crib, owner_token=token)
-        self._gate = Gate(self._reception, port=port)
+        self._desk = Dispatcher(crib)
+        self._reception = Authenticator(crib, owner_token=token)
+        self._gate = HttpAuth(self._reception, port=port)
         # Kept, because asking for it costs a system call in some versions of Python.
         self._loop = asyncio.get_running_loop()
         self._legacy = LegacyConnections()
-        self._streams: dict[EventStream, _Open] = {}
+        self._streams: dict[SseResponse, _Open] = {}
         self._unsubscribe = crib.bus.subscribe(self._permission_changed, PermissionChanged)
 
     def close(self) -> None:
@@ -85,44 +125,46 @@ class HttpGateway:
                 case "DELETE":
                     await self._delete(visitor, send)
                 case _:
-                    raise no_such_verb()
+                    raise method_not_allowed()
         except Rejected as rejected:
             await send_json(send, rejected.reply())
         except ToolcribError as error:
-            await send_json(send, failure(error))
+            await send_json(send, error_reply(error))
 
-    async def _post(self, visitor: Visitor, receive: Receive, send: Send) -> None:
+    async def _post(self, visitor: AdmittedRequest, receive: Receive, send: Send) -> None:
         check_post(visitor.headers)
         message = await self._read(visitor, receive)
-        if eras.era_of(message, visitor.headers.get("mcp-protocol-version")) is Era.MODERN:
+        if protocol.era_of(message, visitor.headers.get("mcp-protocol-version")) is Era.MODERN:
             await self._modern_request(message, visitor, receive, send)
         elif message.method == "initialize" and message.id is not None:
             await self._initialize(message, visitor, send)
         else:
             await self._legacy_request(message, visitor, receive, send)
 
-    async def _read(self, visitor: Visitor, receive: Receive) -> Message:
+    async def _read(self, visitor: AdmittedRequest, receive: Receive) -> ClientMessage:
         """A large body is not even taken in before the agent's last one is read."""
         if not is_large(visitor.headers):
             return read_message(await read_body(visitor, receive))
         async with self._reception.turns.of(visitor.guest.name) as turn:
             return await turn.read(await read_body(visitor, receive))
 
-    async def _modern_request(self, message: Message, visitor: Visitor, receive: Receive, send: Send) -> None:
+    async def _modern_request(
+        self, message: ClientMessage, visitor: AdmittedRequest, receive: Receive, send: Send
+    ) -> None:
         if message.id is None:
             version = visitor.headers.get("mcp-protocol-version", "")
             if version != MODERN_VERSION:
-                raise eras.unsupported(version)
+                raise protocol.unsupported_version(version)
             await _done(send, 202)
             return
-        eras.check_modern(message, visitor.headers)
-        client = await self._client(visitor, visitor.label or UNLABELLED)
+        protocol.check_modern(message, visitor.headers)
+        client = await self._client(visitor, visitor.label or DEFAULT_CONVERSATION)
         if message.method == "subscriptions/listen":
             await self._listen(message, message.id, client, receive, send)
         else:
-            await self._answer(message, Era.MODERN, client, Exchange(self._loop, receive, send), None)
+            await self._answer(message, Era.MODERN, client, PostExchange(self._loop, receive, send), None)
 
-    async def _initialize(self, message: Message, visitor: Visitor, send: Send) -> None:
+    async def _initialize(self, message: ClientMessage, visitor: AdmittedRequest, send: Send) -> None:
         reply = self._desk.initialize(message)
         if reply.accepted:
             # Where the guest cannot work, it must not get a session either.
@@ -132,7 +174,9 @@ class HttpGateway:
             reply = msgspec.structs.replace(reply, extra=((b"mcp-session-id", session_id.encode()),))
         await send_json(send, reply)
 
-    async def _legacy_request(self, message: Message, visitor: Visitor, receive: Receive, send: Send) -> None:
+    async def _legacy_request(
+        self, message: ClientMessage, visitor: AdmittedRequest, receive: Receive, send: Send
+    ) -> None:
         session_id, conversation = self._legacy_session(visitor)
         if message.id is None:
             if message.method == "notifications/cancelled":
@@ -144,28 +188,35 @@ class HttpGateway:
         client = await self._client(visitor, conversation)
         connection = self._legacy.at(session_id)
         try:
-            await self._answer(message, Era.LEGACY, client, Exchange(self._loop, receive, send), connection.under_way)
+            await self._answer(
+                message, Era.LEGACY, client, PostExchange(self._loop, receive, send), connection.under_way
+            )
         finally:
             self._legacy.let_go(connection)
 
-    def _legacy_session(self, visitor: Visitor) -> tuple[str, str]:
+    def _legacy_session(self, visitor: AdmittedRequest) -> tuple[str, str]:
         """The session id that the request carries, and the conversation it belongs to."""
         session_id = visitor.headers.get("mcp-session-id")
         if session_id is None:
-            raise Rejected(Case.SESSION_MISSING)
+            raise Rejected(ErrorCase.SESSION_MISSING)
         session = self._crib.sessions.legacy(session_id, visitor.guest.name)
         if session is None:
             # Who lost the token on the way here lost the session with it, and is told of the token.
             visitor.guest.permission()
-            raise Rejected(Case.SESSION_UNKNOWN)
+            raise Rejected(ErrorCase.SESSION_UNKNOWN)
         return session_id, visitor.label or session.conversation
 
-    async def _client(self, visitor: Visitor, conversation: str) -> Client:
+    async def _client(self, visitor: AdmittedRequest, conversation: str) -> RequestContext:
         project = await self._reception.project(visitor.guest)
         return await self._desk.welcome(visitor.guest, project, conversation, visitor.reader)
 
     async def _answer(
-        self, message: Message, era: Era, client: Client, exchange: Exchange, under_way: UnderWay | None
+        self,
+        message: ClientMessage,
+        era: Era,
+        client: RequestContext,
+        exchange: PostExchange,
+        under_way: PendingRequests | None,
     ) -> None:
         """`under_way` is where the client can take the request back; a modern one cancels by going away."""
         key = message.key
@@ -185,28 +236,28 @@ class HttpGateway:
             task = asyncio.current_task(self._loop)
             if task is not None:
                 task.uncancel()
-            reply = Rejected(exchange.stopped or Case.TAKEN_BACK).reply(era, message.id)
+            reply = Rejected(exchange.stopped or ErrorCase.TAKEN_BACK).reply(era, message.id)
         except Exception:
             log.exception("%s failed", message.method)
-            reply = Rejected(Case.FAILED).reply(era, message.id)
+            reply = Rejected(ErrorCase.FAILED).reply(era, message.id)
         finally:
             self._leave(client, interrupt)
             if end is not None:
                 end()
         await exchange.finish(reply)
 
-    def _leave(self, client: Client, interrupt: Callable[[], None]) -> None:
+    def _leave(self, client: RequestContext, interrupt: Callable[[], None]) -> None:
         client.session.over(interrupt)
         client.project.users -= 1
         client.project.touched = self._loop.time()
 
-    async def _get(self, visitor: Visitor, receive: Receive, send: Send) -> None:
-        check_legacy_verb(visitor.headers)
+    async def _get(self, visitor: AdmittedRequest, receive: Receive, send: Send) -> None:
+        check_legacy_method(visitor.headers)
         check_stream(visitor.headers)
         session_id, conversation = self._legacy_session(visitor)
         client = await self._client(visitor, conversation)
         connection = self._legacy.at(session_id)
-        stream = EventStream(send, [(b"mcp-session-id", session_id.encode())])
+        stream = SseResponse(send, [(b"mcp-session-id", session_id.encode())])
         connection.streams.add(stream)
         try:
             await self._carry(stream, client, LIST_CHANGED, None, receive)
@@ -214,22 +265,29 @@ class HttpGateway:
             connection.streams.discard(stream)
             self._legacy.let_go(connection)
 
-    async def _delete(self, visitor: Visitor, send: Send) -> None:
-        check_legacy_verb(visitor.headers)
+    async def _delete(self, visitor: AdmittedRequest, send: Send) -> None:
+        check_legacy_method(visitor.headers)
         session_id, _ = self._legacy_session(visitor)
         self._legacy.end(session_id)
         await self._crib.sessions.end_legacy(session_id)
         await _done(send, 200)
 
-    async def _listen(self, message: Message, request_id: bytes, client: Client, receive: Receive, send: Send) -> None:
-        honoured = wants_tools(message)
-        stream = EventStream(send)
-        stream.put(acknowledged(request_id, tools=honoured))
+    async def _listen(
+        self, message: ClientMessage, request_id: bytes, client: RequestContext, receive: Receive, send: Send
+    ) -> None:
+        honoured = wants_tool_changes(message)
+        stream = SseResponse(send)
+        stream.put(listen_acknowledged(request_id, tools=honoured))
         notice = listen_notice(request_id) if honoured else None
-        await self._carry(stream, client, notice, ended(request_id), receive)
+        await self._carry(stream, client, notice, listen_ended(request_id), receive)
 
     async def _carry(
-        self, stream: EventStream, client: Client, notice: bytes | None, last_word: bytes | None, receive: Receive
+        self,
+        stream: SseResponse,
+        client: RequestContext,
+        notice: bytes | None,
+        last_word: bytes | None,
+        receive: Receive,
     ) -> None:
         """Sends the notice on the stream whenever the client's tools changed, until either side ends it."""
 
@@ -243,7 +301,7 @@ class HttpGateway:
         client.session.begin(hang_up)
         client.project.users += 1
         writer = asyncio.create_task(stream.run())
-        watcher = asyncio.create_task(until_gone(receive))
+        watcher = asyncio.create_task(until_disconnected(receive))
         try:
             await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -10,16 +10,15 @@ import asyncio
 import contextlib
 import logging
 
-from toolcrib.crib.crib import Crib
-from toolcrib.crib.project import Project
-from toolcrib.errors import Case, ToolcribError
+from toolcrib.core.crib import Crib
+from toolcrib.core.project import Project
+from toolcrib.errors import ErrorCase, ToolcribError
 from toolcrib.events import AgentEnded, Event, PermissionChanged
-from toolcrib.gateway import eras
-from toolcrib.gateway.answers import Rejected, Reply, failure
-from toolcrib.gateway.desk import LIST_CHANGED, Desk, UnderWay
-from toolcrib.gateway.envelope import Message, Turns, read_aside
-from toolcrib.gateway.reception import Guest, bad_token
-from toolcrib.gateway.subscriptions import acknowledged, ended, listen_notice, wants_tools
+from toolcrib.gateway import protocol
+from toolcrib.gateway.auth import Principal, bad_token
+from toolcrib.gateway.dispatcher import LIST_CHANGED, Dispatcher, PendingRequests
+from toolcrib.gateway.messages import ClientMessage, ReadLimiter, Rejected, Reply, error_reply, read_limited
+from toolcrib.gateway.protocol import listen_acknowledged, listen_ended, listen_notice, wants_tool_changes
 from toolcrib.servers.model import Era
 from toolcrib.servers.wire import on_one_line
 
@@ -30,26 +29,26 @@ _LAST_ANSWERS = 5.0
 """Seconds that calls may still take after their client closed its end."""
 
 
-class PipeClient:
+class PipeConnection:
     """One connection, from its first line to its last, or to the end of its agent."""
 
     def __init__(
         self,
         crib: Crib,
         project: Project,
-        guest: Guest,
+        guest: Principal,
         conversation: str,
-        turns: Turns,
+        turns: ReadLimiter,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         self._crib = crib
-        self._desk = Desk(crib)
+        self._desk = Dispatcher(crib)
         self._project = project
         self._guest = guest
         self._conversation = conversation
         self._turns = turns
-        self._under_way = UnderWay()
+        self._under_way = PendingRequests()
         self._reader = reader
         self._writer = writer
         self._era: Era | None = None
@@ -99,15 +98,15 @@ class PipeClient:
         except asyncio.IncompleteReadError as rest:
             return rest.partial
         except asyncio.LimitOverrunError:
-            self._say(Rejected(Case.MALFORMED, why="the message is too large").reply().body)
+            self._say(Rejected(ErrorCase.MALFORMED, why="the message is too large").reply().body)
             raise ConnectionError("a message over the limit") from None
 
     async def _take(self, line: bytes) -> None:
         try:
-            message = await read_aside(line, self._guest.name, self._turns)
+            message = await read_limited(line, self._guest.name, self._turns)
             self._settle_era(message)
             if self._era is Era.MODERN and message.id is not None:
-                eras.check_modern(message, None)
+                protocol.check_modern(message, None)
             if message.id is None:
                 self._hear(message)
             elif message.method == "subscriptions/listen" and self._era is Era.MODERN:
@@ -117,24 +116,24 @@ class PipeClient:
         except Rejected as rejected:
             self._say(rejected.reply().body)
 
-    def _settle_era(self, message: Message) -> None:
+    def _settle_era(self, message: ClientMessage) -> None:
         if message.id is None:
             return
-        said = Era.MODERN if eras.VERSION_KEY in message.meta and message.method != "initialize" else Era.LEGACY
+        said = Era.MODERN if protocol.VERSION_KEY in message.meta and message.method != "initialize" else Era.LEGACY
         if self._era is None:
             self._era = said
         elif self._era is Era.MODERN and message.method == "initialize":
-            raise eras.unsupported(eras.LEGACY_VERSIONS[-1], message.id)
+            raise protocol.unsupported_version(protocol.LEGACY_VERSIONS[-1], message.id)
         elif self._era is Era.LEGACY and said is Era.MODERN:
-            raise Rejected(Case.ENVELOPE, why="This connection began with initialize", id=message.id)
+            raise Rejected(ErrorCase.ENVELOPE, why="This connection began with initialize", id=message.id)
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: ClientMessage) -> None:
         if message.method == "notifications/cancelled":
             self._under_way.cancel(message)
         elif message.method == "notifications/initialized":
             self._initialized = True
 
-    def _begin(self, message: Message, request_id: bytes) -> None:
+    def _begin(self, message: ClientMessage, request_id: bytes) -> None:
         key = message.key
         task = asyncio.create_task(self._answer(message, request_id))
         self._tasks.add(task)
@@ -143,22 +142,22 @@ class PipeClient:
             end = self._under_way.begin(key, lambda: _cancel(task))
             task.add_done_callback(lambda _: end())
 
-    async def _answer(self, message: Message, request_id: bytes) -> None:
+    async def _answer(self, message: ClientMessage, request_id: bytes) -> None:
         era = self._era or Era.LEGACY
         try:
             reply = await self._made(message, era)
         except Rejected as rejected:
             reply = rejected.reply(era, request_id)
         except ToolcribError as error:
-            reply = failure(error, era, request_id)
+            reply = error_reply(error, era, request_id)
         except Exception:
             log.exception("%s failed", message.method)
-            reply = Rejected(Case.FAILED).reply(era, request_id)
+            reply = Rejected(ErrorCase.FAILED).reply(era, request_id)
         self._say(reply.body)
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
 
-    async def _made(self, message: Message, era: Era) -> Reply:
+    async def _made(self, message: ClientMessage, era: Era) -> Reply:
         """The answer. A session that ends meanwhile takes the request along, as its client could."""
         client = await self._desk.welcome(self._guest, self._project, self._conversation)
         work = _Work()
@@ -169,14 +168,14 @@ class PipeClient:
             if not work.interrupted:
                 raise
             work.go_on()
-            raise Rejected(Case.ENDED) from None
+            raise Rejected(ErrorCase.ENDED) from None
         finally:
             client.session.over(work.interrupt)
 
-    def _listen(self, message: Message, request_id: bytes) -> None:
+    def _listen(self, message: ClientMessage, request_id: bytes) -> None:
         key = message.key
-        honoured = wants_tools(message)
-        self._say(acknowledged(request_id, tools=honoured))
+        honoured = wants_tool_changes(message)
+        self._say(listen_acknowledged(request_id, tools=honoured))
         if key is None:
             return
         if honoured:
@@ -185,7 +184,7 @@ class PipeClient:
         def unlisten() -> None:
             self._listening.pop(key, None)
             end()
-            self._say(ended(request_id))
+            self._say(listen_ended(request_id))
 
         end = self._under_way.begin(key, unlisten)
 

@@ -11,15 +11,15 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from toolcrib.errors import Case
-from toolcrib.gateway.answers import Reply
+from toolcrib.errors import ErrorCase
+from toolcrib.gateway.messages import Reply
 from toolcrib.servers.wire import on_one_line
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
-SIGN_OF_LIFE = 15.0
+KEEPALIVE_SECONDS = 15.0
 """Seconds of silence after which a stream says that it still lives; clients' own limits are longer."""
 _WATCH_AFTER = 0.05
 """Most calls are over by then and need no watcher."""
@@ -43,13 +43,13 @@ async def send_json(send: Send, reply: Reply) -> None:
     await send({"type": "http.response.body", "body": reply.body})
 
 
-async def until_gone(receive: Receive) -> None:
+async def until_disconnected(receive: Receive) -> None:
     """Returns when the client closed its connection (or the answer was sent)."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-class EventStream:
+class SseResponse:
     """Sends events in the order they were put, and a sign of life in between, until it is closed."""
 
     def __init__(self, send: Send, extra: Headers = ()) -> None:
@@ -79,7 +79,7 @@ class EventStream:
         await self._body(b"", more=True)
         while not (self._closed and not self._waiting):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SIGN_OF_LIFE):
+                async with asyncio.timeout(KEEPALIVE_SECONDS):
                     await self._wake.wait()
             self._wake.clear()
             batch, self._waiting = b"".join(self._waiting) or (b"" if self._closed else _PING), []
@@ -91,20 +91,20 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-class Exchange:
+class PostExchange:
     """One POST on its way. It costs a timer; tasks are begun only for calls that take their time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
         self._loop = loop
-        self._stream: EventStream | None = None
+        self._stream: SseResponse | None = None
         self._writer: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._worker = asyncio.current_task(loop)
         self._over = False
-        self.stopped: Case | None = None
+        self.stopped: ErrorCase | None = None
         """Why the work was cut short, where somebody waits for an answer."""
         self.gone = False
 
@@ -113,10 +113,10 @@ class Exchange:
 
     def _begin_watching(self, gone_means_cancel: bool) -> None:  # noqa: FBT001 - a timer passes by position
         self._watcher = self._loop.create_task(self._watch(gone_means_cancel=gone_means_cancel))
-        self._timer = self._loop.call_later(SIGN_OF_LIFE, self._begin_stream)
+        self._timer = self._loop.call_later(KEEPALIVE_SECONDS, self._begin_stream)
 
     async def _watch(self, *, gone_means_cancel: bool) -> None:
-        await until_gone(self._receive)
+        await until_disconnected(self._receive)
         if not self._over:
             self.gone = True
             if gone_means_cancel:
@@ -128,13 +128,13 @@ class Exchange:
 
     def take_back(self) -> None:
         """The client cancelled the request it is waiting for."""
-        self._stop(Case.TAKEN_BACK)
+        self._stop(ErrorCase.TAKEN_BACK)
 
     def interrupt(self) -> None:
         """The session that the request belongs to has ended."""
-        self._stop(Case.ENDED)
+        self._stop(ErrorCase.ENDED)
 
-    def _stop(self, case: Case) -> None:
+    def _stop(self, case: ErrorCase) -> None:
         if not self._over and self.stopped is None:
             self.stopped = case
             self._cancel(case)
@@ -143,9 +143,9 @@ class Exchange:
         if self._worker is not None:
             self._worker.cancel(reason)
 
-    def _begin_stream(self) -> EventStream:
+    def _begin_stream(self) -> SseResponse:
         if self._stream is None:
-            self._stream = EventStream(self._send)
+            self._stream = SseResponse(self._send)
             self._writer = self._loop.create_task(self._stream.run())
         return self._stream
 

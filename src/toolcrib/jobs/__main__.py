@@ -1,44 +1,84 @@
 """`python -m toolcrib.jobs`: reads one order from stdin, carries it out, says how it went.
 
-SIGTERM ends the work and what it started; the last line is said all the same.
+A job is a `run_agent` (`agent`) or a coding agent's run (here), which is the same as `toolcrib run`: its identity
+is lent by the daemon, below the submitter's, and its log is with the project's other runs. SIGTERM ends the work
+and what it started; the last line is written all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from toolcrib.commands.job_desk import AGENT
+from toolcrib.coding_agents.clients import client_named
+from toolcrib.coding_agents.code_agent import CodingAgentRun
+from toolcrib.coding_agents.run_preparation import RunRequest
+from toolcrib.coding_agents.run_result import ExecutionResult, OnMcpFailure
+from toolcrib.commands.registry import AGENT
+from toolcrib.daemon_client.connection import DaemonDisconnected
 from toolcrib.errors import ToolcribError
-from toolcrib.jobs.order import End, Order, Tell
-from toolcrib.reach.line import HungUp
+from toolcrib.jobs.protocol import SendLine, WorkerOrder, WorkerResult
 
 
-async def carry_out(order: Order, tell: Tell) -> None:
+async def run_program(order: WorkerOrder, tell: SendLine) -> WorkerResult:
+    run = CodingAgentRun(
+        RunRequest(
+            client=client_named(order.runs),
+            prompt=order.prompt,
+            workdir=order.workdir,
+            profile=order.profile,
+            timeout=order.timeout,
+            on_mcp_failure=OnMcpFailure.STOP,
+            environ=os.environ,
+            parent=order.parent,
+            job=order.job,
+        )
+    )
+    told = ""
+    async with contextlib.aclosing(run.events()) as events:
+        async for event in events:
+            if not told and run.metadata is not None:
+                told = run.metadata.agent
+                tell({"agent": told})
+            tell({"event": str(event.kind)})
+    if run.result is None:
+        raise RuntimeError("a run without a result")
+    return _end(run.result, run)
+
+
+def _end(result: ExecutionResult, run: CodingAgentRun) -> WorkerResult:
+    why = result.error or f"It ended as {result.status}."
+    error = "" if result.ok else f"{why} {result.metadata['remedy']}".rstrip()
+    return WorkerResult(done=result.ok, text=run.mask(result.text), error=run.mask(error), usage=asdict(result.usage))
+
+
+async def carry_out(order: WorkerOrder, tell: SendLine) -> None:
     if order.runs == AGENT:
-        from toolcrib.jobs.agent import work  # noqa: PLC0415 - each needs much that the other does not
+        pass
     else:
-        from toolcrib.jobs.program import work  # noqa: PLC0415
-    working = asyncio.create_task(work(order, tell))
+        pass  # dropped import
+    working = asyncio.create_task(run_program(order, tell))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
     try:
         end = await working
     except asyncio.CancelledError:
-        end = End(done=False, error="It was ended.")
+        end = WorkerResult(done=False, error="It was ended.")
     except ToolcribError as error:
-        end = End(done=False, error=error.text())
-    except HungUp:
-        end = End(done=False, error="The daemon was gone before it had lent an agent.")
+        end = WorkerResult(done=False, error=error.text())
+    except DaemonDisconnected:
+        end = WorkerResult(done=False, error="The daemon was gone before it had lent an agent.")
     tell(end.to_json())
 
 
 def main() -> int:
-    order = Order.read(json.loads(sys.stdin.buffer.read()))
+    order = WorkerOrder.read(json.loads(sys.stdin.buffer.read()))
     # Whatever else prints in this process must not be taken for a line of ours.
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

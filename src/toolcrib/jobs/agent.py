@@ -12,32 +12,31 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 
-from toolcrib.agent.events import Ended, RunFailed, RunFinished
-from toolcrib.agent.models.place import place
-from toolcrib.agent.options import AgentOptions
-from toolcrib.agent.run import run_agent
-from toolcrib.config.paths import Paths
-from toolcrib.config.project import project_of
-from toolcrib.crib.crib import Crib
+from toolcrib.agent_loop.events import RunEnd, RunFailed, RunFinished
+from toolcrib.agent_loop.models.endpoint import find_endpoint
+from toolcrib.agent_loop.options import AgentOptions
+from toolcrib.agent_loop.run import run_agent
+from toolcrib.coding_agents.run_log import ValueMasker
+from toolcrib.config.paths import Paths, project_of
+from toolcrib.core.crib import Crib
+from toolcrib.daemon_client import lease as notes
+from toolcrib.daemon_client.connection import DaemonConnection
+from toolcrib.daemon_client.lease import AgentLease, LeaseRequest
 from toolcrib.errors import Denied
-from toolcrib.jobs.order import End, Order, Tell
-from toolcrib.reach import notes
-from toolcrib.reach.lease import Lease, Wanted
-from toolcrib.reach.line import Line
-from toolcrib.runs.masking import Masking
+from toolcrib.jobs.protocol import SendLine, WorkerOrder, WorkerResult
 
 _AFTERWARDS = 120.0
 """Seconds that the agent outlives the time limit, if nobody is left to end it."""
 _WHY = {
-    Ended.MAX_STEPS: "It had its last step and wanted more. Allow it more with max_steps.",
-    Ended.TIMEOUT: "Its time was up. Allow it more with timeout.",
-    Ended.LENGTH: "The model was cut off by a limit of tokens for one answer.",
-    Ended.REFUSED: "The model, or its provider, declined to go on.",
+    RunEnd.MAX_STEPS: "It had its last step and wanted more. Allow it more with max_steps.",
+    RunEnd.TIMEOUT: "Its time was up. Allow it more with timeout.",
+    RunEnd.LENGTH: "The model was cut off by a limit of tokens for one answer.",
+    RunEnd.REFUSED: "The model, or its provider, declined to go on.",
 }
 
 
-async def work(order: Order, tell: Tell) -> End:
-    async with _lent(order) as lease:
+async def run_model(order: WorkerOrder, tell: SendLine) -> WorkerResult:
+    async with _leased(order) as lease:
         tell({"agent": lease.agent})
         working = asyncio.create_task(_work(order, lease, tell))
         watching = asyncio.create_task(_until_taken_away(lease))
@@ -52,7 +51,7 @@ async def work(order: Order, tell: Tell) -> End:
             await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def _work(order: Order, lease: Lease, tell: Tell) -> End:
+async def _work(order: WorkerOrder, lease: AgentLease, tell: SendLine) -> WorkerResult:
     async with Crib.connect(token=lease.token) as counter:
         options = AgentOptions(
             model=order.model,
@@ -62,7 +61,7 @@ async def _work(order: Order, lease: Lease, tell: Tell) -> End:
             max_steps=order.max_steps,
             timeout=order.timeout,
         )
-        mask = Masking((lease.token, place(options).key))
+        mask = ValueMasker((lease.token, find_endpoint(options).key))
         async with run_agent(order.prompt, options) as events:
             async for event in events:
                 tell({"event": event.type})
@@ -71,16 +70,16 @@ async def _work(order: Order, lease: Lease, tell: Tell) -> End:
         return _end(last, mask)
 
 
-def _end(last: RunFinished | RunFailed, mask: Masking) -> End:
+def _end(last: RunFinished | RunFailed, mask: ValueMasker) -> WorkerResult:
     why = _WHY.get(last.ended, "") if isinstance(last, RunFinished) else f"{last.error} {last.remedy}".rstrip()
-    return End(done=not why, text=mask(last.text), error=mask(why), usage=asdict(last.usage))
+    return WorkerResult(done=not why, text=mask(last.text), error=mask(why), usage=asdict(last.usage))
 
 
 @contextlib.asynccontextmanager
-async def _lent(order: Order) -> AsyncIterator[Lease]:
+async def _leased(order: WorkerOrder) -> AsyncIterator[AgentLease]:
     path = Paths.of_user(os.environ).socket
     client, _, conversation = order.job.partition("-")
-    wanted = Wanted(
+    wanted = LeaseRequest(
         client=client,
         profile=order.profile,
         workdir=order.workdir,
@@ -89,16 +88,16 @@ async def _lent(order: Order) -> AsyncIterator[Lease]:
         parent=order.parent,
         job=order.job,
     )
-    lease = await Lease.begin(await Line.to(path), wanted, path=path, root=project_of(order.workdir))
+    lease = await AgentLease.begin(await DaemonConnection.to(path), wanted, path=path, root=project_of(order.workdir))
     try:
         yield lease
     finally:
         await lease.release()
 
 
-async def _until_taken_away(lease: Lease) -> str:
+async def _until_taken_away(lease: AgentLease) -> str:
     """Also reads what is told of the agent: one that nobody listens to is taken back."""
     async for note in lease.notes():
-        if isinstance(note, notes.Ended | notes.Lost):
+        if isinstance(note, notes.LeaseEnded | notes.LeaseLost):
             return note.why
     return "the daemon is gone"

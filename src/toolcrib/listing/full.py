@@ -22,15 +22,15 @@ from toolcrib.policy import Caller, Verdict, decide
 
 _KEPT = 256
 _KEPT_BYTES = 64 * 1024 * 1024
-_Key = tuple[int, str, "Reader"]
+_Key = tuple[int, str, "ReaderKind"]
 
-SOURCE = "toolcrib/tool"
-"""The key in a definition's `_meta` under which a program finds the `ToolSource`."""
+ORIGIN_KEY = "toolcrib/tool"
+"""The key in a definition's `_meta` under which a program finds the `ToolOrigin`."""
 
 _Fields = dict[str, Raw]
 
 
-class ToolSource(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class ToolOrigin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Where a tool is from: `["files", "read_file"]`, and more only where the configuration changes it."""
 
     server: str
@@ -43,10 +43,10 @@ class ToolSource(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """By provider: what the configuration adds to its definitions."""
 
 
-class Reader(enum.Enum):
+class ReaderKind(enum.Enum):
     MODEL = "model"
     PROGRAM = "program"
-    """It gets each tool's `SOURCE`."""
+    """It gets each tool's `ORIGIN_KEY`."""
 
 
 class Listings:
@@ -55,7 +55,7 @@ class Listings:
         self._kept: OrderedDict[_Key, bytes] = OrderedDict()
         self._size = 0
 
-    def tools(self, catalog: Catalog, caller: Caller, reader: Reader = Reader.MODEL) -> bytes:
+    def tools(self, catalog: Catalog, caller: Caller, reader: ReaderKind = ReaderKind.MODEL) -> bytes:
         key = (catalog.version, caller.permission.key, reader)
         found = self._kept.get(key)
         if found is not None:
@@ -64,7 +64,7 @@ class Listings:
         public = catalog.by_public(self.style)
         # Whether a person will be asked, or the arguments will do, is seen at the call.
         shown = {name: tool for name, tool in public.items() if decide(caller, tool).verdict is not Verdict.DENY}
-        render = _rendered_with_source if reader is Reader.PROGRAM else Tool.render
+        render = _rendered_with_origin if reader is ReaderKind.PROGRAM else Tool.render
         array = b"[" + b",".join(render(tool, name) for name, tool in shown.items()) + b"]"
         self._keep(key, array)
         return array
@@ -77,18 +77,18 @@ class Listings:
             self._size -= len(gone)
 
 
-def _rendered_with_source(tool: Tool, name: str) -> bytes:
+def _rendered_with_origin(tool: Tool, name: str) -> bytes:
     fields = msgspec.json.decode(tool.render(name), type=_Fields)
     try:
         meta = msgspec.json.decode(fields.get("_meta", b"{}"), type=_Fields)
     except msgspec.ValidationError:
         meta = {}
-    meta[SOURCE] = Raw(_source_of(tool))
+    meta[ORIGIN_KEY] = Raw(_origin_of(tool))
     return msgspec.json.encode({**fields, "_meta": meta})
 
 
-def _source_of(tool: Tool) -> bytes:
+def _origin_of(tool: Tool) -> bytes:
     if tool.shape is None:
         return msgspec.json.encode((tool.server, tool.name))
     shown = "" if tool.shape.name == tool.name else tool.shape.name
-    return msgspec.json.encode(ToolSource(server=tool.server, tool=tool.name, shown=shown, options=tool.shape.options))
+    return msgspec.json.encode(ToolOrigin(server=tool.server, tool=tool.name, shown=shown, options=tool.shape.options))

@@ -5,11 +5,9 @@ calling. Above: `agents`, which keeps who has which rules, and all who ask. Belo
 """
 
 from toolcrib.policy.condition import Condition, Matches, OneOf, Under, condition_from
-from toolcrib.policy.decision import CLIENT, OWNER, Caller, decide
-from toolcrib.policy.own_tools import OwnTools
-from toolcrib.policy.permission import Decision, Permission, Verdict, permission
-from toolcrib.policy.profile import BUILTIN, Profile, profile_data, profile_from
-from toolcrib.policy.rule import Effect, Origin, Rule, rule_data, rule_from
+from toolcrib.policy.permission import CLIENT, OWNER, Caller, Decision, Permission, Verdict, decide, permission
+from toolcrib.policy.profile import BUILTIN, OwnTools, Profile, profile_data, profile_from
+from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin, rule_data, rule_from
 
 __all__ = [
     "BUILTIN",
@@ -18,14 +16,14 @@ __all__ = [
     "Caller",
     "Condition",
     "Decision",
-    "Effect",
     "Matches",
     "OneOf",
-    "Origin",
     "OwnTools",
     "Permission",
     "Profile",
     "Rule",
+    "RuleEffect",
+    "RuleOrigin",
     "Under",
     "Verdict",
     "condition_from",

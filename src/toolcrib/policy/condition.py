@@ -1,6 +1,7 @@
 """A condition on a call's arguments: `path under src`, `mode one_of a, b`, `sql matches select .*`.
 
-In: the decoded arguments of a call, and the `Ground` for paths. Out: whether the condition surely holds (what an allow
+In: the decoded arguments of a call, and the `PathContext` for paths. Out: whether the condition surely holds (what an
+allow
 needs), or whether it may hold (what is enough for a deny). Whatever cannot be judged is never sure, and always may.
 `rule` holds conditions; nothing else asks them.
 
@@ -21,7 +22,7 @@ from typing import Any
 from jsonschema_rs import RegexOptions, validator_for
 
 from toolcrib.errors import ConfigError
-from toolcrib.policy.paths import MOST_PATHS, Ground, encodable, folded, is_plain
+from toolcrib.policy.paths import MOST_PATHS, PathContext, encodable, folded_text, is_plain
 
 Scalar = str | int | float | bool | None
 
@@ -61,11 +62,11 @@ class Under:
         """Whether it starts at the agent's folder."""
         return not self.path.startswith("/")
 
-    def surely(self, value: Any, ground: Ground) -> bool:
+    def surely(self, value: Any, ground: PathContext) -> bool:
         path, folder = ground.sight.value(value), ground.folder(self.path)
         return path is not None and folder is not None and path.surely_in(folder)
 
-    def maybe(self, value: Any, ground: Ground) -> bool:
+    def maybe(self, value: Any, ground: PathContext) -> bool:
         if value is None:
             return False
         path, folder = ground.sight.value(value), ground.folder(self.path)
@@ -101,10 +102,10 @@ class OneOf:
     def __str__(self) -> str:
         return f"one_of {', '.join(map(_choice, self.values))}"
 
-    def surely(self, value: Any, ground: Ground) -> bool:
+    def surely(self, value: Any, ground: PathContext) -> bool:
         return any(_kind(value) == _kind(choice) and value == choice for choice in self.values)
 
-    def maybe(self, value: Any, ground: Ground) -> bool:
+    def maybe(self, value: Any, ground: PathContext) -> bool:
         if value is None and None not in self.values:
             return False
         if _kind(value) not in {_kind(choice) for choice in self.values}:
@@ -133,21 +134,21 @@ class Matches:
     def __str__(self) -> str:
         return f"matches {self.pattern}"
 
-    def surely(self, value: Any, ground: Ground) -> bool:
+    def surely(self, value: Any, ground: PathContext) -> bool:
         return _readable(value) and _fits(self.pattern)(value)
 
-    def maybe(self, value: Any, ground: Ground) -> bool:
+    def maybe(self, value: Any, ground: PathContext) -> bool:
         return value is not None and (not _readable(value) or _fits(self.pattern)(value))
 
 
-Test = Under | OneOf | Matches
+ConditionTest = Under | OneOf | Matches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
     argument: str
     """The way to a value: `path`, `filter.name`."""
-    test: Test
+    test: ConditionTest
 
     def __post_init__(self) -> None:
         _word(self.argument, "an argument's name")
@@ -157,12 +158,12 @@ class Condition:
     def __str__(self) -> str:
         return f"{self.argument} {self.test}"
 
-    def surely(self, arguments: Any, ground: Ground) -> bool:
+    def surely(self, arguments: Any, ground: PathContext) -> bool:
         """Every value is there and holds."""
         found = self._found(arguments)
         return found.whole and bool(found.values) and all(self.test.surely(value, ground) for value in found.values)
 
-    def maybe(self, arguments: Any, ground: Ground) -> bool:
+    def maybe(self, arguments: Any, ground: PathContext) -> bool:
         """One value holds, or is there and cannot be judged."""
         found = self._found(arguments)
         return found.unclear or any(self.test.maybe(value, ground) for value in found.values)
@@ -264,9 +265,9 @@ def _steps(node: Mapping[Any, Any], keys: tuple[str, ...]) -> list[tuple[Any, tu
     """Every key of the object that the next keys, alone or joined by dots, may mean."""
     wanted = {".".join(keys[:count]): keys[count:] for count in range(1, len(keys) + 1)}
     return [
-        (value, wanted[folded])
+        (value, wanted[folded_text])
         for key, value in node.items()
-        if isinstance(key, str) and (folded := key.casefold()) in wanted
+        if isinstance(key, str) and (folded_text := key.casefold()) in wanted
     ]
 
 
@@ -277,7 +278,7 @@ def _kind(value: Any) -> str:
 
 
 def _loose(value: Any) -> str:
-    return folded(value.strip()) if isinstance(value, str) else _told(value)
+    return folded_text(value.strip()) if isinstance(value, str) else _told(value)
 
 
 def _told(value: Scalar) -> str:

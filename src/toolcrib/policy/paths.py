@@ -1,7 +1,7 @@
 """Which file a path means, for one decision.
 
 In: paths as a call or a rule gives them, and the folders that relative ones start at. Out: where they are, as they are
-written and where links lead; None for whatever cannot be judged. `condition` asks; `permission` makes a `Sight`
+written and where links lead; None for whatever cannot be judged. `condition` asks; `permission` makes a `PathResolver`
 for each decision. Reads links, and nothing else.
 """
 
@@ -53,12 +53,12 @@ def encodable(text: str) -> bool:
     return True
 
 
-def folded(text: str) -> str:
+def folded_text(text: str) -> str:
     """The same for all that a lenient file system or server does not tell apart: cases, compositions of letters."""
     return unicodedata.normalize("NFKC", text).casefold()
 
 
-class Places(NamedTuple):
+class ResolvedPath(NamedTuple):
     """One path."""
 
     written: str
@@ -67,17 +67,17 @@ class Places(NamedTuple):
     """Where links lead; of a call's path also where they lead if `..` is taken away first, as some servers do."""
     folded: frozenset[str]
 
-    def surely_in(self, folder: Places) -> bool:
+    def surely_in(self, folder: ResolvedPath) -> bool:
         real = folder.real[0]
         if not (_inside(self.written, folder.written) or _inside(self.written, real)):
             return False
         return all(_inside(place, real) for place in self.real)
 
-    def maybe_in(self, folder: Places) -> bool:
+    def maybe_in(self, folder: ResolvedPath) -> bool:
         return any(_inside(place, root) for place in self.folded for root in folder.folded)
 
 
-class Sight:
+class PathResolver:
     """What one decision sees of the disk: every name once, and no more than `MOST_LOOKS` of them."""
 
     __slots__ = ("_folder", "_home", "_links", "_roots", "_values")
@@ -87,10 +87,10 @@ class Sight:
         self._folder = folder
         self._home: str | None = None
         self._links: dict[str, str | None] = {}
-        self._values: dict[str, Places | None] = {}
-        self._roots: dict[str, Places | None] = {}
+        self._values: dict[str, ResolvedPath | None] = {}
+        self._roots: dict[str, ResolvedPath | None] = {}
 
-    def value(self, value: Any) -> Places | None:
+    def value(self, value: Any) -> ResolvedPath | None:
         """A path in a call: a relative one means what it means to the server, wherever the agent itself works."""
         if not isinstance(value, str):
             return None
@@ -98,14 +98,14 @@ class Sight:
             self._values[value] = self._value(value)
         return self._values[value]
 
-    def root(self, path: str) -> Places | None:
+    def root(self, path: str) -> ResolvedPath | None:
         """A folder in a rule, whole."""
         if path not in self._roots:
             written = _normal(path)
             self._roots[path] = _places(written, [self._followed(written)])
         return self._roots[path]
 
-    def _value(self, value: str) -> Places | None:
+    def _value(self, value: str) -> ResolvedPath | None:
         if not is_plain(value):
             return None
         raw = value
@@ -148,29 +148,29 @@ class Sight:
         return None
 
 
-class Ground:
+class PathContext:
     """What the paths of one agent's rules, and of one call, are judged on."""
 
     __slots__ = ("base", "sight")
 
-    def __init__(self, base: str | None, sight: Sight) -> None:
+    def __init__(self, base: str | None, sight: PathResolver) -> None:
         self.base = base
         """The agent's folder, where relative folders of its rules start. None: it has none."""
         self.sight = sight
         """Shared by all agents whose rules take part in the decision."""
 
-    def folder(self, path: str) -> Places | None:
+    def folder(self, path: str) -> ResolvedPath | None:
         """The folder that a rule names."""
         if path.startswith("/"):
             return self.sight.root(path)
         return None if self.base is None else self.sight.root(f"{self.base}/{path}")
 
 
-def _places(written: str, real: list[str | None]) -> Places | None:
+def _places(written: str, real: list[str | None]) -> ResolvedPath | None:
     known = tuple(place for place in real if place is not None)
     if len(known) < len(real):
         return None
-    return Places(written, known, frozenset(map(folded, (written, *known))))
+    return ResolvedPath(written, known, frozenset(map(folded_text, (written, *known))))
 
 
 def _link(path: str) -> str | None:

@@ -1,7 +1,9 @@
 """What one agent may do: its profile, its own rules and its parent's, made ready for quick decisions.
 
-In: a profile, rules, the agent's folder, the parent's permission. Out: a `Permission` that decides about a tool and
-a call's arguments, and remembers per tool what it found. `decision` asks it; `agents` makes a new one at every change.
+In: a profile, rules, the agent's folder, the parent's permission; a `Tool`, with a call's arguments if they are known.
+Out: a `Permission` that decides about a tool and a call's arguments, and remembers per tool what it found. `decide` is
+the one function that listing, searching and calling use, so that what is shown and what may be called never differ.
+`identity` makes a new permission at every change.
 
 Which rule decides, whatever their order: a deny; then a standing approval; then the agent's own asks and allows; then
 the profile's. Where nothing matches it is a deny. A child gets the stricter of its own and its parent's decision.
@@ -14,7 +16,7 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -22,9 +24,9 @@ from weakref import WeakKeyDictionary
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import RESERVED_SERVER_NAMES, WORKSPACE
 from toolcrib.policy.condition import Under
-from toolcrib.policy.paths import Ground, Sight
+from toolcrib.policy.paths import PathContext, PathResolver
 from toolcrib.policy.profile import BUILTIN, Profile
-from toolcrib.policy.rule import Effect, Origin, Rule, is_glob
+from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin, is_glob
 
 OWNER_MARK = "toolcrib/owner"
 """The annotation of a command that is for the owner alone."""
@@ -46,7 +48,7 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Match:
+class RuleMatch:
     """A rule that speaks of a tool, and whether it applies to the arguments."""
 
     rule: Rule
@@ -54,17 +56,17 @@ class Match:
 
 
 NO_RULE = Decision(Verdict.DENY, "no rule allows it")
-OWNERS_ALONE = Decision(Verdict.DENY, "built-in: what manages Toolcrib is for the owner alone")
+OWNER_ONLY = Decision(Verdict.DENY, "built-in: what manages Toolcrib is for the owner alone")
 TASKS_ONLY = Decision(Verdict.DENY, "built-in: it runs only as a task, which Toolcrib does not support")
-RAW_ALONE = Decision(Verdict.DENY, "built-in: raw commands are for the profiles owner and trusted alone")
+RAW_RESTRICTED = Decision(Verdict.DENY, "built-in: raw commands are for the profiles owner and trusted alone")
 
 _RANKS = {
-    (Origin.APPROVAL, Effect.ALLOW): 1,
-    (Origin.APPROVAL, Effect.ASK): 2,
-    (Origin.AGENT, Effect.ASK): 2,
-    (Origin.AGENT, Effect.ALLOW): 3,
-    (Origin.PROFILE, Effect.ASK): 4,
-    (Origin.PROFILE, Effect.ALLOW): 5,
+    (RuleOrigin.APPROVAL, RuleEffect.ALLOW): 1,
+    (RuleOrigin.APPROVAL, RuleEffect.ASK): 2,
+    (RuleOrigin.AGENT, RuleEffect.ASK): 2,
+    (RuleOrigin.AGENT, RuleEffect.ALLOW): 3,
+    (RuleOrigin.PROFILE, RuleEffect.ASK): 4,
+    (RuleOrigin.PROFILE, RuleEffect.ALLOW): 5,
 }
 _SEVERITY = {Verdict.ALLOW: 0, Verdict.ASK: 1, Verdict.DENY: 2}
 
@@ -100,7 +102,7 @@ class Permission:
         """The decision on a call with these arguments. None: they are not known yet, as in a listing; then an allow
         or ask with conditions counts, since a call may fulfil them, and a deny with conditions does not."""
         plan = self._plan(tool)
-        return plan if isinstance(plan, Decision) else plan.decide(arguments, Sight(self.folder_of(tool)))
+        return plan if isinstance(plan, Decision) else plan.decide(arguments, PathResolver(self.folder_of(tool)))
 
     def folder_of(self, tool: Tool) -> str | None:
         """Where the tool works for this caller: the workspace serves every agent in the agent's own folder."""
@@ -111,7 +113,7 @@ class Permission:
     def allows_nothing(self) -> bool:
         """Whether no tool at all can be used with it, whatever tools there are."""
         above = self.parent is not None and self.parent.allows_nothing
-        return above or all(rule.effect is Effect.DENY for rule in self.rules)
+        return above or all(rule.effect is RuleEffect.DENY for rule in self.rules)
 
     @property
     def folder(self) -> str | None:
@@ -121,13 +123,13 @@ class Permission:
     def by_itself(self, tool: Tool, arguments: Mapping[str, Any] | None, *, without: Collection[Rule] = ()) -> Decision:
         """The decision as if there were no parent, and none of the rules in `without`."""
         plan = self.floor(tool) or self._ruled(tool, without)
-        return plan if isinstance(plan, Decision) else plan.decide(arguments, Sight(self.folder_of(tool)))
+        return plan if isinstance(plan, Decision) else plan.decide(arguments, PathResolver(self.folder_of(tool)))
 
-    def matching(self, tool: Tool, arguments: Mapping[str, Any] | None) -> tuple[Match, ...]:
+    def matching(self, tool: Tool, arguments: Mapping[str, Any] | None) -> tuple[RuleMatch, ...]:
         """Every rule that speaks of this tool, the strongest first."""
         steps = sorted(map(_Step, self._indexed().covering(tool)), key=_Step.order)
-        ground = Ground(self._base, Sight(self.folder_of(tool)))
-        return tuple(Match(rule=step.rule, applies=step.applies(arguments, ground)) for step in steps)
+        ground = PathContext(self._base, PathResolver(self.folder_of(tool)))
+        return tuple(RuleMatch(rule=step.rule, applies=step.applies(arguments, ground)) for step in steps)
 
     def floor(self, tool: Tool) -> Decision | None:
         """The decision that no rule changes."""
@@ -136,8 +138,8 @@ class Permission:
         if tool.server not in RESERVED_SERVER_NAMES or self.profile == "owner":
             return None
         if tool.annotations.get(OWNER_MARK) is True:
-            return OWNERS_ALONE
-        return RAW_ALONE if tool.name == RAW_COMMAND and self.profile not in _MAY_RAW else None
+            return OWNER_ONLY
+        return RAW_RESTRICTED if tool.name == RAW_COMMAND and self.profile not in _MAY_RAW else None
 
     def _plan(self, tool: Tool) -> Decision | _Plan:
         plan = self._plans.get(tool)
@@ -196,7 +198,7 @@ def permission(
 class _Plan(Protocol):
     """How to decide about one tool where that depends on the arguments."""
 
-    def decide(self, arguments: Mapping[str, Any] | None, sight: Sight) -> Decision: ...
+    def decide(self, arguments: Mapping[str, Any] | None, sight: PathResolver) -> Decision: ...
 
 
 class _Step:
@@ -206,19 +208,19 @@ class _Step:
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.rank = 0 if rule.effect is Effect.DENY else _RANKS[rule.origin, rule.effect]
+        self.rank = 0 if rule.effect is RuleEffect.DENY else _RANKS[rule.origin, rule.effect]
         self.decision = Decision(Verdict(rule.effect), rule.text)
 
     def order(self) -> tuple[int, bool, str]:
         """The strongest first; among equals one without conditions, then by their words: never as they came."""
         return self.rank, bool(self.rule.when), self.decision.rule
 
-    def applies(self, arguments: Mapping[str, Any] | None, ground: Ground) -> bool:
+    def applies(self, arguments: Mapping[str, Any] | None, ground: PathContext) -> bool:
         if not self.rule.when:
             return True
         if arguments is None:
-            return self.rule.effect is not Effect.DENY
-        if self.rule.effect is Effect.DENY:
+            return self.rule.effect is not RuleEffect.DENY
+        if self.rule.effect is RuleEffect.DENY:
             return self.rule.maybe(arguments, ground)
         return self.rule.surely(arguments, ground)
 
@@ -232,14 +234,14 @@ class _Steps:
         self._steps = tuple(steps)
         self._base = base
 
-    def decide(self, arguments: Mapping[str, Any] | None, sight: Sight) -> Decision:
-        ground = Ground(self._base, sight)
+    def decide(self, arguments: Mapping[str, Any] | None, sight: PathResolver) -> Decision:
+        ground = PathContext(self._base, sight)
         doubtful: Decision | None = None
         for step in self._steps:
             if step.applies(arguments, ground):
                 # What may be a case for asking is asked before a weaker allow lets it pass; denies came first.
                 return doubtful or step.decision
-            if doubtful is None and step.rule.effect is Effect.ASK and step.rule.maybe(arguments, ground):
+            if doubtful is None and step.rule.effect is RuleEffect.ASK and step.rule.maybe(arguments, ground):
                 doubtful = step.decision
         return NO_RULE
 
@@ -254,7 +256,7 @@ class _Bound:
         self._above = above
         self._parent = parent
 
-    def decide(self, arguments: Mapping[str, Any] | None, sight: Sight) -> Decision:
+    def decide(self, arguments: Mapping[str, Any] | None, sight: PathResolver) -> Decision:
         own, above = (
             plan if isinstance(plan, Decision) else plan.decide(arguments, sight) for plan in (self._own, self._above)
         )
@@ -287,3 +289,33 @@ class _Index:
 def _literal(pattern: str) -> str | None:
     """None: it has no single name."""
     return None if is_glob(pattern) else pattern.casefold()
+
+
+__all__ = ["CLIENT", "OWNER", "Caller", "Decision", "Verdict", "decide"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caller:
+    """Who asks. `agent` is proven by a credential, `conversation` is only a label."""
+
+    agent: str
+    permission: Permission = field(repr=False)
+    conversation: str = "default"
+    session: Any = field(default=None, compare=False, repr=False)
+    """What the caller's calls are counted in."""
+
+    @property
+    def profile(self) -> str:
+        return self.permission.profile
+
+
+OWNER = Caller(agent="owner", permission=permission(BUILTIN["owner"], agent="owner"))
+"""The person whose machine this is: the token file's reader, and whoever uses the command line."""
+
+CLIENT = Caller(agent="client", permission=permission(BUILTIN["developer"], agent="client"))
+"""A client that `toolcrib stdio` serves: a coding agent, started by the person, that needs no token."""
+
+
+def decide(caller: Caller, tool: Tool, arguments: Mapping[str, Any] | None = None) -> Decision:
+    """None: the arguments are not known yet."""
+    return caller.permission.decide(tool, arguments)

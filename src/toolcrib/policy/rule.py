@@ -20,25 +20,24 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from toolcrib.catalog.claims import claims_of
 from toolcrib.catalog.names import SHORT_NAMES
-from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import CLAIMS
+from toolcrib.catalog.tool import Tool, annotations_of
+from toolcrib.config.model import ANNOTATIONS
 from toolcrib.errors import ConfigError
-from toolcrib.policy.condition import LONGEST_WORD, Condition, Matches, OneOf, Test, Under
-from toolcrib.policy.paths import Ground
+from toolcrib.policy.condition import LONGEST_WORD, Condition, ConditionTest, Matches, OneOf, Under
+from toolcrib.policy.paths import PathContext
 
 _PARTS = ("annotations", "when")
 _TESTS = ("under", "one_of", "matches")
 
 
-class Effect(enum.StrEnum):
+class RuleEffect(enum.StrEnum):
     ALLOW = "allow"
     DENY = "deny"
     ASK = "ask"
 
 
-class Origin(enum.StrEnum):
+class RuleOrigin(enum.StrEnum):
     """Where a rule stands."""
 
     PROFILE = "profile"
@@ -49,23 +48,23 @@ class Origin(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    effect: Effect
+    effect: RuleEffect
     tools: str
     """A glob over server and tool: `git:*`, `*:read_*`. `*` alone is `*:*`."""
     annotations: Mapping[str, bool] = field(default_factory=dict)
-    """Claims of the tool (`CLAIMS`) that must be so; see `claims` for whom they are believed."""
+    """Claims of the tool (`ANNOTATIONS`) that must be so; see `trusted_annotations` for whom they are believed."""
     when: tuple[Condition, ...] = ()
     """All must hold."""
-    origin: Origin = Origin.PROFILE
+    origin: RuleOrigin = RuleOrigin.PROFILE
     holder: str = ""
     """The profile's or the agent's name."""
 
     def __post_init__(self) -> None:
         tools = _checked_glob(self.tools)
-        unknown = [name for name in self.annotations if name not in CLAIMS]
+        unknown = [name for name in self.annotations if name not in ANNOTATIONS]
         if unknown or not all(isinstance(value, bool) for value in self.annotations.values()):
             raise ConfigError(
-                f"annotations take {', '.join(CLAIMS)}, each true or false.", remedy=_near(unknown, CLAIMS)
+                f"annotations take {', '.join(ANNOTATIONS)}, each true or false.", remedy=_near(unknown, ANNOTATIONS)
             )
         if len({(c.argument, type(c.test)) for c in self.when}) < len(self.when):
             raise ConfigError("One argument has the same test twice.", remedy="Write two rules instead.")
@@ -99,7 +98,7 @@ class Rule:
     def readings(self) -> tuple[tuple[str, str], ...]:
         """Globs of server and tool: one for an allow, for others one for each `:` that may divide them."""
         splits = [(self.tools[:at], self.tools[at + 1 :]) for at, letter in enumerate(self.tools) if letter == ":"]
-        if self.effect is Effect.ALLOW:
+        if self.effect is RuleEffect.ALLOW:
             return (splits[0],)
         return tuple((server.casefold(), tool.casefold()) for server, tool in splits if server and tool)
 
@@ -110,18 +109,18 @@ class Rule:
     def covers(self, tool: Tool) -> bool:
         """Whether it speaks of this tool, whatever the arguments."""
         server, name = tool.server, tool.name
-        if self.effect is not Effect.ALLOW:
+        if self.effect is not RuleEffect.ALLOW:
             server, name = server.casefold(), name.casefold()
         for of_server, of_tool in self._matchers:
             if of_tool(name) and of_server(server):
                 break
         else:
             return False
-        return not self.annotations or self.annotations.items() <= claims(tool).items()
+        return not self.annotations or self.annotations.items() <= trusted_annotations(tool).items()
 
     def reaches(self, server: str) -> bool:
         """Whether it may speak of a tool of this server, whatever the tool is."""
-        name = server if self.effect is Effect.ALLOW else server.casefold()
+        name = server if self.effect is RuleEffect.ALLOW else server.casefold()
         return any(of_server(name) for of_server, _ in self._matchers)
 
     @property
@@ -129,16 +128,16 @@ class Rule:
         """The conditions that start at the agent's folder: for an agent that has none, they cannot be judged."""
         return tuple(one for one in self.when if isinstance(one.test, Under) and one.test.relative)
 
-    def surely(self, arguments: Any, ground: Ground) -> bool:
+    def surely(self, arguments: Any, ground: PathContext) -> bool:
         return all(condition.surely(arguments, ground) for condition in self.when)
 
-    def maybe(self, arguments: Any, ground: Ground) -> bool:
+    def maybe(self, arguments: Any, ground: PathContext) -> bool:
         return all(condition.maybe(arguments, ground) for condition in self.when)
 
 
-def claims(tool: Tool) -> dict[str, bool]:
+def trusted_annotations(tool: Tool) -> dict[str, bool]:
     """What the tool's server says of it, as far as it is believed; else what the protocol says of a silent one."""
-    return claims_of(tool.annotations if tool.believed else {})
+    return annotations_of(tool.annotations if tool.believed else {})
 
 
 def glob(pattern: str) -> Callable[[str], Any]:
@@ -183,7 +182,7 @@ def _checked_glob(tools: Any) -> str:
     return tools
 
 
-def rule_from(data: Any, *, where: str, origin: Origin = Origin.PROFILE, holder: str = "") -> Rule:
+def rule_from(data: Any, *, where: str, origin: RuleOrigin = RuleOrigin.PROFILE, holder: str = "") -> Rule:
     """The rule that `{"allow": "files:*", "annotations": {…}, "when": {"path": {"under": "."}}}` says."""
     try:
         return _rule(data, origin, holder)
@@ -191,13 +190,13 @@ def rule_from(data: Any, *, where: str, origin: Origin = Origin.PROFILE, holder:
         raise ConfigError(f"{where}: {error.message}", remedy=error.remedy, data={"where": where}) from None
 
 
-def _rule(data: Any, origin: Origin, holder: str) -> Rule:
+def _rule(data: Any, origin: RuleOrigin, holder: str) -> Rule:
     if not isinstance(data, Mapping):
         raise ConfigError("A rule is an object.", remedy='For instance {"allow": "git:*"}.')
-    effects = [effect for effect in Effect if effect in data]
-    unknown = [str(key) for key in data if key not in (*Effect, *_PARTS)]
+    effects = [effect for effect in RuleEffect if effect in data]
+    unknown = [str(key) for key in data if key not in (*RuleEffect, *_PARTS)]
     if unknown:
-        raise ConfigError(f"A rule knows no {unknown[0]!r}.", remedy=_near(unknown, (*Effect, *_PARTS)))
+        raise ConfigError(f"A rule knows no {unknown[0]!r}.", remedy=_near(unknown, (*RuleEffect, *_PARTS)))
     if len(effects) != 1:
         raise ConfigError("A rule has one of allow, deny and ask.", remedy='For instance {"allow": "git:*"}.')
     annotations = data.get("annotations", {})
@@ -216,7 +215,7 @@ def _rule(data: Any, origin: Origin, holder: str) -> Rule:
     )
 
 
-def _tests(data: Any) -> Iterable[Test]:
+def _tests(data: Any) -> Iterable[ConditionTest]:
     if not isinstance(data, Mapping) or not data:
         raise ConfigError("A condition names its test.", remedy='For instance {"path": {"under": "src"}}.')
     for name, value in data.items():

@@ -1,6 +1,6 @@
 """Chunks of bytes → whole lines → server-sent events, in time linear in the bytes.
 
-In: chunks as a pipe or socket hands them out. Out: lines (`Lines`), events (`EventStream`). `stdio` reads lines,
+In: chunks as a pipe or socket hands them out. Out: lines (`LineSplitter`), events (`SseParser`). `stdio` reads lines,
 `http` and `sse` read events. A line past the limit is dropped up to its end, and what it began and ended with is said;
 an event past the limit raises `TooLarge`.
 """
@@ -25,7 +25,7 @@ class TooLarge(OSError):
         return cls(f"It sent a message of more than {size:g} MB. Raise its max_message_mb if it should be taken.")
 
 
-class Lines:
+class LineSplitter:
     """Collects chunks and copies them once per line, however many chunks a line came in."""
 
     def __init__(self, *, limit: int, on_overlong: Callable[[bytes], None] = lambda edges: None) -> None:
@@ -74,7 +74,7 @@ class Lines:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServerEvent:
+class SseEvent:
     """One server-sent event."""
 
     kind: str
@@ -85,12 +85,12 @@ class ServerEvent:
     """Seconds, where the event said so."""
 
 
-class EventStream:
+class SseParser:
     """The text/event-stream format, as far as MCP uses it. Raises `TooLarge`."""
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
-        self._lines = Lines(limit=limit, on_overlong=self._refuse)
+        self._lines = LineSplitter(limit=limit, on_overlong=self._refuse)
         self._after_return = False
         self._first = True
         self._kind = ""
@@ -98,7 +98,7 @@ class EventStream:
         self._id: str | None = None
         self._retry: float | None = None
 
-    def feed(self, chunk: bytes) -> Iterator[ServerEvent]:
+    def feed(self, chunk: bytes) -> Iterator[SseEvent]:
         for line in self._lines.feed(self._unified(chunk)):
             if line:
                 self._field(line)
@@ -140,9 +140,9 @@ class EventStream:
         elif name == b"retry" and value.isdigit() and len(value) < 10:
             self._retry = int(value) / 1000
 
-    def _dispatch(self) -> ServerEvent | None:
+    def _dispatch(self) -> SseEvent | None:
         kind, data, retry = self._kind or "message", self._data, self._retry
         self._kind, self._data, self._retry = "", None, None
         if data is None and retry is None:
             return None
-        return ServerEvent(kind=kind, data=bytes(data or b""), id=self._id, retry=retry)
+        return SseEvent(kind=kind, data=bytes(data or b""), id=self._id, retry=retry)

@@ -21,14 +21,13 @@ from msgspec import UNSET
 
 from toolcrib.config.auth import has_new_token
 from toolcrib.config.model import ServerConfig
-from toolcrib.errors import ProtocolViolation, ServerAway
-from toolcrib.servers import posting, sdk, web, wire
+from toolcrib.errors import ProtocolViolation, ServerUnavailable
+from toolcrib.servers import post_client, sdk, web, wire
 from toolcrib.servers.address import Address
-from toolcrib.servers.explain import explain_network, explain_status
-from toolcrib.servers.framing import EventStream, ServerEvent, TooLarge
-from toolcrib.servers.intake import HANDED_ON
-from toolcrib.servers.link import Link, Peer, SessionGone
-from toolcrib.servers.model import Answer, Era
+from toolcrib.servers.framing import SseEvent, SseParser, TooLarge
+from toolcrib.servers.link import HANDED_ON, Peer, ServerLink, SessionExpired
+from toolcrib.servers.model import Era, ServerAnswer
+from toolcrib.servers.web import explain_network, explain_status
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +50,11 @@ _EARS_OPEN = 2.0
 """Seconds after which the tools are listed once more, for what changed before we could hear of it."""
 
 
-class HttpLink(Link):
+class HttpLink(ServerLink):
     def __init__(
         self,
         config: ServerConfig,
-        lease: web.Lease,
+        lease: web.SharedPostClient,
         *,
         proxy: str | None,
         on_tools_changed: Callable[[], None],
@@ -71,10 +70,10 @@ class HttpLink(Link):
         self._own_headers = {name: value for name, value in config.headers.items() if name.lower() not in _OURS}
         self._head = b""
         self._session_id: str | None = None
-        self._talk: sdk.Conversation | None = None
+        self._talk: sdk.SdkSession | None = None
         self._in_flight = 0
 
-    def meet(self, peer: Peer, session_id: str | None, talk: sdk.Conversation) -> None:
+    def meet(self, peer: Peer, session_id: str | None, talk: sdk.SdkSession) -> None:
         """Negotiation is through: from here on requests can be made."""
         self._peer = peer
         self._talk = talk
@@ -99,7 +98,7 @@ class HttpLink(Link):
 
     async def _exchange(
         self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
-    ) -> Answer:
+    ) -> ServerAnswer:
         self._in_flight += 1
         # Held by each call too: a call outlives the link that it began on.
         self._lease.hold()
@@ -109,7 +108,7 @@ class HttpLink(Link):
             self._lease.let_go()
             self._in_flight -= 1
 
-    async def _ask(self, request_id: str, body: bytes, head: bytes) -> Answer:
+    async def _ask(self, request_id: str, body: bytes, head: bytes) -> ServerAnswer:
         try:
             response = await self._post(body, head)
             try:
@@ -119,7 +118,7 @@ class HttpLink(Link):
                 response.close()
                 raise
             self._let_go(response)
-        except (posting.ConnectFailed, ssl.SSLError) as error:
+        except (post_client.ConnectFailed, ssl.SSLError) as error:
             reason = explain_network(error, self._url)
             self.lose(reason)
             raise self.away(f"{reason} The call did not run.") from None
@@ -139,7 +138,7 @@ class HttpLink(Link):
         marked = web.head_lines(extra) if extra else b""
         return b"%b%bMcp-Method: %b\r\n%b%b" % (self._head, _JSON_AND_EVENTS, method.encode(), name.encode(), marked)
 
-    async def _post(self, body: bytes, head: bytes) -> posting.Response:
+    async def _post(self, body: bytes, head: bytes) -> post_client.PostResponse:
         for _ in range(web.MOST_REDIRECTS):
             response = await self._poster.request(b"POST", self._address, head, body, limit=self._limit)
             if response.status not in web.REDIRECTS:
@@ -150,9 +149,9 @@ class HttpLink(Link):
                 break
             self._url = target
             self._address = Address.of(target, self._proxy)
-        raise self.away(f"{web.shown(self._url)} sends us elsewhere. The call did not run.")
+        raise self.away(f"{web.shown_url(self._url)} sends us elsewhere. The call did not run.")
 
-    async def _read(self, request_id: str, response: posting.Response) -> Answer:
+    async def _read(self, request_id: str, response: post_client.PostResponse) -> ServerAnswer:
         kind = response.content_type
         if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
             raise self._violation("it is compressed, though nobody asked for that")
@@ -164,7 +163,7 @@ class HttpLink(Link):
             return await self._streamed(request_id, response)
         raise self._violation(f"HTTP {response.status} with content of type '{kind}'")
 
-    def _whole(self, request_id: str, body: bytes) -> Answer:
+    def _whole(self, request_id: str, body: bytes) -> ServerAnswer:
         try:
             envelope = wire.decode(body)
         except wire.NotAMessage as error:
@@ -174,7 +173,7 @@ class HttpLink(Link):
             raise self._violation("it answers no request of ours")
         return answer
 
-    async def _streamed(self, request_id: str, response: posting.Response) -> Answer:
+    async def _streamed(self, request_id: str, response: post_client.PostResponse) -> ServerAnswer:
         """Reads events until the answer; where the stream ends before, takes it up again if it can be."""
         last = _Position()
         answer = await self._listen(request_id, response, last)
@@ -190,10 +189,12 @@ class HttpLink(Link):
             return answer
         raise self.away("It ended its stream without an answer. The call may have run.")
 
-    async def _listen(self, request_id: str, response: posting.Response, last: _Position) -> Answer | None:
+    async def _listen(
+        self, request_id: str, response: post_client.PostResponse, last: _Position
+    ) -> ServerAnswer | None:
         """Reads one stream to its end or to the answer."""
-        stream = EventStream(limit=self._limit)
-        answer: Answer | None = None
+        stream = SseParser(limit=self._limit)
+        answer: ServerAnswer | None = None
 
         def read(piece: bytes) -> bool:
             nonlocal answer
@@ -217,14 +218,14 @@ class HttpLink(Link):
         return None
 
     @contextlib.asynccontextmanager
-    async def _resumed(self, last_id: str) -> AsyncIterator[posting.Response]:
+    async def _resumed(self, last_id: str) -> AsyncIterator[post_client.PostResponse]:
         resume = b"Accept: text/event-stream\r\nLast-Event-ID: %b\r\n" % last_id.encode()
         with await self._poster.request(b"GET", self._address, self._head + resume) as response:
             if response.status != 200 or response.content_type != "text/event-stream":
                 raise self.away("It ended its stream without an answer. The call may have run.")
             yield response
 
-    def _heard(self, request_id: str, message: bytes) -> Answer | None:
+    def _heard(self, request_id: str, message: bytes) -> ServerAnswer | None:
         """One message of a request's stream: the answer, or something on the way to it."""
         self.last_seen = time.time()
         try:
@@ -240,22 +241,22 @@ class HttpLink(Link):
             self._talk.feed(message)
         return None
 
-    async def _refused(self, response: posting.Response) -> Answer:
+    async def _refused(self, response: post_client.PostResponse) -> ServerAnswer:
         """An HTTP status that is no success: an error of the protocol in its body, or none."""
         status = response.status
         error = _protocol_error(await response.read())
         if self._session_id and _forgot_session(status, error):
             self.forget()
-            raise SessionGone(f"Server '{self.name}': it has forgotten our session. The call did not run.")
+            raise SessionExpired(f"Server '{self.name}': it has forgotten our session. The call did not run.")
         if status == 401 and await asyncio.to_thread(has_new_token, self._config):
             self.forget()
-            raise SessionGone(f"Server '{self.name}': its token was replaced meanwhile. The call did not run.")
+            raise SessionExpired(f"Server '{self.name}': its token was replaced meanwhile. The call did not run.")
         if error is not None and status != 401:
-            return Answer(error=error)
+            return ServerAnswer(error=error)
         self.last_error = explain_status(status, self._url)
         raise self.away(f"{self.last_error} The call {'may have run' if status >= 500 else 'did not run'}.")
 
-    def _let_go(self, response: posting.Response) -> None:
+    def _let_go(self, response: post_client.PostResponse) -> None:
         """Gives the connection back. A stream's last bytes may still be under way: nobody waits for them here."""
         if response.complete:
             response.release()
@@ -272,7 +273,7 @@ class HttpLink(Link):
             async with asyncio.timeout(_CANCEL):
                 with await self._post(wire.cancelled(request_id, reason), self._head + _JSON_AND_EVENTS) as response:
                     await response.read()
-        except (OSError, ServerAway) as error:
+        except (OSError, ServerUnavailable) as error:
             log.debug("%s: the cancellation did not get through: %s", self.name, type(error).__name__)
 
     def _violation(self, why: str) -> ProtocolViolation:
@@ -289,13 +290,13 @@ class _Position:
         self.id: str | None = None
         self.pause = _RESUME_AFTER
 
-    def note(self, event: ServerEvent) -> None:
+    def note(self, event: SseEvent) -> None:
         self.id = event.id or self.id
         if event.retry is not None:
             self.pause = event.retry
 
 
-async def _drain(response: posting.Response) -> None:
+async def _drain(response: post_client.PostResponse) -> None:
     with response, contextlib.suppress(OSError):
         async with asyncio.timeout(_DRAIN):
             await response.read()
@@ -316,7 +317,7 @@ def _forgot_session(status: int, error: bytes | None) -> bool:
     """
     if error is None:
         return status == 404
-    fault = wire.fault_in(error)
+    fault = wire.error_in(error)
     if fault.code not in _FORGOTTEN_CODES:
         return False
     return status == 404 or (status == 400 and _FORGOTTEN.fullmatch(fault.message) is not None)
@@ -325,23 +326,23 @@ def _forgot_session(status: int, error: bytes | None) -> bool:
 @contextlib.asynccontextmanager
 async def open_http(
     config: ServerConfig, on_tools_changed: Callable[[], None], known: Era | None, probe_limit: float
-) -> AsyncIterator[tuple[HttpLink, sdk.Conversation]]:
+) -> AsyncIterator[tuple[HttpLink, sdk.SdkSession]]:
     proxy = web.proxy_for(config.url)
-    watch = sdk.HttpWatch()
+    watch = sdk.HttpObserver()
     late: asyncio.TimerHandle | None = None
 
     def check() -> None:
         if watch.refusal:
-            raise ServerAway(watch.refusal)
+            raise ServerUnavailable(watch.refusal)
         if watch.failure is not None:
-            raise ServerAway(explain_network(watch.failure, config.url))
+            raise ServerUnavailable(explain_network(watch.failure, config.url))
         if watch.status in {401, 403}:
-            raise ServerAway(explain_status(watch.status, config.url))
+            raise ServerUnavailable(explain_status(watch.status, config.url))
 
-    async with web.shared_poster(verify=config.verify_tls) as lease:
+    async with web.shared_post_client(verify=config.verify_tls) as lease:
         link = HttpLink(config, lease, proxy=proxy, on_tools_changed=on_tools_changed)
         try:
-            async with sdk.converse_http(
+            async with sdk.open_http_session(
                 config.url,
                 headers=config.headers,
                 tls=web.tls_context(verify=config.verify_tls),
@@ -366,18 +367,18 @@ async def open_http(
 
 
 async def _negotiate(
-    talk: sdk.Conversation,
+    talk: sdk.SdkSession,
     known: Era | None,
     probe_limit: float,
-    watch: sdk.HttpWatch,
+    watch: sdk.HttpObserver,
     check: Callable[[], None],
     config: ServerConfig,
 ) -> Peer:
     """The SDK's words for an HTTP failure are thin; what the watch saw says more."""
     try:
         return await talk.negotiate(known=known, probe_limit=probe_limit)
-    except ServerAway:
+    except ServerUnavailable:
         check()
         if watch.status is not None and watch.status >= 400:
-            raise ServerAway(explain_status(watch.status, config.url)) from None
+            raise ServerUnavailable(explain_status(watch.status, config.url)) from None
         raise

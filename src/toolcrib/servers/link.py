@@ -1,8 +1,9 @@
 """One live connection, whatever carries it: the seam between a transport and `server`.
 
 In: requests as method and params. Out: answers as raw bytes; progress; the news that tools changed or that the
-connection is lost. A transport is an async context manager that yields a `Link`: `stdio`, `websocket` and `sse` yield
-a `PipeLink`, `http` an `HttpLink`. `server` is the only user.
+connection is lost. A transport is an async context manager that yields a `ServerLink`: `stdio`, `websocket` and `sse`
+yield a `PipeLink`, `http` an `HttpLink`. `server` is the only user. Each link has an `InputBudget`: how much of the
+event loop's time the server may take with what it was not asked for, before it is read more slowly, and ended.
 """
 
 from __future__ import annotations
@@ -12,15 +13,72 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from toolcrib import __version__
-from toolcrib.errors import CallTimeout, ServerAway
+from toolcrib.errors import CallTimeout, ServerUnavailable
 from toolcrib.servers import wire
-from toolcrib.servers.intake import HANDED_ON, Intake
-from toolcrib.servers.model import Answer, Era, OnProgress
+from toolcrib.servers.model import Era, OnProgress, ServerAnswer
+
+PIECE = 4096
+"""Bytes that are taken in at a stretch: some milliseconds, whatever stands in them."""
+SHARE = 0.1
+"""The part of the event loop's time above which reading pauses."""
+_STRETCH = 0.005
+"""Seconds of it that a server may take at once, without a pause."""
+_LASTING = 0.05
+"""The part that a server may take for as long as it runs."""
+MOST = 0.5
+"""Seconds beyond that part after which the server is ended: some ten seconds of flooding."""
+HANDED_ON = 0.0003
+"""What a message costs others: the SDK that answers a request, the client that is told of progress."""
+ENDED = "It was ended because it floods us: it sends much more than it is asked for."
+
+
+class InputBudget:
+    def __init__(self, end: Callable[[str], None]) -> None:
+        """`end` gets the reason why the server is not listened to any more."""
+        self._end = end
+        self._debt = 0.0
+        self._flood = 0.0
+        self._at = time.monotonic()
+
+    def charge(self, seconds: float, *, asked: bool = False) -> None:
+        """What was asked for, such as progress of a call, makes the server wait, and never ends it."""
+        now = time.monotonic()
+        passed, self._at = now - self._at, now
+        self._debt = max(0.0, self._debt - SHARE * passed) + seconds
+        self._flood = max(0.0, self._flood - _LASTING * passed) + (0.0 if asked else seconds)
+        if self._flood > MOST:
+            self._end(ENDED)
+
+    @property
+    def pause(self) -> float:
+        """Seconds for which nothing more should be read. 0 for a server that keeps to its share."""
+        return self._debt / SHARE if self._debt > _STRETCH else 0.0
+
+    async def take(self, chunk: bytes, read: Callable[[bytes], bool]) -> bool:
+        """Has a stream's chunk read piece by piece, until `read` says that one held the answer."""
+        for piece in pieces(chunk):
+            began = time.thread_time()
+            if read(piece):
+                return True
+            if b"\n" in piece or b"\r" in piece:
+                self.charge(time.thread_time() - began)
+                await self.rest()
+        return False
+
+    async def rest(self) -> None:
+        if pause := self.pause:
+            await asyncio.sleep(pause)
+
+
+def pieces(chunk: bytes) -> Iterator[bytes]:
+    for start in range(0, len(chunk), PIECE):
+        yield chunk[start : start + PIECE]
+
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +102,15 @@ class Peer:
     """Whether it declared that it says when its tools change."""
 
 
-class EndedEarly(ServerAway):
+class EndedEarly(ServerUnavailable):
     """The far side closed the connection before negotiation was through."""
 
 
-class SessionGone(ServerAway):
+class SessionExpired(ServerUnavailable):
     """The far side does not know our session any more; the request did not run."""
 
 
-class Clock:
+class TaskTimeout:
     """A time limit on the task that makes it, as `asyncio.timeout` sets one, for a third of the cost."""
 
     __slots__ = ("_cancelling", "_expired", "_over", "_task", "_timer")
@@ -80,7 +138,7 @@ class Clock:
         self._timer.cancel()
 
 
-class Link(abc.ABC):
+class ServerLink(abc.ABC):
     """Requests of ours over one connection. Made and ended by a transport, in the supervisor's task."""
 
     pid: int | None = None
@@ -97,12 +155,12 @@ class Link(abc.ABC):
         """The far side lost our session and nothing else: a new one can be opened at once."""
         self.misbehaved = False
         """We ended the connection because of what the far side sent: the next attempt comes later each time."""
-        self.intake = Intake(self.condemn)
+        self.intake = InputBudget(self.condemn)
         self._peer: Peer | None = None
         self._on_tools_changed = on_tools_changed
         self._numbers = itertools.count(1)
         self._progress: dict[str, OnProgress] = {}
-        self._clocks: set[Clock] = set()
+        self._clocks: set[TaskTimeout] = set()
         self._ended = ""
         self._errands: set[asyncio.Task[None]] = set()
 
@@ -121,7 +179,7 @@ class Link(abc.ABC):
         limit: float,
         headers: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
-    ) -> Answer:
+    ) -> ServerAnswer:
         """Raises ServerAway, CallTimeout, ProtocolViolation. An abandoned request is cancelled on the far side."""
         peer = self.peer
         request_id = f"{wire.PREFIX}{next(self._numbers)}"
@@ -131,7 +189,7 @@ class Link(abc.ABC):
             self._progress[token] = on_progress
         own_meta = wire.meta_for(peer.era, peer.version, CLIENT_INFO, meta, token)
         body = wire.request(request_id, method, {**params, "_meta": own_meta} if own_meta else params)
-        clock = Clock(self._loop, limit)
+        clock = TaskTimeout(self._loop, limit)
         self._clocks.add(clock)
         try:
             return await self._exchange(request_id, method, params, body, headers or {})
@@ -155,7 +213,7 @@ class Link(abc.ABC):
     @abc.abstractmethod
     async def _exchange(
         self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
-    ) -> Answer:
+    ) -> ServerAnswer:
         """Sends one request and waits for its answer."""
 
     @abc.abstractmethod
@@ -216,5 +274,5 @@ class Link(abc.ABC):
             task.cancel()
         await asyncio.gather(*self._errands, return_exceptions=True)
 
-    def away(self, reason: str) -> ServerAway:
-        return ServerAway(f"Server '{self.name}': {reason}")
+    def away(self, reason: str) -> ServerUnavailable:
+        return ServerUnavailable(f"Server '{self.name}': {reason}")

@@ -51,7 +51,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """`Mcp-Param-*` headers made from the tool's schema; only modern HTTP servers get them."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ServerAnswer(msgspec.Struct, frozen=True):
     """What the server said: exactly one of the two, as raw JSON."""
 
     result: bytes | None = None

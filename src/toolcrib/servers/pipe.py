@@ -15,13 +15,12 @@ from typing import Any, Protocol
 
 from msgspec import UNSET
 
-from toolcrib.config.redact import printable
-from toolcrib.errors import ProtocolViolation, ServerAway
+from toolcrib.config.masking import printable
+from toolcrib.errors import ProtocolViolation, ServerUnavailable
 from toolcrib.servers import wire
 from toolcrib.servers.framing import TooLarge
-from toolcrib.servers.intake import HANDED_ON
-from toolcrib.servers.link import PROGRESS, TOOLS_CHANGED, Link, Peer
-from toolcrib.servers.model import Answer
+from toolcrib.servers.link import HANDED_ON, PROGRESS, TOOLS_CHANGED, Peer, ServerLink
+from toolcrib.servers.model import ServerAnswer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ _SHOWN_GARBAGE = 5
 """How many lines that are no messages are logged one by one; a chatty server would fill the log."""
 
 
-class Listener(Protocol):
+class MessageListener(Protocol):
     """The SDK's half of a connection."""
 
     def feed(self, message: bytes) -> None: ...
@@ -38,17 +37,17 @@ class Listener(Protocol):
     def end(self) -> None: ...
 
 
-class PipeLink(Link):
+class PipeLink(ServerLink):
     def __init__(
         self, name: str, *, send: Callable[[bytes], Awaitable[None]], on_tools_changed: Callable[[], None]
     ) -> None:
         super().__init__(name, on_tools_changed=on_tools_changed)
         self.send = send
-        self._pending: dict[str, asyncio.Future[Answer]] = {}
-        self._listener: Listener | None = None
+        self._pending: dict[str, asyncio.Future[ServerAnswer]] = {}
+        self._listener: MessageListener | None = None
         self._garbage = 0
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: MessageListener) -> None:
         self._listener = listener
 
     def meet(self, peer: Peer) -> None:
@@ -110,7 +109,7 @@ class PipeLink(Link):
             self.intake.charge(HANDED_ON)
             self._listener.feed(message)
 
-    def _settle(self, future: asyncio.Future[Answer], answer: Answer | None) -> None:
+    def _settle(self, future: asyncio.Future[ServerAnswer], answer: ServerAnswer | None) -> None:
         if answer is not None:
             future.set_result(answer)
         else:
@@ -138,10 +137,10 @@ class PipeLink(Link):
 
     async def _exchange(
         self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
-    ) -> Answer:
+    ) -> ServerAnswer:
         if self.lost.done():
             raise self.away(f"{self.lost.result()} The call did not run.")
-        future: asyncio.Future[Answer] = self._loop.create_future()
+        future: asyncio.Future[ServerAnswer] = self._loop.create_future()
         self._pending[request_id] = future
         try:
             await self.send(body)
@@ -156,7 +155,7 @@ class PipeLink(Link):
     async def _tell_cancelled(self, request_id: str, reason: str) -> None:
         try:
             await self.send(wire.cancelled(request_id, reason))
-        except ServerAway as error:
+        except ServerUnavailable as error:
             log.debug("%s: the cancellation did not get through: %s", self.name, error)
 
 

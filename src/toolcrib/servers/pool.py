@@ -17,15 +17,15 @@ from toolcrib.events import Bus
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 
-Key = tuple[str, tuple[object, ...], Path | None]
+InstanceKey = tuple[str, tuple[object, ...], Path | None]
 
 
-def key_of(config: ServerConfig, root: Path | None) -> Key:
+def instance_key(config: ServerConfig, root: Path | None) -> InstanceKey:
     """What makes two wishes for a server the same instance."""
     return config.identity, config.limits, root if config.is_per_project else None
 
 
-class Pool:
+class ServerPool:
     def __init__(
         self,
         *,
@@ -39,8 +39,8 @@ class Pool:
         self._on_tools = on_tools
         self._log_file = log_file
         self._reaper = reaper or Reaper()
-        self._servers: dict[Key, Server] = {}
-        self._holders: dict[Key, int] = {}
+        self._servers: dict[InstanceKey, Server] = {}
+        self._holders: dict[InstanceKey, int] = {}
         self._mask = mask or Masker()
 
     @property
@@ -58,7 +58,7 @@ class Pool:
 
         `known_tools` is what a new instance lists until it has connected.
         """
-        key = key_of(config, root)
+        key = instance_key(config, root)
         server = self._servers.get(key)
         if server is None:
             server = Server(
@@ -78,7 +78,7 @@ class Pool:
 
     async def release(self, server: Server) -> None:
         """Gives back what `acquire` gave; the last one stops the server."""
-        key = key_of(server.config, server.root)
+        key = instance_key(server.config, server.root)
         if self._servers.get(key) is not server:
             return
         self._holders[key] -= 1

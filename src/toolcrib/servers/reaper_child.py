@@ -46,7 +46,7 @@ def marked_processes(marker: bytes) -> list[int]:
     return found
 
 
-def below(guard: int) -> list[int]:
+def descendants_of(guard: int) -> list[int]:
     """All processes that descend from this one. Empty where there is no /proc."""
     children: dict[int, list[int]] = {}
     try:
@@ -83,7 +83,7 @@ def _signal_all(processes: list[int], number: int) -> None:
 
 def signal_group(group: int, number: int) -> bool:
     """False if the group has nobody left. A guard is not killed before all that is below it."""
-    if number == signal.SIGKILL and _is_guard(group) and (left := below(group)):
+    if number == signal.SIGKILL and _is_guard(group) and (left := descendants_of(group)):
         _signal_all(left, number)
         return True
     try:
@@ -204,10 +204,10 @@ def _end_rest() -> None:
             return
         waited = time.monotonic() - began
         if waited > LAST_WORDS + ASKED:
-            _signal_all(below(me), signal.SIGKILL)
+            _signal_all(descendants_of(me), signal.SIGKILL)
         elif waited > LAST_WORDS and not asked:
             asked = True
-            _signal_all(below(me), signal.SIGTERM)
+            _signal_all(descendants_of(me), signal.SIGTERM)
         time.sleep(0.01)
 
 

@@ -1,6 +1,7 @@
 """All that touches the MCP SDK, its provisional parts above all. Nothing else in this room imports it.
 
-In: a way to send bytes, and bytes that came (`converse`); or an address (`converse_http`). Out: a `Conversation`: the
+In: a way to send bytes, and bytes that came (`open_session`); or an address (`open_http_session`). Out: a
+`SdkSession`: the
 SDK's `ClientSession` for negotiation in both eras, answers to what a server asks (ping is answered; sampling,
 elicitation and roots are declined), legacy GET streams, and modern subscriptions. Calls and lists do not pass here.
 
@@ -19,12 +20,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from toolcrib.config.redact import printable
-from toolcrib.errors import ServerAway
-from toolcrib.servers.intake import Intake, pieces
-from toolcrib.servers.link import CLIENT_INFO, EndedEarly, Peer
+from toolcrib.config.masking import printable
+from toolcrib.errors import ServerUnavailable
+from toolcrib.servers.link import CLIENT_INFO, EndedEarly, InputBudget, Peer, pieces
 from toolcrib.servers.model import Era
-from toolcrib.servers.posting import LARGEST_HEAD
+from toolcrib.servers.post_client import LARGEST_HEAD
 from toolcrib.servers.web import KEEPALIVE
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def fault_in_headers(schema: Any) -> str | None:
     return fault
 
 
-class Conversation:
+class SdkSession:
     """The SDK's half of one connection."""
 
     def __init__(self, session: ClientSession, inbox: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
@@ -167,9 +167,9 @@ class Conversation:
         except self._sdk.MCPError as error:
             if error.code == self._sdk.CONNECTION_CLOSED:
                 raise EndedEarly("The connection was closed before the server introduced itself.") from None
-            raise ServerAway(f"The server refused to begin: {error.message} (code {error.code}).") from None
+            raise ServerUnavailable(f"The server refused to begin: {error.message} (code {error.code}).") from None
         except self._sdk.ValidationError as error:
-            raise ServerAway(
+            raise ServerUnavailable(
                 f"The server introduced itself with something that is not MCP ({error.error_count()} faults)."
             ) from None
         return self._peer()
@@ -234,7 +234,7 @@ class _Outbox:
     async def send(self, item: SessionMessage, /) -> None:
         try:
             await self._send(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
-        except ServerAway:
+        except ServerUnavailable:
             raise _import().anyio.BrokenResourceError from None
 
     async def aclose(self) -> None:
@@ -248,16 +248,16 @@ class _Outbox:
 
 
 @contextlib.asynccontextmanager
-async def converse(send: Callable[[bytes], Awaitable[None]]) -> AsyncIterator[Conversation]:
+async def open_session(send: Callable[[bytes], Awaitable[None]]) -> AsyncIterator[SdkSession]:
     """The SDK's half of a connection whose messages pass through our hands."""
     sdk = await load()
     inbox, unread = sdk.anyio.create_memory_object_stream(_INBOX)
     with contextlib.closing(inbox), contextlib.closing(unread):
         async with sdk.Session(unread, _Outbox(send), client_info=sdk.Implementation(**CLIENT_INFO)) as session:
-            yield Conversation(session, inbox)
+            yield SdkSession(session, inbox)
 
 
-class HttpWatch:
+class HttpObserver:
     """What the SDK's HTTP client met: the session id, the last status, the last failure to reach the server."""
 
     def __init__(self) -> None:
@@ -284,17 +284,17 @@ class HttpWatch:
 
 
 @contextlib.asynccontextmanager
-async def converse_http(
+async def open_http_session(
     url: str,
     *,
     headers: Mapping[str, str],
     tls: ssl.SSLContext,
     proxy: str | None,
-    watch: HttpWatch,
+    watch: HttpObserver,
     check: Callable[[], None],
     notice: Callable[[str, Mapping[str, Any]], bool],
-    intake: Intake,
-) -> AsyncIterator[Conversation]:
+    intake: InputBudget,
+) -> AsyncIterator[SdkSession]:
     """The SDK's half of a Streamable HTTP connection. `check` raises where what came shows that going on is useless."""
     sdk = await load()
     client = sdk.httpx2.AsyncClient(
@@ -331,14 +331,14 @@ async def converse_http(
                 session.check = check
                 pumping = asyncio.create_task(pump(read))
                 try:
-                    yield Conversation(session, inbox)
+                    yield SdkSession(session, inbox)
                 finally:
                     pumping.cancel()
                     await asyncio.gather(pumping, return_exceptions=True)
 
 
 def _forgiving(
-    sdk: SimpleNamespace, watch: HttpWatch, intake: Intake, inner: httpx2.AsyncBaseTransport
+    sdk: SimpleNamespace, watch: HttpObserver, intake: InputBudget, inner: httpx2.AsyncBaseTransport
 ) -> httpx2.AsyncBaseTransport:
     """A transport that answers 503 instead of raising: one failed request must not end the SDK's whole client.
 

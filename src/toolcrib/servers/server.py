@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.config.auth import with_token
-from toolcrib.config.json_text import Unreadable
 from toolcrib.config.masking import Masker, secrets_of_server
 from toolcrib.config.model import ServerConfig
-from toolcrib.errors import ServerAway, ServerFailure
+from toolcrib.config.parse import Unreadable
+from toolcrib.errors import ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, ServerStateChanged
-from toolcrib.servers.explain import explain, root_cause
-from toolcrib.servers.link import EndedEarly, Link, Peer, SessionGone
-from toolcrib.servers.model import Answer, Era, OnProgress, ServerState, ServerStatus, ToolCall
+from toolcrib.servers.link import EndedEarly, Peer, ServerLink, SessionExpired
+from toolcrib.servers.model import Era, OnProgress, ServerAnswer, ServerState, ServerStatus, ToolCall
 from toolcrib.servers.reaper import Reaper
-from toolcrib.servers.stderr_log import StderrLog
-from toolcrib.servers.tool_pages import list_tools
-from toolcrib.servers.transports import Surroundings, open_link
+from toolcrib.servers.stdio import StderrLog
+from toolcrib.servers.tool_listing import list_tools
+from toolcrib.servers.transports import LinkContext, open_link
+from toolcrib.servers.web import explain, root_cause
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ class Server:
         self._ready_at: float | None = None
         self._peer: Peer | None = None
         self._known_era: Era | None = None
-        self._link: Link | None = None
-        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
+        self._link: ServerLink | None = None
+        self._links: weakref.WeakSet[ServerLink] = weakref.WeakSet()
         """Links with calls that may still run, the present one among them."""
         self._task: asyncio.Task[None] | None = None
         self._turning = asyncio.Lock()
@@ -166,7 +166,7 @@ class Server:
 
     async def call(
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
-    ) -> Answer:
+    ) -> ServerAnswer:
         """Raises ServerAway, CallTimeout, ProtocolViolation. Cancelling the caller cancels on the far side too."""
         limit = self.config.call_timeout if timeout is None else timeout
         link = self._link
@@ -174,18 +174,18 @@ class Server:
             link = await self._connected()
         try:
             return await self._forward(link, call, limit, on_progress)
-        except SessionGone:
+        except SessionExpired:
             # A session that the server does not know: it has run nothing, so asking once more is no repetition.
             return await self._forward(await self._connected(), call, limit, on_progress)
 
     @staticmethod
-    async def _forward(link: Link, call: ToolCall, limit: float, on_progress: OnProgress | None) -> Answer:
+    async def _forward(link: ServerLink, call: ToolCall, limit: float, on_progress: OnProgress | None) -> ServerAnswer:
         params: Mapping[str, Any] = {**call.params, "name": call.name}
         return await link.request(
             "tools/call", params, meta=call.meta, limit=limit, headers=call.headers, on_progress=on_progress
         )
 
-    async def _connected(self) -> Link:
+    async def _connected(self) -> ServerLink:
         """The link, once there is one. Waits for an attempt under way, and hastens the next if none is."""
         kicked = False
         try:
@@ -210,7 +210,7 @@ class Server:
             self._enter(ServerState.CONNECTING)
             self._wake.set()
 
-    def away(self) -> ServerAway:
+    def away(self) -> ServerUnavailable:
         """Why a call cannot be made now."""
         words = {
             ServerState.CONNECTING: "is still connecting",
@@ -219,7 +219,7 @@ class Server:
         }.get(self._state, "is away")
         reason = f": {self.status.last_error}" if self._last_error else "."
         remedy = f"Restart it with: toolcrib restart {self.name}" if self._state is ServerState.FAILED else ""
-        return ServerAway(
+        return ServerUnavailable(
             f"Server '{self.name}' {words}{reason} The call did not run.", remedy=remedy, data={"server": self.name}
         )
 
@@ -276,7 +276,7 @@ class Server:
         self._tools_changed.clear()
         self._wake.clear()
         limit = self.config.connect_timeout
-        around = Surroundings(
+        around = LinkContext(
             root=self.root,
             reaper=self._reaper,
             stderr=self._stderr,
@@ -308,11 +308,11 @@ class Server:
             config = await asyncio.to_thread(with_token, self.config)
         except Unreadable as error:
             path = self.config.token_file.path
-            raise ServerAway(f"Its token file {path}: found {error.found}, expected {error.expected}.") from None
+            raise ServerUnavailable(f"Its token file {path}: found {error.found}, expected {error.expected}.") from None
         self.mask.learn(secrets_of_server(config))
         return config
 
-    def _ready(self, link: Link, tools: tuple[bytes, ...]) -> None:
+    def _ready(self, link: ServerLink, tools: tuple[bytes, ...]) -> None:
         self.tools = tools
         self._peer = link.peer
         self._known_era = link.peer.era
@@ -324,7 +324,7 @@ class Server:
         self._enter(ServerState.READY)
         self._settled.set()
 
-    async def _until_lost(self, link: Link) -> str | None:
+    async def _until_lost(self, link: ServerLink) -> str | None:
         relisting = asyncio.create_task(self._list_on_change(link))
         try:
             await asyncio.wait({link.lost})
@@ -333,7 +333,7 @@ class Server:
             await asyncio.gather(relisting, return_exceptions=True)
         return None if link.forgotten else link.lost.result()
 
-    async def _list_on_change(self, link: Link) -> None:
+    async def _list_on_change(self, link: ServerLink) -> None:
         """However often the server says that its tools changed: one list at a time, and one after it."""
         while True:
             await self._tools_changed.wait()
@@ -345,7 +345,7 @@ class Server:
                 log.warning("%s: its tools could not be listed again: %s", self.name, self.mask.line(error.text()))
             await asyncio.sleep(_REST_PER_TOOL * len(self.tools or ()))
 
-    async def _list(self, link: Link) -> None:
+    async def _list(self, link: ServerLink) -> None:
         async with self._listing:
             tools = await list_tools(link, self.config.connect_timeout)
         if tools != self.tools:

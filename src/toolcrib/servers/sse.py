@@ -14,21 +14,20 @@ from urllib.parse import urljoin
 
 from toolcrib.config.auth import has_new_token
 from toolcrib.config.model import ServerConfig
-from toolcrib.errors import ServerAway
+from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
 from toolcrib.servers.address import Address
-from toolcrib.servers.explain import explain_network, explain_status
-from toolcrib.servers.framing import EventStream, TooLarge
-from toolcrib.servers.intake import pieces
-from toolcrib.servers.link import SessionGone
+from toolcrib.servers.framing import SseParser, TooLarge
+from toolcrib.servers.link import SessionExpired, pieces
 from toolcrib.servers.pipe import PipeLink
-from toolcrib.servers.posting import ConnectFailed, Poster, Response
+from toolcrib.servers.post_client import ConnectFailed, PostClient, PostResponse
+from toolcrib.servers.web import explain_network, explain_status
 
 
 class _Stream:
     """The standing stream and the address that it named for our messages."""
 
-    def __init__(self, config: ServerConfig, poster: Poster) -> None:
+    def __init__(self, config: ServerConfig, poster: PostClient) -> None:
         self._config = config
         self._name = config.name
         self._limit = config.max_message
@@ -39,22 +38,22 @@ class _Stream:
         self.on_forgotten: Callable[[], None] = lambda: None
         self.endpoint: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def open(self) -> Response:
+    async def open(self) -> PostResponse:
         head = self._head + b"Accept: text/event-stream\r\nCache-Control: no-store\r\n"
         try:
             response = await self._poster.request(b"GET", Address.of(self._url, self._proxy), head)
         except OSError as error:
-            raise ServerAway(explain_network(error, self._url)) from None
+            raise ServerUnavailable(explain_network(error, self._url)) from None
         if 300 <= response.status < 400:
             response.close()
-            raise ServerAway(f"{web.shown(self._url)} sends us elsewhere; give the final address.")
+            raise ServerUnavailable(f"{web.shown_url(self._url)} sends us elsewhere; give the final address.")
         if response.status != 200:
             response.close()
-            raise ServerAway(explain_status(response.status, self._url))
+            raise ServerUnavailable(explain_status(response.status, self._url))
         return response
 
-    async def read(self, response: Response, link: PipeLink) -> None:
-        events = EventStream(limit=self._limit)
+    async def read(self, response: PostResponse, link: PipeLink) -> None:
+        events = SseParser(limit=self._limit)
         reason = "The server has ended its stream."
 
         def read(piece: bytes) -> bool:
@@ -76,7 +75,7 @@ class _Stream:
             reason = explain_network(error, self._url)
         link.lose(reason)
         if not self.endpoint.done():
-            self.endpoint.set_exception(ServerAway("The stream ended before it named an address for messages."))
+            self.endpoint.set_exception(ServerUnavailable("The stream ended before it named an address for messages."))
 
     def _name_endpoint(self, path: str) -> None:
         if self.endpoint.done():
@@ -86,7 +85,7 @@ class _Stream:
             self.endpoint.set_result(endpoint)
         else:
             self.endpoint.set_exception(
-                ServerAway(f"The server wants our messages sent to another origin ({web.shown(endpoint)}).")
+                ServerUnavailable(f"The server wants our messages sent to another origin ({web.shown_url(endpoint)}).")
             )
 
     async def send(self, message: bytes) -> None:
@@ -99,20 +98,20 @@ class _Stream:
         except OSError as error:
             reason = explain_network(error, endpoint)
             ran = "did not run" if isinstance(error, ConnectFailed | ssl.SSLError) else "may have run"
-            raise ServerAway(f"Server '{self._name}': {reason} The call {ran}.") from None
+            raise ServerUnavailable(f"Server '{self._name}': {reason} The call {ran}.") from None
         status = response.status
         if status == 404 or (status == 401 and await asyncio.to_thread(has_new_token, self._config)):
             self.on_forgotten()
             why = "it has forgotten our session" if status == 404 else "its token was replaced meanwhile"
-            raise SessionGone(f"Server '{self._name}': {why}. The call did not run.")
+            raise SessionExpired(f"Server '{self._name}': {why}. The call did not run.")
         if status >= 300:
             reason = explain_status(status, endpoint)
-            raise ServerAway(f"Server '{self._name}': {reason} The call did not run.")
+            raise ServerUnavailable(f"Server '{self._name}': {reason} The call did not run.")
 
 
 @contextlib.asynccontextmanager
 async def open_sse(config: ServerConfig, on_tools_changed: Callable[[], None]) -> AsyncIterator[PipeLink]:
-    async with web.shared_poster(verify=config.verify_tls) as lease:
+    async with web.shared_post_client(verify=config.verify_tls) as lease:
         stream = _Stream(config, lease.poster)
         link = PipeLink(config.name, send=stream.send, on_tools_changed=on_tools_changed)
         stream.on_forgotten = link.forget

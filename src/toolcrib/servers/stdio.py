@@ -1,7 +1,8 @@
-"""Servers that are processes of ours: start one, speak lines with it, and leave nothing of it behind.
+"""A server as a child process: one line of JSON is one message.
 
-In: a server's configuration and the project root. Out: `open_stdio`, a `PipeLink` over the child's stdin and stdout.
-Below: `framing` (lines), `environment` (what the child sees), `stderr_log`, `reaper`. Above: `transports`.
+In: a server's configuration and the project root. Out: `open_stdio`, a `PipeLink` over the child's stdin and stdout,
+and a `StderrLog`: the last lines of its stderr in memory, all of it in a bounded file.
+Below: `framing` (lines), `environment` (what the child sees), `reaper`. Above: `transports`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import io
 import logging
 import os
 import shutil
@@ -21,18 +23,98 @@ from pathlib import Path
 from typing import Any, cast
 
 from toolcrib.config.launching import safe_launch
-from toolcrib.config.model import ServerConfig, Start
-from toolcrib.descriptors import restore_limit
-from toolcrib.errors import ServerAway
+from toolcrib.config.model import ServerConfig, StartFolder
+from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import reaper_child, wire
 from toolcrib.servers.environment import child_environment
-from toolcrib.servers.framing import Lines
-from toolcrib.servers.intake import Intake, pieces
+from toolcrib.servers.framing import LineSplitter
+from toolcrib.servers.link import InputBudget, pieces
 from toolcrib.servers.pipe import PipeLink
 from toolcrib.servers.reaper import Reaper, guarded
-from toolcrib.servers.stderr_log import StderrLog
+from toolcrib.signals import restore_open_file_limit
 
 log = logging.getLogger(__name__)
+
+KEPT_LINES = 500
+LONGEST_KEPT = 2000
+LARGEST_FILE = 1024 * 1024
+"""At this size the file becomes `<name>.1`, replacing the one before."""
+
+
+class StderrLog:
+    def __init__(self, file: Path | None, mask: Callable[[str], str]) -> None:
+        self._file = file
+        self._mask = mask
+        self._kept: deque[str] = deque(maxlen=KEPT_LINES)
+        self._of_this_process = 0
+        """How many lines the process that runs now, or ran last, has written."""
+        self._lines = LineSplitter(
+            limit=64 * 1024, on_overlong=lambda _: self._keep(["(a very long line was left out)"])
+        )
+        self._writable = file is not None
+        self._out: io.FileIO | None = None
+
+    def begin(self) -> None:
+        """A new process starts. The lines of the one before stay readable: they say why it was replaced."""
+        self._of_this_process = 0
+
+    def feed(self, chunk: bytes) -> None:
+        lines = [self._text(line) for line in self._lines.feed(chunk)]
+        if lines:
+            self._keep(lines)
+
+    def end(self) -> None:
+        """The process has closed stderr: what stands without a line end counts as a line."""
+        if rest := self._lines.rest():
+            self._keep([self._text(rest)])
+        self._close()
+
+    def tail(self, count: int) -> list[str]:
+        return list(self._kept)[-count:] if count > 0 else []
+
+    def last_words(self, count: int) -> list[str]:
+        """The last lines of the newest process alone."""
+        return self.tail(min(count, self._of_this_process))
+
+    def _text(self, line: bytes) -> str:
+        text = self._mask(line.decode(errors="replace").rstrip().expandtabs())
+        return text if len(text) <= LONGEST_KEPT else f"{text[:LONGEST_KEPT]} …"
+
+    def _keep(self, lines: list[str]) -> None:
+        self._kept.extend(lines)
+        self._of_this_process += len(lines)
+        if self._file is None or not self._writable:
+            return
+        try:
+            self._opened(self._file).write("".join(f"{line}\n" for line in lines).encode(errors="replace"))
+        except OSError as error:
+            self._writable = False
+            self._close()
+            log.warning(
+                "cannot write %s: %s. What this server says on stderr is kept in memory only.", self._file, error
+            )
+
+    def _opened(self, file: Path) -> io.FileIO:
+        out = self._out or self._open(file)
+        if out.tell() >= LARGEST_FILE:
+            # Another instance of the server may write to the same file, and have turned it over already.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(file.stat(), os.fstat(out.fileno())):
+                    file.replace(file.with_name(f"{file.name}.1"))
+            self._close()
+            out = self._open(file)
+        return out
+
+    def _open(self, file: Path) -> io.FileIO:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._out = io.FileIO(file, "a")
+        return self._out
+
+    def _close(self) -> None:
+        if self._out is not None:
+            self._out.close()
+            self._out = None
+
 
 _LEAVE_BY_ITSELF = 0.8
 _LEAVE_WHEN_ASKED = 0.8
@@ -45,7 +127,7 @@ _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _OPEN_FILES = "/dev/fd"
 
 
-class Child(asyncio.SubprocessProtocol):
+class ChildProcess(asyncio.SubprocessProtocol):
     """One process and its three pipes."""
 
     def __init__(self, name: str, stderr: StderrLog, limit: int) -> None:
@@ -61,7 +143,7 @@ class Child(asyncio.SubprocessProtocol):
         """Done when it does not read any more."""
         self.on_line: Callable[[bytes], bool] = lambda line: False
         """Says whether the line is an answer that was asked for."""
-        self.intake: Intake | None = None
+        self.intake: InputBudget | None = None
         self._unread: deque[tuple[int, bytes | None]] = deque()
         """Pieces of either output pipe in their order; None for its end."""
         self._pausing: asyncio.TimerHandle | None = None
@@ -69,7 +151,7 @@ class Child(asyncio.SubprocessProtocol):
         self._open_pipes = {_STDOUT, _STDERR}
         self._stderr = stderr
         self.on_overlong: Callable[[bytes], None] = lambda edges: None
-        self._lines = Lines(limit=limit, on_overlong=self._overlong)
+        self._lines = LineSplitter(limit=limit, on_overlong=self._overlong)
         self._transport: asyncio.SubprocessTransport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -171,7 +253,7 @@ class Child(asyncio.SubprocessProtocol):
         if not self._writable.is_set():
             await self._writable.wait()
         if self.exited.done() or self.stdin.is_closing():
-            raise ServerAway(f"Server '{self.name}': its process has ended. The call did not run.")
+            raise ServerUnavailable(f"Server '{self.name}': its process has ended. The call did not run.")
         # The first call of a turn of the loop goes out at once, the others of that turn together after it.
         if self._in_turn:
             self._outgoing += (wire.on_one_line(message), b"\n")
@@ -249,12 +331,14 @@ async def open_stdio(
             await link.end_errands(limit=0)
 
 
-async def _tell_end(child: Child, link: PipeLink) -> None:
+async def _tell_end(child: ChildProcess, link: PipeLink) -> None:
     link.lose(await child.ended())
 
 
 @contextlib.asynccontextmanager
-async def _running(config: ServerConfig, root: Path | None, reaper: Reaper, stderr: StderrLog) -> AsyncIterator[Child]:
+async def _running(
+    config: ServerConfig, root: Path | None, reaper: Reaper, stderr: StderrLog
+) -> AsyncIterator[ChildProcess]:
     marker = reaper.new_marker()
     stderr.begin()
     child = await _start(config, root, marker, stderr)
@@ -274,22 +358,22 @@ async def _running(config: ServerConfig, root: Path | None, reaper: Reaper, stde
             await asyncio.shield(asyncio.to_thread(reaper.end, group, marker))
 
 
-async def _start(config: ServerConfig, root: Path | None, marker: str, stderr: StderrLog) -> Child:
+async def _start(config: ServerConfig, root: Path | None, marker: str, stderr: StderrLog) -> ChildProcess:
     words, env = config.launched(root)
-    if config.start is not Start.NAMED:
+    if config.start is not StartFolder.NAMED:
         words, safe = safe_launch(words)
         env = {**safe, **env}
     environment = child_environment(env, os.environ, marker)
     cwd = config.works_in(root)
     if cwd is not None and not cwd.is_dir():
-        raise ServerAway(f"The folder {cwd} that it should run in does not exist.")
+        raise ServerUnavailable(f"The folder {cwd} that it should run in does not exist.")
     argv = [_find(words[0], environment, cwd), *words[1:]]
     loop = asyncio.get_running_loop()
     try:
         if not os.access(argv[0], os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         _, child = await loop.subprocess_exec(
-            lambda: Child(config.name, stderr, config.max_message),
+            lambda: ChildProcess(config.name, stderr, config.max_message),
             *guarded(argv),
             env=environment,
             cwd=cwd,
@@ -297,7 +381,7 @@ async def _start(config: ServerConfig, root: Path | None, marker: str, stderr: S
             **_sealed(loop),
         )
     except OSError as error:
-        raise ServerAway(f"'{config.command}' cannot be started: {error.strerror or error}.") from None
+        raise ServerUnavailable(f"'{config.command}' cannot be started: {error.strerror or error}.") from None
     # A program that ended, or closed its input, while it started has no pipe left to set anything on.
     if not child.stdin.is_closing():
         child.stdin.set_write_buffer_limits(high=_FULL)
@@ -314,7 +398,7 @@ def _sealed(loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
 
 def _keep_to_ourselves() -> None:
     """Runs in the child before its pipes are put in place. What cannot be marked is not open."""
-    restore_limit()
+    restore_open_file_limit()
     for name in os.listdir(_OPEN_FILES):  # noqa: PTH208 - as little as there can be between fork and exec
         if int(name) > _STDERR:
             with contextlib.suppress(OSError):
@@ -327,11 +411,11 @@ def _find(command: str, environment: dict[str, str], cwd: Path | None) -> str:
         path = Path(command).expanduser()
         full = path if path.is_absolute() or cwd is None else cwd / path
         if not full.exists():
-            raise ServerAway(f"'{command}' does not exist.", remedy="Check the server's command.")
+            raise ServerUnavailable(f"'{command}' does not exist.", remedy="Check the server's command.")
         return str(full)
     found = shutil.which(command, path=environment.get("PATH", os.defpath))
     if found is None:
-        raise ServerAway(
+        raise ServerUnavailable(
             f"'{command}' is not installed or not on PATH.",
             remedy="Install it, or give the full path as the server's command.",
         )

@@ -1,8 +1,8 @@
 """A server's configuration → an open link, negotiated and ready for calls.
 
 In: `ServerConfig`, root, and what was learnt of the server before. Out: `open_link`, an async context manager that
-yields a `Link`. Each transport is a context manager of its own (`stdio`, `http`, `sse`, `websocket`); this is the one
-place that chooses. `server` enters and leaves it, always in its supervisor's task.
+yields a `ServerLink`. Each transport is a context manager of its own (`stdio`, `http`, `sse`, `websocket`); this is
+the one place that chooses. `server` enters and leaves it, always in its supervisor's task.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolcrib.config.model import ServerConfig, Transport
-from toolcrib.errors import ServerAway
+from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import sdk
-from toolcrib.servers.link import EndedEarly, Link
+from toolcrib.servers.link import EndedEarly, ServerLink
 from toolcrib.servers.model import Era
 from toolcrib.servers.pipe import PipeLink
 from toolcrib.servers.reaper import Reaper
-from toolcrib.servers.stderr_log import StderrLog
-from toolcrib.servers.stdio import open_stdio
+from toolcrib.servers.stdio import StderrLog, open_stdio
 
 _PROBE_SHARE = 0.4
 """The part of the connect limit that a server gets to answer the modern probe before the legacy opening is tried."""
@@ -32,7 +31,7 @@ _LAST_WORDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class LinkContext:
     """What a link needs beside its configuration."""
 
     root: Path | None
@@ -43,7 +42,7 @@ class Surroundings:
     """What the server spoke last time; None: find out."""
 
 
-def really(config: ServerConfig) -> Transport:
+def effective_transport(config: ServerConfig) -> Transport:
     """`websocket` with an http address means Streamable HTTP."""
     if config.transport is Transport.WEBSOCKET and config.url.lower().startswith("http"):
         return Transport.HTTP
@@ -51,16 +50,16 @@ def really(config: ServerConfig) -> Transport:
 
 
 @contextlib.asynccontextmanager
-async def open_link(config: ServerConfig, around: Surroundings) -> AsyncIterator[Link]:
+async def open_link(config: ServerConfig, around: LinkContext) -> AsyncIterator[ServerLink]:
     """Raises ServerAway, possibly inside an exception group of the SDK's."""
     async with _opened(config, around) as (link, talk), _subscribed(link, talk, around.on_tools_changed):
         yield link
 
 
 @contextlib.asynccontextmanager
-async def _opened(config: ServerConfig, around: Surroundings) -> AsyncIterator[tuple[Link, sdk.Conversation]]:
+async def _opened(config: ServerConfig, around: LinkContext) -> AsyncIterator[tuple[ServerLink, sdk.SdkSession]]:
     probe_limit = config.connect_timeout * _PROBE_SHARE
-    transport = really(config)
+    transport = effective_transport(config)
     if transport is Transport.HTTP:
         from toolcrib.servers.http import open_http  # noqa: PLC0415 - needs aiohttp, which others need not
 
@@ -74,7 +73,7 @@ async def _opened(config: ServerConfig, around: Surroundings) -> AsyncIterator[t
 
 
 def _pipe(
-    config: ServerConfig, transport: Transport, around: Surroundings
+    config: ServerConfig, transport: Transport, around: LinkContext
 ) -> contextlib.AbstractAsyncContextManager[PipeLink]:
     if transport is Transport.STDIO:
         return open_stdio(
@@ -94,8 +93,8 @@ def _pipe(
 
 
 @contextlib.asynccontextmanager
-async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> AsyncIterator[sdk.Conversation]:
-    async with sdk.converse(link.send) as talk:
+async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> AsyncIterator[sdk.SdkSession]:
+    async with sdk.open_session(link.send) as talk:
         link.listen(talk)
         try:
             link.meet(await talk.negotiate(known=known, probe_limit=probe_limit))
@@ -104,12 +103,12 @@ async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> 
             await asyncio.wait({link.lost}, timeout=_LAST_WORDS)
             if not link.lost.done():
                 raise early from None
-            raise (ServerAway if link.misbehaved else EndedEarly)(link.lost.result()) from None
+            raise (ServerUnavailable if link.misbehaved else EndedEarly)(link.lost.result()) from None
         yield talk
 
 
 @contextlib.asynccontextmanager
-async def _subscribed(link: Link, talk: sdk.Conversation, on_gap: Callable[[], None]) -> AsyncIterator[None]:
+async def _subscribed(link: ServerLink, talk: sdk.SdkSession, on_gap: Callable[[], None]) -> AsyncIterator[None]:
     """Modern servers tell of changes only to those who subscribed."""
     if link.peer.era is not Era.MODERN or not link.peer.tells_changes:
         yield

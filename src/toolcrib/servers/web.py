@@ -1,7 +1,8 @@
-"""What every transport over the network shares: one pool of connections, TLS, proxies, and the origin rule.
+"""What every transport over the network shares: connections, TLS, proxies, the origin rule, and failures explained.
 
-In: whether certificates are verified; an address. Out: a `Poster` that the whole process shares; the proxy for an
-address; where a redirect may lead. `http`, `sse` and `websocket` stand on it.
+In: whether certificates are verified; an address; exceptions and HTTP statuses. Out: a `PostClient` that the whole
+process shares; the proxy for an address; where a redirect may lead; sentences that say what to do, without header
+values, keys or passwords. `http`, `sse` and `websocket` use it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import socket
 import ssl
 import urllib.request
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from urllib.parse import urljoin, urlsplit
 
-from toolcrib.servers.posting import Poster
+from toolcrib.errors import ToolcribError
+from toolcrib.servers.framing import TooLarge
+from toolcrib.servers.post_client import PostClient, ProxyRefused
 
 KEEPALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -57,10 +60,10 @@ def _made_context(verify: bool, *_: object) -> ssl.SSLContext:  # noqa: FBT001 -
     return context
 
 
-class Lease:
+class SharedPostClient:
     """A poster that several hold: made for the first, closed by the last."""
 
-    def __init__(self, poster: Poster, forget: Callable[[], None]) -> None:
+    def __init__(self, poster: PostClient, forget: Callable[[], None]) -> None:
         self.poster = poster
         self._forget = forget
         self._holders = 0
@@ -75,20 +78,22 @@ class Lease:
             self.poster.close()
 
 
-_leases: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ssl.SSLContext, Lease]] = weakref.WeakKeyDictionary()
+_leases: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ssl.SSLContext, SharedPostClient]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def _drop(leases: dict[ssl.SSLContext, Lease], context: ssl.SSLContext) -> None:
+def _drop(leases: dict[ssl.SSLContext, SharedPostClient], context: ssl.SSLContext) -> None:
     leases.pop(context, None)
 
 
 @contextlib.asynccontextmanager
-async def shared_poster(*, verify: bool) -> AsyncIterator[Lease]:
+async def shared_post_client(*, verify: bool) -> AsyncIterator[SharedPostClient]:
     """The process's connections for this TLS setting. Who needs them for longer than the block holds the lease."""
     per_loop = _leases.setdefault(asyncio.get_running_loop(), {})
     context = await asyncio.to_thread(tls_context, verify=verify)
     if context not in per_loop:
-        per_loop[context] = Lease(Poster(context), functools.partial(_drop, per_loop, context))
+        per_loop[context] = SharedPostClient(PostClient(context), functools.partial(_drop, per_loop, context))
     lease = per_loop[context]
     lease.hold()
     try:
@@ -132,9 +137,86 @@ def _origin(url: str) -> tuple[str, str, int | None]:
     return parts.scheme.lower(), (parts.hostname or "").lower(), parts.port or _DEFAULT_PORTS.get(parts.scheme.lower())
 
 
-def shown(url: str) -> str:
+def shown_url(url: str) -> str:
     """An address without user, password and query, which may hold keys."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = f":{parts.port}" if parts.port else ""
     return f"{parts.scheme}://{host}{port}{parts.path}"
+
+
+def leaf_exceptions(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions inside nested groups, as the SDK's task groups raise them."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaf_exceptions(inner)
+    else:
+        yield error
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The most telling one: an error of ours before anybody else's."""
+    found = list(leaf_exceptions(error))
+    ours = [leaf for leaf in found if isinstance(leaf, ToolcribError)]
+    others = [leaf for leaf in found if not isinstance(leaf, asyncio.CancelledError)]
+    return (ours or others or found)[0]
+
+
+def explain_network(error: BaseException, url: str) -> str:
+    where = shown_url(url)
+    if isinstance(error, ProxyRefused | TooLarge):
+        return str(error)
+    for cause in _chain(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            why = getattr(cause, "verify_message", "") or "verification failed"
+            return f"The certificate of {where} is not trusted ({why}). Install its authority."
+        if isinstance(cause, ssl.SSLError):
+            return f"No secure connection to {where}: {cause.reason or 'TLS failed'}."
+        if isinstance(cause, socket.gaierror):
+            return f"The host of {where} is not known. Check the address and the network."
+        if isinstance(cause, ConnectionRefusedError):
+            return f"Nothing listens at {where} (connection refused). Start the server or correct the address."
+        if isinstance(cause, TimeoutError):
+            return f"{where} did not answer in time."
+        if isinstance(cause, ConnectionResetError | BrokenPipeError):
+            return f"{where} closed the connection."
+    if "Timeout" in type(error).__name__:
+        return f"{where} did not answer in time."
+    if "refused" in str(error).lower() or "All connection attempts failed" in str(error):
+        return f"Nothing listens at {where} (connection refused). Start the server or correct the address."
+    return f"The connection to {where} failed ({type(error).__name__})."
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield from leaf_exceptions(error)
+        inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None)
+        error = inner or error.__cause__ or error.__context__
+
+
+def explain_status(status: int, url: str) -> str:
+    where = shown_url(url)
+    if status == 401:
+        return f"{where} needs credentials: set the server's auth or headers (HTTP 401)."
+    if status == 403:
+        return f"{where} refuses our credentials: check the server's auth or headers (HTTP 403)."
+    if status in {404, 405}:
+        return (
+            f"{where} is no MCP endpoint of this transport (HTTP {status}). "
+            "Check the address; an older server may want transport: sse."
+        )
+    if status == 429:
+        return f"{where} wants fewer requests (HTTP 429). Try again later."
+    return f"{where} answered HTTP {status}. Look at the server's own log."
+
+
+def explain(error: BaseException, limit: float) -> str:
+    """Any failure of a connect attempt, as the text of `last_error`."""
+    cause = root_cause(error)
+    if isinstance(cause, ToolcribError):
+        return cause.text()
+    if isinstance(cause, TimeoutError):
+        return f"It was not ready within {limit:g} s. Raise its connect_timeout if it needs longer to start."
+    return f"Connecting failed: {type(cause).__name__}."

@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Callable
 import aiohttp
 
 from toolcrib.config.model import ServerConfig
-from toolcrib.errors import ServerAway
+from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
-from toolcrib.servers.explain import explain_network, explain_status
 from toolcrib.servers.framing import TooLarge
 from toolcrib.servers.pipe import PipeLink
+from toolcrib.servers.web import explain_network, explain_status
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ async def open_websocket(config: ServerConfig, on_tools_changed: Callable[[], No
                 await socket.send_frame(message, aiohttp.WSMsgType.TEXT)
             except (aiohttp.ClientError, OSError) as error:
                 reason = explain_network(error, config.url)
-                raise ServerAway(f"Server '{config.name}': {reason} The call did not run.") from None
+                raise ServerUnavailable(f"Server '{config.name}': {reason} The call did not run.") from None
 
         link = PipeLink(config.name, send=send, on_tools_changed=on_tools_changed)
         reading = asyncio.create_task(_read(socket, link, config))
@@ -102,9 +102,9 @@ async def _connected(config: ServerConfig) -> AsyncIterator[Socket]:
                 timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE),
             )
         except aiohttp.WSServerHandshakeError as error:
-            raise ServerAway(explain_status(error.status, config.url)) from None
+            raise ServerUnavailable(explain_status(error.status, config.url)) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ServerAway(explain_network(error, config.url)) from None
+            raise ServerUnavailable(explain_network(error, config.url)) from None
         try:
             yield socket
         finally:
@@ -115,5 +115,5 @@ async def _stay_here(request: aiohttp.ClientRequest, handler: aiohttp.ClientHand
     response = await handler(request)
     if 300 <= response.status < 400:
         response.close()
-        raise ServerAway(f"{web.shown(str(request.url))} sends us elsewhere; give the final address.")
+        raise ServerUnavailable(f"{web.shown_url(str(request.url))} sends us elsewhere; give the final address.")
     return response

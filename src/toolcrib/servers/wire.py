@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from toolcrib.servers.model import Answer, Era
+from toolcrib.servers.model import Era, ServerAnswer
 
 PREFIX = "tc-"
 
@@ -73,12 +73,12 @@ class Envelope(msgspec.Struct):
     result: Raw | UnsetType = UNSET
     error: Raw | UnsetType = UNSET
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> ServerAnswer | None:
         """What this message says to a request, or None if it says nothing: only an object says something in MCP."""
         if self.result is not UNSET and _is_object(self.result):
-            return Answer(result=bytes(self.result))
+            return ServerAnswer(result=bytes(self.result))
         if self.error is not UNSET and _is_object(self.error):
-            return Answer(error=bytes(self.error))
+            return ServerAnswer(error=bytes(self.error))
         return None
 
 
@@ -86,7 +86,7 @@ def _is_object(raw: Raw) -> bool:
     return bytes(memoryview(raw)[:1]) == b"{"
 
 
-class Fault(msgspec.Struct):
+class ProtocolError(msgspec.Struct):
     """What an error says, as far as we read it."""
 
     code: int = 0
@@ -94,7 +94,7 @@ class Fault(msgspec.Struct):
 
 
 _envelope = msgspec.json.Decoder(Envelope)
-_fault = msgspec.json.Decoder(Fault)
+_fault = msgspec.json.Decoder(ProtocolError)
 _batch = msgspec.json.Decoder(list[Raw])
 encode = msgspec.json.encode
 
@@ -136,11 +136,11 @@ def _decode_whole(message: bytes) -> Envelope:
     return _envelope.decode(_ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], message))
 
 
-def fault_in(error: bytes) -> Fault:
+def error_in(error: bytes) -> ProtocolError:
     try:
         return _fault.decode(error)
     except (msgspec.MsgspecError, RecursionError):
-        return Fault(message="it gave an error that is not MCP")
+        return ProtocolError(message="it gave an error that is not MCP")
 
 
 def split_batch(message: bytes) -> list[bytes]:
@@ -187,7 +187,7 @@ _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_STEP = bytes(set(range(256)) - set(b"[{]}"))
 
 
-class Weight:
+class ValueCounter:
     """How many values a JSON text holds and how deep it nests, counted piece by piece before anything parses it.
 
     Exact for JSON. A text that is none is counted right up to its first mistake, which is as far as a parser gets.
@@ -224,7 +224,7 @@ def deeper_than(limit: int, text: bytes) -> bool:
     """Whether a JSON text nests deeper. Most have so few brackets that counting them is enough."""
     if text.count(b"{") + text.count(b"[") <= limit:
         return False
-    weight = Weight()
+    weight = ValueCounter()
     weight.add(text)
     return weight.deepest > limit
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolcrib.store.database import Database
-    from toolcrib.store.store import Store
+    from toolcrib.store.database import Database, Store
 
 __all__ = ["Database", "Store"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Store":
-        from toolcrib.store.store import Store  # noqa: PLC0415
+        from toolcrib.store.database import Store  # noqa: PLC0415
 
         return Store
     if name in __all__:

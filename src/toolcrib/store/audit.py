@@ -12,8 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from toolcrib.store.schema import audit, audit_base
-from toolcrib.store.upsert import upsert
+from toolcrib.store.schema import audit, audit_base, upsert
 
 COLUMNS = tuple(column.name for column in audit.columns)
 """In the order that the chain covers them; the last is the hash itself."""
@@ -33,7 +32,7 @@ _HEAD = "SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Base:
+class ChainBase:
     """Where the chain begins: the row before the first that is kept, or number 0 and the book's id."""
 
     chain: str
@@ -42,7 +41,7 @@ class Base:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class AuditFilter:
     agent: str | None = None
     tool: str | None = None
     """A name or a glob with `*` and `?`; without a colon it stands for the tool of any server."""
@@ -59,25 +58,25 @@ def lock(connection: sa.Connection) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
 
 
-def one_moment(connection: sa.Connection) -> None:
+def read_snapshot(connection: sa.Connection) -> None:
     """All that is read in this transaction is as it was at one moment; SQLite does so by itself."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
 
-def base(connection: sa.Connection) -> Base | None:
+def base(connection: sa.Connection) -> ChainBase | None:
     """None: there is no book yet."""
     found = {row.id: row for row in connection.execute(sa.select(audit_base))}
     begin = found.get(_BEGIN)
     if begin is None:
         return None
     kept = found.get(_KEPT, begin)
-    return Base(chain=begin.hash, seq=kept.seq, hash=kept.hash)
+    return ChainBase(chain=begin.hash, seq=kept.seq, hash=kept.hash)
 
 
-def begin(connection: sa.Connection, chain: str) -> Base:
+def begin(connection: sa.Connection, chain: str) -> ChainBase:
     connection.execute(audit_base.insert().values(id=_BEGIN, seq=0, hash=chain))
-    return Base(chain=chain, seq=0, hash=chain)
+    return ChainBase(chain=chain, seq=0, hash=chain)
 
 
 def head(connection: sa.Connection) -> tuple[int, str] | None:
@@ -101,11 +100,11 @@ def oldest(connection: sa.Connection, after: int, limit: int) -> Sequence[sa.Row
     return connection.execute(query.order_by(audit.c.seq).limit(limit)).all()
 
 
-def numbered(connection: sa.Connection, numbers: Sequence[int]) -> Sequence[sa.Row[*tuple[Any, ...]]]:
+def by_seq(connection: sa.Connection, numbers: Sequence[int]) -> Sequence[sa.Row[*tuple[Any, ...]]]:
     return connection.execute(sa.select(audit).where(audit.c.seq.in_(numbers))).all()
 
 
-def let_go(connection: sa.Connection, after: int, seq: int, hash_: str) -> None:
+def delete_through(connection: sa.Connection, after: int, seq: int, hash_: str) -> None:
     """Deletes all rows above `after` up to this one."""
     connection.execute(audit.delete().where(audit.c.seq > after, audit.c.seq <= seq))
     upsert(connection, audit_base, [{"id": _KEPT, "seq": seq, "hash": hash_}])
@@ -125,20 +124,20 @@ def lowest(connection: sa.Connection) -> int | None:
     return number
 
 
-def find(connection: sa.Connection, wanted: Wanted, low: int, high: int, limit: int) -> list[dict[str, Any]]:
+def find(connection: sa.Connection, wanted: AuditFilter, low: int, high: int, limit: int) -> list[dict[str, Any]]:
     """The newest that fit among the rows above `low` up to `high`, the newest first."""
     query = _fitting(connection, wanted).where(audit.c.seq > low, audit.c.seq <= high)
     rows = connection.execute(query.order_by(audit.c.seq.desc()).limit(limit))
     return [dict(row._mapping) for row in rows]
 
 
-def find_after(connection: sa.Connection, wanted: Wanted, after: int, limit: int) -> list[dict[str, Any]]:
+def find_after(connection: sa.Connection, wanted: AuditFilter, after: int, limit: int) -> list[dict[str, Any]]:
     """The oldest that fit among the rows above `after`, the oldest first."""
     query = _fitting(connection, wanted).where(audit.c.seq > after)
     return [dict(row._mapping) for row in connection.execute(query.order_by(audit.c.seq).limit(limit))]
 
 
-def _fitting(connection: sa.Connection, wanted: Wanted) -> sa.Select[*tuple[Any, ...]]:
+def _fitting(connection: sa.Connection, wanted: AuditFilter) -> sa.Select[*tuple[Any, ...]]:
     query = sa.select(audit)
     for name in ("agent", "server", "outcome", "session"):
         value = getattr(wanted, name)

@@ -19,10 +19,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from toolcrib.errors import StoreError
-from toolcrib.events import Change
+from toolcrib.events import AuditedChange
+from toolcrib.store.database import Store
 from toolcrib.store.schema import clock as clock_table
-from toolcrib.store.store import Store
-from toolcrib.store.upsert import upsert
+from toolcrib.store.schema import upsert
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def _boot() -> str:
     return ""
 
 
-class Clock:
+class ExpiryClock:
     def __init__(self) -> None:
         self._boot = _boot()
         self.confirm()
@@ -101,7 +101,7 @@ def keep(connection: sa.Connection, row: dict[str, Any]) -> None:
     upsert(connection, clock_table, [row])
 
 
-async def watch(clock: Clock, store: Store, note: Callable[[Change], Awaitable[None]]) -> None:
+async def watch(clock: ExpiryClock, store: Store, note: Callable[[AuditedChange], Awaitable[None]]) -> None:
     """Keeps what was seen, and writes down when the clocks part and when they agree again. Never ends."""
     parted, kept = False, 0.0
     while True:
@@ -109,9 +109,9 @@ async def watch(clock: Clock, store: Store, note: Callable[[Change], Awaitable[N
         try:
             if (ahead := clock.ahead) and not parted:
                 log.warning("the clock jumped by %.0f s; nothing is deleted faster than time passes", ahead)
-                await note(Change(what="clock jumped", detail={"seconds": round(ahead)}))
+                await note(AuditedChange(what="clock jumped", detail={"seconds": round(ahead)}))
             elif parted and not ahead:
-                await note(Change(what="clock agrees again"))
+                await note(AuditedChange(what="clock agrees again"))
             parted = bool(ahead)
             if not kept or time.monotonic() - kept >= _KEEP_EVERY:
                 await store.write(keep, clock.row())

@@ -24,14 +24,13 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, StatementError
 
 from toolcrib.errors import StoreError
-from toolcrib.store.database import Database
-from toolcrib.store.store import Store
+from toolcrib.store.database import Database, Store
 
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Work = Callable[[sa.Connection, list[T]], None]
+CommitWork = Callable[[sa.Connection, list[T]], None]
 
 LINGER = 0.025
 """Seconds that items nobody waits for collect."""
@@ -55,7 +54,7 @@ _CLOSED_REMEDY = "Toolcrib is stopping; start it again."
 
 
 @dataclass(kw_only=True)
-class Lost:
+class LostItems:
     """Items of one work that were dropped."""
 
     since: float
@@ -63,7 +62,7 @@ class Lost:
     count: int = 0
 
 
-class Watcher(Protocol):
+class CommitWatcher(Protocol):
     """What a work wants to know of its items' way."""
 
     def committed(self) -> None:
@@ -72,11 +71,11 @@ class Watcher(Protocol):
     def told(self) -> None:
         """On the loop, after that."""
 
-    def lost(self, lost: Lost) -> None:
+    def lost(self, lost: LostItems) -> None:
         """On the loop, once something can be written again."""
 
 
-class Commits:
+class GroupCommit:
     """Belongs to the loop it was made on; close it before its store."""
 
     def __init__(
@@ -87,7 +86,7 @@ class Commits:
         self._linger = linger
         self._most_items = most_items
         self._most_bytes = most_bytes
-        self._queue: deque[tuple[Work[Any], Any, int]] = deque()
+        self._queue: deque[tuple[CommitWork[Any], Any, int]] = deque()
         """An item leaves it only when it is written, so that a failure needs nothing put back."""
         self._bytes = 0
         self._written = 0
@@ -96,8 +95,8 @@ class Commits:
         """Each with the value of `_written` that it waits for."""
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._watchers: dict[Work[Any], Watcher] = {}
-        self._lost: dict[Work[Any], Lost] = {}
+        self._watchers: dict[CommitWork[Any], CommitWatcher] = {}
+        self._lost: dict[CommitWork[Any], LostItems] = {}
         self._overflowed = False
         """Whether an item found no room since the last transaction: who waits now may wait for it."""
         self._pause = _FIRST_PAUSE
@@ -107,10 +106,10 @@ class Commits:
         self.dropped = 0
         """Items that were lost since the start."""
 
-    def watch(self, work: Work[Any], watcher: Watcher) -> None:
+    def watch(self, work: CommitWork[Any], watcher: CommitWatcher) -> None:
         self._watchers[work] = watcher
 
-    def add(self, work: Work[T], item: T, size: int = _ITEM) -> None:
+    def add(self, work: CommitWork[T], item: T, size: int = _ITEM) -> None:
         """Returns at once; `size` is about what the item holds in memory."""
         queue = self._queue
         # A single one is never too large: what was lost could not be told before something is written.
@@ -185,7 +184,7 @@ class Commits:
         if self._queue and self._most_items:
             self._timer = self._loop.call_later(wait, self._begin)
 
-    async def _write_in_order(self, batch: list[tuple[Work[Any], Any, int]]) -> bool:
+    async def _write_in_order(self, batch: list[tuple[CommitWork[Any], Any, int]]) -> bool:
         """Halves a batch that holds an item which the database will never take, until that one stands alone.
 
         Returns whether any of them was written.
@@ -242,7 +241,7 @@ class Commits:
         pause, self._pause = self._pause, min(self._pause * 2, _LONGEST_PAUSE)
         return pause
 
-    def _drop(self, work: Work[Any], error: Exception) -> None:
+    def _drop(self, work: CommitWork[Any], error: Exception) -> None:
         log.error("an item of %s is dropped, since the database does not take it: %s", _name(work), error)
         self._lose(work)
         # Before it leaves the queue, as if it were written: among those who wait are those who wait for it.
@@ -251,11 +250,11 @@ class Commits:
         )
         self._leave(1)
 
-    def _lose(self, work: Work[Any]) -> None:
+    def _lose(self, work: CommitWork[Any]) -> None:
         now = time.time()
         lost = self._lost.get(work)
         if lost is None:
-            lost = self._lost[work] = Lost(since=now, until=now)
+            lost = self._lost[work] = LostItems(since=now, until=now)
         lost.count += 1
         lost.until = now
         self.dropped += 1
@@ -267,8 +266,10 @@ class Commits:
                 waiter.set_exception(_again(error))
 
 
-def _carry_out(database: Database, batch: list[tuple[Work[Any], Any, int]], watchers: dict[Work[Any], Watcher]) -> None:
-    groups: dict[Work[Any], list[Any]] = {}
+def _carry_out(
+    database: Database, batch: list[tuple[CommitWork[Any], Any, int]], watchers: dict[CommitWork[Any], CommitWatcher]
+) -> None:
+    groups: dict[CommitWork[Any], list[Any]] = {}
     for work, item, _ in batch:
         groups.setdefault(work, []).append(item)
     database.write(_write_groups, groups)
@@ -277,7 +278,7 @@ def _carry_out(database: Database, batch: list[tuple[Work[Any], Any, int]], watc
             _call(watchers[work].committed)
 
 
-def _write_groups(connection: sa.Connection, groups: dict[Work[Any], list[Any]]) -> None:
+def _write_groups(connection: sa.Connection, groups: dict[CommitWork[Any], list[Any]]) -> None:
     for work, items in groups.items():
         work(connection, items)
 
@@ -303,7 +304,7 @@ def _lies_in_the_data(error: Exception) -> bool:
     return isinstance(cause, StatementError) and not isinstance(cause, DBAPIError)
 
 
-def _name(work: Work[Any]) -> str:
+def _name(work: CommitWork[Any]) -> str:
     return getattr(work, "__qualname__", type(work).__qualname__)
 
 

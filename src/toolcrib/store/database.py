@@ -1,23 +1,27 @@
-"""What lasts, read and written by whoever may wait for it.
+"""What lasts: `Database` for a command that may wait, `Store` for the event loop.
 
-In: a file or URL, then facts. Out: the same facts after a restart. `Store` gives this to the event loop;
-commands that run without a daemon use it as it is. One thread may read while another writes.
+In: a file or URL, then facts. Out: the same facts after a restart. One thread of the store's own writes and one
+reads, each in the order it was asked, so a slow disk or a locked file never holds up a call, and a long look at the
+audit log no commit.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy import Connection
 
 from toolcrib.errors import StoreError
-from toolcrib.store.engine import READING, WRITING, database_url, make_engine
-from toolcrib.store.faults import in_our_words, place_of
-from toolcrib.store.lock import Holder, LockLost, lock_file, lock_session
+from toolcrib.store.engine import READING, WRITING, as_store_errors, database_url, make_engine, place_of
+from toolcrib.store.lock import LockLost, StoreHolder, lock_file, lock_session
 from toolcrib.store.schema import MIGRATIONS, Migration, is_current, migrate
 
 P = ParamSpec("P")
@@ -33,7 +37,7 @@ class Database:
     def __init__(self, url: sa.URL, engine: sa.Engine) -> None:
         self._url = url
         self._engine = engine
-        self._writer: tuple[sa.Engine, Holder] | None = None
+        self._writer: tuple[sa.Engine, StoreHolder] | None = None
         """On PostgreSQL, where somebody holds it: the one session that writes, and has to have the lock."""
         self._lock: int | None = None
         self._patient = True
@@ -47,11 +51,11 @@ class Database:
         *,
         busy_timeout: float = BUSY_TIMEOUT,
         migrations: Sequence[Migration] = MIGRATIONS,
-        holder: Holder | None = None,
+        holder: StoreHolder | None = None,
     ) -> Self:
         """Opens, creates or migrates the database at a path or URL; for a `holder`, which then is the only one."""
         url = database_url(where)
-        with in_our_words(url):
+        with as_store_errors(url):
             engine = make_engine(url, busy_timeout=busy_timeout)
             database = cls(url, engine)
             try:
@@ -65,7 +69,7 @@ class Database:
                 raise
         return database
 
-    def _hold(self, holder: Holder, busy_timeout: float) -> None:
+    def _hold(self, holder: StoreHolder, busy_timeout: float) -> None:
         if self.engine == "sqlite":
             self._lock = lock_file(self._url.database or "", holder)
             return
@@ -124,7 +128,7 @@ class Database:
                     self._locked(writer, holder)
                 yield writer
 
-    def _locked(self, writer: sa.Connection, holder: Holder) -> None:
+    def _locked(self, writer: sa.Connection, holder: StoreHolder) -> None:
         """The lock goes with the session, and is taken again before the next one writes.
 
         If another has had it meanwhile, nothing is written any more: what we know may no longer be so.
@@ -141,5 +145,98 @@ class Database:
     def _usable(self) -> Iterator[None]:
         if self._closed:
             raise StoreError("The database is closed.", remedy="Toolcrib is stopping; start it again.")
-        with in_our_words(self._url):
+        with as_store_errors(self._url):
             yield
+
+
+_WAITED = 0.5
+"""Seconds after which a write that failed has waited for another process."""
+
+
+class Store:
+    """Made by `open`. A call that is cancelled while it waits may still be carried out."""
+
+    def __init__(self, database: Database, *, writer: ThreadPoolExecutor, reader: ThreadPoolExecutor) -> None:
+        self._database = database
+        self._writer = writer
+        self._reader = reader
+        self._closed = False
+        self._hurried = False
+        self._given_up = ""
+        """Why nothing more is written."""
+
+    @classmethod
+    async def open(
+        cls, where: str | Path, *, busy_timeout: float = BUSY_TIMEOUT, holder: StoreHolder | None = None
+    ) -> Self:
+        """For a `holder`, which has it alone until it is closed."""
+        writer = ThreadPoolExecutor(1, thread_name_prefix="toolcrib-store")
+        opening = writer.submit(Database.open, where, busy_timeout=busy_timeout, holder=holder)
+        try:
+            database = await asyncio.shield(asyncio.wrap_future(opening))
+        except BaseException:
+            # Cancelled while the thread still opens it: nobody will use it.
+            opening.add_done_callback(_discard)
+            writer.shutdown(wait=False)
+            raise
+        return cls(database, writer=writer, reader=ThreadPoolExecutor(1, thread_name_prefix="toolcrib-store"))
+
+    @property
+    def engine(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self._database.engine
+
+    @property
+    def place(self) -> str:
+        """The file, or the address without its password."""
+        return self._database.place
+
+    def hurry(self) -> None:
+        """Toolcrib is stopping: once a write has waited for another process in vain, no later one waits again."""
+        self._hurried = True
+
+    async def close(self) -> None:
+        """What was asked for before is still done."""
+        if self._closed:
+            return
+        self._closed = True
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._reader, lambda: None)
+            await loop.run_in_executor(self._writer, self._database.close)
+        finally:
+            self._reader.shutdown(wait=False)
+            self._writer.shutdown(wait=False)
+
+    async def read(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What was written, and awaited, before is seen."""
+        return await self._run(self._reader, lambda: self._database.read(work, *args, **kwargs))
+
+    async def write(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(self._writer, lambda: self._patient(lambda: self._database.write(work, *args, **kwargs)))
+
+    async def run(self, work: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """For work that has more to do where writing is done than one transaction."""
+        return await self._run(self._writer, lambda: self._patient(lambda: work(self._database, *args, **kwargs)))
+
+    def _patient(self, work: Callable[[], T]) -> T:
+        """In the thread that writes."""
+        if self._given_up:
+            raise StoreError(self._given_up, remedy="Toolcrib is stopping; what is missing is found at its next start.")
+        began = time.monotonic()
+        try:
+            return work()
+        except StoreError as error:
+            if self._hurried and time.monotonic() - began >= _WAITED:
+                self._given_up = error.message
+            raise
+
+    async def _run(self, thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise StoreError("The database is closed.", remedy="Toolcrib is stopping; start it again.")
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+
+def _discard(opening: Future[Database]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

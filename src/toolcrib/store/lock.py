@@ -32,7 +32,7 @@ _PATIENCE = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holder:
+class StoreHolder:
     """Who has a store."""
 
     home: str
@@ -47,7 +47,7 @@ class Holder:
         return text.encode()[:_LONGEST_LABEL].decode(errors="ignore")
 
 
-def lock_file(database: str, holder: Holder) -> int:
+def lock_file(database: str, holder: StoreHolder) -> int:
     """The descriptor of the locked file beside a SQLite database. Closing it gives the lock back."""
     place = Path(os.path.realpath(database) + ".lock")
     place.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -100,7 +100,7 @@ class LockLost(StoreError):
         super().__init__(message, remedy=remedy)
 
 
-def lock_session(connection: sa.Connection, place: str, holder: Holder, *, patient: bool) -> None:
+def lock_session(connection: sa.Connection, place: str, holder: StoreHolder, *, patient: bool) -> None:
     """Locks the store for this session of PostgreSQL, if it does not hold it yet."""
     if connection.info.get("toolcrib_lock"):
         return

@@ -1,20 +1,56 @@
-"""The tables, and the way from every earlier version to this one.
+"""The tables, texts that both engines can hold, and rows put in place.
 
-In: a connection inside a transaction. Out: the same database at the version that this code knows.
-`database` migrates when it opens. Only what SQLite and PostgreSQL both have is used.
-
-A migration never changes after a release: it has its own picture of the tables it makes, and the tables at the
-top are today's. A test holds the two together.
+In: a connection inside a transaction. Out: the same database with the tables of this version, or a `StoreError` that
+says what to do. `database` checks when it opens. Only what SQLite and PostgreSQL both have is used: PostgreSQL has
+no NUL in texts and neither engine has half a surrogate pair, so both refuse both alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from toolcrib.errors import StoreError
-from toolcrib.store.text import Text
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
+
+
+class Text(sa.types.TypeDecorator[str]):
+    """The type of every text column."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Any) -> str | None:
+        if value is not None and not _can_be_kept(value):
+            raise StoreError(
+                f"The database cannot hold the text {value[:100]!a}: it has a NUL or is not Unicode.",
+                remedy="Use a text without it; a file with such a name must be renamed.",
+            )
+        return value
+
+
+def storable(text: str) -> str:
+    """What cannot be kept spelled out as an escape: for texts that come from strangers and must be written down."""
+    if _can_be_kept(text):
+        return text
+    return "".join(f"\\u{ord(c):04x}" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in text)
+
+
+def _can_be_kept(text: str) -> bool:
+    if "\0" in text:
+        return False
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 Migration = Callable[[sa.Connection], None]
 
@@ -424,3 +460,31 @@ def migrate(connection: sa.Connection, migrations: Sequence[Migration] = MIGRATI
         migration(connection)
     if version < len(migrations):
         connection.execute(schema_version.update().values(version=len(migrations)))
+
+
+def insert_new(connection: sa.Connection, table: sa.Table, row: Mapping[str, Any]) -> bool:
+    """False: there is one with this key already, and it stays as it is."""
+    insert = _insert(connection, table).values(dict(row)).on_conflict_do_nothing()
+    # Otherwise the rows that an insert made go uncounted on PostgreSQL.
+    return bool(connection.execute(insert, execution_options={"preserve_rowcount": True}).rowcount)
+
+
+def upsert(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Each row has every column. One whose primary key is there already takes the place of what was there."""
+    if not rows:
+        return
+    insert = _insert(connection, table)
+    key = [column.name for column in table.primary_key]
+    values = {column.name: insert.excluded[column.name] for column in table.columns if column.name not in key}
+    connection.execute(insert.on_conflict_do_update(index_elements=key, set_=values), [dict(row) for row in rows])
+
+
+def _insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+    # Only the engine in use is loaded: every program that imports the library would wait for the other one.
+    if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects import postgresql  # noqa: PLC0415
+
+        return postgresql.insert(table)
+    from sqlalchemy.dialects import sqlite  # noqa: PLC0415
+
+    return sqlite.insert(table)

@@ -8,24 +8,23 @@ says what comes next in a `conversation`, `server` speaks HTTP; `anthropic`, `go
 
 from __future__ import annotations
 
-from toolcrib.testing.conversation import Ending, Hold
-from toolcrib.testing.offline import PROVIDERS, scripted
-from toolcrib.testing.script import Anyway, Break, Call, Garble, Refuse, Say, Step, Together
-from toolcrib.testing.server import Misfit, Model, Request
+from toolcrib.testing.conversation import AnswerEnding, Hold
+from toolcrib.testing.script import Break, Call, CallByName, Garble, Refuse, Say, Step, Together
+from toolcrib.testing.server import PROVIDERS, RecordedRequest, ScriptedModel, ScriptMismatch, scripted
 
 __all__ = [
     "PROVIDERS",
-    "Anyway",
+    "AnswerEnding",
     "Break",
     "Call",
-    "Ending",
+    "CallByName",
     "Garble",
     "Hold",
-    "Misfit",
-    "Model",
+    "RecordedRequest",
     "Refuse",
-    "Request",
     "Say",
+    "ScriptMismatch",
+    "ScriptedModel",
     "Step",
     "Together",
     "scripted",

@@ -16,14 +16,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolcrib.testing.conversation import Ending
-from toolcrib.testing.offline import PROVIDERS
-from toolcrib.testing.script import Anyway, Break, Call, Garble, Refuse, Say, Step, Together, Toolless
-from toolcrib.testing.server import serving
+from toolcrib.testing.conversation import AnswerEnding
+from toolcrib.testing.script import Break, Call, CallByName, Garble, Refuse, Say, Step, Together, Toolless
+from toolcrib.testing.server import PROVIDERS, serving
 
 _STEPS: Mapping[str, tuple[Callable[..., Step], tuple[str, ...]]] = {
     "call": (Call, ("arguments",)),
-    "anyway": (Anyway, ("arguments", "namespace")),
+    "anyway": (CallByName, ("arguments", "namespace")),
     "garble": (Garble, ("text",)),
     "say": (Say, ()),
     "refuse": (Refuse, ("retry_after",)),
@@ -35,10 +34,10 @@ _STEPS: Mapping[str, tuple[Callable[..., Step], tuple[str, ...]]] = {
 def step_from(data: Mapping[str, Any]) -> Step:
     spoken = {key: data[key] for key in ("thinking", "says", "stop_reason", "cut_after") if key in data}
     if "ending" in data:
-        spoken["ending"] = Ending(data["ending"])
+        spoken["ending"] = AnswerEnding(data["ending"])
     if "together" in data:
         calls = [step_from(one) for one in data["together"]]
-        return Together([call for call in calls if isinstance(call, Call | Anyway | Garble)], **spoken)
+        return Together([call for call in calls if isinstance(call, Call | CallByName | Garble)], **spoken)
     [kind] = data.keys() & _STEPS.keys()
     make, beside = _STEPS[kind]
     return make(data[kind], **{key: data[key] for key in beside if key in data}, **spoken)

@@ -12,7 +12,15 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from toolcrib.testing.conversation import Conversation, Ending, Invocation, Offered, Offering, Result, Turn
+from toolcrib.testing.conversation import (
+    AnswerEnding,
+    Invocation,
+    ModelTool,
+    ModelTurn,
+    RequestConversation,
+    ToolOffering,
+    ToolOutput,
+)
 from toolcrib.testing.wire import Message, pieces, text_of
 
 PREFIX = "toolu_"
@@ -27,7 +35,7 @@ ERRORS = {
     529: "overloaded_error",
 }
 SIGNATURE = "c2lnbmVk"
-ENDINGS = {Ending.LENGTH: "max_tokens", Ending.FILTER: "refusal"}
+ENDINGS = {AnswerEnding.LENGTH: "max_tokens", AnswerEnding.FILTER: "refusal"}
 
 
 class Anthropic:
@@ -36,24 +44,24 @@ class Anthropic:
     def is_turn(self, path: str) -> bool:
         return path.partition("?")[0] == "/v1/messages"
 
-    def read(self, body: dict[str, Any]) -> Conversation:
+    def read(self, body: dict[str, Any]) -> RequestConversation:
         messages = body["messages"]
         blocks = [(message["role"], block) for message in messages for block in _blocks(message)]
         texts = [(role, block["text"]) for role, block in blocks if block["type"] == "text"]
         if not all(text for _, text in texts):
             raise ValueError("messages: text content blocks must be non-empty")
-        tools = tuple(Offered(name=tool["name"], definition=tool) for tool in body.get("tools", []))
+        tools = tuple(ModelTool(name=tool["name"], definition=tool) for tool in body.get("tools", []))
         deferred = any(tool.name == SEARCH_TOOL for tool in tools)
-        return Conversation(
+        return RequestConversation(
             tools=tools,
-            offering=Offering.DEFERRED if deferred else Offering.PLAIN,
+            offering=ToolOffering.DEFERRED if deferred else ToolOffering.PLAIN,
             outputs=tuple(_results(messages)),
             found=tuple(tool for tool in tools if tool.definition.get("defer_loading")),
             asked=tuple(text for role, text in texts if role == "user"),
             said=tuple(text for role, text in texts if role == "assistant"),
         )
 
-    def write(self, turn: Turn, path: str, body: dict[str, Any]) -> list[Message]:
+    def write(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> list[Message]:
         head = {**_head(turn, body), "content": [], "stop_reason": None, "stop_sequence": None}
         stream: list[Message] = [
             {"type": "message_start", "message": {**head, "usage": {**_usage(turn), "output_tokens": 1}}},
@@ -70,7 +78,7 @@ class Anthropic:
             {"type": "message_stop"},
         ]
 
-    def whole(self, turn: Turn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+    def whole(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         if body.get("stream"):
             return None
         ended = {"stop_reason": _reason(turn), "stop_sequence": None, "usage": _usage(turn)}
@@ -79,11 +87,11 @@ class Anthropic:
     def refusal(self, status: int, message: str, retry_after: float | None = None) -> dict[str, Any]:
         return {"type": "error", "error": {"type": ERRORS.get(status, "api_error"), "message": message}}
 
-    def interruption(self, status: int, turn: Turn, body: dict[str, Any]) -> Message:
+    def interruption(self, status: int, turn: ModelTurn, body: dict[str, Any]) -> Message:
         return self.refusal(status, "interrupted, as scripted")
 
 
-def _results(messages: list[dict[str, Any]]) -> Iterator[Result]:
+def _results(messages: list[dict[str, Any]]) -> Iterator[ToolOutput]:
     """In the order of the calls. As the service does, it insists on a result for each call, in the next message."""
     for place, (message, following) in enumerate(itertools.pairwise([{"content": []}, *messages, {"content": []}])):
         called = [block["id"] for block in _blocks(message) if block["type"] == "tool_use"]
@@ -99,7 +107,9 @@ def _results(messages: list[dict[str, Any]]) -> Iterator[Result]:
                 f"messages.{place}: unexpected `tool_use_id` found in `tool_result` blocks: {', '.join(stray)}. Each "
                 "`tool_result` block must have a corresponding `tool_use` block in the previous message."
             )
-        yield from (Result(call=call.removeprefix(PREFIX), text=text_of(told[call].get("content"))) for call in called)
+        yield from (
+            ToolOutput(call=call.removeprefix(PREFIX), text=text_of(told[call].get("content"))) for call in called
+        )
 
 
 def _blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -107,11 +117,11 @@ def _blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
-def _head(turn: Turn, body: dict[str, Any]) -> dict[str, Any]:
+def _head(turn: ModelTurn, body: dict[str, Any]) -> dict[str, Any]:
     return {"id": f"msg_{turn.id}", "type": "message", "role": "assistant", "model": body.get("model", "scripted")}
 
 
-def _usage(turn: Turn) -> dict[str, Any]:
+def _usage(turn: ModelTurn) -> dict[str, Any]:
     return {
         "input_tokens": turn.usage.fresh,
         "cache_creation_input_tokens": 0,
@@ -120,11 +130,11 @@ def _usage(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _reason(turn: Turn) -> str:
+def _reason(turn: ModelTurn) -> str:
     return turn.stop_reason or ENDINGS.get(turn.ending) or ("tool_use" if turn.invocations else "end_turn")
 
 
-def _content(turn: Turn) -> list[dict[str, Any]]:
+def _content(turn: ModelTurn) -> list[dict[str, Any]]:
     if any(call.garbled for call in turn.invocations):
         raise ValueError("Arguments that are not JSON can only stand in a stream of Anthropic's.")
     return [
@@ -145,7 +155,7 @@ def _input(invocation: Invocation) -> Any:
     return invocation.arguments
 
 
-def _growing(turn: Turn) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+def _growing(turn: ModelTurn) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """How each block begins in a stream, and what is added to it."""
     if turn.thinking:
         thoughts = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(turn.thinking)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-class Offering(enum.StrEnum):
+class ToolOffering(enum.StrEnum):
     """How a client lets its model have the tools of MCP servers."""
 
     PLAIN = "plain"
@@ -25,7 +25,7 @@ class Offering(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offered:
+class ModelTool:
     """A tool that the model may call."""
 
     name: str
@@ -35,21 +35,21 @@ class Offered:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class ToolOutput:
     call: str
     """The id that the model gave its call."""
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conversation:
+class RequestConversation:
     """What the model is given in one request."""
 
-    tools: tuple[Offered, ...]
-    offering: Offering = Offering.PLAIN
-    outputs: tuple[Result, ...] = ()
+    tools: tuple[ModelTool, ...]
+    offering: ToolOffering = ToolOffering.PLAIN
+    outputs: tuple[ToolOutput, ...] = ()
     """What came back for its calls and searches so far, in order."""
-    found: tuple[Offered, ...] = ()
+    found: tuple[ModelTool, ...] = ()
     """The tools that its searches brought."""
     asked: tuple[str, ...] = ()
     """The texts of the person's side: prompts, and what the client adds to them."""
@@ -67,7 +67,7 @@ CALL, SEARCH = "call_", "search_"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Usage:
+class TurnUsage:
     """Tokens, as a provider tells them."""
 
     fresh: int
@@ -127,7 +127,7 @@ class Hold:
         self._released.set()
 
 
-class Ending(enum.StrEnum):
+class AnswerEnding(enum.StrEnum):
     """Why an answer is over."""
 
     NATURAL = "natural"
@@ -139,7 +139,7 @@ class Ending(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class Interruption:
     """Where an answer comes to an end in its middle."""
 
     status: int
@@ -147,21 +147,21 @@ class Cut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class ModelTurn:
     """One answer: thoughts, words and calls, as far as there are any."""
 
     id: str
     thinking: str = ""
     text: str = ""
     invocations: tuple[Invocation, ...] = ()
-    usage: Usage
-    ending: Ending = Ending.NATURAL
+    usage: TurnUsage
+    ending: AnswerEnding = AnswerEnding.NATURAL
     stop_reason: str = ""
     """The provider's own word for why the answer is over; empty: the one that fits `ending`."""
     cut_after: int | None = None
     """How many messages of the stream are sent before it ends cleanly; a negative number counts from the end."""
     hold: Hold | None = None
-    cut: Cut | None = None
+    cut: Interruption | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from toolcrib.testing.conversation import Conversation, Ending, Offered, Result, Turn
+from toolcrib.testing.conversation import AnswerEnding, ModelTool, ModelTurn, RequestConversation, ToolOutput
 from toolcrib.testing.wire import Message, pieces
 
 ERRORS = {
@@ -22,7 +22,7 @@ ERRORS = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
-ENDINGS = {Ending.NATURAL: "STOP", Ending.LENGTH: "MAX_TOKENS", Ending.FILTER: "SAFETY"}
+ENDINGS = {AnswerEnding.NATURAL: "STOP", AnswerEnding.LENGTH: "MAX_TOKENS", AnswerEnding.FILTER: "SAFETY"}
 SIGNATURE = "c2lnbmVk"
 
 
@@ -32,25 +32,25 @@ class Google:
     def is_turn(self, path: str) -> bool:
         return ":streamGenerateContent" in path or ":generateContent" in path
 
-    def read(self, body: dict[str, Any]) -> Conversation:
+    def read(self, body: dict[str, Any]) -> RequestConversation:
         contents = [(content.get("role"), content.get("parts", [])) for content in body.get("contents", [])]
         parts = [(role, part) for role, several in contents for part in several]
         texts = [(role, part["text"]) for role, part in parts if "text" in part and not part.get("thought")]
         declared = [tool for group in body.get("tools", []) for tool in group.get("functionDeclarations", [])]
-        return Conversation(
-            tools=tuple(Offered(name=tool["name"], definition=tool) for tool in declared),
+        return RequestConversation(
+            tools=tuple(ModelTool(name=tool["name"], definition=tool) for tool in declared),
             outputs=tuple(_results(contents)),
             asked=tuple(text for role, text in texts if role == "user"),
             said=tuple(text for role, text in texts if role == "model"),
         )
 
-    def write(self, turn: Turn, path: str, body: dict[str, Any]) -> list[Message]:
+    def write(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> list[Message]:
         # The count so far comes with every part; the whole only with the last.
         early = {"promptTokenCount": turn.usage.read, "totalTokenCount": turn.usage.read}
         parts = _parts(turn, pieces)
         return [*(_message(turn, [part], early) for part in parts[:-1]), _last(turn, parts[-1:])]
 
-    def whole(self, turn: Turn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+    def whole(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         return None if ":streamGenerateContent" in path else _last(turn, _parts(turn, _whole))
 
     def refusal(self, status: int, message: str, retry_after: float | None = None) -> dict[str, Any]:
@@ -60,11 +60,11 @@ class Google:
         wait = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{retry_after:g}s"}
         return {"error": {**told, "details": [wait]}}
 
-    def interruption(self, status: int, turn: Turn, body: dict[str, Any]) -> Message:
+    def interruption(self, status: int, turn: ModelTurn, body: dict[str, Any]) -> Message:
         return self.refusal(status, "interrupted, as scripted")
 
 
-def _results(contents: list[tuple[str | None, list[dict[str, Any]]]]) -> Iterator[Result]:
+def _results(contents: list[tuple[str | None, list[dict[str, Any]]]]) -> Iterator[ToolOutput]:
     """In the order of the calls. As the service does, it insists on as many results as there were calls. A result
     without an id belongs to the first call by its name that has none."""
     due: list[dict[str, Any]] = []
@@ -85,7 +85,7 @@ def _results(contents: list[tuple[str | None, list[dict[str, Any]]]]) -> Iterato
             if mine is None:
                 raise ValueError(f"There is no function response for the function call {call['name']}")
             told.remove(mine)
-            yield Result(call=call.get("id") or "", text=_text(mine["response"]))
+            yield ToolOutput(call=call.get("id") or "", text=_text(mine["response"]))
         due = [part["functionCall"] for part in parts if "functionCall" in part]
 
 
@@ -99,7 +99,7 @@ def _whole(text: str) -> list[str]:
     return [text] if text else []
 
 
-def _parts(turn: Turn, split: Callable[[str], list[str]]) -> list[dict[str, Any]]:
+def _parts(turn: ModelTurn, split: Callable[[str], list[str]]) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = [{"text": piece, "thought": True} for piece in split(turn.thinking)]
     parts += [{"text": piece} for piece in split(turn.text)]
     if any(call.garbled for call in turn.invocations):
@@ -108,7 +108,7 @@ def _parts(turn: Turn, split: Callable[[str], list[str]]) -> list[dict[str, Any]
     return [*parts, *({"functionCall": call, "thoughtSignature": SIGNATURE} for call in calls)]
 
 
-def _message(turn: Turn, parts: list[dict[str, Any]], usage: dict[str, Any], **more: str) -> dict[str, Any]:
+def _message(turn: ModelTurn, parts: list[dict[str, Any]], usage: dict[str, Any], **more: str) -> dict[str, Any]:
     content = {"content": {"role": "model", **({"parts": parts} if parts else {})}}
     candidate = {**content, **more, "index": 0}
     return {
@@ -119,7 +119,7 @@ def _message(turn: Turn, parts: list[dict[str, Any]], usage: dict[str, Any], **m
     }
 
 
-def _last(turn: Turn, parts: list[dict[str, Any]]) -> dict[str, Any]:
+def _last(turn: ModelTurn, parts: list[dict[str, Any]]) -> dict[str, Any]:
     garbled = [call for call in turn.invocations if call.garbled]
     if garbled and not turn.stop_reason:
         why = f"Malformed function call: print(default_api.{garbled[0].name}({garbled[0].garbled}"
@@ -127,7 +127,7 @@ def _last(turn: Turn, parts: list[dict[str, Any]]) -> dict[str, Any]:
     return _message(turn, parts, _usage(turn), finishReason=turn.stop_reason or ENDINGS[turn.ending])
 
 
-def _usage(turn: Turn) -> dict[str, Any]:
+def _usage(turn: ModelTurn) -> dict[str, Any]:
     return {
         "promptTokenCount": turn.usage.read,
         "cachedContentTokenCount": turn.usage.cached,

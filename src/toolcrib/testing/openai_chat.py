@@ -1,8 +1,9 @@
-"""OpenAI's Chat Completions API, as it and the many services that copy it have it: `POST /v1/chat/completions`.
+"""OpenAI's Chat Completions API, and OpenRouter's dialect of it.
 
-In: `tools`, and `messages`, of which those of the role `tool` are results. Out: a completion, or its chunks, with the
-end of the stream as a line of its own. Thoughts are `reasoning_content`, which OpenAI itself keeps back and others
-show. `openrouter` is a dialect of it.
+In: `tools`, and `messages`, of which those of the role `tool` are results. Out: one completion, whole or in chunks.
+OpenRouter adds the name of the provider that really answered, thoughts as `reasoning` and `reasoning_details`, always
+a count with what it cost, and comments that keep the connection open; its errors have a number, and may come in the
+body of an answer that began well.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toolcrib.testing.conversation import Conversation, Ending, Invocation, Offered, Result, Turn
+from toolcrib.testing.conversation import (
+    AnswerEnding,
+    Invocation,
+    ModelTool,
+    ModelTurn,
+    RequestConversation,
+    ToolOutput,
+)
 from toolcrib.testing.wire import Message, pieces, text_of
 
 DONE = "data: [DONE]"
 CREATED = 1_700_000_000
 """When every answer was made: one that is asked for again is the same."""
-ENDINGS = {Ending.LENGTH: "length", Ending.FILTER: "content_filter"}
+ENDINGS = {AnswerEnding.LENGTH: "length", AnswerEnding.FILTER: "content_filter"}
 ERRORS = {
     400: ("invalid_request_error", None),
     401: ("invalid_request_error", "invalid_api_key"),
@@ -32,13 +40,13 @@ class OpenAIChat:
     def is_turn(self, path: str) -> bool:
         return path.partition("?")[0] == f"{self.base}/chat/completions"
 
-    def read(self, body: dict[str, Any]) -> Conversation:
+    def read(self, body: dict[str, Any]) -> RequestConversation:
         messages: list[dict[str, Any]] = body["messages"]
         texts = [(message["role"], text_of(message["content"])) for message in messages if message.get("content")]
-        return Conversation(
+        return RequestConversation(
             # The others are the service's own, such as a search of the web.
             tools=tuple(
-                Offered(name=tool[tool["type"]]["name"], definition=tool)
+                ModelTool(name=tool[tool["type"]]["name"], definition=tool)
                 for tool in body.get("tools") or []
                 if tool["type"] in tool
             ),
@@ -47,7 +55,7 @@ class OpenAIChat:
             said=tuple(text for role, text in texts if role == "assistant"),
         )
 
-    def write(self, turn: Turn, path: str, body: dict[str, Any]) -> list[Message]:
+    def write(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> list[Message]:
         head = self._head(turn, body, "chat.completion.chunk")
         wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         # Where the count is wanted, every chunk has a place for it.
@@ -57,7 +65,7 @@ class OpenAIChat:
         counted = [{**head, "choices": [], "usage": self._usage(turn)}] if wants_usage else []
         return [*chunks, *counted, DONE]
 
-    def whole(self, turn: Turn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+    def whole(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         if body.get("stream"):
             return None
         message = {"role": "assistant", "content": turn.text or None, "refusal": None}
@@ -70,10 +78,10 @@ class OpenAIChat:
     def refusal(self, status: int, message: str, retry_after: float | None = None) -> dict[str, Any]:
         return error(status, message)
 
-    def interruption(self, status: int, turn: Turn, body: dict[str, Any]) -> Message:
+    def interruption(self, status: int, turn: ModelTurn, body: dict[str, Any]) -> Message:
         return self.refusal(status, "The server had an error while processing your request, as scripted")
 
-    def _head(self, turn: Turn, body: dict[str, Any], kind: str) -> dict[str, Any]:
+    def _head(self, turn: ModelTurn, body: dict[str, Any], kind: str) -> dict[str, Any]:
         return {
             "id": f"chatcmpl-{turn.id}",
             "object": kind,
@@ -83,10 +91,10 @@ class OpenAIChat:
             "system_fingerprint": "fp_scripted",
         }
 
-    def _choice(self, turn: Turn, *, over: bool = False, **said: Any) -> dict[str, Any]:
+    def _choice(self, turn: ModelTurn, *, over: bool = False, **said: Any) -> dict[str, Any]:
         return {"index": 0, **said, "logprobs": None, "finish_reason": _reason(turn) if over else None}
 
-    def _deltas(self, turn: Turn) -> Iterator[dict[str, Any]]:
+    def _deltas(self, turn: ModelTurn) -> Iterator[dict[str, Any]]:
         yield {"role": "assistant", "content": "" if turn.text or not turn.invocations else None, "refusal": None}
         yield from (self._thoughts(piece) for piece in pieces(turn.thinking))
         yield from ({"content": piece} for piece in pieces(turn.text))
@@ -98,7 +106,7 @@ class OpenAIChat:
     def _thoughts(self, text: str) -> dict[str, Any]:
         return {"reasoning_content": text}
 
-    def _usage(self, turn: Turn) -> dict[str, Any]:
+    def _usage(self, turn: ModelTurn) -> dict[str, Any]:
         return {
             "prompt_tokens": turn.usage.read,
             "completion_tokens": turn.usage.output,
@@ -118,7 +126,7 @@ def error(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def _results(messages: list[dict[str, Any]]) -> Iterator[Result]:
+def _results(messages: list[dict[str, Any]]) -> Iterator[ToolOutput]:
     """In the order of the calls. As the service does, it insists on a result for each call, right after it."""
     due: dict[str, str | None] = {}
     for message in messages:
@@ -135,13 +143,13 @@ def _results(messages: list[dict[str, Any]]) -> Iterator[Result]:
     yield from _settled(due)
 
 
-def _settled(due: Mapping[str, str | None]) -> Iterator[Result]:
+def _settled(due: Mapping[str, str | None]) -> Iterator[ToolOutput]:
     if missing := [call for call, text in due.items() if text is None]:
         raise ValueError(
             "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
             f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(missing)}"
         )
-    yield from (Result(call=call, text=text or "") for call, text in due.items())
+    yield from (ToolOutput(call=call, text=text or "") for call, text in due.items())
 
 
 def _call(invocation: Invocation, arguments: str) -> Mapping[str, Any]:
@@ -152,5 +160,58 @@ def _call(invocation: Invocation, arguments: str) -> Mapping[str, Any]:
     }
 
 
-def _reason(turn: Turn) -> str:
+def _reason(turn: ModelTurn) -> str:
     return turn.stop_reason or ENDINGS.get(turn.ending) or ("tool_calls" if turn.invocations else "stop")
+
+
+COMMENT = ": OPENROUTER PROCESSING"
+PROVIDER = "Scripted"
+CREDITS_PER_TOKEN = 0.000001
+
+
+class OpenRouter(OpenAIChat):
+    base = "/api/v1"
+
+    def write(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> list[Message]:
+        # It counts for everyone, asked or not.
+        return [COMMENT, *super().write(turn, path, {**body, "stream_options": {"include_usage": True}})]
+
+    def whole(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        told = super().whole(turn, path, body)
+        if told is None or turn.cut is None or not turn.cut.status:
+            return told
+        return {**self._head(turn, body, "chat.completion"), "choices": None, "error": _late(turn.cut.status)}
+
+    def refusal(self, status: int, message: str, retry_after: float | None = None) -> dict[str, Any]:
+        return {"error": {"message": message, "code": status, "metadata": {"provider_name": PROVIDER}}}
+
+    def interruption(self, status: int, turn: ModelTurn, body: dict[str, Any]) -> Message:
+        over = {"index": 0, "delta": {"content": ""}, "finish_reason": "error", "native_finish_reason": "error"}
+        return {**self._head(turn, body, "chat.completion.chunk"), "error": _late(status), "choices": [over]}
+
+    def _head(self, turn: ModelTurn, body: dict[str, Any], kind: str) -> dict[str, Any]:
+        told = super()._head(turn, body, kind)
+        return {**told, "id": f"gen-{turn.id}", "provider": PROVIDER}
+
+    def _choice(self, turn: ModelTurn, *, over: bool = False, **said: Any) -> dict[str, Any]:
+        choice = super()._choice(turn, over=over, **said)
+        return {**choice, "native_finish_reason": choice["finish_reason"]}
+
+    def _thoughts(self, text: str) -> dict[str, Any]:
+        detail = {"type": "reasoning.text", "text": text, "format": "unknown", "index": 0}
+        return {"reasoning": text, "reasoning_details": [detail]}
+
+    def _usage(self, turn: ModelTurn) -> dict[str, Any]:
+        counted = super()._usage(turn)
+        cost = round(counted["total_tokens"] * CREDITS_PER_TOKEN, 6)
+        return {
+            **counted,
+            "prompt_tokens_details": {**counted["prompt_tokens_details"], "cache_write_tokens": 0},
+            "cost": cost,
+            "is_byok": False,
+            "cost_details": {"upstream_inference_cost": cost},
+        }
+
+
+def _late(status: int) -> dict[str, Any]:
+    return {"code": status, "message": "Provider disconnected unexpectedly, as scripted"}

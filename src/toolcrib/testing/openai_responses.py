@@ -10,14 +10,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from toolcrib.testing.conversation import Conversation, Ending, Invocation, Offered, Offering, Result, Turn
+from toolcrib.testing.conversation import (
+    AnswerEnding,
+    Invocation,
+    ModelTool,
+    ModelTurn,
+    RequestConversation,
+    ToolOffering,
+    ToolOutput,
+)
 from toolcrib.testing.openai_chat import CREATED, error
 from toolcrib.testing.wire import Message, pieces
 
 CALLS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 OUTPUTS = ("function_call_output", "custom_tool_call_output", "mcp_tool_call_output")
 CODE_TOOL = "exec"
-ENDINGS = {Ending.LENGTH: "max_output_tokens", Ending.FILTER: "content_filter"}
+ENDINGS = {AnswerEnding.LENGTH: "max_output_tokens", AnswerEnding.FILTER: "content_filter"}
 STATUSES = ("completed", "failed", "incomplete")
 """Stop reasons that are the status of a response; any other is why it is incomplete."""
 LAST = 999
@@ -26,19 +34,19 @@ JOINT = "__"
 """Between a namespace and a name, where a program names both in one."""
 
 
-class OpenAI:
+class OpenAIResponses:
     base = "/v1"
 
     def is_turn(self, path: str) -> bool:
         return path.partition("?")[0] == "/v1/responses"
 
-    def read(self, body: dict[str, Any]) -> Conversation:
+    def read(self, body: dict[str, Any]) -> RequestConversation:
         items = _input(body)
         _check(items)
         # A message may leave away that it is one.
         messages = [item for item in items if item.get("type", "message") == "message"]
         texts = [(message["role"], text) for message in messages for text in _texts(message["content"])]
-        return Conversation(
+        return RequestConversation(
             tools=tuple(_offered(_tools(body))),
             offering=_offering(body),
             outputs=tuple(result for item in items for result in _results(item)),
@@ -47,7 +55,7 @@ class OpenAI:
             said=tuple(text for role, text in texts if role == "assistant"),
         )
 
-    def write(self, turn: Turn, path: str, body: dict[str, Any]) -> list[Message]:
+    def write(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> list[Message]:
         items = _items(turn, _offering(body))
         begun = _response(turn, body, status="in_progress")
         stream: list[dict[str, Any]] = [
@@ -60,19 +68,19 @@ class OpenAI:
         stream.append({"type": f"response.{ended['status']}", "response": ended})
         return [{**message, "sequence_number": number} for number, message in enumerate(stream)]
 
-    def whole(self, turn: Turn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+    def whole(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         return None if body.get("stream") else _ended(turn, body)
 
     def refusal(self, status: int, message: str, retry_after: float | None = None) -> dict[str, Any]:
         return error(status, message)
 
-    def interruption(self, status: int, turn: Turn, body: dict[str, Any]) -> Message:
+    def interruption(self, status: int, turn: ModelTurn, body: dict[str, Any]) -> Message:
         code = "rate_limit_exceeded" if status == 429 else "server_error"
         failed = _response(turn, body, status="failed", error={"code": code, "message": "interrupted, as scripted"})
         return {"type": "response.failed", "response": failed, "sequence_number": LAST}
 
 
-def _response(turn: Turn, body: dict[str, Any], **told: Any) -> dict[str, Any]:
+def _response(turn: ModelTurn, body: dict[str, Any], **told: Any) -> dict[str, Any]:
     return {
         "id": f"resp_{turn.id}",
         "object": "response",
@@ -92,7 +100,7 @@ def _response(turn: Turn, body: dict[str, Any], **told: Any) -> dict[str, Any]:
     }
 
 
-def _ended(turn: Turn, body: dict[str, Any]) -> dict[str, Any]:
+def _ended(turn: ModelTurn, body: dict[str, Any]) -> dict[str, Any]:
     told = {"output": _items(turn, _offering(body)), "usage": _usage(turn)}
     if turn.stop_reason in STATUSES:
         return _response(turn, body, status=turn.stop_reason, **told)
@@ -121,36 +129,36 @@ def _tools(body: dict[str, Any]) -> list[dict[str, Any]]:
     return [*body.get("tools", []), *(tool for item in among for tool in item["tools"])]
 
 
-def _offering(body: dict[str, Any]) -> Offering:
+def _offering(body: dict[str, Any]) -> ToolOffering:
     tools = _tools(body)
     if any(inner["name"] == CODE_TOOL for tool in tools for inner in tool.get("tools", [])):
-        return Offering.CODE
-    return Offering.DEFERRED if any(tool["type"] == "tool_search" for tool in tools) else Offering.PLAIN
+        return ToolOffering.CODE
+    return ToolOffering.DEFERRED if any(tool["type"] == "tool_search" for tool in tools) else ToolOffering.PLAIN
 
 
-def _offered(tools: list[dict[str, Any]]) -> list[Offered]:
+def _offered(tools: list[dict[str, Any]]) -> list[ModelTool]:
     plain = [tool for tool in tools if tool["type"] in ("function", "custom")]
     groups = [tool for tool in tools if tool["type"] == "namespace"]
     return [
-        *(Offered(name=tool["name"], definition=tool) for tool in plain),
+        *(ModelTool(name=tool["name"], definition=tool) for tool in plain),
         *(
-            Offered(name=tool["name"], definition=tool, namespace=group["name"])
+            ModelTool(name=tool["name"], definition=tool, namespace=group["name"])
             for group in groups
             for tool in group["tools"]
         ),
     ]
 
 
-def _results(item: dict[str, Any]) -> list[Result]:
+def _results(item: dict[str, Any]) -> list[ToolOutput]:
     if item.get("type") == "tool_search_output":
-        return [Result(call=item["call_id"], text=json.dumps(item["tools"]))]
+        return [ToolOutput(call=item["call_id"], text=json.dumps(item["tools"]))]
     if item.get("type") not in OUTPUTS:
         return []
     texts = _texts(item["output"])
     if item["type"] == "custom_tool_call_output" and len(texts) > 1 and texts[0].startswith("Script completed"):
         # One text for each call that the program made, after the head.
-        return [Result(call=item["call_id"], text=text) for text in texts[1:]]
-    return [Result(call=item["call_id"], text="\n".join(texts))]
+        return [ToolOutput(call=item["call_id"], text=text) for text in texts[1:]]
+    return [ToolOutput(call=item["call_id"], text="\n".join(texts))]
 
 
 def _texts(output: Any) -> list[str]:
@@ -159,20 +167,20 @@ def _texts(output: Any) -> list[str]:
     return [part.get("text", f"({part['type']})") for part in output or []]
 
 
-def _found(item: dict[str, Any]) -> list[Offered]:
+def _found(item: dict[str, Any]) -> list[ModelTool]:
     if item.get("type") == "tool_search_output":
         return _offered(item["tools"])
     if item.get("type") != "custom_tool_call_output":
         return []
     # What our own program for a search prints: the tools' full names, each with what it says of itself.
     told = [json.loads(text) for text in _texts(item["output"]) if text.startswith(_LISTED)]
-    return [Offered(name=tool["name"], definition=tool) for listed in told for tool in listed["tools_found"]]
+    return [ModelTool(name=tool["name"], definition=tool) for listed in told for tool in listed["tools_found"]]
 
 
 _LISTED = '{"tools_found":'
 
 
-def _items(turn: Turn, offering: Offering) -> list[dict[str, Any]]:
+def _items(turn: ModelTurn, offering: ToolOffering) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if turn.thinking:
         summary = [{"type": "summary_text", "text": turn.thinking}]
@@ -182,7 +190,7 @@ def _items(turn: Turn, offering: Offering) -> list[dict[str, Any]]:
         items.append(
             {"type": "message", "id": f"msg_{turn.id}", "role": "assistant", "status": "completed", "content": content}
         )
-    if turn.invocations and offering is Offering.CODE:
+    if turn.invocations and offering is ToolOffering.CODE:
         program = "\n".join(map(_line, turn.invocations))
         return [*items, _custom(turn.invocations[0].id, CODE_TOOL, program)]
     return [*items, *map(_call, turn.invocations)]
@@ -283,7 +291,7 @@ def _stream(index: int, item: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _usage(turn: Turn) -> dict[str, Any]:
+def _usage(turn: ModelTurn) -> dict[str, Any]:
     return {
         "input_tokens": turn.usage.read,
         "input_tokens_details": {"cached_tokens": turn.usage.cached, "cache_write_tokens": 0},

@@ -1,6 +1,7 @@
 """What a scripted model does: one step a turn, then some last words.
 
-In: a conversation as its provider's wire format tells it. Out: the next `Turn`. Which step comes next is read from the
+In: a conversation as its provider's wire format tells it. Out: the next `ModelTurn`. Which step comes next is read
+from the
 conversation itself (a call is done when its id has a result, words are said when they stand there), so a request that
 a client repeats gets the same answer, and a script may go on in the next run of a conversation. A tool that is only to
 be found by a search is searched for first, without a step of its own.
@@ -18,16 +19,16 @@ from typing import Any
 from toolcrib.testing.conversation import (
     CALL,
     SEARCH,
-    Conversation,
-    Cut,
-    Ending,
+    AnswerEnding,
     Hold,
+    Interruption,
     Invocation,
-    Offered,
-    Offering,
+    ModelTool,
+    ModelTurn,
     Refusal,
-    Turn,
-    Usage,
+    RequestConversation,
+    ToolOffering,
+    TurnUsage,
 )
 
 
@@ -38,7 +39,7 @@ class Step:
     thinking: str = field(default="", kw_only=True)
     says: str = field(default="", kw_only=True)
     """Words before a call."""
-    ending: Ending = field(default=Ending.NATURAL, kw_only=True)
+    ending: AnswerEnding = field(default=AnswerEnding.NATURAL, kw_only=True)
     stop_reason: str = field(default="", kw_only=True)
     """The provider's own word for why the answer is over, in the place of the one for `ending`."""
     cut_after: int | None = field(default=None, kw_only=True)
@@ -55,7 +56,7 @@ class Call(Step):
 
 
 @dataclass(frozen=True)
-class Anyway(Step):
+class CallByName(Step):
     """The model calls the tool of exactly this name, offered or not: a client's own, or one it was never shown."""
 
     name: str
@@ -77,7 +78,7 @@ class Garble(Step):
 class Together(Step):
     """Several calls in one turn."""
 
-    calls: Sequence[Call | Anyway | Garble]
+    calls: Sequence[Call | CallByName | Garble]
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,10 @@ class Script:
         self._over: set[int] = set()
         """The steps that leave nothing in the conversation, and were done."""
         self._lock = threading.Lock()
-        self._tools: dict[str, Offered] = {}
+        self._tools: dict[str, ModelTool] = {}
         """All that were ever offered: a model may call what it has seen before."""
 
-    def next(self, conversation: Conversation) -> Turn | Refusal:
+    def next(self, conversation: RequestConversation) -> ModelTurn | Refusal:
         with self._lock:
             self._tools.update({tool.name: tool for tool in (*conversation.tools, *conversation.found)})
             number = next((n for n in range(len(self.steps)) if not self._done(n, conversation)), None)
@@ -150,7 +151,7 @@ class Script:
         with self._lock:
             return tuple(step for number, step in enumerate(self.steps) if number not in self._begun)
 
-    def _done(self, number: int, conversation: Conversation) -> bool:
+    def _done(self, number: int, conversation: RequestConversation) -> bool:
         step = self.steps[number]
         if number in self._over:
             return True
@@ -165,7 +166,7 @@ class Script:
     def _id(self, kind: str, number: int) -> str:
         return f"{kind}{self._mark}_{number}_"
 
-    def _turn(self, number: int, step: Step) -> Turn | Refusal:
+    def _turn(self, number: int, step: Step) -> ModelTurn | Refusal:
         if _leaves_nothing(step):
             self._over.add(number)
         if isinstance(step, Refuse):
@@ -174,27 +175,27 @@ class Script:
             self._invocation(f"{self._id(CALL, number)}{place}", call) for place, call in enumerate(_calls(step))
         )
         text = step.text if isinstance(step, Say | Break) else step.says
-        cut = Cut(status=step.status) if isinstance(step, Break) else None
+        cut = Interruption(status=step.status) if isinstance(step, Break) else None
         spoken = {"thinking": step.thinking, "text": text, "ending": step.ending, "stop_reason": step.stop_reason}
         return self._say(number, **spoken, invocations=calls, hold=step.hold, cut=cut, cut_after=step.cut_after)
 
-    def _say(self, number: int, **what: Any) -> Turn:
-        return Turn(id=f"{self._mark}_{number}", usage=usage(number), **what)
+    def _say(self, number: int, **what: Any) -> ModelTurn:
+        return ModelTurn(id=f"{self._mark}_{number}", usage=turn_usage(number), **what)
 
-    def _invocation(self, call_id: str, call: Call | Anyway | Garble) -> Invocation:
-        if isinstance(call, Anyway):
+    def _invocation(self, call_id: str, call: Call | CallByName | Garble) -> Invocation:
+        if isinstance(call, CallByName):
             return Invocation(id=call_id, name=call.name, namespace=call.namespace, arguments=call.arguments)
         tool = self._named(call.tool)
         if isinstance(call, Garble):
             return Invocation(id=call_id, name=tool.name, namespace=tool.namespace, garbled=call.text)
         return Invocation(id=call_id, name=tool.name, namespace=tool.namespace, arguments=call.arguments)
 
-    def _to_search(self, step: Step, conversation: Conversation) -> list[str]:
-        if conversation.offering is Offering.PLAIN:
+    def _to_search(self, step: Step, conversation: RequestConversation) -> list[str]:
+        if conversation.offering is ToolOffering.PLAIN:
             return []
-        return [call.tool for call in _calls(step) if not isinstance(call, Anyway) and not self._ending(call.tool)]
+        return [call.tool for call in _calls(step) if not isinstance(call, CallByName) and not self._ending(call.tool)]
 
-    def _search(self, number: int, missing: list[str], conversation: Conversation) -> Turn:
+    def _search(self, number: int, missing: list[str], conversation: RequestConversation) -> ModelTurn:
         if any(self._id(SEARCH, number) in result.call for result in conversation.outputs):
             raise LookupError(f"no search brought {missing}; seen were {sorted(self._tools)}")
         searches = tuple(
@@ -202,21 +203,21 @@ class Script:
         )
         return self._say(len(self.steps) + 1 + number, invocations=searches)
 
-    def _ending(self, ending: str) -> list[Offered]:
+    def _ending(self, ending: str) -> list[ModelTool]:
         exactly = self._tools.get(ending)
         return [exactly] if exactly else [tool for tool in self._tools.values() if tool.name.endswith(ending)]
 
-    def _named(self, ending: str) -> Offered:
+    def _named(self, ending: str) -> ModelTool:
         found = self._ending(ending)
         if len(found) != 1:
             raise LookupError(f"{len(found)} tools end in {ending!r}; offered were {sorted(self._tools)}")
         return found[0]
 
 
-def _calls(step: Step) -> Sequence[Call | Anyway | Garble]:
+def _calls(step: Step) -> Sequence[Call | CallByName | Garble]:
     if isinstance(step, Together):
         return step.calls
-    return (step,) if isinstance(step, Call | Anyway | Garble) else ()
+    return (step,) if isinstance(step, Call | CallByName | Garble) else ()
 
 
 def _leaves_nothing(step: Step) -> bool:
@@ -228,6 +229,6 @@ def _leaves_nothing(step: Step) -> bool:
     return isinstance(step, Refuse | Break) or any(isinstance(call, Garble) for call in _calls(step))
 
 
-def usage(number: int) -> Usage:
+def turn_usage(number: int) -> TurnUsage:
     """What a turn is said to have cost: no two the same, so that a sum tells which were counted."""
-    return Usage(fresh=100 + 7 * number, cached=1000 * number, output=20 + 3 * number, thought=number)
+    return TurnUsage(fresh=100 + 7 * number, cached=1000 * number, output=20 + 3 * number, thought=number)

@@ -1,14 +1,16 @@
-"""What the wire formats of all providers have in common.
+"""A provider's wire format, as a scripted model speaks it, and what all of them have in common.
 
-In: texts and messages. Out: their pieces, and their bytes in a stream. `openai_chat`, `openrouter`,
-`openai_responses`, `anthropic` and `google` build on it, and `server` sends it.
+In: the body of a request, a turn. Out: the conversation that it holds, the messages of an answer, their pieces and
+bytes. `anthropic`, `google`, `openai_chat` and `openai_responses` implement `WireFormat`; `server` sends.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from toolcrib.testing.conversation import ModelTurn, RequestConversation
 
 Message = Mapping[str, Any] | str
 """What a stream is made of: data, or a line as it is, such as a comment."""
@@ -33,3 +35,36 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part.get("text", f"({part['type']})") for part in content or [])
+
+
+class WireFormat(Protocol):
+    """One provider's wire format."""
+
+    @property
+    def base(self) -> str:
+        """The path of the URL that its clients are given."""
+        ...
+
+    def is_turn(self, path: str) -> bool:
+        """Whether a request to this path asks the model to go on."""
+        ...
+
+    def read(self, body: dict[str, Any]) -> RequestConversation:
+        """`ValueError` with the service's own words for what it would refuse."""
+        ...
+
+    def write(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> Sequence[Message]:
+        """The answer as the messages of a stream."""
+        ...
+
+    def whole(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The answer in one piece, where the request wants it so."""
+        ...
+
+    def refusal(self, status: int, message: str, retry_after: float | None) -> dict[str, Any]:
+        """What comes with an HTTP error."""
+        ...
+
+    def interruption(self, status: int, turn: ModelTurn, body: dict[str, Any]) -> Message:
+        """How it is told in a stream that there will be no more of it."""
+        ...

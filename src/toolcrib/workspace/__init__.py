@@ -7,15 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolcrib.workspace.serving.ensure import Running, ensure_workspace
+    from toolcrib.workspace.serving.shared import RunningWorkspace, ensure_workspace
     from toolcrib.workspace.workspace import Workspace
 
-__all__ = ["Running", "Workspace", "ensure_workspace"]
+__all__ = ["RunningWorkspace", "Workspace", "ensure_workspace"]
 
 _HOMES = {
-    "Running": "toolcrib.workspace.serving.ensure",
+    "RunningWorkspace": "toolcrib.workspace.serving.shared",
     "Workspace": "toolcrib.workspace.workspace",
-    "ensure_workspace": "toolcrib.workspace.serving.ensure",
+    "ensure_workspace": "toolcrib.workspace.serving.shared",
 }
 
 

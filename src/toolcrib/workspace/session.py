@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.atomic import mark
+from toolcrib.workspace.atomic_write import file_version
 from toolcrib.workspace.settings.model import MB, Limits
 
 _REMEDY = "A new session begins at nought; `limits.{key}` in .toolcrib/workspace.yml changes the limit."
@@ -28,16 +28,16 @@ class Overwriting(enum.Enum):
     """Those that were shown whole or written in this session, and that nobody changed since."""
 
 
-Lines = tuple[int, float]
+LineRange = tuple[int, float]
 """The first and the last; without end where the file ends with them."""
-_WHOLE: Lines = (1, math.inf)
+_WHOLE: LineRange = (1, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
     mark: tuple[int, ...]
     """Of the file when it was read or written."""
-    shown: tuple[Lines, ...]
+    shown: tuple[LineRange, ...]
     """Which of its lines; in order."""
 
     @property
@@ -46,7 +46,7 @@ class _Known:
         return 1 if first > 1 else last + 1
 
 
-class Session:
+class WorkspaceSession:
     def __init__(self, limits: Limits, overwriting: Overwriting = Overwriting.ANY) -> None:
         self.limits = limits
         self.overwriting = overwriting
@@ -93,20 +93,20 @@ class Session:
         """A file was written as a whole, and is as `status` says."""
         if self.overwriting is Overwriting.KNOWN:
             with self._lock:
-                self._known[place] = _Known(mark(status), (_WHOLE,))
+                self._known[place] = _Known(file_version(status), (_WHOLE,))
 
-    def showed(self, place: tuple[str, ...], status: os.stat_result, lines: Lines) -> None:
+    def showed(self, place: tuple[str, ...], status: os.stat_result, lines: LineRange) -> None:
         """Lines of a file were read, which was then as `status` says."""
         with self._lock:
             known = self._known.get(place)
-            before = known.shown if known is not None and known.mark == mark(status) else ()
-            self._known[place] = _Known(mark(status), _together(before, lines))
+            before = known.shown if known is not None and known.mark == file_version(status) else ()
+            self._known[place] = _Known(file_version(status), _together(before, lines))
 
     def changed(self, place: tuple[str, ...], before: os.stat_result | None, after: os.stat_result) -> None:
         """A part of a file was written: if it was known as a whole, it still is."""
         with self._lock:
-            if before is not None and self._known.get(place) == _Known(mark(before), (_WHOLE,)):
-                self._known[place] = _Known(mark(after), (_WHOLE,))
+            if before is not None and self._known.get(place) == _Known(file_version(before), (_WHOLE,)):
+                self._known[place] = _Known(file_version(after), (_WHOLE,))
 
     def check_known(self, place: tuple[str, ...], status: os.stat_result) -> None:
         """Before a file that is there is replaced as a whole."""
@@ -115,7 +115,7 @@ class Session:
         name = "/".join(place)
         if known is None:
             raise WorkspaceError(f"{name} is there and has not been read yet.", remedy="Read it first.")
-        if known.mark != mark(status):
+        if known.mark != file_version(status):
             raise WorkspaceError(f"{name} was changed since it was read.", remedy="Read it again.")
         if known.shown != (_WHOLE,):
             line = known.first_unseen
@@ -142,9 +142,9 @@ class Session:
             self._seconds += seconds
 
 
-def _together(known: tuple[Lines, ...], new: Lines) -> tuple[Lines, ...]:
+def _together(known: tuple[LineRange, ...], new: LineRange) -> tuple[LineRange, ...]:
     """In order, and as few as can be."""
-    made: list[Lines] = []
+    made: list[LineRange] = []
     for first, last in sorted((*known, new)):
         if made and first <= made[-1][1] + 1:
             made[-1] = (made[-1][0], max(made[-1][1], last))

@@ -1,27 +1,35 @@
-"""What a tool of the workspace is, and what it works with.
+"""What a tool of the workspace is: its definition, the JSON schemas made of it, and the arguments a model gave,
+checked.
 
-In: nothing. Out: the words that the tools and the workspace share. `tools` has the table of all tools, `workspace`
-calls them.
+In: msgspec structs, and arguments as JSON or decoded. Out: lean schemas (no references, titles or defaults that say
+nothing: every word is paid for in every conversation), and the tool's own parameters, or a `WorkspaceError` that
+names the place, what is expected there, and the near name of a misspelt one. `tools` has the table of all tools,
+`workspace` calls them.
 """
 
 from __future__ import annotations
 
+import difflib
 import enum
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from toolcrib.errors import WorkspaceError
+
 if TYPE_CHECKING:
-    from toolcrib.workspace.confined.folder import Folder
+    from toolcrib.workspace.folder import Folder
     from toolcrib.workspace.sandbox import Sandbox
-    from toolcrib.workspace.session import Session
-    from toolcrib.workspace.settings.model import Settings
+    from toolcrib.workspace.session import WorkspaceSession
+    from toolcrib.workspace.settings.model import WorkspaceSettings
 
 
-class Runs(enum.Enum):
+class ToolNeeds(enum.Enum):
     """What a tool needs: the files alone, or a sandbox for code that is not ours."""
 
     FILES = enum.auto()
@@ -29,7 +37,7 @@ class Runs(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ToolResult:
     """What a tool found or did: structured, and in a few words."""
 
     data: msgspec.Struct
@@ -39,12 +47,12 @@ class Done:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class ToolContext:
     """All that one call may touch."""
 
     folder: Folder
-    settings: Settings
-    session: Session
+    settings: WorkspaceSettings
+    session: WorkspaceSession
     sandbox: Callable[[], Awaitable[Sandbox]]
     """Waits for the self-test; gives the sandbox also if it refuses to run anything."""
     environ: Mapping[str, str]
@@ -56,7 +64,7 @@ class Scene:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tool:
+class WorkspaceTool:
     name: str
     title: str
     description: str
@@ -65,8 +73,8 @@ class Tool:
     constraints on the kind itself: `Annotated[int, Meta(ge=1)] | None`, not `Annotated[int | None, Meta(ge=1)]`."""
     result: type[msgspec.Struct] | None
     """None: it answers in words alone."""
-    do: Callable[[Scene, Any], Done] | Callable[[Scene, Any], Awaitable[Done]]
-    runs: Runs = Runs.FILES
+    do: Callable[[ToolContext, Any], ToolResult] | Callable[[ToolContext, Any], Awaitable[ToolResult]]
+    runs: ToolNeeds = ToolNeeds.FILES
     reads_only: bool = True
     destructive: bool = False
     idempotent: bool = True
@@ -78,3 +86,208 @@ class Tool:
     @property
     def ruled_as(self) -> str:
         return self.like or self.name
+
+
+_LEFT_OUT = frozenset({"title", "description", "default", "additionalProperties"})
+"""What is written anew, or not at all."""
+
+
+class SchemaFor(enum.Enum):
+    ARGUMENTS = enum.auto()
+    """Nothing but what is named; a thing is left out instead of being null."""
+    RESULT = enum.auto()
+    """Null may stand in it; what is not named is not forbidden. The names have to say enough."""
+
+
+def schema_of(struct: type[msgspec.Struct], of: SchemaFor) -> dict[str, Any]:
+    (schema,), parts = msgspec.json.schema_components((struct,), ref_template="{name}")
+    return _lean(schema, parts, of)
+
+
+def _lean(schema: dict[str, Any], parts: dict[str, Any], of: SchemaFor) -> dict[str, Any]:
+    if "$ref" in schema:
+        found = _lean(parts[schema["$ref"]], parts, of)
+    elif "anyOf" in schema:
+        found = _union(schema["anyOf"], parts, of)
+    elif "enum" in schema:
+        # Some providers want the type said beside it.
+        found = {"type": "string", "enum": schema["enum"]}
+    elif "properties" in schema:
+        return _object(schema, parts, of)
+    else:
+        found = {key: value for key, value in schema.items() if key not in _LEFT_OUT}
+        for key in ("items", "additionalProperties"):
+            if isinstance(schema.get(key), dict):
+                found[key] = _lean(schema[key], parts, of)
+    return {**found, **_about(schema)} if of is SchemaFor.ARGUMENTS else found
+
+
+def _object(schema: dict[str, Any], parts: dict[str, Any], of: SchemaFor) -> dict[str, Any]:
+    """Without the struct's description, which is the docstring of a class: for us, not for a model."""
+    found: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: _lean(part, parts, of) for name, part in schema["properties"].items()},
+    }
+    if schema.get("required"):
+        found["required"] = schema["required"]
+    if of is SchemaFor.ARGUMENTS:
+        found["additionalProperties"] = False
+    return found
+
+
+def _about(schema: dict[str, Any]) -> dict[str, Any]:
+    """What a place says of itself, beside what may stand there."""
+    about = {"description": schema["description"]} if "description" in schema else {}
+    default = schema.get("default")
+    # Nothing, no, and empty are what everybody assumes of a thing that was left out.
+    if default is not None and default is not False and default not in ("", (), [], {}):
+        about["default"] = default
+    return about
+
+
+def _union(choices: list[dict[str, Any]], parts: dict[str, Any], of: SchemaFor) -> dict[str, Any]:
+    kinds = [_lean(choice, parts, of) for choice in choices if choice.get("type") != "null"]
+    may_be_null = len(kinds) < len(choices) and of is SchemaFor.RESULT
+    if len(kinds) > 1:
+        return {"anyOf": [*kinds, {"type": "null"}] if may_be_null else kinds}
+    (kind,) = kinds
+    if not may_be_null:
+        return kind
+    return {**kind, "type": [kind["type"], "null"], **({"enum": [*kind["enum"], None]} if "enum" in kind else {})}
+
+
+_ELSEWHERE = MappingProxyType(
+    {
+        "file_path": ("path",),
+        "filepath": ("path",),
+        "filename": ("path",),
+        "file": ("path",),
+        "dir": ("path", "cwd"),
+        "directory": ("path", "cwd"),
+        "folder": ("path", "cwd"),
+        "workdir": ("cwd",),
+        "working_directory": ("cwd",),
+        "old_string": ("old",),
+        "old_text": ("old",),
+        "old_str": ("old",),
+        "new_string": ("new",),
+        "new_text": ("new",),
+        "new_str": ("new",),
+        "replace_all": ("all",),
+        "expected_replacements": ("expected",),
+        "edits": ("more",),
+        "text": ("content", "pattern"),
+        "contents": ("content",),
+        "file_text": ("content",),
+        "content": ("new",),
+        "pattern": ("glob", "select"),
+        "include": ("glob",),
+        "query": ("pattern", "glob"),
+        "regex": ("pattern",),
+        "limit": ("lines",),
+        "end_line": ("lines",),
+        "max_results": ("limit",),
+        "head_limit": ("limit",),
+        "timeout": ("seconds",),
+        "cmd": ("command", "argv"),
+        "args": ("argv",),
+        "input": ("stdin",),
+        "path": ("paths", "cwd"),
+        "keyword": ("select",),
+        "test": ("paths",),
+        "tests": ("paths",),
+        "files": ("paths",),
+        "tool": ("tools",),
+        "linters": ("tools",),
+    }
+)
+"""What other tools of this field call it, and what it may be called here; the first that the tool has is meant."""
+
+_UNKNOWN = re.compile(r"unknown field `(.*?)`(?: - at `(.*)`)?$")
+_MISSING = re.compile(r"missing required field `(.*?)`(?: - at `(.*)`)?$")
+_NUMBER = MappingProxyType(
+    {"integer": re.compile(r"-?[0-9]{1,15}"), "number": re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?")}
+)
+_WRONG = re.compile(r"(Expected .*?|Invalid .*?) - at `(.*)`$")
+
+
+def decode_arguments(tool: WorkspaceTool, arguments: bytes | Mapping[str, Any]) -> Any:
+    """One word where a list of them belongs, and a number in quotes, are taken for what they mean."""
+    try:
+        given = msgspec.json.decode(arguments) if isinstance(arguments, bytes) else arguments
+        try:
+            return msgspec.convert(given, type=tool.parameters)
+        except msgspec.ValidationError:
+            return msgspec.convert(_meant(given, schema_of(tool.parameters, SchemaFor.ARGUMENTS)), type=tool.parameters)
+    except msgspec.ValidationError as error:
+        raise WorkspaceError(_what_is_wrong(tool, str(error)), remedy=f"{tool.name} takes: {_takes(tool)}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = "they are nested too deeply" if isinstance(error, RecursionError) else f"they are not JSON ({error})"
+        raise WorkspaceError(f"The arguments of {tool.name} cannot be read: {why}.") from None
+
+
+def _meant(given: Any, schema: Mapping[str, Any]) -> Any:
+    kind, items = schema.get("type", ""), schema.get("items", {})
+    if isinstance(given, Mapping) and "properties" in schema:
+        parts = schema["properties"]
+        return {name: _meant(value, parts[name]) if name in parts else value for name, value in given.items()}
+    if isinstance(given, list) and items:
+        return [_meant(value, items) for value in given]
+    if isinstance(given, str) and kind == "array" and items.get("type") == "string":
+        return [given]
+    if isinstance(given, str) and kind in _NUMBER and _NUMBER[kind].fullmatch(given):
+        return float(given) if kind == "number" else int(given)
+    return given
+
+
+def _what_is_wrong(tool: WorkspaceTool, told: str) -> str:
+    if found := _UNKNOWN.search(told):
+        name, place = found[1], found[2]
+        near = _near(name, _known(tool, place))
+        hint = f" Did you mean {near!r}?" if near else ""
+        return f"{tool.name} has no argument {_at(place, name)!r}.{hint}"
+    if found := _MISSING.search(told):
+        return f"{tool.name} needs the argument {_at(found[2], found[1])!r}."
+    if found := _WRONG.search(told):
+        words = found[1].replace("`", "").replace(" | null", "")
+        return f"{tool.name}: {_at(found[2])!r} is wrong: {words[0].lower()}{words[1:]}."
+    return f"The arguments of {tool.name} are wrong: {told.replace('`', '')}."
+
+
+def _known(tool: WorkspaceTool, place: str | None) -> Mapping[str, Any]:
+    """The arguments at a place such as `$.more[...]`."""
+    schema = schema_of(tool.parameters, SchemaFor.ARGUMENTS)
+    for name in re.findall(r"[a-z]\w*", place or ""):
+        schema = schema.get("properties", {}).get(name, {})
+        schema = schema.get("items", schema)
+    known: Mapping[str, Any] = schema.get("properties", {})
+    return known
+
+
+def _near(name: str, known: Mapping[str, Any]) -> str:
+    elsewhere = [meant for meant in _ELSEWHERE.get(name, ()) if meant in known]
+    return next(iter([*elsewhere, *difflib.get_close_matches(name, known, n=1, cutoff=0.5)]), "")
+
+
+def _at(place: str | None, name: str = "") -> str:
+    """msgspec's `$.edits[0].old` as a model would write it."""
+    return ".".join(part for part in ((place or "").removeprefix("$").removeprefix("."), name) if part)
+
+
+def _takes(tool: WorkspaceTool) -> str:
+    schema = schema_of(tool.parameters, SchemaFor.ARGUMENTS)
+    needed = schema.get("required", ())
+    return ", ".join(
+        f"{name} ({_kind(part)}{', required' if name in needed else ''})" for name, part in schema["properties"].items()
+    )
+
+
+def _kind(part: dict[str, Any]) -> str:
+    if "anyOf" in part:
+        return " or ".join(map(_kind, part["anyOf"]))
+    if "enum" in part:
+        return "one of " + ", ".join(map(repr, part["enum"]))
+    if part["type"] == "array":
+        items = part["items"]
+        return f"list, each {_kind(items)}" if "enum" in items else f"list of {items.get('type', 'anything')}s"
+    return str(part["type"])

@@ -1,8 +1,9 @@
 """One folder and its tools: every call of a model comes through here, whoever serves it.
 
-In: a tool's name and its arguments, and the session that pays for it. Out: an MCP result as JSON; what goes wrong is a
-result too, with words that a model can act on. `serve` puts it on the wire, the daemon calls it in its own process.
-File tools run in a few threads of their own, commands in the sandbox, whose self-test runs meanwhile.
+In: a tool's name and its arguments, and the session that pays for it. Out: an MCP result as JSON; what goes wrong
+is a result too, with a text that a model can act on. `serving` puts it on the wire, the daemon calls it in its own
+process. File tools run in a few threads of their own, commands in the sandbox, whose self-test runs meanwhile.
+`examine` is `toolcrib workspace check`: what is in force in a folder, as plain values.
 """
 
 from __future__ import annotations
@@ -16,23 +17,31 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from toolcrib.agent_events import FAILURE
 from toolcrib.config.paths import home_of
 from toolcrib.errors import ToolcribError, WorkspaceError
-from toolcrib.workspace.arguments import decode
-from toolcrib.workspace.ci import in_ci
-from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.looking.elsewhere import is_about_a_missing_path, with_places
+from toolcrib.run_events import FAILURE_KEY
+from toolcrib.workspace.folder import Folder
 from toolcrib.workspace.sandbox import Sandbox
-from toolcrib.workspace.session import Session
-from toolcrib.workspace.settings.model import KB, SHELL_TOOLS, WRITING_TOOLS, Settings
-from toolcrib.workspace.tool import Done, Runs, Scene, Tool
-from toolcrib.workspace.tools import TOOLS, definition
+from toolcrib.workspace.session import WorkspaceSession
+from toolcrib.workspace.settings.load import LoadedSettings
+from toolcrib.workspace.settings.model import (
+    KB,
+    SHELL_TOOLS,
+    TOOL_NAMES,
+    WRITING_TOOLS,
+    WorkspaceSettings,
+    flat_settings,
+    in_ci,
+)
+from toolcrib.workspace.tool import ToolContext, ToolNeeds, ToolResult, WorkspaceTool, decode_arguments
+from toolcrib.workspace.tools import TOOLS, tool_definition
+from toolcrib.workspace.tools.walk import is_missing_path, suggest_places
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +62,12 @@ class Workspace:
     def __init__(
         self,
         root: Path,
-        settings: Settings,
+        settings: WorkspaceSettings,
         *,
         environ: Mapping[str, str],
         unsafe_no_sandbox: bool = False,
         unfit: Sequence[Path] = (),
-        tools: Sequence[Tool] = TOOLS,
+        tools: Sequence[WorkspaceTool] = TOOLS,
     ) -> None:
         """`tools`: the table of what can be called, whose rows may wear other names and parameters than ours."""
         self.settings = settings
@@ -77,9 +86,9 @@ class Workspace:
         self._ci = in_ci(environ) if settings.forbid_shell_in_ci else ""
         self._table = {tool.name: tool for tool in tools}
         offered = (tool for tool in tools if self.why_not(tool.name) is None)
-        self.tools = tuple(definition(self._as_it_is(tool), settings) for tool in offered)
+        self.tools = tuple(tool_definition(self._as_it_is(tool), settings) for tool in offered)
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="workspace")
-        self._at_work: set[asyncio.Future[Done]] = set()
+        self._at_work: set[asyncio.Future[ToolResult]] = set()
         """Also what was given up and has not ended yet."""
         self._sandbox: asyncio.Task[Sandbox] | None = None
 
@@ -111,11 +120,11 @@ class Workspace:
 
     def runs_code(self, name: str) -> bool:
         tool = self._table.get(name)
-        return tool is not None and tool.runs is Runs.CODE
+        return tool is not None and tool.runs is ToolNeeds.CODE
 
-    def _as_it_is(self, tool: Tool) -> Tool:
+    def _as_it_is(self, tool: WorkspaceTool) -> WorkspaceTool:
         """Without a sandbox whatever runs code may change anything: a repository can have git start its programs."""
-        if not self.unsafe or tool.runs is Runs.FILES:
+        if not self.unsafe or tool.runs is ToolNeeds.FILES:
             return tool
         said = f"{UNSAFE} {tool.description}"
         return dataclasses.replace(tool, description=said, reads_only=False, destructive=True, idempotent=False)
@@ -150,12 +159,12 @@ class Workspace:
         name: str,
         arguments: bytes | Mapping[str, Any],
         *,
-        session: Session,
+        session: WorkspaceSession,
         on_progress: OnProgress | None = None,
     ) -> bytes:
         try:
             tool = self._tool(name)
-            given = decode(tool, arguments)
+            given = decode_arguments(tool, arguments)
             session.call()
             told = _Progress(on_progress) if on_progress is not None else None
             try:
@@ -165,8 +174,8 @@ class Workspace:
                     told.close()
             return self._result(tool, done)
         except ToolcribError as error:
-            if is_about_a_missing_path(error):
-                error = await asyncio.to_thread(with_places, self.folder, error)
+            if is_missing_path(error):
+                error = await asyncio.to_thread(suggest_places, self.folder, error)
             return _failure(error.text())
         except Exception:
             log.exception("%s failed inside", name)
@@ -177,9 +186,9 @@ class Workspace:
 
     def check(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Raises `WorkspaceError`, as a call would tell it, where the arguments do not fit. Does nothing else."""
-        decode(self._table[name], arguments)
+        decode_arguments(self._table[name], arguments)
 
-    def _tool(self, name: str) -> Tool:
+    def _tool(self, name: str) -> WorkspaceTool:
         if self.settings.broken:
             raise WorkspaceError(self.settings.broken)
         tool = self._table.get(name)
@@ -192,10 +201,12 @@ class Workspace:
             raise refusal
         return tool
 
-    async def _do(self, tool: Tool, given: Any, session: Session, told: _Progress | None) -> Done:
+    async def _do(
+        self, tool: WorkspaceTool, given: Any, session: WorkspaceSession, told: _Progress | None
+    ) -> ToolResult:
         self.folder.check_same()
         seconds = self.settings.limits.seconds[tool.ruled_as]
-        scene = Scene(
+        scene = ToolContext(
             folder=self.folder,
             settings=self.settings,
             session=session,
@@ -204,22 +215,22 @@ class Workspace:
             progress=told,
             deadline=time.monotonic() + seconds,
         )
-        if tool.runs is Runs.CODE:
+        if tool.runs is ToolNeeds.CODE:
             sandbox = await self.sandbox()
             if sandbox.refusal is not None:
                 raise sandbox.refusal
             if self.unsafe:
                 log.warning("unsandboxed: %s %.*s", tool.name, _AUDITED, msgspec.json.encode(given).decode())
-            return await cast("Callable[[Scene, Any], Awaitable[Done]]", tool.do)(scene, given)
+            return await cast("Callable[[ToolContext, Any], Awaitable[ToolResult]]", tool.do)(scene, given)
         return await self._in_time(tool, scene, given, seconds)
 
-    async def _in_time(self, tool: Tool, scene: Scene, given: Any, seconds: float) -> Done:
+    async def _in_time(self, tool: WorkspaceTool, scene: ToolContext, given: Any, seconds: float) -> ToolResult:
         """A tool that only looks at files ends by itself at its deadline; if it does not, the caller is told anyway."""
-        work: asyncio.Future[Done]
+        work: asyncio.Future[ToolResult]
         if inspect.iscoroutinefunction(tool.do):
             work = asyncio.ensure_future(tool.do(scene, given))
         else:
-            look = cast("Callable[[Scene, Any], Done]", tool.do)
+            look = cast("Callable[[ToolContext, Any], ToolResult]", tool.do)
             work = asyncio.get_running_loop().run_in_executor(self._pool, look, scene, given)
         self._at_work.add(work)
         work.add_done_callback(self._over)
@@ -235,22 +246,22 @@ class Workspace:
             + ("" if tool.reads_only else " It may still have been done: look before you repeat it."),
         )
 
-    def _over(self, work: asyncio.Future[Done]) -> None:
+    def _over(self, work: asyncio.Future[ToolResult]) -> None:
         self._at_work.discard(work)
         if not work.cancelled():
             # Of what was given up nobody asks how it ended; asyncio would complain.
             work.exception()
 
-    def _result(self, tool: Tool, done: Done) -> bytes:
+    def _result(self, tool: WorkspaceTool, done: ToolResult) -> bytes:
         # In both: some clients show a model only the one, some only the other.
-        is_unsafe = self.unsafe and tool.runs is Runs.CODE
+        is_unsafe = self.unsafe and tool.runs is ToolNeeds.CODE
         answer: dict[str, Any] = {
             "content": [{"type": "text", "text": f"{UNSAFE}\n{done.text}" if is_unsafe else done.text}],
         }
         if tool.result is not None:
             warning = {"warning": UNSAFE} if is_unsafe else {}
             answer["structuredContent"] = {**warning, **msgspec.to_builtins(done.data)}
-        meta = {"_meta": {FAILURE: done.failure}} if done.failure else {}
+        meta = {"_meta": {FAILURE_KEY: done.failure}} if done.failure else {}
         result = msgspec.json.encode({**answer, **meta, "isError": False})
         limits = self.settings.limits
         most = 2 * _ESCAPED * max(limits.read, limits.output) + 256 * KB
@@ -293,3 +304,78 @@ class _Progress:
 
 def _failure(text: str) -> bytes:
     return msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True})
+
+
+async def examine(
+    root: Path,
+    loaded: LoadedSettings,
+    *,
+    environ: Mapping[str, str],
+    unfit: Sequence[Path],
+    unsafe_no_sandbox: bool = False,
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "root": str(root),
+        "refusal": None,
+        "sandbox": None,
+        "tools": [],
+        "ci": in_ci(environ),
+        "settings": flat_settings(loaded.settings),
+        "origins": dict(loaded.origins),
+        "files": [{"file": str(one.path), "standing": str(one.standing)} for one in loaded.files],
+        "problems": [{**asdict(problem), "text": str(problem)} for problem in loaded.problems],
+        "broken": loaded.settings.broken,
+        "untrusted": str(loaded.wants_trust) if loaded.wants_trust else None,
+        "effects": list(loaded.effects),
+    }
+    try:
+        workspace = Workspace(root, loaded.settings, environ=environ, unsafe_no_sandbox=unsafe_no_sandbox, unfit=unfit)
+    except WorkspaceError as error:
+        found["refusal"] = _refusal_values(error)
+        found["tools"] = [_tool_values(name, "refused", error.message, error.remedy) for name in TOOL_NAMES]
+        return found
+    try:
+        found["root"] = str(workspace.root)
+        sandbox = await workspace.sandbox()
+        found["sandbox"] = _sandbox_values(sandbox)
+        found["tools"] = [_tool_state(workspace, name, loaded, sandbox) for name in TOOL_NAMES]
+    finally:
+        await workspace.close()
+    return found
+
+
+def _sandbox_values(sandbox: Sandbox) -> dict[str, Any]:
+    return {
+        **sandbox.describe(),
+        "holds": sandbox.refusal is None and not sandbox.unsafe,
+        "refusal": _refusal_values(sandbox.refusal) if sandbox.refusal else None,
+        "probes": [{"name": probe.name, "held": probe.held, "detail": probe.detail} for probe in sandbox.probes],
+    }
+
+
+def _tool_state(workspace: Workspace, name: str, loaded: LoadedSettings, sandbox: Sandbox) -> dict[str, Any]:
+    """Off is what somebody decided; refused is what cannot be, and which somebody has to mend."""
+    if loaded.settings.broken:
+        return _tool_values(name, "refused", loaded.settings.broken, "Mend the file.")
+    if (why := workspace.why_not(name)) is not None:
+        return _tool_values(name, "off", why.message, why.remedy, _decided_by(name, loaded))
+    if workspace.runs_code(name) and sandbox.refusal is not None:
+        return _tool_values(name, "refused", sandbox.refusal.message, sandbox.refusal.remedy)
+    return _tool_values(name, "on")
+
+
+def _decided_by(name: str, loaded: LoadedSettings) -> str:
+    """The file or flag that took the tool away; nothing where it is built in."""
+    if name in loaded.settings.off:
+        return loaded.origins.get(f"tools.{name}", "")
+    if loaded.settings.read_only and name in WRITING_TOOLS:
+        return loaded.origins.get("read_only", "")
+    return loaded.origins.get("forbid_shell_in_ci", "") if name in SHELL_TOOLS else ""
+
+
+def _tool_values(name: str, state: str, why: str = "", remedy: str = "", said_by: str = "") -> dict[str, Any]:
+    return {"name": name, "state": state, "why": why, "remedy": remedy, "said_by": said_by}
+
+
+def _refusal_values(error: ToolcribError) -> dict[str, str]:
+    return {"message": error.message, "remedy": error.remedy}

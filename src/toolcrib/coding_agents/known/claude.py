@@ -1,32 +1,264 @@
-"""Claude Code: where its servers stand, how an entry looks there, and how it is run."""
+"""Claude Code: its entry, how it is run, and what it prints (`--output-format stream-json`) as events.
+
+In: one printed JSON object after the other: `system`, `assistant` (one block of a message each), `user` (results of
+tools), `result` (the end of a turn; work in the background may bring another). Out: `AgentEvent`s and a
+`RunReport`. An unknown line is kept as it is. `claude_launch` starts it.
+"""
 
 from __future__ import annotations
 
-from toolcrib.coding_agents.client import ARGS, COMMAND, ENV, HEADERS, URL, Client, Format, Place, Scope
-from toolcrib.coding_agents.headless import Headless
-from toolcrib.coding_agents.known.claude_launch import is_session, launch
-from toolcrib.coding_agents.known.claude_reader import ClaudeReader
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-CLAUDE = Client(
+from toolcrib.coding_agents.client_spec import (
+    ARGS,
+    COMMAND,
+    ENV,
+    HEADERS,
+    SERVER_NAME,
+    URL,
+    ClientFileFormat,
+    ClientFilePlace,
+    ClientScope,
+    ClientSpec,
+    HeadlessSpec,
+    RunReport,
+    TokenUsage,
+)
+from toolcrib.coding_agents.known.claude_launch import is_session, launch
+from toolcrib.coding_agents.known.printed_values import LastErrorLines, as_count, as_list, as_map, as_text, failure_text
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
+
+_PROVIDER = "claude"
+_COMES = ("connected", "pending")
+"""How a server stands that is there, or may still come."""
+_NOISE = ("thinking_tokens", "background_tasks_changed")
+"""Lines of type `system` that tell a person nothing."""
+_TELLING = ("message", "content", "summary", "description", "error", "status", "hook_name", "stderr")
+"""Where a line of type `system` may say something, the best first."""
+_BLOCKED = "MCP server blocked by enterprise policy"
+_NOT_LOGGED_IN = "authentication_failed"
+_LOG_IN = "Start `claude` once by itself and log in, or set ANTHROPIC_API_KEY."
+_FIGURES = {
+    "input": ("input_tokens", "inputTokens"),
+    "output": ("output_tokens", "outputTokens"),
+    "cached": ("cache_read_input_tokens", "cacheReadInputTokens"),
+}
+"""By our name: the key in `usage`, and the key in what is told of each model."""
+
+_KINDS = {"interrupted": ToolStatus.CANCELLED, "cancelled": ToolStatus.CANCELLED}
+"""By the reason that a call was not carried out; every other is a refusal."""
+_WORDINGS = (
+    ("is disabled for this session", ToolStatus.DENIED),
+    ("denied by your permission settings", ToolStatus.DENIED),
+    ("No such tool available", ToolStatus.UNKNOWN),
+    ("InputValidationError", ToolStatus.INVALID),
+    ("sent no response or progress", ToolStatus.TIMEOUT),
+    ("is not connected", ToolStatus.AWAY),
+    ("ECONNREFUSED", ToolStatus.AWAY),
+)
+"""Of its own, in a result that has an error: nothing else tells them apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    name: str
+    server: str
+    arguments: Mapping[str, Any] | None
+    of_subagent: bool
+
+
+class ClaudeParser:
+    def __init__(self) -> None:
+        self.told = RunReport()
+        self._open: dict[str, _Call] = {}
+        self._last_lines = LastErrorLines(self.told)
+
+    def read(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
+        kind = line.get("type")
+        readers = {"system": self._system, "assistant": self._message, "user": self._message, "result": self._result}
+        found = list(readers[kind](line)) if isinstance(kind, str) and kind in readers else []
+        first, *more = found or [_event(AgentEventKind.RAW)]
+        return [replace(first, raw=line), *more]
+
+    def said(self, line: str) -> Iterable[AgentEvent]:
+        if _BLOCKED in line and SERVER_NAME in line:
+            self.told.mcp_failure = line
+        self._last_lines.add(line)
+        return [_event(AgentEventKind.LOG, role="system", text=line, raw=line)]
+
+    def _system(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        what = as_text(line.get("subtype"))
+        if what == "init":
+            self._begun(line)
+            yield _event(
+                AgentEventKind.LOG,
+                role="system",
+                text=f"Claude Code {as_text(line.get('claude_code_version'))}".strip(),
+            )
+        elif what == "api_retry":
+            yield _event(AgentEventKind.LOG, role="system", text=self._tries_again(line))
+        elif what and what not in _NOISE:
+            said = next((text for text in (as_text(line.get(name)) for name in _TELLING) if text), "")
+            yield _event(AgentEventKind.LOG, role="system", text=f"{what}: {said}" if said else what)
+
+    def _tries_again(self, line: Mapping[str, Any]) -> str:
+        self._may_not_log_in(line)
+        times = f"{as_count(line.get('attempt'))} of {as_count(line.get('max_retries'))}"
+        why = " ".join(str(why) for why in (line.get("error_status"), line.get("error")) if why is not None)
+        self.told.last_trouble = f"The model did not answer, attempt {times}: {why or 'unknown'}"
+        return self.told.last_trouble
+
+    def _may_not_log_in(self, line: Mapping[str, Any]) -> None:
+        if line.get("error") == _NOT_LOGGED_IN:
+            self.told.remedy = _LOG_IN
+
+    def _begun(self, line: Mapping[str, Any]) -> None:
+        self.told.session = as_text(line.get("session_id")) or self.told.session
+        self.told.model = as_text(line.get("model")) or self.told.model
+        for server in map(as_map, as_list(line.get("mcp_servers"))):
+            status = as_text(server.get("status"))
+            if server.get("name") == SERVER_NAME and status not in _COMES:
+                self.told.mcp_failure = f"Claude Code says that its MCP server {SERVER_NAME} is: {status or 'unknown'}."
+
+    def _message(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        role = as_text(line.get("type"))
+        if not line.get("is_api_error_message"):
+            self.told.last_trouble = ""
+        content = as_map(line.get("message")).get("content")
+        for block in [{"type": "text", "text": content}] if isinstance(content, str) else map(as_map, as_list(content)):
+            match block.get("type"):
+                case "text":
+                    yield self._text(as_text(block.get("text")), role, line)
+                case "thinking":
+                    yield _event(AgentEventKind.REASONING, role=role, text=as_text(block.get("thinking")))
+                case "tool_use":
+                    yield from self._started(block, line)
+                case "tool_result":
+                    yield from self._over(block, line)
+
+    def _text(self, text: str, role: str, line: Mapping[str, Any]) -> AgentEvent:
+        if line.get("is_api_error_message"):
+            self._may_not_log_in(line)
+            return _event(AgentEventKind.LOG, role="system", text=text)
+        if role == "assistant" and not line.get("parent_tool_use_id"):
+            # The last words, should the program never come to tell its result.
+            self.told.text, self.told.ended = text, False
+        return _event(AgentEventKind.MESSAGE, role=role, text=text)
+
+    def _started(self, block: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        call, full_name, given = as_text(block.get("id")), as_text(block.get("name")), block.get("input")
+        if not call or call in self._open:
+            return
+        server, name = _named(full_name)
+        arguments = given if isinstance(given, dict) else None
+        of_subagent = bool(line.get("parent_tool_use_id"))
+        self._open[call] = _Call(name=name, server=server, arguments=arguments, of_subagent=of_subagent)
+        yield self._tool(call, self._open[call], ToolStatus.STARTED)
+
+    def _over(self, block: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        call = as_text(block.get("tool_use_id"))
+        known = self._open.pop(call, None)
+        if known is None:
+            return
+        text = _texts(block.get("content"))
+        metas = [meta for meta in map(as_map, as_list(line.get("tool_result_meta"))) if meta.get("id") == call]
+        failed = block.get("is_error") is True
+        status = _failure(text, metas[0] if metas else {}) if failed else ToolStatus.OK
+        yield self._tool(call, known, status, text=text)
+
+    def _tool(self, call: str, known: _Call, status: ToolStatus, *, text: str = "") -> AgentEvent:
+        return _event(
+            AgentEventKind.TOOL,
+            role="assistant" if status is ToolStatus.STARTED else "tool",
+            text=text,
+            tool_name=known.name,
+            tool_args=known.arguments,
+            tool_status=status,
+            server=known.server,
+            call=call,
+        )
+
+    def _result(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        self.told.session = as_text(line.get("session_id")) or self.told.session
+        self.told.usage = _added(self.told.usage, line)
+        said = as_text(line.get("result"))
+        errors = "; ".join(filter(None, map(as_text, as_list(line.get("errors")))))
+        what = as_text(line.get("terminal_reason")) or as_text(line.get("subtype"))
+        failed = line.get("is_error") is True
+        self.told.text = said if said and not failed else self.told.text
+        self.told.ended = True
+        self.told.failure = failure_text(said or errors or what or "It does not say why.") if failed else ""
+        self.told.remedy = self.told.remedy if failed else ""
+        yield _event(AgentEventKind.LOG, role="system", text=f"{what}: {self.told.failure}" if failed else what)
+        for call in [call for call, known in self._open.items() if not known.of_subagent]:
+            yield self._tool(call, self._open.pop(call), ToolStatus.CANCELLED)
+
+
+def _event(kind: AgentEventKind, **more: Any) -> AgentEvent:
+    return AgentEvent(kind=kind, provider=_PROVIDER, **more)
+
+
+def _named(full: str) -> tuple[str, str]:
+    """The server, empty for Claude Code itself, and its tool's name."""
+    if full.startswith(ours := f"mcp__{SERVER_NAME}__"):
+        return SERVER_NAME, full.removeprefix(ours)
+    before, mark, rest = full.partition("mcp__")
+    server, between, name = rest.partition("__")
+    return (server, name) if mark and not before and between else ("", full)
+
+
+def _failure(text: str, meta: Mapping[str, Any]) -> ToolStatus:
+    reason = as_text(meta.get("non_execution_kind"))
+    if reason or as_map(meta.get("permission_decision")).get("decision") == "reject":
+        return _KINDS.get(reason, ToolStatus.DENIED)
+    return next((status for wording, status in _WORDINGS if wording in text), ToolStatus.ERROR)
+
+
+def _added(so_far: TokenUsage, line: Mapping[str, Any]) -> TokenUsage:
+    """With the tokens of one more result.
+
+    `usage` leaves subagents out, and `modelUsage` counts the session from its first run: what each model took since
+    the last result is neither, and `usage` stands in where it is not told.
+    """
+    models = [as_map(model) for model in as_map(line.get("model_usage_since_last_result")).values()]
+    usage = as_map(line.get("usage"))
+    counted: dict[str, int | None] = {}
+    for ours, (main, each) in _FIGURES.items():
+        figures = [as_count(model.get(each)) for model in models] or [as_count(usage.get(main))]
+        told = [figure for figure in (getattr(so_far, ours), *figures) if figure is not None]
+        counted[ours] = sum(told) if told else None
+    told_all = {name: line[name] for name in ("usage", "modelUsage", "total_cost_usd", "num_turns") if name in line}
+    return TokenUsage(told=told_all, **counted)
+
+
+def _texts(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(filter(None, (as_text(part.get("text")) for part in map(as_map, as_list(content)))))
+
+
+CLAUDE = ClientSpec(
     name="claude",
     title="Claude Code",
-    format=Format.JSON,
+    format=ClientFileFormat.JSON,
     keys=("mcpServers",),
     places={
-        Scope.USER: Place(file=".claude.json", variable="CLAUDE_CONFIG_DIR"),
-        Scope.PROJECT: Place(file=".mcp.json"),
+        ClientScope.USER: ClientFilePlace(file=".claude.json", variable="CLAUDE_CONFIG_DIR"),
+        ClientScope.PROJECT: ClientFilePlace(file=".mcp.json"),
     },
     stdio_shape={"type": "stdio", "command": COMMAND, "args": ARGS, "env": ENV},
     http_shape={"type": "http", "url": URL, "headers": HEADERS},
     private_shape={"type": "http", "url": URL, "headers": HEADERS},
     private_use="claude --mcp-config {file} --strict-mcp-config --allowedTools mcp__toolcrib",
-    headless=Headless(
+    headless=HeadlessSpec(
         program="claude",
         oldest=(2, 1, 259),
         install="npm install -g @anthropic-ai/claude-code",
         keeps=("ANTHROPIC_", "CLAUDE_"),
         launch=launch,
-        reader=ClaudeReader,
+        reader=ClaudeParser,
         call_mark="claudecode/toolUseId",
         is_session=is_session,
     ),

@@ -1,6 +1,7 @@
 """How Claude Code is started for a run.
 
-In: an `Order`. Out: a `Launch`. Below the level `all` it runs in its own restricted mode, which reads no settings
+In: an `LaunchRequest`. Out: a `Launch`. Below the level `all` it runs in its own restricted mode, which reads no
+settings
 file, runs no hook or plugin and keeps its file tools in the folder; what the person has settled about login, model
 and refusals is handed to it in a file of ours. `claude_reader` reads what it prints.
 """
@@ -14,12 +15,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolcrib.coding_agents.client import SERVER_NAME
-from toolcrib.coding_agents.headless import Launch, Order, without_command
+from toolcrib.coding_agents.client_spec import SERVER_NAME, Launch, LaunchRequest, without_command
 from toolcrib.coding_agents.known.instructions import project_text
 from toolcrib.config.paths import PROJECT_FOLDER, RUNS, home_of
 from toolcrib.errors import ConfigError
-from toolcrib.policy.own_tools import OwnTools
+from toolcrib.policy.profile import OwnTools
 
 _ENTRY, _SETTINGS, _WORDS = "claude.json", "claude-settings.json", "claude-words.md"
 _CALL_LIMIT_MS = 3_600_000
@@ -66,7 +66,7 @@ def is_session(text: str) -> bool:
     return _SESSION.fullmatch(text) is not None
 
 
-def launch(order: Order) -> Launch:
+def launch(order: LaunchRequest) -> Launch:
     """Raises ConfigError where the person's settings cannot be read."""
     session = ("--resume", order.session) if order.session else ("--session-id", order.new_session)
     words = ["-p", "--output-format=stream-json", "--verbose", "--permission-prompts=none", *session]
@@ -86,12 +86,12 @@ def launch(order: Order) -> Launch:
     )
 
 
-def _entry(order: Order) -> dict[str, Any]:
+def _entry(order: LaunchRequest) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {order.token}", **order.headers}
     return {"type": "http", "url": order.url, "headers": headers, "timeout": _CALL_LIMIT_MS}
 
 
-def _freely(order: Order) -> Launch:
+def _freely(order: LaunchRequest) -> Launch:
     # Without the flag, what subagents of subagents do is not printed.
     words = ("--forward-subagent-text",)
     ungoverned = (
@@ -109,7 +109,7 @@ def _freely(order: Order) -> Launch:
     return Launch(words=(*words, "--permission-mode=bypassPermissions", allowed), ungoverned=ungoverned)
 
 
-def _restrictedly(order: Order) -> Launch:
+def _restrictedly(order: LaunchRequest) -> Launch:
     folder = _own_folder(order.environ)
     settings = _settings(folder / "settings.json")
     told, environ = [_text(folder / "CLAUDE.md")], {}
@@ -142,7 +142,7 @@ def _restrictedly(order: Order) -> Launch:
     )
 
 
-def _refused(order: Order) -> Iterator[str]:
+def _refused(order: LaunchRequest) -> Iterator[str]:
     # What the workspace may do is settled in our folder. HEAD is what makes a repository of a folder.
     yield from (f"Edit({name})" for name in (f"{PROJECT_FOLDER}/**", "HEAD", *order.guarded))
     # What other runs, of other profiles, were told.
@@ -180,7 +180,7 @@ def _text(file: Path) -> str:
         ) from error
 
 
-def _governed(order: Order) -> tuple[str, ...]:
+def _governed(order: LaunchRequest) -> tuple[str, ...]:
     hands = {
         OwnTools.NONE: "Claude Code has no tools of its own but the search for Toolcrib's.",
         OwnTools.READ: f"Claude Code may read files in {order.workdir}, and no others.",
@@ -198,7 +198,7 @@ def _governed(order: Order) -> tuple[str, ...]:
     )
 
 
-def _ungoverned(order: Order, folder: Path, settings: Mapping[str, Any]) -> tuple[str, ...]:
+def _ungoverned(order: LaunchRequest, folder: Path, settings: Mapping[str, Any]) -> tuple[str, ...]:
     helpers = [name for name in _HELPERS if name in settings]
     return (
         f"Claude Code keeps its sessions and other records in {folder}.",

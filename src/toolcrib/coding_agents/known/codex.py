@@ -1,20 +1,286 @@
-"""Codex: where its servers stand, how an entry looks there, and how it is run."""
+"""Codex: its entry, how it is run, and what `codex exec --json` prints as events.
+
+In: its lines: a thread's start, its turns, and items that start, change and are completed; and its standard error.
+Out: `AgentEvent`s and a `RunReport`. Codex prints neither times nor the ids that a server sees. `codex_launch`
+starts it.
+"""
 
 from __future__ import annotations
 
-from toolcrib.coding_agents.client import ARGS, COMMAND, ENV, HEADERS, TOKEN_VARIABLE, URL, Client, Format, Place, Scope
-from toolcrib.coding_agents.headless import Headless
-from toolcrib.coding_agents.known.codex_launch import is_session, launch
-from toolcrib.coding_agents.known.codex_reader import CodexReader
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
-CODEX = Client(
+from toolcrib.coding_agents.client_spec import (
+    ARGS,
+    COMMAND,
+    ENV,
+    HEADERS,
+    SERVER_NAME,
+    TOKEN_VARIABLE,
+    URL,
+    ClientFileFormat,
+    ClientFilePlace,
+    ClientScope,
+    ClientSpec,
+    HeadlessSpec,
+    RunReport,
+    TokenUsage,
+)
+from toolcrib.coding_agents.known.codex_launch import OTHER_NAME, is_session, launch
+from toolcrib.coding_agents.known.printed_values import LastErrorLines, as_count, as_text, failure_text
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
+
+PROVIDER = "codex"
+_OURS = (SERVER_NAME, OTHER_NAME)
+
+_NOT_THERE = re.compile(rf"required MCP servers failed to initialize:.*?\b(?:{'|'.join(_OURS)}): (.*)")
+_INNARDS = re.compile(r" ?\[[\w:<>, ]+\]|, when send initialize request.*")
+"""Names of types, and what is said twice."""
+_FATAL = re.compile(r"^error\b", re.IGNORECASE)
+_NOT_LOGGED_IN = re.compile(r"401 Unauthorized|not logged in|(?:log|sign) in again", re.IGNORECASE)
+_LOG_IN = "Run `codex login`, or check the key that your Codex settings name."
+_TRACED = re.compile(r"\S+Z +[A-Z]+ [\w:]+: ")
+"""Before a line of its own log: the time, and the part of it that speaks."""
+
+_ROUTED = re.compile(r"\S+Z +ERROR codex_core::tools::router: error=(.*)", re.DOTALL)
+"""A call that came to nothing. Where it was not even begun, it is told of here alone, without its id."""
+_NO_SUCH = re.compile(r"unsupported (?:custom tool )?call: (\S+)")
+_OUR_TOOL = re.compile(rf"mcp__(?:{OTHER_NAME}|{SERVER_NAME})(?:__)?(.+)")
+"""A group's name and the tool's in one, with nothing between them."""
+_COMMAND = re.compile(r'exec_command failed: CreateProcess \{ message: ("Rejected\(.*\)") \}', re.DOTALL)
+_REFUSED = {"patch rejected": "apply_patch", "approval policy is Never; reject command": "shell"}
+
+_STATUS = {
+    "completed": ToolStatus.OK,
+    "failed": ToolStatus.ERROR,
+    "declined": ToolStatus.DENIED,
+}
+_WHY_FAILED = (
+    (ToolStatus.DENIED, ("requires approval", "user rejected", "user cancelled")),
+    (ToolStatus.TIMEOUT, ("timed out", "deadline has elapsed")),
+    (ToolStatus.AWAY, ("Transport send error", "error sending request", "Transport closed")),
+)
+"""How Codex puts it where a call of a server's tool came to nothing."""
+
+
+class CodexParser:
+    def __init__(self) -> None:
+        self.told = RunReport()
+        self._calls: dict[str, bool] = {}
+        """By its id: whether a call is over."""
+        self._refusals = 0
+        self._last_lines = LastErrorLines(self.told)
+
+    def read(self, line: Mapping[str, Any]) -> list[AgentEvent]:
+        kind, item = as_text(line.get("type")), line.get("item")
+        if kind.startswith("item.") and isinstance(item, Mapping):
+            self.told.last_trouble = self.told.last_trouble if item.get("type") == "error" else ""
+            return list(self._item(kind, item, line))
+        match kind:
+            case "thread.started":
+                text = self._started(line)
+            case "turn.started":
+                self.told.ended = False
+                return [_event(AgentEventKind.RAW, line)]
+            case "turn.completed":
+                text = self._completed(line)
+            case "turn.failed" | "error":
+                self.told.ended = kind == "turn.failed"
+                text = self._failed(line)
+            case _:
+                return [_event(AgentEventKind.RAW, line)]
+        return [_event(AgentEventKind.LOG, line, role="system", text=text)]
+
+    def said(self, line: str) -> list[AgentEvent]:
+        routed = _ROUTED.match(line)
+        refused = _refused(routed[1]) if routed else None
+        if refused is not None:
+            return self._refusal(refused, line)
+        failed = _NOT_THERE.search(line)
+        if failed is not None:
+            self.told.mcp_failure = _INNARDS.sub("", failed[1]).strip() or line
+        if _FATAL.match(line):
+            self.told.failure = _INNARDS.sub("", line).strip()
+        self._last_lines.add(_TRACED.sub("", line))
+        return [AgentEvent(kind=AgentEventKind.LOG, provider=PROVIDER, role="system", text=line, raw=line)]
+
+    def _refusal(self, refused: Mapping[str, Any], line: str) -> list[AgentEvent]:
+        self._refusals += 1
+        over = AgentEvent(
+            kind=AgentEventKind.TOOL, provider=PROVIDER, role="tool", call=f"refused_{self._refusals}", **refused
+        )
+        return [replace(over, tool_status=ToolStatus.STARTED, text="", raw=line), over]
+
+    def _started(self, line: Mapping[str, Any]) -> str:
+        self.told.session = as_text(line.get("thread_id"))
+        return f"Session {self.told.session}"
+
+    def _completed(self, line: Mapping[str, Any]) -> str:
+        # An attempt that failed before was made good.
+        self.told.failure = self.told.remedy = self.told.last_trouble = ""
+        self.told.ended = True
+        usage = line.get("usage")
+        if isinstance(usage, Mapping):
+            self.told.usage = TokenUsage(
+                input=as_count(usage.get("input_tokens")),
+                output=as_count(usage.get("output_tokens")),
+                cached=as_count(usage.get("cached_input_tokens")),
+                told=dict(usage),
+            )
+        return "The turn is over."
+
+    def _failed(self, line: Mapping[str, Any]) -> str:
+        error = line.get("error")
+        why = as_text((error if isinstance(error, Mapping) else line).get("message"))
+        self.told.failure = self.told.last_trouble = failure_text(why) or "The turn failed."
+        self.told.remedy = _LOG_IN if _NOT_LOGGED_IN.search(why) else ""
+        return self.told.failure
+
+    def _item(self, kind: str, item: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        what = as_text(item.get("type"))
+        over = kind == "item.completed"
+        if what in _CALLS:
+            yield from self._call(kind, item, line)
+        elif what == "todo_list":
+            yield _event(AgentEventKind.LOG, line, role="assistant", text=_plan(item))
+        elif over and what == "agent_message":
+            self.told.text = as_text(item.get("text"))
+            yield _event(AgentEventKind.MESSAGE, line, role="assistant", text=self.told.text)
+        elif over and what == "reasoning":
+            yield _event(AgentEventKind.REASONING, line, role="assistant", text=as_text(item.get("text")))
+        elif over and what == "error":
+            yield _event(AgentEventKind.LOG, line, role="system", text=as_text(item.get("message")))
+        else:
+            yield _event(AgentEventKind.RAW, line)
+
+    def _call(self, kind: str, item: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        """One event when a call starts, one when it is over; some calls are told of only when they are over."""
+        call = as_text(item.get("id"))
+        begun, over = call in self._calls, self._calls.get(call, False)
+        shared: dict[str, Any] = {"kind": AgentEventKind.TOOL, "provider": PROVIDER, "role": "tool", "call": call}
+        shared |= _CALLS[as_text(item.get("type"))](item)
+        started = AgentEvent(**shared, raw=line, tool_status=ToolStatus.STARTED)
+        if kind == "item.started" and not begun:
+            self._note(call, over=False)
+            yield started
+        elif kind == "item.completed" and not over:
+            self._note(call, over=True)
+            if not begun:
+                yield started
+            yield AgentEvent(**shared, raw=line if begun else None, text=_outcome(item), tool_status=_status(item))
+        else:
+            yield _event(AgentEventKind.RAW, line)
+
+    def _note(self, call: str, *, over: bool) -> None:
+        if call:
+            self._calls[call] = over
+
+
+def _event(kind: AgentEventKind, line: Mapping[str, Any], *, role: str = "", text: str = "") -> AgentEvent:
+    return AgentEvent(kind=kind, provider=PROVIDER, role=role, text=text, raw=line)
+
+
+def _command(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"tool_name": "shell", "tool_args": _given(item, "command")}
+
+
+def _patch(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"tool_name": "apply_patch", "tool_args": _given(item, "changes")}
+
+
+def _search(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"tool_name": "web_search", "tool_args": _given(item, "query", "action")}
+
+
+def _sub_agent(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"tool_name": as_text(item.get("tool")), "tool_args": _given(item, "prompt", "receiver_thread_ids")}
+
+
+def _of_a_server(item: Mapping[str, Any]) -> dict[str, Any]:
+    server, given = as_text(item.get("server")), item.get("arguments")
+    return {
+        "tool_name": as_text(item.get("tool")),
+        "tool_args": given if isinstance(given, Mapping) else None,
+        "server": SERVER_NAME if server in _OURS else server,
+    }
+
+
+_CALLS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "command_execution": _command,
+    "file_change": _patch,
+    "web_search": _search,
+    "collab_tool_call": _sub_agent,
+    "mcp_tool_call": _of_a_server,
+}
+
+
+def _given(item: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: item[name] for name in names if item.get(name) is not None}
+
+
+def _refused(said: str) -> dict[str, Any] | None:
+    """What is known of a call that Codex did not carry out; None where that is not even its tool."""
+    if (found := _NO_SUCH.match(said)) is not None:
+        ours = _OUR_TOOL.fullmatch(found[1])
+        named = {"tool_name": ours[1], "server": SERVER_NAME} if ours else {"tool_name": found[1]}
+        return {**named, "tool_status": ToolStatus.UNKNOWN, "text": said}
+    if (found := _COMMAND.match(said)) is not None:
+        command, mark, why = _twice_quoted(found[1]).partition("` rejected: ")
+        known = {"tool_args": {"command": command.removeprefix("`")}, "text": why} if mark else {"text": said}
+        return {**known, "tool_name": "shell", "tool_status": ToolStatus.DENIED}
+    tool = next((tool for words, tool in _REFUSED.items() if said.startswith(words)), None)
+    return None if tool is None else {"tool_name": tool, "tool_status": ToolStatus.DENIED, "text": said}
+
+
+def _twice_quoted(text: str) -> str:
+    """`"Rejected(\\"…\\")"` → what stands inside; empty where it is quoted in a way that JSON does not know."""
+    try:
+        return as_text(json.loads(as_text(json.loads(text)).removeprefix("Rejected(").removesuffix(")")))
+    except (ValueError, RecursionError):
+        return ""
+
+
+def _status(item: Mapping[str, Any]) -> ToolStatus:
+    # A web search has no status.
+    status = _STATUS.get(as_text(item.get("status")) or "completed", ToolStatus.ERROR)
+    why = _why(item)
+    if status is ToolStatus.ERROR and why:
+        return next((better for better, signs in _WHY_FAILED if any(sign in why for sign in signs)), status)
+    return status
+
+
+def _why(item: Mapping[str, Any]) -> str:
+    error = item.get("error")
+    return as_text(error.get("message")) if isinstance(error, Mapping) else ""
+
+
+def _outcome(item: Mapping[str, Any]) -> str:
+    result = item.get("result")
+    content = result.get("content") if isinstance(result, Mapping) else None
+    parts = content if isinstance(content, list) else []
+    said = [as_text(part.get("text")) for part in parts if isinstance(part, Mapping)]
+    if code := as_count(item.get("exit_code")):
+        said = [f"Exit code {code}", as_text(item.get("aggregated_output"))]
+    return _why(item) or "\n".join(filter(None, said)) or as_text(item.get("aggregated_output"))
+
+
+def _plan(item: Mapping[str, Any]) -> str:
+    steps = item.get("items")
+    known = [step for step in steps if isinstance(step, Mapping)] if isinstance(steps, list) else []
+    return "\n".join(f"[{'x' if step.get('completed') is True else ' '}] {as_text(step.get('text'))}" for step in known)
+
+
+CODEX = ClientSpec(
     name="codex",
     title="Codex",
-    format=Format.TOML,
+    format=ClientFileFormat.TOML,
     keys=("mcp_servers",),
     places={
-        Scope.USER: Place(folder=".codex", file="config.toml", variable="CODEX_HOME"),
-        Scope.PROJECT: Place(folder=".codex", file="config.toml"),
+        ClientScope.USER: ClientFilePlace(folder=".codex", file="config.toml", variable="CODEX_HOME"),
+        ClientScope.PROJECT: ClientFilePlace(folder=".codex", file="config.toml"),
     },
     # Without `required` Codex waits one second and then goes on without the tools; a cold start of the daemon may
     # take longer, hence also the limit. Codex hands a server few variables: these say where our files are.
@@ -42,14 +308,14 @@ CODEX = Client(
         "startup_timeout_sec": 20,
     },
     private_use="ln -s {file} ~/.codex/toolcrib.config.toml, then codex --profile toolcrib",
-    headless=Headless(
+    headless=HeadlessSpec(
         program="codex",
         # What its features are called, and that words switch them off, was tried with this one.
         oldest=(0, 166, 0),
         install="npm install -g @openai/codex",
         keeps=("OPENAI_", "CODEX_"),
         launch=launch,
-        reader=CodexReader,
+        reader=CodexParser,
         counts_session=True,
         is_session=is_session,
     ),

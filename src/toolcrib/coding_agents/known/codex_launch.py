@@ -1,6 +1,7 @@
 """How Codex is started for a run.
 
-In: an `Order`. Out: a `Launch`. Codex keeps the person's home, login, model and settings; what differs in a run is said
+In: an `LaunchRequest`. Out: a `Launch`. Codex keeps the person's home, login, model and settings; what differs in a
+run is said
 by words (`-c key=value`), which stand above the person's file and a project's. The token goes by a variable, for Codex
 has no other place of ours to read from. `instructions` has what the project tells it; `codex_reader` reads what
 it prints.
@@ -14,13 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from toolcrib.coding_agents.client import SERVER_NAME, TOKEN_VARIABLE
-from toolcrib.coding_agents.headless import Launch, Order
+from toolcrib.coding_agents.client_spec import SERVER_NAME, TOKEN_VARIABLE, Launch, LaunchRequest
 from toolcrib.coding_agents.known.instructions import before_prompt
 from toolcrib.coding_agents.toml_entry import as_toml
 from toolcrib.config.paths import PROJECT_FOLDER
 from toolcrib.errors import ConfigError
-from toolcrib.policy.own_tools import OwnTools
+from toolcrib.policy.profile import OwnTools
 
 OTHER_NAME = "toolcrib_run"
 """Our name where the person has an entry of ours already: Codex would make one entry of the two."""
@@ -47,7 +47,7 @@ _OLD_SANDBOX = "use_legacy_landlock"
 """Confines less. Codex warns of it whenever it is named, be it off: so only where the person's file names it."""
 
 
-def launch(order: Order) -> Launch:
+def launch(order: LaunchRequest) -> Launch:
     """Raises ConfigError where the person's settings cannot be read."""
     settings = _settings(order.environ)
     said = {**_server(order, settings), **_limits(order, settings), **_trust(order, settings)}
@@ -90,7 +90,7 @@ def _read(file: Path) -> dict[str, Any]:
         ) from error
 
 
-def _server(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
+def _server(order: LaunchRequest, settings: list[dict[str, Any]]) -> dict[str, Any]:
     """Our entry, and the person's own switched off: all below `all`, else the one of ours that the person has."""
     theirs = {name for one in settings for name in _table(one, "mcp_servers")}
     unwanted = theirs if order.own_tools is not OwnTools.ALL else theirs & {SERVER_NAME}
@@ -109,7 +109,7 @@ def _server(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
     return {"mcp_servers": servers, f"shell_environment_policy.set.{TOKEN_VARIABLE}": ""}
 
 
-def _limits(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
+def _limits(order: LaunchRequest, settings: list[dict[str, Any]]) -> dict[str, Any]:
     said: dict[str, Any] = {"approval_policy": "never"}
     if order.own_tools is OwnTools.ALL:
         return {**said, "sandbox_mode": "danger-full-access"}
@@ -124,7 +124,7 @@ def _limits(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
     return {**said, **{f"features.{feature}": False for feature in off}}
 
 
-def _sandbox(order: Order) -> dict[str, Any]:
+def _sandbox(order: LaunchRequest) -> dict[str, Any]:
     """Said by words, a profile stands above every mode and profile of the person's file."""
     files: dict[str, Any] = {":root": "read"}
     private = {path for folder in order.private for path in (folder, folder.resolve())}
@@ -139,7 +139,7 @@ def _sandbox(order: Order) -> dict[str, Any]:
     return {"default_permissions": _PROFILE, "permissions": {_PROFILE: profile}}
 
 
-def _trust(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
+def _trust(order: LaunchRequest, settings: list[dict[str, Any]]) -> dict[str, Any]:
     """Whether Codex takes settings, servers and hooks from the project.
 
     Where nobody has said so, Codex trusts a folder that it may write in, and notes that in the person's file.
@@ -152,7 +152,7 @@ def _trust(order: Order, settings: list[dict[str, Any]]) -> dict[str, Any]:
     return {} if known.intersection(folders) else {"projects": {folders[0]: {"trust_level": "trusted"}}}
 
 
-def _instructions(order: Order, settings: list[dict[str, Any]]) -> str:
+def _instructions(order: LaunchRequest, settings: list[dict[str, Any]]) -> str:
     """What Codex would read of a project that it trusts. A session that goes on has it already."""
     if order.session or order.own_tools is OwnTools.ALL:
         return ""
@@ -184,7 +184,7 @@ def _governed(own: OwnTools, *, shell: bool) -> tuple[str, ...]:
     )
 
 
-def _ungoverned(order: Order) -> tuple[str, ...]:
+def _ungoverned(order: LaunchRequest) -> tuple[str, ...]:
     if order.own_tools is OwnTools.ALL:
         return (
             "Whatever Codex does by itself: commands, files, network, your other MCP servers, the project's hooks.",

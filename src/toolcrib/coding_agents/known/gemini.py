@@ -1,37 +1,292 @@
-"""Gemini CLI: where its servers stand, how an entry looks there, and how it is run."""
+"""Gemini CLI: its entry, how it is run, and what it prints (`--output-format stream-json`) as events.
+
+In: one printed JSON object after the other: `init`, `message` (the model's text comes in pieces), `tool_use`,
+`tool_result`, `error`, `result`. Out: `AgentEvent`s and a `RunReport`. Pieces are kept as they are, and become one
+message when something else is printed. Thoughts are not printed. `gemini_launch` starts it.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from toolcrib.coding_agents.client import ARGS, COMMAND, ENV, HEADERS, URL, Client, Format, Place, Scope
-from toolcrib.coding_agents.headless import Headless
+from toolcrib.coding_agents.client_spec import (
+    ARGS,
+    COMMAND,
+    ENV,
+    HEADERS,
+    SERVER_NAME,
+    URL,
+    ClientFileFormat,
+    ClientFilePlace,
+    ClientScope,
+    ClientSpec,
+    HeadlessSpec,
+    RunReport,
+    TokenUsage,
+)
 from toolcrib.coding_agents.known.gemini_launch import launch
-from toolcrib.coding_agents.known.gemini_reader import GeminiReader
+from toolcrib.coding_agents.known.printed_values import LastErrorLines, as_count, as_list, as_map, as_text, failure_text
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
+
+_PROVIDER = "gemini"
+_OF_A_SERVER = re.compile(rf"mcp_({SERVER_NAME}|[^_]+)_(.+)", re.DOTALL)
+_NOT_THERE = (f"discovery for MCP server '{SERVER_NAME}'", f"ensuring MCP server '{SERVER_NAME}'")
+"""How it says that a server could not be asked for its tools. At its start it says no more than that some server has
+issues, which may be one of the person's; and nothing at all where a token is refused."""
+_NOT_LOGGED_IN = re.compile(
+    r"(?:\x1b\[\d+m)?(?:Error authenticating: |Please set an Auth method in your |Invalid auth method selected"
+    r"|Manual authorization is required)"
+)
+_SAID_SO = "Gemini CLI is not logged in."
+"""In place of its own words, which name a file that is gone with the run."""
+_NO_KEY = "When using Gemini API, you must specify the GEMINI_API_KEY"
+_KEY_REFUSED = re.compile(
+    r"API[ _]key[ _](?:not[ _]valid|expired|invalid)|unregistered callers"
+    r'|"code":\s*401\b|UNAUTHENTICATED',
+    re.IGNORECASE,
+)
+_LOG_IN = "Start `gemini` once by itself and log in, or set GEMINI_API_KEY."
+_TRIES_AGAIN = re.compile(r"Attempt \d+ failed")
+_HELP = "Usage: gemini "
+"""Follows upon the line that says what is wrong with its command line."""
+_NOISE = re.compile(
+    r"Warning: .*(?:color\b.* support|terminal detected|GNU screen detected|tmux|Windows 10 detected)"
+    r"|\s+at \S|\s+(?:status|code|exitCode): \d+,?$|}$"
+)
+"""On standard error: how its screen would look, if it had one; and what traces of its own code are made of."""
+_REPORTED = re.compile(r"MCP tool '.*?' reported tool error for function call: ", re.DOTALL)
+_STATUS = {
+    "policy_violation": ToolStatus.DENIED,
+    "path_not_in_workspace": ToolStatus.DENIED,
+    "invalid_tool_params": ToolStatus.INVALID,
+    "tool_not_registered": ToolStatus.UNKNOWN,
+}
+"""By its word for an error; every other is an error of the tool's."""
+_WORDINGS = (
+    ("Path not in workspace", ToolStatus.DENIED),
+    ('"fetch failed"', ToolStatus.AWAY),
+    ("Request timed out", ToolStatus.TIMEOUT),
+)
+"""Of its own, in an error's text: these count before its word for it."""
+
+_COMMAND_WORDINGS = (
+    ("Command exited with code: ", ToolStatus.ERROR),
+    ("Command terminated by signal: ", ToolStatus.ERROR),
+    ("Command failed: ", ToolStatus.ERROR),
+    ("Command was automatically cancelled because it exceeded the timeout", ToolStatus.TIMEOUT),
+    ("Command cancelled by user.", ToolStatus.CANCELLED),
+)
+"""How a result of its own shell begins that failed: its status is success all the same. The first three it prints only
+where the command itself printed nothing; in all other cases it does not say how the command ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    name: str
+    server: str
+    arguments: Mapping[str, Any] | None
+
+    @property
+    def is_shell(self) -> bool:
+        return (self.server, self.name) == ("", "run_shell_command")
+
+
+class GeminiParser:
+    def __init__(self) -> None:
+        self.told = RunReport()
+        self._pieces: list[str] = []
+        """Of the message that is being said."""
+        self._open: dict[str, _Call] = {}
+        self._error = ""
+        self._last_lines = LastErrorLines(self.told)
+        self._helps = False
+        """Whether it is printing its help."""
+
+    def read(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
+        if _gets_on(line):
+            self.told.last_trouble, self.told.ended = "", False
+        if self._is_piece(line):
+            self._pieces.append(as_text(line.get("content")))
+            self.told.text = "".join(self._pieces)
+            return [_event(AgentEventKind.RAW, raw=line)]
+        kind = line.get("type")
+        readers = {
+            "init": self._begun,
+            "message": self._message,
+            "tool_use": self._started,
+            "tool_result": self._over,
+            "error": self._trouble,
+            "result": self._result,
+        }
+        found = list(readers[kind](line)) if isinstance(kind, str) and kind in readers else []
+        first, *more = (*self._said_whole(), *(found or [_event(AgentEventKind.RAW)]))
+        return [replace(first, raw=line), *more]
+
+    def said(self, line: str) -> Iterable[AgentEvent]:
+        if any(words in line for words in _NOT_THERE):
+            self.told.mcp_failure = line
+        self._helps = self._helps or line.startswith(_HELP)
+        if self._helps or _NOISE.match(line):
+            return [_event(AgentEventKind.RAW, text=line, raw=line)]
+        if _TRIES_AGAIN.match(line):
+            self.told.last_trouble = failure_text(line)
+        return [_event(AgentEventKind.LOG, role="system", text=self._of_failure(line), raw=line)]
+
+    def _of_failure(self, line: str) -> str:
+        """A line that may say why it fails, in words for a person."""
+        if self.told.ended or not _NOT_LOGGED_IN.match(line):
+            self.told.remedy = _LOG_IN if line.startswith(_NO_KEY) else self.told.remedy
+            self._last_lines.add(line)
+            return line
+        self.told.failure, self.told.remedy = _SAID_SO, _LOG_IN
+        return _SAID_SO
+
+    def _is_piece(self, line: Mapping[str, Any]) -> bool:
+        return line.get("type") == "message" and line.get("role") == "assistant" and line.get("delta") is True
+
+    def _said_whole(self) -> Iterator[AgentEvent]:
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        if text.strip():
+            yield _event(AgentEventKind.MESSAGE, role="assistant", text=text)
+
+    def _begun(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        self.told.session = as_text(line.get("session_id")) or self.told.session
+        self.told.model = as_text(line.get("model")) or self.told.model
+        yield _event(AgentEventKind.LOG, role="system", text=f"Session {self.told.session}, model {self.told.model}")
+
+    def _message(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        role, text = as_text(line.get("role")), as_text(line.get("content"))
+        if role == "assistant":
+            self.told.text = text
+        yield _event(AgentEventKind.MESSAGE, role=role, text=text)
+
+    def _started(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        call, given = as_text(line.get("tool_id")), line.get("parameters")
+        if not call or call in self._open:
+            return
+        server, name = _named(as_text(line.get("tool_name")))
+        known = _Call(name=name, server=server, arguments=given if isinstance(given, dict) else None)
+        self._open[call] = known
+        yield _tool(call, known, ToolStatus.STARTED)
+
+    def _over(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        call = as_text(line.get("tool_id"))
+        known = self._open.pop(call, None)
+        if known is None:
+            return
+        error = as_map(line.get("error"))
+        text = as_text(error.get("message")) or as_text(line.get("output"))
+        failed = bool(error) or line.get("status") == "error"
+        status = _failure(error, text) if failed else _of_command(text) if known.is_shell else ToolStatus.OK
+        yield _tool(call, known, status, text=_own_words(text))
+
+    def _trouble(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        text = as_text(line.get("message"))
+        if line.get("severity") == "error":
+            self._error = text
+        yield _event(AgentEventKind.LOG, role="system", text=text)
+
+    def _result(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
+        stats = as_map(line.get("stats"))
+        if stats:
+            self.told.usage = TokenUsage(
+                input=as_count(stats.get("input_tokens")),
+                output=as_count(stats.get("output_tokens")),
+                cached=as_count(stats.get("cached")),
+                told=stats,
+            )
+        self.told.ended = True
+        self.told.failure = self.told.remedy = ""
+        status = as_text(line.get("status"))
+        if status == "success":
+            yield _event(AgentEventKind.LOG, role="system", text="The run is over.")
+            return
+        why = as_text(as_map(line.get("error")).get("message")) or self._error
+        self.told.remedy = _LOG_IN if _KEY_REFUSED.search(why) else ""
+        self.told.failure = failure_text(why) or f"Gemini CLI ended its run with {status or 'no word'}."
+        yield _event(AgentEventKind.LOG, role="system", text=self.told.failure)
+
+
+def _gets_on(line: Mapping[str, Any]) -> bool:
+    kind = line.get("type")
+    return kind in ("tool_use", "tool_result") or (kind == "message" and line.get("role") != "user")
+
+
+def _own_words(text: str) -> str:
+    """What a tool itself says of its error, which Gemini CLI puts last, in JSON."""
+    told = _REPORTED.match(text)
+    if told is None:
+        return text
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, told.end())
+        answers, _ = json.JSONDecoder().raw_decode(text[end:].removeprefix(" with response: "))
+    except (ValueError, RecursionError):
+        return text
+    responses = [as_map(as_map(as_map(one).get("functionResponse")).get("response")) for one in as_list(answers)]
+    texts = [as_text(as_map(part).get("text")) for response in responses for part in as_list(response.get("content"))]
+    return "\n".join(filter(None, texts)) or text
+
+
+def _named(name: str) -> tuple[str, str]:
+    """Whose tool it is, and how its server calls it."""
+    found = _OF_A_SERVER.fullmatch(name)
+    return (found[1], found[2]) if found else ("", name)
+
+
+def _failure(error: Mapping[str, Any], text: str) -> ToolStatus:
+    by_text = next((status for words, status in _WORDINGS if words in text), None)
+    return by_text or _STATUS.get(as_text(error.get("type")), ToolStatus.ERROR)
+
+
+def _of_command(text: str) -> ToolStatus:
+    return next((status for words, status in _COMMAND_WORDINGS if text.startswith(words)), ToolStatus.OK)
+
+
+def _tool(call: str, known: _Call, status: ToolStatus, *, text: str = "") -> AgentEvent:
+    return _event(
+        AgentEventKind.TOOL,
+        role="assistant" if status is ToolStatus.STARTED else "tool",
+        text=text,
+        tool_name=known.name,
+        tool_args=known.arguments,
+        tool_status=status,
+        server=known.server,
+        call=call,
+    )
+
+
+def _event(kind: AgentEventKind, **what: Any) -> AgentEvent:
+    return AgentEvent(kind=kind, provider=_PROVIDER, **what)
+
 
 _SESSION = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-GEMINI = Client(
+GEMINI = ClientSpec(
     name="gemini",
     title="Gemini CLI",
-    format=Format.JSON,
+    format=ClientFileFormat.JSON,
     keys=("mcpServers",),
     places={
-        Scope.USER: Place(folder=".gemini", file="settings.json"),
-        Scope.PROJECT: Place(folder=".gemini", file="settings.json"),
+        ClientScope.USER: ClientFilePlace(folder=".gemini", file="settings.json"),
+        ClientScope.PROJECT: ClientFilePlace(folder=".gemini", file="settings.json"),
     },
     stdio_shape={"command": COMMAND, "args": ARGS, "env": ENV},
     # `url` would mean the old SSE transport.
     http_shape={"httpUrl": URL, "headers": HEADERS},
     private_shape={"httpUrl": URL, "headers": HEADERS, "trust": True},
     private_use="put what {file} holds into FOLDER/.gemini/settings.json, then GEMINI_CLI_HOME=FOLDER gemini",
-    headless=Headless(
+    headless=HeadlessSpec(
         program="gemini",
         oldest=(0, 61, 0),
         install="npm install -g @google/gemini-cli",
         keeps=("GEMINI_", "GOOGLE_", "CODE_ASSIST_", "CLOUD_SHELL"),
         launch=launch,
-        reader=GeminiReader,
+        reader=GeminiParser,
         is_session=lambda text: _SESSION.fullmatch(text) is not None,
     ),
     stdio_notes=(

@@ -1,9 +1,10 @@
 """How Gemini CLI is started for a run.
 
-In: an `Order`. Out: a `Launch`. Gemini CLI takes servers from its settings file alone, and a system-wide file of ours
-would count only if root owned it. So it gets a home of its own for the run, the private folder: a settings file made
-of the person's and ours, links to the person's login, key and sessions, and at the level `all` to the rest of theirs.
-`gemini_policy` has the rules, `gemini_env` the variables; `gemini_reader` reads what it prints.
+In: a `LaunchRequest`. Out: a `Launch`. Gemini CLI takes servers from its settings file alone, and a system-wide file
+of ours would count only if root owned it. So it gets a home of its own for the run, the private folder: a settings
+file made of the person's and ours, links to the person's login, key and sessions, and at the level `all` to the rest
+of theirs. Variables of the person's `.env` file stay; those of a project's are emptied, since they may name another
+address for the person's key. `gemini_policy` has the rules.
 """
 
 from __future__ import annotations
@@ -16,16 +17,77 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolcrib.coding_agents.client import SERVER_NAME
-from toolcrib.coding_agents.headless import Launch, Order, without_command
-from toolcrib.coding_agents.known.gemini_env import settled
-from toolcrib.coding_agents.known.gemini_policy import EDITS, KEPT_FROM_IT, aliases, policy
+from toolcrib.coding_agents.client_spec import SERVER_NAME, Launch, LaunchRequest, without_command
+from toolcrib.coding_agents.known.gemini_policy import EDITS, KEPT_FROM_IT, LinkAliases, aliases, policy
 from toolcrib.coding_agents.known.instructions import inside
-from toolcrib.coding_agents.links import Aliases
-from toolcrib.config.paths import PROJECT_FOLDER, RUNS
-from toolcrib.config.project import project_of
+from toolcrib.config.paths import PROJECT_FOLDER, RUNS, project_of
 from toolcrib.errors import ConfigError, UsageError
-from toolcrib.policy.own_tools import OwnTools
+from toolcrib.policy.profile import OwnTools
+
+_BLANKS = "\t\n\v\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+"""What JavaScript takes for blank, in which Gemini CLI is written; Python has other ones."""
+_BLANK = f"[{_BLANKS}]"
+_BEGIN, _END = "(?<![^\n\u2028\u2029])", "(?![^\n\u2028\u2029])"
+_VARIABLE = re.compile(
+    rf"{_BEGIN}{_BLANK}*(?:export{_BLANK}+)?([\w.-]+)(?:{_BLANK}*={_BLANK}*?|:{_BLANK}+?)"
+    rf"""({_BLANK}*'(?:\\'|[^'])*'|{_BLANK}*"(?:\\"|[^"])*"|{_BLANK}*`(?:\\`|[^`])*`|[^#\r\n]+)?"""
+    rf"{_BLANK}*(?:#[^\n\r\u2028\u2029]*)?{_END}",
+    re.ASCII,
+)
+_AROUND = re.compile(rf"^{_BLANK}+|{_BLANK}+\Z")
+_QUOTED = re.compile(rf"{_BEGIN}(['\"`])(.*)\1{_END}", re.DOTALL)
+_NAMED = re.compile(r"(?<![\w.-])[\w.-]++(?=[^\w.=:-]*+[=:])", re.ASCII)
+"""Whatever may be a variable's name, and more: between it and its sign may stand what anybody takes for blank."""
+_LARGEST = 1024 * 1024
+_MOST = 64 * 1024
+"""Characters of names; a program with many more in its environment could not be started."""
+
+
+def env_file_variables(order: LaunchRequest, home: Path) -> dict[str, str]:
+    """Raises ConfigError where a file is too large to be looked through."""
+    said = _variables(_text(home / ".gemini" / ".env") or _text(home / ".env"))
+    named = {name for file in _of_projects(order.workdir.resolve(), home) for name in _named(file)}
+    if sum(map(len, named)) > _MOST:
+        raise ConfigError(
+            f"The .env files in and above {order.workdir} name too many variables.",
+            remedy="Gemini CLI would take them all: move the files out of the way.",
+        )
+    return {name: value for name, value in {**dict.fromkeys(named, ""), **said}.items() if name not in order.environ}
+
+
+def _of_projects(workdir: Path, home: Path) -> Iterator[Path]:
+    for folder in (workdir, *workdir.parents):
+        if folder != home:
+            yield folder / ".gemini" / ".env"
+            yield folder / ".env"
+
+
+def _named(file: Path) -> list[str]:
+    return _NAMED.findall(_text(file))
+
+
+def _text(file: Path) -> str:
+    """Empty where it cannot be read: Gemini CLI cannot either, and goes on."""
+    try:
+        if not file.is_file():
+            return ""
+        if file.stat().st_size > _LARGEST:
+            raise ConfigError(f"{file} is too large.", remedy="Gemini CLI would read it: move it out of the way.")
+        # Unlike `read_text`, which takes some ends of lines for others.
+        return file.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _variables(text: str) -> dict[str, str]:
+    """What a `.env` file says, as Gemini CLI understands it."""
+    found = {}
+    for name, written in _VARIABLE.findall(re.sub("\r\n?", "\n", text)):
+        value = _AROUND.sub("", written)
+        bare = _QUOTED.sub(r"\2", value)
+        found[name] = bare.replace("\\n", "\n").replace("\\r", "\r") if value.startswith('"') else bare
+    return found
+
 
 _HOME = "GEMINI_CLI_HOME"
 _TRUST = "GEMINI_CLI_TRUST_WORKSPACE"
@@ -70,13 +132,13 @@ _MENTIONS = "\n\n(In this message, \\@ stands for an at sign.)"
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 
 
-def launch(order: Order) -> Launch:
+def launch(order: LaunchRequest) -> Launch:
     """Raises ConfigError where the person's settings cannot be read, UsageError where the project is in the way."""
     free = order.own_tools is OwnTools.ALL
     theirs = _home(order.environ) / ".gemini"
     settings = _settings(order, _read(theirs / _SETTINGS))
     files = {_SETTINGS: json.dumps(settings, indent=2)}
-    links = aliases(order.workdir) if order.own_tools is OwnTools.EDIT else Aliases()
+    links = aliases(order.workdir) if order.own_tools is OwnTools.EDIT else LinkAliases()
     words = ["--output-format", "stream-json", "--skip-trust", "--approval-mode", _MODE.get(order.own_tools, "default")]
     if not free:
         _refuse_pipes(order, settings)
@@ -85,7 +147,7 @@ def launch(order: Order) -> Launch:
         files[_POLICY] = policy(_OWN[order.own_tools], links.names, [name for name in order.guarded if "*" not in name])
         words += ["--admin-policy", str(order.folder / _POLICY)]
     words += ["--resume", order.session] if order.session else ["--session-id", order.new_session]
-    governed, ungoverned = _told(order, links)
+    governed, ungoverned = _governance(order, links)
     return Launch(
         words=(*words, *order.extra),
         environ=_environ(order),
@@ -115,7 +177,7 @@ def _names(settings: Mapping[str, Any]) -> list[str]:
     return [*named, "GEMINI.md"]
 
 
-def _stdin(order: Order) -> str:
+def _stdin(order: LaunchRequest) -> str:
     """The prompt as text: Gemini CLI would read files that are named with @, whatever its tools may, and take a first
     word with a slash for a command, a project's included. It has a way to write such an @, but leaves it so."""
     prompt = order.prompt if order.own_tools is OwnTools.ALL else without_command(order.prompt)
@@ -123,7 +185,7 @@ def _stdin(order: Order) -> str:
     return prompt if written == prompt else written + _MENTIONS
 
 
-def _settings(order: Order, theirs: dict[str, Any]) -> dict[str, Any]:
+def _settings(order: LaunchRequest, theirs: dict[str, Any]) -> dict[str, Any]:
     """The person's settings for this run, with our entry."""
     ours = {SERVER_NAME: _entry(order)} if order.url else {}
     # Another way to run without a person, which prints and asks otherwise.
@@ -137,7 +199,7 @@ def _settings(order: Order, theirs: dict[str, Any]) -> dict[str, Any]:
     return {**told, "mcpServers": {**others, **ours}, "mcp": mcp}
 
 
-def _confined(settings: dict[str, Any], order: Order) -> dict[str, Any]:
+def _confined(settings: dict[str, Any], order: LaunchRequest) -> dict[str, Any]:
     """Without what runs commands by itself or reaches further than the folder, and with the tools of the level."""
     told = {**settings, "hooks": {}, "hooksConfig": {"enabled": False}}
     told = {**told, "skills": {"enabled": False}, "ide": {"enabled": False}}
@@ -153,7 +215,7 @@ def _confined(settings: dict[str, Any], order: Order) -> dict[str, Any]:
     return {**told, "tools": {**tools, "core": list(_OWN[order.own_tools]), "sandbox": False}}
 
 
-def _ignoring(order: Order, context: Mapping[str, Any]) -> dict[str, Any]:
+def _ignoring(order: LaunchRequest, context: Mapping[str, Any]) -> dict[str, Any]:
     """What its tools do not read: also the logs of runs, which hold what other profiles were told."""
     filtering = _part(context, "fileFiltering")
     theirs = filtering.get("customIgnoreFilePaths")
@@ -163,7 +225,7 @@ def _ignoring(order: Order, context: Mapping[str, Any]) -> dict[str, Any]:
     return {**filtering, "respectGeminiIgnore": True, "customIgnoreFilePaths": paths}
 
 
-def _entry(order: Order) -> dict[str, Any]:
+def _entry(order: LaunchRequest) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {order.token}", **order.headers}
     return {"httpUrl": order.url, "headers": headers, "trust": True, "timeout": _CALL_LIMIT_MS}
 
@@ -190,7 +252,7 @@ def _read(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _refuse_pipes(order: Order, settings: Mapping[str, Any]) -> None:
+def _refuse_pipes(order: LaunchRequest, settings: Mapping[str, Any]) -> None:
     """Gemini CLI reads these before it does anything, and of a pipe it would wait for the end."""
     workdir, home = order.workdir.resolve(), _home(order.environ).resolve()
     for folder in (workdir, *workdir.parents):
@@ -203,7 +265,7 @@ def _refuse_pipes(order: Order, settings: Mapping[str, Any]) -> None:
                 )
 
 
-def _refuse_reads(order: Order, settings: Mapping[str, Any]) -> None:
+def _refuse_reads(order: LaunchRequest, settings: Mapping[str, Any]) -> None:
     """Gemini CLI itself reads what the project tells it, wherever a link leads, and the files that this imports."""
     root, workdir = project_of(order.workdir), order.workdir.resolve()
     files = (folder / name for folder in (workdir, *workdir.parents) for name in _names(settings))
@@ -236,7 +298,7 @@ def _is_no_file(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _environ(order: Order) -> dict[str, str]:
+def _environ(order: LaunchRequest) -> dict[str, str]:
     # One process instead of two, which a signal reaches.
     ours = {_HOME: str(order.folder), "GEMINI_CLI_NO_RELAUNCH": "true"}
     if order.own_tools is OwnTools.ALL:
@@ -244,7 +306,7 @@ def _environ(order: Order) -> dict[str, str]:
     # Its settings are read before `--skip-trust` is: so they are read as in a folder that nobody trusts, without the
     # project's, and the server, which it would not ask from such a folder, is asked all the same.
     off = {_TRUST: "false", "GEMINI_SANDBOX": "false", **dict.fromkeys(_EMPTIED, "")}
-    return {**settled(order, _home(order.environ).resolve()), **off, **ours}
+    return {**env_file_variables(order, _home(order.environ).resolve()), **off, **ours}
 
 
 def _names_us(workdir: Path) -> bool:
@@ -255,7 +317,7 @@ def _names_us(workdir: Path) -> bool:
         return False
 
 
-def _told(order: Order, links: Aliases) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _governance(order: LaunchRequest, links: LinkAliases) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """For the person: what is governed, and what is not."""
     refuses = () if order.own_tools is OwnTools.READ else (_REFUSES,)
     if order.own_tools is OwnTools.ALL:
@@ -284,7 +346,7 @@ def _told(order: Order, links: Aliases) -> tuple[tuple[str, ...], tuple[str, ...
     return governed, (*(looks if order.own_tools is not OwnTools.NONE else ()), *linked, *words)
 
 
-def _of_links(links: Aliases) -> tuple[str, ...]:
+def _of_links(links: LinkAliases) -> tuple[str, ...]:
     folders = " or ".join(KEPT_FROM_IT)
     made = f"Through a link into {folders} that is made during the run, or lies elsewhere, it changes files there."
     many = f"The folder has too many files to look for links: through one into {folders} it changes files there."

@@ -1,20 +1,117 @@
-"""What Gemini CLI may do by its own hands below `all`, as rules in a file of ours.
+"""Which of its own tools Gemini CLI may use below `all`, as rules in a file of ours.
 
-In: the tools that it is given, other names of the folders that are kept from it. Out: the file's text. The rules stand
-above the person's own and any approval mode; of a file's path they see what the model wrote, and not where it leads.
-`gemini_launch` is above.
+In: the tools that it is given, the folder of the run. Out: the file's text. The rules rank above the person's own and
+any approval mode. Of a file's path they see what the model wrote, not where it leads, so links that lead into
+the protected folders are found first and denied by name. `gemini_launch` is above.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import time
 import unicodedata
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolcrib.coding_agents.client import SERVER_NAME
-from toolcrib.coding_agents.links import Aliases, aliases_of
+from toolcrib.coding_agents.client_spec import SERVER_NAME
 from toolcrib.config.paths import PROJECT_FOLDER
+from toolcrib.errors import UsageError
+
+MOST_ENTRIES = 50_000
+SECONDS = 2.0
+MOST_ALIASES = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkAliases:
+    names: frozenset[str] = frozenset()
+    """The last parts of their paths."""
+    are_all: bool = True
+    """False: the folder is too large to be looked through."""
+
+
+def aliases_of(kept: Collection[str], workdir: Path, *, not_into: Collection[str]) -> LinkAliases:
+    """`kept`: names in small letters; `not_into`: folders that are not looked into.
+
+    Raises UsageError if a kept folder is the whole one, or if there are more links than a program can be told of.
+    """
+    walk = _Walk(root=os.path.realpath(workdir), not_into=not_into)
+    walk.go()
+    # A kept folder may be a link itself, and what it leads to is called otherwise.
+    places = {to for link, to in walk.links if link.name.lower() in kept and _lies_in(to, walk.root)}
+    folders = " or ".join(sorted(kept))
+    if walk.root in places:
+        raise UsageError(f"In {workdir}, {folders} is a link to the folder itself.", remedy="Remove the link.")
+    inside = _Inside(root=walk.root, kept=kept, places=places)
+    names = {os.path.basename(place) for place in places}  # noqa: PTH119 - of words, for there are many
+    names |= {link.name for link, to in walk.links if inside.has(to)} | set(inside.hard_links(walk.files))
+    others = frozenset(name for name in names if name.lower() not in kept)
+    if len(others) > MOST_ALIASES:
+        raise UsageError(f"In {workdir}, {len(others)} links lead into {folders}.", remedy="Remove the links.")
+    return LinkAliases(names=others, are_all=not walk.was_cut)
+
+
+@dataclass(kw_only=True)
+class _Walk:
+    """A folder and all beneath, links not followed, as far as the limits let it."""
+
+    root: str
+    not_into: Collection[str]
+    links: list[tuple[os.DirEntry[str], str]] = field(default_factory=list)
+    """With the place that each leads to, be there something or not."""
+    files: list[os.DirEntry[str]] = field(default_factory=list)
+    was_cut: bool = False
+
+    def go(self) -> None:
+        waiting, left, until = deque([self.root]), MOST_ENTRIES, time.monotonic() + SECONDS
+        while waiting and not self.was_cut:
+            with contextlib.suppress(OSError), os.scandir(waiting.popleft()) as found:
+                for entry in found:
+                    left -= 1
+                    if left < 0 or time.monotonic() > until:
+                        self.was_cut = True
+                        break
+                    if entry.is_symlink():
+                        self.links.append((entry, os.path.realpath(entry.path)))
+                    elif entry.is_file():
+                        self.files.append(entry)
+                    elif entry.is_dir() and entry.name not in self.not_into:
+                        waiting.append(entry.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Inside:
+    """What lies in the kept folders, under whatever name."""
+
+    root: str
+    kept: Collection[str]
+    places: Collection[str]
+
+    def has(self, path: str) -> bool:
+        if not _lies_in(path, self.root):
+            return False
+        within = f"{path[len(self.root) :].lower()}{os.sep}"
+        named = any(f"{os.sep}{name}{os.sep}" in within for name in self.kept)
+        return named or any(_lies_in(path, place) for place in self.places)
+
+    def hard_links(self, files: Iterable[os.DirEntry[str]]) -> Iterator[str]:
+        inodes = {file.inode() for file in files if self.has(file.path) and _has_other_names(file)}
+        return (file.name for file in files if file.inode() in inodes and not self.has(file.path))
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + os.sep)
+
+
+def _has_other_names(file: os.DirEntry[str]) -> bool:
+    with contextlib.suppress(OSError):
+        return file.stat().st_nlink > 1
+    return False
+
 
 EDITS = ("replace", "write_file")
 KEPT_FROM_IT = (PROJECT_FOLDER, ".gemini")
@@ -23,7 +120,7 @@ _NOT_INTO = (".git", "node_modules")
 """Gemini CLI writes nothing there itself; but through a link there, elsewhere."""
 
 
-def aliases(workdir: Path) -> Aliases:
+def aliases(workdir: Path) -> LinkAliases:
     """Links by which it would write where it may not. Raises UsageError."""
     return aliases_of(KEPT_FROM_IT, workdir, not_into=_NOT_INTO)
 

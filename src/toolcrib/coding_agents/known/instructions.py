@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolcrib.config.project import project_of
+from toolcrib.config.paths import project_of
 
 _NAMES: tuple[str, ...] = ("AGENTS.override.md", "AGENTS.md")
 """In each folder the first that is there counts alone."""

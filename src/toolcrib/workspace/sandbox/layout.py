@@ -16,36 +16,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.folder import Folder, Spot
-from toolcrib.workspace.sandbox import git
-from toolcrib.workspace.sandbox.gitlinks import NotAnIndex
-from toolcrib.workspace.sandbox.placeholders import Placeholders
-from toolcrib.workspace.sandbox.steps import inside
+from toolcrib.workspace.folder import Folder, FolderPath
+from toolcrib.workspace.sandbox import git_protection
+from toolcrib.workspace.sandbox.git_protection import Placeholders
 from toolcrib.workspace.sandbox.survey import (
     BEFORE_A_COMMAND,
     GIT,
     HIDING,
     TOOLCRIB,
-    Found,
-    Kind,
+    InodeKind,
+    NotAnIndex,
     Survey,
-    found_at,
-    look,
+    SurveyedPath,
+    look_at,
+    open_inside,
     survey,
+    surveyed_path,
 )
-from toolcrib.workspace.settings.model import GitMode, Settings
+from toolcrib.workspace.settings.model import GitMode, WorkspaceSettings
 
 
 @dataclass(kw_only=True)
-class Layout:
+class MountLayout:
     root: Path
-    places: dict[tuple[str, ...], tuple[Found, bool]] = field(default_factory=dict)
+    places: dict[tuple[str, ...], tuple[SurveyedPath, bool]] = field(default_factory=dict)
     """What is mounted on itself, and whether read-only: it cannot be renamed or replaced, nor changed if read-only."""
-    masks: list[Found] = field(default_factory=list)
-    own: list[list[Found]] = field(default_factory=list)
+    masks: list[SurveyedPath] = field(default_factory=list)
+    own: list[list[SurveyedPath]] = field(default_factory=list)
     """What is left of each `.toolcrib`, beginning with the folder itself."""
 
-    def fix(self, found: Found, *, read_only: bool) -> None:
+    def fix(self, found: SurveyedPath, *, read_only: bool) -> None:
         if found.parts not in self.places or read_only:
             self.places[found.parts] = (found, read_only)
 
@@ -74,14 +74,14 @@ class Layout:
         """Whether something empty lies over a place or above it: then nobody reaches it."""
         return any(parts[: len(found.parts)] == found.parts for found in self.masks)
 
-    def _mask(self, found: Found) -> list[str]:
+    def _mask(self, found: SurveyedPath) -> list[str]:
         path = self.at(found.parts)
-        if found.kind is Kind.FOLDER:
+        if found.kind is InodeKind.FOLDER:
             return ["--perms", "0555", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
         # Bound without devices, so that nobody can open it.
         return ["--ro-bind", "/dev/null", path]
 
-    def _own_words(self, own: list[Found]) -> list[str]:
+    def _own_words(self, own: list[SurveyedPath]) -> list[str]:
         path = self.at(own[0].parts)
         words = ["--perms", "0755", "--size", "65536", "--tmpfs", path]
         for entry in own[1:]:
@@ -89,30 +89,32 @@ class Layout:
         return [*words, "--remount-ro", path]
 
 
-def look_through(folder: Folder, settings: Settings, known: Iterable[tuple[str, ...]] = ()) -> Survey:
+def survey_folder(folder: Folder, settings: WorkspaceSettings, known: Iterable[tuple[str, ...]] = ()) -> Survey:
     """What there is to be protected below the folder's top."""
     hides = bool(settings.hidden)
     seen = survey(folder, HIDING if hides else BEFORE_A_COMMAND, hides=hides, known=known)
     try:
-        seen.submodules = git.submodules(folder)
+        seen.submodules = git_protection.submodule_paths(folder)
     except NotAnIndex as error:
         seen.unreadable = str(error)
         return seen
     except PermissionError as error:
         seen.unreadable = f"{GIT}: {error.strerror}"
         return seen
-    seen.under_way = git.under_way(folder)
-    there = [look(folder, parts) for parts in folder.running]
-    seen.running = [found for found in there if found is not None and found.kind in {Kind.FOLDER, Kind.FILE}]
+    seen.under_way = git_protection.git_operations_under_way(folder)
+    there = [look_at(folder, parts) for parts in folder.running]
+    seen.running = [found for found in there if found is not None and found.kind in {InodeKind.FOLDER, InodeKind.FILE}]
     return seen
 
 
-def lay_out(folder: Folder, mode: GitMode, seen: Survey, placeholders: Placeholders, *, writes: bool) -> Layout:
+def lay_out_mounts(
+    folder: Folder, mode: GitMode, seen: Survey, placeholders: Placeholders, *, writes: bool
+) -> MountLayout:
     """`seen` is what may be mounted over by now."""
-    layout = Layout(root=folder.root)
+    layout = MountLayout(root=folder.root)
     there = os.fstat(folder.fd)
-    layout.fix(found_at((), there), read_only=not writes)
-    layout.masks += [found for found in [*seen.hidden, *seen.closed, *seen.sockets] if found.kind is not Kind.LINK]
+    layout.fix(surveyed_path((), there), read_only=not writes)
+    layout.masks += [found for found in [*seen.hidden, *seen.closed, *seen.sockets] if found.kind is not InodeKind.LINK]
     if writes:
         if seen.unreadable:
             raise _index_error(seen.unreadable)
@@ -123,7 +125,7 @@ def lay_out(folder: Folder, mode: GitMode, seen: Survey, placeholders: Placehold
             _submodule(layout, folder, parts, placeholders)
         bare = [_repository_at(folder, head) for head in seen.bare]
         # A link is not mounted over, so another one may take its place; that is put right afterwards.
-        guarded = [found for found in seen.guarded if found.kind is not Kind.LINK]
+        guarded = [found for found in seen.guarded if found.kind is not InodeKind.LINK]
         for found in [*seen.repositories, *bare, *guarded, *seen.running]:
             _make_read_only(layout, folder, found)
         for found in layout.masks:
@@ -134,22 +136,24 @@ def lay_out(folder: Folder, mode: GitMode, seen: Survey, placeholders: Placehold
     return layout
 
 
-def _repository(layout: Layout, folder: Folder, mode: GitMode, seen: Survey, placeholders: Placeholders) -> None:
-    found = look(folder, (GIT,))
+def _repository(layout: MountLayout, folder: Folder, mode: GitMode, seen: Survey, placeholders: Placeholders) -> None:
+    found = look_at(folder, (GIT,))
     if found is None or placeholders.may_be_one(GIT, None):
         placeholders.hold_folder(GIT)
         layout.fix(_must_be_there(folder, (GIT,)), read_only=True)
         return
-    if found.kind is Kind.LINK:
+    if found.kind is InodeKind.LINK:
         raise _link_error(GIT)
-    may_commit = mode is GitMode.COMMIT and found.kind is Kind.FOLDER and git.is_plain(folder)
+    may_commit = (
+        mode is GitMode.COMMIT and found.kind is InodeKind.FOLDER and git_protection.is_plain_repository(folder)
+    )
     layout.fix(found, read_only=not may_commit)
     if may_commit:
-        for part in [*git.hold_missing(folder, placeholders), *((name,) for name in seen.under_way)]:
-            layout.fix(_must_be_there(folder, (GIT, *part)), read_only=part not in git.PINNED)
+        for part in [*git_protection.hold_missing(folder, placeholders), *((name,) for name in seen.under_way)]:
+            layout.fix(_must_be_there(folder, (GIT, *part)), read_only=part not in git_protection.PINNED_FOLDERS)
 
 
-def _repository_at(folder: Folder, head: Found) -> Found:
+def _repository_at(folder: Folder, head: SurveyedPath) -> SurveyedPath:
     if len(head.parts) > 1:
         return _must_be_there(folder, head.parts[:-1])
     raise WorkspaceError(
@@ -159,57 +163,57 @@ def _repository_at(folder: Folder, head: Found) -> Found:
     )
 
 
-def _submodule(layout: Layout, folder: Folder, parts: tuple[str, ...], placeholders: Placeholders) -> None:
+def _submodule(layout: MountLayout, folder: Folder, parts: tuple[str, ...], placeholders: Placeholders) -> None:
     """Git goes in by itself, so there must be no other `.git`, nor another folder at this place."""
     if layout.covers(parts):
         return
     for length in range(1, len(parts) + 1):
         path = "/".join(parts[:length])
-        found = look(folder, parts[:length])
+        found = look_at(folder, parts[:length])
         if found is None or placeholders.may_be_one(path, None) or placeholders.may_lead_to_one(path):
             placeholders.hold_folder(path)
-        elif found.kind is Kind.LINK:
+        elif found.kind is InodeKind.LINK:
             raise _submodule_error(parts, parts[:length])
-        elif found.kind is not Kind.FOLDER:
+        elif found.kind is not InodeKind.FOLDER:
             # As long as it is no folder, git does not go through it.
             layout.fix(found, read_only=False)
             _pin_way_to(layout, folder, found)
             return
     place = (*parts, GIT)
-    found = look(folder, place)
+    found = look_at(folder, place)
     if found is None or placeholders.may_be_one("/".join(place), None):
         placeholders.hold_folder("/".join(place))
     _make_read_only(layout, folder, _must_be_there(folder, place))
 
 
-def _make_read_only(layout: Layout, folder: Folder, found: Found) -> None:
+def _make_read_only(layout: MountLayout, folder: Folder, found: SurveyedPath) -> None:
     """A link cannot be mounted over, so what it lies in is made read-only."""
     if layout.covers(found.parts):
         return
-    if found.kind is Kind.LINK:
+    if found.kind is InodeKind.LINK:
         found = _must_be_there(folder, found.parts[:-1])
-    if found.kind in {Kind.FOLDER, Kind.FILE}:
+    if found.kind in {InodeKind.FOLDER, InodeKind.FILE}:
         layout.fix(found, read_only=True)
         _pin_way_to(layout, folder, found)
 
 
-def _own_files(layout: Layout, folder: Folder, placeholders: Placeholders, *, writes: bool) -> None:
+def _own_files(layout: MountLayout, folder: Folder, placeholders: Placeholders, *, writes: bool) -> None:
     """An empty folder takes the place of `.toolcrib`, and what commands may read is bound into it; so logs of runs that
     begin meanwhile are not seen either."""
-    found = look(folder, (TOOLCRIB,))
+    found = look_at(folder, (TOOLCRIB,))
     if found is None and not writes:
         return
     if found is None or placeholders.may_be_one(TOOLCRIB, None):
         placeholders.hold_folder(TOOLCRIB)
         found = _must_be_there(folder, (TOOLCRIB,))
-    if found.kind is not Kind.FOLDER:
+    if found.kind is not InodeKind.FOLDER:
         raise _link_error(TOOLCRIB)
     layout.own.append([found, *_readable_entries(folder, found.parts)])
 
 
-def _nested_own_files(layout: Layout, folder: Folder, found: Found, *, writes: bool) -> None:
+def _nested_own_files(layout: MountLayout, folder: Folder, found: SurveyedPath, *, writes: bool) -> None:
     """Those of another project below this one."""
-    if found.kind is not Kind.FOLDER:
+    if found.kind is not InodeKind.FOLDER:
         if writes:
             _make_read_only(layout, folder, found)
     elif not layout.covers(found.parts):
@@ -218,25 +222,25 @@ def _nested_own_files(layout: Layout, folder: Folder, found: Found, *, writes: b
             _pin_way_to(layout, folder, found)
 
 
-def _readable_entries(folder: Folder, parts: tuple[str, ...]) -> list[Found]:
+def _readable_entries(folder: Folder, parts: tuple[str, ...]) -> list[SurveyedPath]:
     try:
-        with inside(folder, parts) as place:
+        with open_inside(folder, parts) as place:
             names = sorted(os.listdir(f"/proc/self/fd/{place}"))[:100]  # noqa: PTH208 - by descriptor
     except PermissionError:
         return []
-    entries = [look(folder, (*parts, name)) for name in names if folder.readable(Spot((*parts, name)))]
-    return [entry for entry in entries if entry is not None and entry.kind in {Kind.FOLDER, Kind.FILE}]
+    entries = [look_at(folder, (*parts, name)) for name in names if folder.readable(FolderPath((*parts, name)))]
+    return [entry for entry in entries if entry is not None and entry.kind in {InodeKind.FOLDER, InodeKind.FILE}]
 
 
-def _pin_way_to(layout: Layout, folder: Folder, found: Found) -> None:
+def _pin_way_to(layout: MountLayout, folder: Folder, found: SurveyedPath) -> None:
     """A folder on the way could be renamed: the next command would find what is hidden at another path, and a sandbox
     that is just made would mount over something else."""
     for length in range(1, len(found.parts)):
         layout.fix(_must_be_there(folder, found.parts[:length]), read_only=False)
 
 
-def _must_be_there(folder: Folder, parts: tuple[str, ...]) -> Found:
-    found = look(folder, parts)
+def _must_be_there(folder: Folder, parts: tuple[str, ...]) -> SurveyedPath:
+    found = look_at(folder, parts)
     if found is None:
         raise WorkspaceError(f"{'/'.join(parts)} was removed just now.", remedy="Try again.")
     return found

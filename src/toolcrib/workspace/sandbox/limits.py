@@ -1,22 +1,179 @@
 """Limits that hold for a command with all that it starts: memory, processes, size of files.
 
-In: the settings' limits and the pid of the sandbox's first process, before it runs anything. Out: whether a limit was
-passed. A cgroup does it where one can be made (`cgroup`); elsewhere every process gets limits of its own (rlimits, set
-by `inner`) and a watcher adds up what all of them use.
+In: the settings' limits and the pid of the sandbox's first process, before it runs anything. Out: whether a limit
+was passed. Where a cgroup (version 1 or 2) can be made, the kernel counts memory and processes of the whole tree;
+elsewhere every process gets limits of its own (rlimits, set by `inner`) and a watcher adds up what all of them use.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolcrib.workspace.sandbox.cgroup import Group
-from toolcrib.workspace.sandbox.model import Ending
+from toolcrib.workspace.sandbox.command import CommandEnding
 from toolcrib.workspace.settings.model import Limits
+
+PREFIX = "toolcrib-"
+_CONTROLLERS = ("memory", "pids")
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CgroupParent:
+    """Folders in which groups are made: one with both controllers (version 2), or one for each (version 1)."""
+
+    version: int
+    places: tuple[Path, ...]
+    left: list[Path] = field(default_factory=list)
+    """Groups that could not be removed yet: the kernel holds on to them until the last process is buried."""
+
+    def make(self, limits: Limits) -> Cgroup:
+        """OSError where it cannot be made."""
+        self.tidy()
+        name = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
+        folders: list[Path] = []
+        try:
+            for place in self.places:
+                (place / name).mkdir()
+                folders.append(place / name)
+            group = Cgroup(self, tuple(folders), limits)
+            group.set_limits()
+        except OSError:
+            for folder in folders:
+                folder.rmdir()
+            raise
+        return group
+
+    def tidy(self) -> bool:
+        """Removes what was left; says whether nothing is left now."""
+        for folder in list(self.left):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+            if not folder.exists():
+                self.left.remove(folder)
+        return not self.left
+
+    def sweep(self) -> None:
+        """Removes empty groups of servers that were killed."""
+        for place in self.places:
+            for folder in place.glob(f"{PREFIX}*-*"):
+                with contextlib.suppress(OSError, ValueError):
+                    if not Path(f"/proc/{int(folder.name.split('-')[1])}").exists():
+                        folder.rmdir()
+
+
+class Cgroup:
+    def __init__(self, nest: CgroupParent, folders: tuple[Path, ...], limits: Limits) -> None:
+        self._nest = nest
+        self._version = nest.version
+        self._folders = folders
+        self._limits = limits
+        self._memory, self._pids = folders[0], folders[-1]
+
+    def set_limits(self) -> None:
+        if self._version == 2:
+            _write(self._memory / "memory.max", self._limits.memory)
+            with contextlib.suppress(OSError):
+                _write(self._memory / "memory.swap.max", 0)
+            with contextlib.suppress(OSError):
+                _write(self._memory / "memory.oom.group", 1)
+        else:
+            _write(self._memory / "memory.limit_in_bytes", self._limits.memory)
+            # There only where the kernel counts swap.
+            with contextlib.suppress(OSError):
+                _write(self._memory / "memory.memsw.limit_in_bytes", self._limits.memory)
+        _write(self._pids / "pids.max", self._limits.processes)
+
+    def take(self, pid: int) -> None:
+        for folder in self._folders:
+            _write(folder / "cgroup.procs", pid)
+
+    def ran_out_of_memory(self) -> bool:
+        name = "memory.events" if self._version == 2 else "memory.oom_control"
+        return _counter(self._memory / name, "oom_kill") > 0
+
+    def is_full(self) -> bool:
+        return int((self._pids / "pids.current").read_text()) >= self._limits.processes
+
+    def remove(self) -> None:
+        self._nest.left.extend(self._folders)
+        self._nest.tidy()
+
+
+def find_cgroup_parent(limits: Limits) -> CgroupParent | None:
+    """The first place where a group with all its limits can really be made."""
+    for nest in cgroup_candidates():
+        nest.sweep()
+        with contextlib.suppress(OSError):
+            nest.make(limits).remove()
+            return nest
+    return None
+
+
+def cgroup_candidates(table: str = "/proc/self/cgroup", mounts: str = "/proc/self/mountinfo") -> list[CgroupParent]:
+    """Version 2: beside us (where no processes are that forbid it) or below us; version 1: below us."""
+    where = _mounted(Path(mounts).read_text())
+    mine: dict[str, str] = {}
+    for line in Path(table).read_text().splitlines():
+        number, names, path = line.split(":", 2)
+        for name in names.split(",") if number != "0" else ["2"]:
+            mine[name] = path
+    nests: list[CgroupParent] = []
+    here = {name: place for name, path in mine.items() if (place := _place(where.get(name), path))}
+    if "2" in here:
+        nests += [
+            CgroupParent(version=2, places=(place,)) for place in (here["2"].parent, here["2"]) if _governs(place)
+        ]
+    if all(name in here for name in _CONTROLLERS):
+        nests.append(CgroupParent(version=1, places=tuple(here[name] for name in _CONTROLLERS)))
+    return nests
+
+
+def _place(mounted: tuple[str, str] | None, path: str) -> Path | None:
+    """In a container the mount may show only a part of the hierarchy."""
+    if mounted is None:
+        return None
+    root, point = mounted
+    return Path(point, os.path.relpath(path, root)) if Path(path).is_relative_to(root) else None
+
+
+def _governs(place: Path) -> bool:
+    try:
+        return set(_CONTROLLERS) <= set((place / "cgroup.subtree_control").read_text().split())
+    except OSError:
+        return False
+
+
+def _mounted(table: str) -> dict[str, tuple[str, str]]:
+    """Which part of each controller's hierarchy is mounted, and where; "2" is the one hierarchy of version 2."""
+    where: dict[str, tuple[str, str]] = {}
+    for line in table.splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        root, point = before.split(" ")[3:5]
+        if kind == "cgroup2":
+            where["2"] = (root, point)
+        elif kind == "cgroup":
+            where |= {option: (root, point) for option in options.split(",") if option in _CONTROLLERS}
+    return where
+
+
+def _counter(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0
+
+
+def _write(path: Path, value: int) -> None:
+    path.write_text(str(value))
+
 
 OPEN_FILES = 4096
 TICK = 0.1
@@ -32,10 +189,10 @@ _OWN = (b"RssAnon", b"VmSwap", b"VmPTE")
 _SHARED = b"RssShmem"
 
 
-class Guard:
+class LimitGuard:
     """Watches one tree of processes, whose first one is `pid`."""
 
-    def __init__(self, limits: Limits, pid: int, group: Group | None) -> None:
+    def __init__(self, limits: Limits, pid: int, group: Cgroup | None) -> None:
         self._limits = limits
         self._pid = pid
         self._group = group
@@ -47,20 +204,20 @@ class Guard:
         if self._group:
             self._group.take(inner)
 
-    def passed(self) -> Ending | None:
+    def passed(self) -> CommandEnding | None:
         if self._group:
             if self._group.ran_out_of_memory():
-                return Ending.MEMORY
-            return Ending.PROCESSES if self._is_full_for_long(is_full=self._group.is_full()) else None
-        used = usage(self._pid, most=self._limits.processes)
+                return CommandEnding.MEMORY
+            return CommandEnding.PROCESSES if self._is_full_for_long(is_full=self._group.is_full()) else None
+        used = tree_usage(self._pid, most=self._limits.processes)
         is_full = used.threads >= self._limits.processes
         if used.threads > self._limits.processes or self._is_full_for_long(is_full=is_full):
-            return Ending.PROCESSES
+            return CommandEnding.PROCESSES
         room = self._limits.memory - used.memory - _sockets(self._pid) * _SOCKET
         # To ask the kernel for shares takes it long, so it is asked only where it matters.
         if room < sum(used.shared.values()):
             room -= sum(map(_share, used.shared))
-            return Ending.MEMORY if room < 0 else None
+            return CommandEnding.MEMORY if room < 0 else None
         return None
 
     def _is_full_for_long(self, *, is_full: bool) -> bool:
@@ -81,7 +238,7 @@ def rlimits(limits: Limits, *, counted: bool) -> dict[str, int]:
     return each | {"RLIMIT_DATA": limits.memory, "RLIMIT_NPROC": limits.processes}
 
 
-def for_inner(limits: Limits, *, counted: bool) -> list[tuple[int, int]]:
+def limits_for_inner(limits: Limits, *, counted: bool) -> list[tuple[int, int]]:
     """As `inner` sets them: the kernel's number, and the limit; never above what this process has itself."""
     each = [(getattr(resource, name), limit) for name, limit in rlimits(limits, counted=counted).items()]
     own = [resource.getrlimit(kind)[1] for kind, _ in each]
@@ -92,7 +249,7 @@ def for_inner(limits: Limits, *, counted: bool) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TreeUsage:
     threads: int
     memory: int
     """Bytes that are each process's own: its pages, wherever they lie, and the tables that the kernel keeps of them."""
@@ -100,7 +257,7 @@ class Usage:
     """Bytes of memory without a file that several processes may share, by the pid of each that sees some."""
 
 
-def usage(pid: int, *, most: int) -> Usage:
+def tree_usage(pid: int, *, most: int) -> TreeUsage:
     """Of a process and all below it; what runs away from its parents belongs to the first again.
 
     Looks no further when `most` threads are passed: what is above it is ended whatever it is.
@@ -120,7 +277,7 @@ def usage(pid: int, *, most: int) -> Usage:
                 shared[current] = sizes[_SHARED]
             for task in tasks:
                 waiting += [int(child) for child in _read(f"{place}/task/{task}/children").split()]
-    return Usage(threads, memory, shared)
+    return TreeUsage(threads, memory, shared)
 
 
 def _sizes(path: str) -> dict[bytes, int]:

@@ -1,39 +1,183 @@
 """The place where code that is not ours runs.
 
 In: the folder, the settings, commands. Out: what they printed and how they ended, or a refusal with its reason and
-remedy. `means` finds what the system has, `selftest` tries whether the sandbox holds; if one thing does not, nothing is
-ever run here. `run` runs a command, in what `bwrap`, `places` and `layout` describe.
+remedy. `system` finds what the system has; the self-test tries at the start to break out (`probing` runs inside),
+and if one thing does not hold, nothing is ever run here. `process` runs a command, in what `system` and `layout`
+describe.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import fcntl
 import functools
+import json
 import logging
 import os
 import platform
-from collections.abc import Mapping
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.sandbox import bwrap, landlock, means, places, seccomp, selftest, stage
-from toolcrib.workspace.sandbox.cgroup import Nest, find_nest
-from toolcrib.workspace.sandbox.floor import Floor
-from toolcrib.workspace.sandbox.launch import Start, Wrapping
-from toolcrib.workspace.sandbox.layout import closed_error, crowd_error, lay_out, look_through
-from toolcrib.workspace.sandbox.limits import Guard, for_inner, rlimits
-from toolcrib.workspace.sandbox.means import Means
-from toolcrib.workspace.sandbox.model import Command, Ending, Finished, Probe
-from toolcrib.workspace.sandbox.output import Kept
-from toolcrib.workspace.sandbox.patience import in_a_thread
-from toolcrib.workspace.sandbox.placeholders import Placeholders
-from toolcrib.workspace.sandbox.run import OnOutput, Tree
+from toolcrib.workspace import protected_paths
+from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.sandbox import kernel_rules, mount_namespace, system
+from toolcrib.workspace.sandbox.command import (
+    BubblewrapLaunch,
+    CommandEnding,
+    LaunchPlan,
+    SandboxCommand,
+    SandboxProbe,
+    SandboxResult,
+)
+from toolcrib.workspace.sandbox.folder_lock import FolderLock
+from toolcrib.workspace.sandbox.git_protection import Placeholders
+from toolcrib.workspace.sandbox.kernel_rules import MACHINES, Machine
+from toolcrib.workspace.sandbox.layout import closed_error, crowd_error, lay_out_mounts, survey_folder
+from toolcrib.workspace.sandbox.limits import CgroupParent, LimitGuard, find_cgroup_parent, limits_for_inner, rlimits
+from toolcrib.workspace.sandbox.process import OnOutput, OutputFile, ProcessTree, finish_in_thread
 from toolcrib.workspace.sandbox.survey import AT_THE_START, Parts, Survey, survey
-from toolcrib.workspace.sandbox.syscalls import MACHINES, Machine
-from toolcrib.workspace.settings.model import GitMode, Settings
+from toolcrib.workspace.sandbox.system import SystemSupport
+from toolcrib.workspace.settings.model import GitMode, WorkspaceSettings
+
+SELFTEST_SECONDS = 20.0
+_PREFIX = "toolcrib-probe-"
+PROBE_NAMES = {
+    "writing": "nothing outside can be changed",
+    "reading": "nothing private can be read",
+    "network": "no network, no socket of outside",
+    "privileges": "no capabilities, no mounts, no namespaces",
+    "calls": "dangerous system calls are refused",
+    "rules": "Landlock is in force",
+    "limits": "limits are set and cannot be raised",
+    "leave_one_behind": "no process stays",
+}
+
+
+async def run_selftest(
+    run: Callable[[SandboxCommand], Awaitable[SandboxResult]],
+    *,
+    root: Path,
+    bound: Sequence[Path],
+    limits: Mapping[str, int],
+    has_network: bool,
+) -> tuple[SandboxProbe, ...]:
+    canary = f"canary-{secrets.token_hex(16)}"
+    with contextlib.ExitStack() as stack:
+        outside = stack.enter_context(_outside_folder())
+        (outside / "secret").write_text(canary)
+        given = {
+            "canary": canary,
+            "folders": ["/", "/usr", "/etc", "/dev", "/proc", *map(str, bound), *_parent(root)],
+            "files": [
+                "/usr/bin/env",
+                "/proc/sys/kernel/core_pattern",
+                "/proc/sysrq-trigger",
+                str(system.own_interpreter()),
+            ],
+            "secrets": [str(outside / "secret"), *_private(root, bound)],
+            "listeners": [] if has_network else _listen(stack, outside, canary),
+            "limits": dict(limits),
+        }
+        source = Path(__file__).with_name("probing.py").read_text()
+        words = (str(system.own_interpreter()), "-I", "-S", "-E", "-c", source, json.dumps(given))
+        finished = await run(
+            SandboxCommand(argv=words, seconds=SELFTEST_SECONDS, reports=True, writes=False, name="self-test")
+        )
+    return _read_probes(finished, canary)
+
+
+@contextlib.contextmanager
+def _outside_folder() -> Iterator[Path]:
+    """A folder of ours, locked for as long as we live: one that is not locked was left by a process that was killed."""
+    beside = Path(tempfile.gettempdir())
+    for left in beside.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), _locked(left):
+            shutil.rmtree(left)
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+    with _locked(made):
+        # Only now it gets a name that others look for.
+        folder = made.rename(beside / made.name.removeprefix("."))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Raises OSError where it is not ours, or another process has it."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(opened).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "somebody else's", str(folder))
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _read_probes(finished: SandboxResult, canary: str) -> tuple[SandboxProbe, ...]:
+    if finished.ending is not CommandEnding.EXITED or finished.code != 0 or not finished.report:
+        detail = finished.stderr.text(1000).strip() or f"it ended with {finished.code} ({finished.ending})"
+        return (SandboxProbe("the self-test runs", False, detail),)
+    answers: dict[str, list[str]] = json.loads(finished.report)
+    if left := _processes_with(canary):
+        answers["leave_one_behind"].append(f"process {left} still runs")
+    return tuple(SandboxProbe(PROBE_NAMES[name], not found, "; ".join(found)) for name, found in answers.items())
+
+
+def _parent(root: Path) -> list[str]:
+    """Below /tmp it is the sandbox's own."""
+    return [] if root.is_relative_to("/tmp") else [str(root.parent)]  # noqa: S108
+
+
+def _private(root: Path, bound: Sequence[Path]) -> list[str]:
+    """What there is around the folder and in the home, and of the system what tells secrets; not what is bound."""
+    open_ways = {place for path in (root, *bound) for place in (path, *path.parents)}
+    around = ["/etc/shadow", "/run", "/var", "/sys", "/boot", "/root", "/home"]
+    for place in {root.parent, protected_paths.user_home() or root.parent}:
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            around += [entry.path for _, entry in zip(range(50), entries, strict=False)]
+    return [
+        path
+        for path in around
+        if Path(path) not in open_ways
+        and not any(Path(path).is_relative_to(place) for place in (*bound, root, *system.system_folders()))
+        and path not in {"/tmp", "/dev", "/proc", "/etc", *system.SYSTEM_FOLDERS, system.SANDBOX_HOME}  # noqa: S108
+    ]
+
+
+def _listen(stack: contextlib.ExitStack, outside: Path, canary: str) -> list[tuple[str, object]]:
+    """Doors of ours that must not be reached: a port, a socket with a path, one without."""
+    port = stack.enter_context(socket.socket(socket.AF_INET))
+    port.bind(("127.0.0.1", 0))
+    doors: list[tuple[str, object]] = [("AF_INET", port.getsockname())]
+    named, abstract = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
+    named.bind(str(outside / "door"))
+    abstract.bind(f"\0{canary}")
+    doors += [("AF_UNIX", str(outside / "door")), ("AF_UNIX", f"@{canary}")]
+    for door in (port, named, abstract):
+        door.listen(8)
+    return doors
+
+
+def _processes_with(canary: str) -> str:
+    mark = canary.encode()
+    for number in filter(str.isdigit, (entry.name for entry in Path("/proc").iterdir())):
+        with contextlib.suppress(OSError):
+            if mark in Path(f"/proc/{number}/cmdline").read_bytes() and int(number) != os.getpid():
+                return number
+    return ""
+
 
 log = logging.getLogger(__name__)
 
@@ -47,37 +191,39 @@ MOST_SCRATCH = 1024 * 1024 * 1024
 class Sandbox:
     """Opened by `Sandbox.open`, which tries it out."""
 
-    def __init__(self, folder: Folder, settings: Settings, *, environ: Mapping[str, str], unsafe: bool) -> None:
+    def __init__(
+        self, folder: Folder, settings: WorkspaceSettings, *, environ: Mapping[str, str], unsafe: bool
+    ) -> None:
         self.folder = folder
         self.settings = settings
         self.unsafe = unsafe
-        self.probes: tuple[Probe, ...] = ()
+        self.probes: tuple[SandboxProbe, ...] = ()
         self.refusal: WorkspaceError | None = None
         self._environ = environ
-        self._means: Means | None = None
-        self._stage: stage.Stage | None = None
-        self._nest: Nest | None = find_nest(settings.limits)
-        self._trees: set[Tree] = set()
+        self._means: SystemSupport | None = None
+        self._stage: mount_namespace.MountNamespace | None = None
+        self._nest: CgroupParent | None = find_cgroup_parent(settings.limits)
+        self._trees: set[ProcessTree] = set()
         self._known: list[Parts] = []
         self._is_whole = True
         """Whether all of the folder was looked through when this was opened."""
         commits = settings.git is GitMode.COMMIT and not settings.read_only
-        self._floor = Floor(folder, self._look, hides=bool(settings.hidden), commits=commits)
+        self._floor = FolderLock(folder, self._look, hides=bool(settings.hidden), commits=commits)
         is_root = os.geteuid() == 0
         self.uid, self.gid = folder.owner if is_root else (os.geteuid(), os.getegid())
-        self._bound = places.toolchains(settings, environ, folder.root)
-        self._shell = bwrap.Shell(
+        self._bound = system.toolchains(settings, environ, folder.root)
+        self._shell = system.BubblewrapArguments(
             uid=self.uid,
             gid=self.gid,
             bound=tuple(self._bound),
-            etc=tuple(places.etc(settings)),
+            etc=tuple(system.etc_paths(settings)),
             network=settings.network,
             scratch=min(settings.limits.memory // SCRATCH_SHARE, MOST_SCRATCH),
         )
 
     @classmethod
     async def open(
-        cls, folder: Folder, settings: Settings, *, environ: Mapping[str, str], unsafe: bool = False
+        cls, folder: Folder, settings: WorkspaceSettings, *, environ: Mapping[str, str], unsafe: bool = False
     ) -> Sandbox:
         """Never fails: where no sandbox can be built, or one does not hold, `refusal` says why."""
         sandbox = cls(folder, settings, environ=environ, unsafe=unsafe)
@@ -95,7 +241,7 @@ class Sandbox:
         """Ends what runs."""
         self.refusal = WorkspaceError("The sandbox is closed.", remedy="Start the workspace again.")
         for tree in self._trees:
-            tree.end(Ending.CANCELLED)
+            tree.end(CommandEnding.CANCELLED)
         await asyncio.gather(*(tree.gone() for tree in self._trees))
         for _ in range(TIDY_TRIES):
             if self._nest is None or self._nest.tidy():
@@ -129,19 +275,21 @@ class Sandbox:
             "probes": [{"name": probe.name, "held": probe.held, "detail": probe.detail} for probe in self.probes],
         }
 
-    async def run(self, command: Command, *, on_output: OnOutput | None = None) -> Finished:
-        """Gives `Finished` when nothing of it runs any more. Cancelling the task ends all of it before it goes on."""
+    async def run(self, command: SandboxCommand, *, on_output: OnOutput | None = None) -> SandboxResult:
+        """Gives `SandboxResult` when nothing of it runs any more. Cancelling the task ends all of it before it goes
+        on.
+        """
         if self.refusal is not None:
             raise self.refusal
         return await self._run(command, on_output)
 
-    async def _run(self, command: Command, on_output: OnOutput | None = None) -> Finished:
+    async def _run(self, command: SandboxCommand, on_output: OnOutput | None = None) -> SandboxResult:
         self.folder.check_same()
         os.close(self.folder.open_dir(command.cwd))
         limits = self.settings.limits
         kept = None
         if command.keeps and not self.settings.read_only:
-            kept = Kept(self.folder, command.name, after=limits.output)
+            kept = OutputFile(self.folder, command.name, after=limits.output)
         if self.unsafe:
             return await self._run_over(command, Survey(), kept, on_output)
         writes = command.writes and not self.settings.read_only
@@ -154,16 +302,16 @@ class Sandbox:
         return replace(finished, notes=tuple(notes))
 
     async def _run_over(
-        self, command: Command, seen: Survey, kept: Kept | None, on_output: OnOutput | None
-    ) -> Finished:
+        self, command: SandboxCommand, seen: Survey, kept: OutputFile | None, on_output: OnOutput | None
+    ) -> SandboxResult:
         with Placeholders(self.folder) as placeholders:
             if self.unsafe:
                 start = self._outside(command)
             else:
-                start = await in_a_thread(lambda: self._inside(command, seen, placeholders))
+                start = await finish_in_thread(lambda: self._inside(command, seen, placeholders))
             if self.refusal is not None:
                 raise self.refusal
-            tree = Tree(start, kept, on_output)
+            tree = ProcessTree(start, kept, on_output)
             self._trees.add(tree)
             try:
                 return await tree.run()
@@ -173,7 +321,7 @@ class Sandbox:
     def _look(self) -> Survey:
         """In a thread, one at a time."""
         try:
-            seen = look_through(self.folder, self.settings, self._known)
+            seen = survey_folder(self.folder, self.settings, self._known)
         except PermissionError as error:
             raise closed_error(error) from error
         # What lies in a closed folder was not looked at; it may be opened again.
@@ -190,25 +338,25 @@ class Sandbox:
             return
         self._known, self._is_whole = seen.known(), seen.is_whole
 
-    async def _probe(self, command: Command) -> Finished:
+    async def _probe(self, command: SandboxCommand) -> SandboxResult:
         """Our own code: nothing in the folder need be kept from it, so it waits for nobody."""
         return await self._run_over(command, Survey(), None, None)
 
     async def _build(self) -> None:
         is_root = os.geteuid() == 0
-        self._means = await asyncio.to_thread(means.find, self._environ, self.folder.root, is_root=is_root)
+        self._means = await asyncio.to_thread(system.find_support, self._environ, self.folder.root, is_root=is_root)
         if is_root:
             needed = [*self._bound, self.folder.root, Path(self._means.bwrap).parent]
-            interpreter = places.interpreter()
+            interpreter = system.own_interpreter()
             try:
                 self._stage = await asyncio.to_thread(
-                    stage.build, self.folder.owner, needed, self._means.enter, interpreter
+                    mount_namespace.build_mount_namespace, self.folder.owner, needed, self._means.enter, interpreter
                 )
             except OSError as error:
                 why = f"root cannot be left: {error}"
-                raise means.refused(why, means.remedy_for(str(error))) from error
+                raise system.sandbox_refused(why, system.sandbox_remedy(str(error))) from error
         try:
-            self.probes = await selftest.try_out(
+            self.probes = await run_selftest(
                 self._probe,
                 root=self.folder.root,
                 bound=self._bound,
@@ -216,13 +364,13 @@ class Sandbox:
                 has_network=self.settings.network,
             )
         except WorkspaceError as error:
-            self.probes = (Probe("the sandbox can be made", False, error.message),)
-            raise means.refused(error.message.rstrip("."), error.remedy) from error
+            self.probes = (SandboxProbe("the sandbox can be made", False, error.message),)
+            raise system.sandbox_refused(error.message.rstrip("."), error.remedy) from error
         if failed := next((probe for probe in self.probes if not probe.held), None):
             why = f"the sandbox does not hold: not true is “{failed.name}” ({failed.detail})"
-            raise means.refused(why, means.remedy_for(failed.detail))
+            raise system.sandbox_refused(why, system.sandbox_remedy(failed.detail))
         if not self.settings.hidden:
-            await in_a_thread(self._look_at_the_start)
+            await finish_in_thread(self._look_at_the_start)
 
     # What is the same for every command is made once: it is part of a command's time.
 
@@ -232,26 +380,26 @@ class Sandbox:
 
     @functools.cached_property
     def _filter(self) -> bytes:
-        return seccomp.program(platform.machine(), counts_memory=self._nest is not None)
+        return kernel_rules.seccomp_program(platform.machine(), counts_memory=self._nest is not None)
 
     @functools.cached_property
     def _environment(self) -> dict[str, str]:
-        return places.environment(self.settings, self._environ, self.folder.root, self._bound)
+        return system.command_environment(self.settings, self._environ, self.folder.root, self._bound)
 
     @functools.cached_property
     def _interpreter(self) -> str:
-        return str(places.interpreter())
+        return str(system.own_interpreter())
 
     @functools.cached_property
     def _machine(self) -> Machine:
         return MACHINES[platform.machine()]
 
-    def _inside(self, command: Command, seen: Survey, placeholders: Placeholders) -> Start:
+    def _inside(self, command: SandboxCommand, seen: Survey, placeholders: Placeholders) -> LaunchPlan:
         if self._means is None:
             raise RuntimeError("a sandbox that was not opened")
         writes = command.writes and not self.settings.read_only
         try:
-            layout = lay_out(self.folder, self.settings.git, seen, placeholders, writes=writes)
+            layout = lay_out_mounts(self.folder, self.settings.git, seen, placeholders, writes=writes)
         except PermissionError as error:
             raise closed_error(error) from error
         if len(layout.words()) > MOST_WORDS:
@@ -260,22 +408,24 @@ class Sandbox:
         trees = [b"/tmp", b"/dev/shm", *([os.fsencode(self.folder.root)] if writes else [])]
         abi = self._means.landlock
         cwd = str(self.folder.root.joinpath(*command.cwd.parts))
-        wrapping = Wrapping(
+        wrapping = BubblewrapLaunch(
             words=[*(self._stage.words if self._stage else ()), self._means.bwrap],
             descriptors=[self._stage.descriptor] if self._stage else [],
-            arguments=[*self._walls, *layout.words(), *bwrap.CLOSING, "--chdir", cwd],
-            files=places.files(self.settings, self.uid, self.gid),
+            arguments=[*self._walls, *layout.words(), *system.CLOSING_ARGUMENTS, "--chdir", cwd],
+            files=system.etc_files(self.settings, self.uid, self.gid),
             filter=self._filter,
         )
         plan = {
             "places": expected,
             "masks": masks,
-            "landlock": landlock.attributes(abi),
-            "writable": landlock.rules(trees, [os.fsencode(device) for device in bwrap.DEVICES], abi),
+            "landlock": kernel_rules.landlock_attributes(abi),
+            "writable": kernel_rules.landlock_rules(
+                trees, [os.fsencode(device) for device in system.WRITABLE_DEVICES], abi
+            ),
         }
         return self._with(command, wrapping=wrapping, plan=plan, environment=self._environment, cwd="/")
 
-    def _outside(self, command: Command) -> Start:
+    def _outside(self, command: SandboxCommand) -> LaunchPlan:
         """Without a sandbox: the same variables, limits and ending, and nothing that confines."""
         own = {name: self._environ[name] for name in ("HOME", "TMPDIR", "USER", "PATH") if name in self._environ}
         environment = self._environment | own
@@ -285,20 +435,20 @@ class Sandbox:
 
     def _with(
         self,
-        command: Command,
+        command: SandboxCommand,
         *,
-        wrapping: Wrapping | None,
+        wrapping: BubblewrapLaunch | None,
         plan: Mapping[str, Any],
         environment: Mapping[str, str],
         cwd: str,
-    ) -> Start:
-        return Start(
+    ) -> LaunchPlan:
+        return LaunchPlan(
             wrapping=wrapping,
             interpreter=self._interpreter,
             plan={
                 **plan,
                 "argv": [os.fsencode(word) for word in command.argv],
-                "limits": for_inner(self.settings.limits, counted=self._nest is not None),
+                "limits": limits_for_inner(self.settings.limits, counted=self._nest is not None),
                 "prlimit": self._machine.prlimit,
             },
             environment={**environment, **command.env},
@@ -311,7 +461,7 @@ class Sandbox:
             most_output=self.settings.limits.kept,
         )
 
-    def _guard(self, pid: int) -> Guard:
+    def _guard(self, pid: int) -> LimitGuard:
         self._floor.stands()
         limits = self.settings.limits
-        return Guard(limits, pid, self._nest.make(limits) if self._nest else None)
+        return LimitGuard(limits, pid, self._nest.make(limits) if self._nest else None)

@@ -1,10 +1,15 @@
-"""A look through the folder for what a command must not touch: repositories inside, hidden files, sockets.
+"""A look through the folder for what a command must not touch: repositories inside, submodules, hidden files, sockets.
 
-In: the folder, and places that are known already. Out: what was found, with its device and inode, so that `inner` can
-tell that just this was mounted. Bounded: a hidden file that was not looked for would be shown, so there the bound is an
-error. For the rest one large look is made at the start, and what it found is known to every small one before a command.
+In: the folder, and places that are known already. Out: what was found, with its device and inode, so that `inner`
+can tell that just this was mounted. Bounded: a hidden file that was not looked for would be shown, so there the
+bound is an error. For the rest one large look is made at the start, and what it found is known to every small one
+before a command. Every step goes down by one name and never through a link: a command that still runs can exchange
+a folder for a link at any moment.
 
 A folder that commands cannot list can hold anything, and who owns it can open it again: nothing of it is shown.
+Which folders are submodules git's index says (versions 2 to 4): git goes into them by itself and follows the
+configuration there, so their `.git` matters as much as the top's own. The index's bytes may be anybody's: few of
+them must not become many, nor take long.
 """
 
 from __future__ import annotations
@@ -13,15 +18,147 @@ import contextlib
 import enum
 import os
 import stat
+import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.confined import names
-from toolcrib.workspace.confined.folder import Folder, Spot
-from toolcrib.workspace.sandbox.steps import inside, may_enter
+from toolcrib.workspace import protected_paths
+from toolcrib.workspace.folder import Folder, FolderPath
+
+_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LIST_AND_ENTER = 0o5
+
+
+@contextlib.contextmanager
+def open_inside(folder: Folder, parts: Sequence[str]) -> Iterator[int]:
+    """A descriptor (O_PATH) of the folder at a place; OSError where one of the names is none, or a link to one."""
+    descriptor = os.dup(folder.fd)
+    try:
+        for name in parts:
+            below = os.open(name, _STEP, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def commands_may_enter(folder: Folder, descriptor: int) -> bool:
+    """Whether commands could list that folder and go into it."""
+    if os.geteuid() != 0:
+        return os.access(f"/proc/self/fd/{descriptor}", os.R_OK | os.X_OK)
+    # Commands run as the owner and without capabilities, root or not.
+    there = os.fstat(descriptor)
+    uid, gid = folder.owner
+    shift = 6 if there.st_uid == uid else 3 if there.st_gid == gid else 0
+    return (there.st_mode >> shift) & _LIST_AND_ENTER == _LIST_AND_ENTER
+
+
+_HEADER = struct.Struct(">4sII")
+_MODE_AT = 24
+_STAT_SIZE = 40
+_HASHES = (20, 32)
+"""Bytes of an object's name: SHA-1, SHA-256."""
+_GITLINK = 0o160000
+_EXTENDED = 0x4000
+LONGEST_INDEX_PATH = 4096
+MOST_INDEX_ENTRIES = 2_000_000
+MOST_SUBMODULES = 250
+_LONGEST_NUMBER = 5
+_CLOCK_EVERY = 10_000
+
+
+class NotAnIndex(ValueError):
+    """Not what git would read, or not as we read it."""
+
+
+class IndexTooLarge(NotAnIndex):
+    """An index such as no project has, or which takes too long to read."""
+
+
+def submodule_links(data: bytes, until: float = float("inf")) -> list[bytes]:
+    """Paths of submodules; NotAnIndex if it cannot be read, TooMuch if not within the bounds."""
+    if not data:
+        return []
+    for hash_size in _HASHES:
+        try:
+            found = _links(data, hash_size, until)
+        except IndexTooLarge:
+            raise
+        except (NotAnIndex, struct.error, IndexError):
+            continue
+        if b"" in found:
+            # In a split index a changed entry has no name of its own. Git never makes a submodule of a file that way.
+            raise NotAnIndex("a submodule without a path")
+        return found
+    raise NotAnIndex("no index of version 2, 3 or 4")
+
+
+def _links(data: bytes, hash_size: int, until: float) -> list[bytes]:
+    found: list[bytes] = []
+    for number, (path, mode) in enumerate(_entries(data, hash_size)):
+        if mode & 0o170000 == _GITLINK:
+            found.append(path)
+        if len(found) > MOST_SUBMODULES:
+            raise IndexTooLarge(f"more than {MOST_SUBMODULES} submodules")
+        if number % _CLOCK_EVERY == 0 and time.monotonic() > until:
+            raise IndexTooLarge("takes too long to read")
+    return found
+
+
+def _entries(data: bytes, hash_size: int) -> Iterator[tuple[bytes, int]]:
+    mark, version, count = _HEADER.unpack_from(data)
+    if mark != b"DIRC" or version not in {2, 3, 4}:
+        raise NotAnIndex("no index")
+    if count > MOST_INDEX_ENTRIES:
+        raise IndexTooLarge(f"more than {MOST_INDEX_ENTRIES} files")
+    at = _HEADER.size
+    before = b""
+    for _ in range(count):
+        begin = at
+        (mode,) = struct.unpack_from(">I", data, begin + _MODE_AT)
+        if mode & 0o170000 not in {0o040000, 0o100000, 0o120000, _GITLINK}:
+            raise NotAnIndex("an entry of no known kind")
+        at = begin + _STAT_SIZE + hash_size
+        (flags,) = struct.unpack_from(">H", data, at)
+        at += 4 if version >= 3 and flags & _EXTENDED else 2
+        if version == 4:
+            cut, at = _number(data, at)
+            if cut > len(before):
+                raise NotAnIndex("a path that is shorter than nothing")
+            end = _end_of_path(data, at)
+            path = before[: len(before) - cut] + data[at:end]
+            at = end + 1
+            if len(path) > LONGEST_INDEX_PATH:
+                raise NotAnIndex("a path that is too long")
+        else:
+            end = _end_of_path(data, at)
+            path = data[at:end]
+            at = begin + (end - begin + 8) // 8 * 8
+        before = path
+        yield path, mode
+
+
+def _end_of_path(data: bytes, at: int) -> int:
+    end = data.find(b"\0", at, at + LONGEST_INDEX_PATH + 1)
+    if end < 0:
+        raise NotAnIndex("a path that is too long")
+    return end
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """As git packs offsets: seven bits a byte, the high ones first."""
+    value, begin = data[at] & 0x7F, at
+    while data[at] & 0x80:
+        at += 1
+        if at - begin >= _LONGEST_NUMBER:
+            raise NotAnIndex("a number that is too long")
+        value = ((value + 1) << 7) | (data[at] & 0x7F)
+    return value, at + 1
+
 
 MOST_MASKS = 500
 MOST_PLACES = 1000
@@ -32,12 +169,12 @@ NOT_WALKED = frozenset({"node_modules", "__pycache__", ".venv", "venv", ".tox", 
 """Large, made by programs, and no place where a person runs git."""
 GIT = ".git"
 TOOLCRIB = ".toolcrib"
-_HEAD = names.HEAD.casefold()
+_HEAD = protected_paths.HEAD.casefold()
 Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class SurveyBounds:
     entries: int
     depth: int
     seconds: float
@@ -45,12 +182,12 @@ class Bounds:
     """Whether to look into what is `NOT_WALKED` otherwise."""
 
 
-BEFORE_A_COMMAND = Bounds(entries=20_000, depth=8, seconds=5)
-AT_THE_START = Bounds(entries=500_000, depth=32, seconds=20, packages=True)
-HIDING = Bounds(entries=200_000, depth=64, seconds=20)
+BEFORE_A_COMMAND = SurveyBounds(entries=20_000, depth=8, seconds=5)
+AT_THE_START = SurveyBounds(entries=500_000, depth=32, seconds=20, packages=True)
+HIDING = SurveyBounds(entries=200_000, depth=64, seconds=20)
 
 
-class Kind(enum.Enum):
+class InodeKind(enum.Enum):
     FOLDER = enum.auto()
     FILE = enum.auto()
     LINK = enum.auto()
@@ -58,9 +195,9 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SurveyedPath:
     parts: Parts
-    kind: Kind
+    kind: InodeKind
     device: int
     inode: int
     changed: float = field(default=0, compare=False)
@@ -70,23 +207,23 @@ class Found:
 @dataclass(kw_only=True)
 class Survey:
     began: float = field(default_factory=time.time)
-    repositories: list[Found] = field(default_factory=list)
+    repositories: list[SurveyedPath] = field(default_factory=list)
     """Whatever is called `.git` below the root's own."""
-    heads: list[Found] = field(default_factory=list)
+    heads: list[SurveyedPath] = field(default_factory=list)
     """Files by which git takes a folder for a repository that is not called `.git`."""
-    bare: list[Found] = field(default_factory=list)
+    bare: list[SurveyedPath] = field(default_factory=list)
     """Those of them whose folder has all the rest, too."""
-    guarded: list[Found] = field(default_factory=list)
+    guarded: list[SurveyedPath] = field(default_factory=list)
     """The topmost of what other programs obey."""
-    own: list[Found] = field(default_factory=list)
+    own: list[SurveyedPath] = field(default_factory=list)
     """Whatever is called `.toolcrib` below the root's own."""
-    hidden: list[Found] = field(default_factory=list)
+    hidden: list[SurveyedPath] = field(default_factory=list)
     """The topmost of what is hidden."""
-    closed: list[Found] = field(default_factory=list)
+    closed: list[SurveyedPath] = field(default_factory=list)
     """Folders that cannot be listed or entered."""
-    sockets: list[Found] = field(default_factory=list)
+    sockets: list[SurveyedPath] = field(default_factory=list)
     """Doors to processes outside."""
-    running: list[Found] = field(default_factory=list)
+    running: list[SurveyedPath] = field(default_factory=list)
     """What runs us, where that lies in the folder."""
     submodules: list[Parts] = field(default_factory=list)
     """Where git goes in by itself, whether or not there is anything."""
@@ -106,7 +243,7 @@ class Survey:
         is_guarded = any(len(found.parts) > 1 for found in self.guarded)
         return not (any(places) or is_guarded or self.submodules or self.unreadable or self.under_way)
 
-    def where(self, is_so: Callable[[Found], bool]) -> Survey:
+    def where(self, is_so: Callable[[SurveyedPath], bool]) -> Survey:
         return replace(
             self,
             repositories=list(filter(is_so, self.repositories)),
@@ -125,29 +262,29 @@ class Survey:
         return [found.parts for kind in kinds for found in kind]
 
 
-def look(folder: Folder, parts: Parts) -> Found | None:
+def look_at(folder: Folder, parts: Parts) -> SurveyedPath | None:
     """What is at a place, the link itself if it is one; None if there is nothing, or a link on the way."""
     try:
-        with inside(folder, parts[:-1]) as place:
-            return found_at(parts, os.stat(parts[-1], dir_fd=place, follow_symlinks=False))
+        with open_inside(folder, parts[:-1]) as place:
+            return surveyed_path(parts, os.stat(parts[-1], dir_fd=place, follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def survey(folder: Folder, bounds: Bounds, *, hides: bool, known: Iterable[Parts] = ()) -> Survey:
-    at_work = _Look(folder, bounds, hides=hides)
+def survey(folder: Folder, bounds: SurveyBounds, *, hides: bool, known: Iterable[Parts] = ()) -> Survey:
+    at_work = _Surveyor(folder, bounds, hides=hides)
     for parts in known:
         at_work.again(parts)
     # However many files there are: what matters most lies at the top.
-    for name in (names.HEAD, *folder.guarded_names):
+    for name in (protected_paths.HEAD, *folder.guarded_names):
         at_work.again((name,))
     at_work.doors_of_git()
     at_work.all()
     return at_work.result
 
 
-class _Look:
-    def __init__(self, folder: Folder, bounds: Bounds, *, hides: bool) -> None:
+class _Surveyor:
+    def __init__(self, folder: Folder, bounds: SurveyBounds, *, hides: bool) -> None:
         self._folder = folder
         self._bounds = bounds
         self._hides = hides
@@ -159,18 +296,18 @@ class _Look:
 
     def again(self, parts: Parts) -> None:
         """A place that is known. If a folder above it was closed meanwhile, it is that folder."""
-        if self._hides and not self._folder.readable(Spot(parts)):
+        if self._hides and not self._folder.readable(FolderPath(parts)):
             return
         for length in range(1, len(parts)):
             if not self._enters(parts[:length]):
                 return
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), inside(self._folder, parts[:-1]) as place:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), open_inside(self._folder, parts[:-1]) as place:
             self._sort(parts, os.stat(parts[-1], dir_fd=place, follow_symlinks=False))
 
     def doors_of_git(self) -> None:
         """Git's own servers listen at the top of its folder."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-            with inside(self._folder, (GIT,)) as place:
+            with open_inside(self._folder, (GIT,)) as place:
                 descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
             try:
                 with os.scandir(descriptor) as entries:
@@ -197,8 +334,8 @@ class _Look:
 
     def _enters(self, parts: Parts) -> bool:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-            with inside(self._folder, parts) as place:
-                if may_enter(self._folder, place):
+            with open_inside(self._folder, parts) as place:
+                if commands_may_enter(self._folder, place):
                     return True
                 there = os.fstat(place)
             if not parts:
@@ -210,7 +347,7 @@ class _Look:
         return False
 
     def _list(self, parts: Parts) -> None:
-        with inside(self._folder, parts) as place:
+        with open_inside(self._folder, parts) as place:
             descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
         try:
             with os.scandir(descriptor) as entries:
@@ -226,7 +363,7 @@ class _Look:
             os.close(descriptor)
 
     def _entry(self, parts: Parts, entry: os.DirEntry[str]) -> None:
-        is_hidden = self._hides and not self._folder.readable(Spot(parts))
+        is_hidden = self._hides and not self._folder.readable(FolderPath(parts))
         is_folder = entry.is_dir(follow_symlinks=False)
         is_plain = is_folder or entry.is_file(follow_symlinks=False) or entry.is_symlink()
         is_guarded = not is_hidden and self._guards(parts)
@@ -252,29 +389,29 @@ class _Look:
 
     def _guards(self, parts: Parts) -> bool:
         """Not in packages: no person opens those, and they may hold many."""
-        return self._folder.guarded(Spot(parts)) and NOT_WALKED.isdisjoint(parts)
+        return self._folder.guarded(FolderPath(parts)) and NOT_WALKED.isdisjoint(parts)
 
     def _is_head(self, parts: Parts, there: os.stat_result) -> bool:
         """If its folder has all that makes a repository, that is noted, too."""
         if parts in self._seen or any(part.casefold() == GIT for part in parts):
             return False
-        with contextlib.suppress(OSError), inside(self._folder, parts[:-1]) as place:
+        with contextlib.suppress(OSError), open_inside(self._folder, parts[:-1]) as place:
             if stat.S_ISLNK(there.st_mode):
-                is_one = names.is_head_link(os.readlink(parts[-1], dir_fd=place))
+                is_one = protected_paths.is_head_link(os.readlink(parts[-1], dir_fd=place))
             else:
-                is_one = stat.S_ISREG(there.st_mode) and names.is_head(_start(place, parts[-1]))
+                is_one = stat.S_ISREG(there.st_mode) and protected_paths.is_head(_start(place, parts[-1]))
             if is_one and (_has(place, "commondir") or (_has(place, "objects") and _has(place, "refs"))):
-                self.result.bare.append(found_at(parts, there))
+                self.result.bare.append(surveyed_path(parts, there))
             return is_one
         return False
 
-    def _add(self, kind: list[Found], parts: Parts, there: os.stat_result, most: int) -> None:
+    def _add(self, kind: list[SurveyedPath], parts: Parts, there: os.stat_result, most: int) -> None:
         if parts in self._seen:
             return
         fits = most == MOST_MASKS or len(os.fsencode(self._folder.root.joinpath(*parts))) <= LONGEST_PATH
         if fits and len(kind) < most:
             self._seen.add(parts)
-            kind.append(found_at(parts, there))
+            kind.append(surveyed_path(parts, there))
         elif most == MOST_MASKS:
             raise WorkspaceError(
                 f"More than {MOST_MASKS} files are hidden or folders closed, too many for commands to run beside them.",
@@ -307,7 +444,7 @@ class _Look:
 def _start(place: int, name: str) -> bytes:
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - by descriptor
-        return file.read(names.MOST_HEAD)
+        return file.read(protected_paths.HEAD_BYTES)
 
 
 def _has(place: int, name: str) -> bool:
@@ -318,11 +455,11 @@ def _has(place: int, name: str) -> bool:
     return True
 
 
-def found_at(parts: Parts, there: os.stat_result) -> Found:
-    kind = {stat.S_IFDIR: Kind.FOLDER, stat.S_IFREG: Kind.FILE, stat.S_IFLNK: Kind.LINK}
-    return Found(
+def surveyed_path(parts: Parts, there: os.stat_result) -> SurveyedPath:
+    kind = {stat.S_IFDIR: InodeKind.FOLDER, stat.S_IFREG: InodeKind.FILE, stat.S_IFLNK: InodeKind.LINK}
+    return SurveyedPath(
         parts=parts,
-        kind=kind.get(stat.S_IFMT(there.st_mode), Kind.OTHER),
+        kind=kind.get(stat.S_IFMT(there.st_mode), InodeKind.OTHER),
         device=there.st_dev,
         inode=there.st_ino,
         changed=there.st_ctime,

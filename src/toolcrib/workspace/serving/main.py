@@ -17,15 +17,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolcrib.config.paths import Paths
-from toolcrib.config.private import private_folder
+from toolcrib.config.paths import Paths, private_folder
 from toolcrib.errors import ConfigError, ToolcribError, UsageError
-from toolcrib.signals import begin, ending_signals
-from toolcrib.workspace.serving.pipes import claim
-from toolcrib.workspace.serving.token import VARIABLE, token
+from toolcrib.signals import ending_signals, reset_signals
+from toolcrib.workspace.serving.transports import TOKEN_VARIABLE, claim_pipes, open_token
 from toolcrib.workspace.settings.load import load_settings
-from toolcrib.workspace.settings.model import Settings
-from toolcrib.workspace.tool import Tool
+from toolcrib.workspace.settings.model import WorkspaceSettings
+from toolcrib.workspace.tool import WorkspaceTool
 from toolcrib.workspace.tools import TOOLS
 from toolcrib.workspace.workspace import Workspace
 
@@ -46,7 +44,7 @@ HELP = {
 
 
 def main(words: list[str] | None = None) -> int:
-    begin()
+    reset_signals()
     options = _options(words)
     log_to_stderr()
     try:
@@ -100,7 +98,7 @@ def log_to_stderr() -> None:
 
 def without_token(environ: Mapping[str, str]) -> dict[str, str]:
     """What the workspace may know of the environment."""
-    return {name: value for name, value in environ.items() if name != VARIABLE}
+    return {name: value for name, value in environ.items() if name != TOKEN_VARIABLE}
 
 
 def leave() -> None:
@@ -117,7 +115,7 @@ def open_workspace(
     config: Path | None = None,
     read_only: bool = False,
     unsafe_no_sandbox: bool = False,
-    tools: Callable[[Settings], Sequence[Tool]] = lambda _: TOOLS,
+    tools: Callable[[WorkspaceSettings], Sequence[WorkspaceTool]] = lambda _: TOOLS,
 ) -> Workspace:
     loaded = load_settings(root, environ=environ, config=config, read_only=read_only)
     for problem in loaded.problems:
@@ -154,46 +152,43 @@ async def live(workspace: Workspace, serve: Serve) -> None:
 
 
 async def _over_stdio(workspace: Workspace) -> None:
-    pipes = claim()
+    pipes = claim_pipes()
     await load("stdio", "server")
-    from toolcrib.workspace.serving.server import build  # noqa: PLC0415
-    from toolcrib.workspace.serving.stdio import serve_stdio  # noqa: PLC0415
+    from toolcrib.workspace.serving.mcp_server import build_server, serve_stdio  # noqa: PLC0415
 
-    await serve_stdio(build(workspace), pipes)
+    await serve_stdio(build_server(workspace), pipes)
 
 
 async def _over_http(workspace: Workspace, port: int, token_file: Path | None) -> None:
-    from toolcrib.workspace.serving.listeners import loopback  # noqa: PLC0415
+    from toolcrib.workspace.serving.transports import listen_on_loopback  # noqa: PLC0415
 
-    listeners = loopback(port)
+    listeners = listen_on_loopback(port)
     number = listeners[0].getsockname()[1]
     folder = Paths.of_user(os.environ).run_dir / "workspaces"
     private_folder(folder)
     await load("http", "server")
-    from toolcrib.workspace.serving.gate import Gate  # noqa: PLC0415
-    from toolcrib.workspace.serving.http import serve_http  # noqa: PLC0415
-    from toolcrib.workspace.serving.server import build  # noqa: PLC0415
+    from toolcrib.workspace.serving.mcp_server import build_server, serve_http  # noqa: PLC0415
+    from toolcrib.workspace.serving.transports import AccessCheck  # noqa: PLC0415
 
     hosts = frozenset(f"{name}:{number}" for name in ("127.0.0.1", "localhost", "[::1]"))
-    with token(os.environ, token_file, folder / f"http-{number}.token") as key:
+    with open_token(os.environ, token_file, folder / f"http-{number}.token") as key:
         tell(f"serving {workspace.root} at http://127.0.0.1:{number}/mcp")
         tell(f"clients send the header `Authorization: Bearer <token>`; the token is {key.where}")
-        await serve_http(build(workspace), Gate(hosts=hosts, token=key.value), listeners)
+        await serve_http(build_server(workspace), AccessCheck(hosts=hosts, token=key.value), listeners)
 
 
 async def over_socket(workspace: Workspace, path: Path, ready: Callable[[], None] | None = None) -> None:
-    from toolcrib.workspace.serving.listeners import unix_socket  # noqa: PLC0415
+    from toolcrib.workspace.serving.transports import listen_on_unix_socket  # noqa: PLC0415
 
-    with unix_socket(path) as listener:
+    with listen_on_unix_socket(path) as listener:
         await load("http", "server")
-        from toolcrib.workspace.serving.gate import Gate  # noqa: PLC0415
-        from toolcrib.workspace.serving.http import serve_http  # noqa: PLC0415
-        from toolcrib.workspace.serving.server import build  # noqa: PLC0415
+        from toolcrib.workspace.serving.mcp_server import build_server, serve_http  # noqa: PLC0415
+        from toolcrib.workspace.serving.transports import AccessCheck  # noqa: PLC0415
 
         tell(f"serving {workspace.root} at {path}: Streamable HTTP, path /mcp, Host localhost")
         if ready is not None:
             ready()
-        await serve_http(build(workspace), Gate(hosts=frozenset({"localhost"}), token=None), [listener])
+        await serve_http(build_server(workspace), AccessCheck(hosts=frozenset({"localhost"}), token=None), [listener])
 
 
 async def load(*names: str) -> None:

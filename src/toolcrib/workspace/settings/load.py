@@ -1,6 +1,7 @@
-"""All files of settings → the `Settings` in force in one folder.
+"""All files of settings → the `WorkspaceSettings` in force in one folder.
 
-In: a user's `workspace.yml`, a project's, or the one that a person named. Out: `Loaded`, always: what is wrong stands
+In: a user's `workspace.yml`, a project's, or the one that a person named. Out: `LoadedSettings`, always: what is wrong
+stands
 in its problems. A later file wins; one that nobody trusted only narrows. A folder within a project has the project's
 settings too, those of the outer folder first. The daemon says what is trusted, the stand-alone server trusts only what
 it was told with `--config`.
@@ -18,21 +19,27 @@ from pathlib import Path
 from types import MappingProxyType
 
 from toolcrib.config.layers import IsTrusted, trust_nothing, warn_if_open, warn_of_others
-from toolcrib.config.model import Problem, Severity, Waiting
+from toolcrib.config.model import Problem, Severity, UntrustedFile
 from toolcrib.config.paths import PROJECT_FOLDER, WORKSPACE_NAMES, Paths, configs_in, home_of
-from toolcrib.config.problems import Report, sorted_problems
-from toolcrib.config.read import Document, read_document
-from toolcrib.config.trust import digest_of, is_real
-from toolcrib.workspace.settings.keys import flat
-from toolcrib.workspace.settings.model import DEFAULTS, GitMode, Settings
-from toolcrib.workspace.settings.narrow import effects, narrow, over, starting_at
-from toolcrib.workspace.settings.read import said_by
-from toolcrib.workspace.settings.readable import Private, within
+from toolcrib.config.problems import ProblemReport, sorted_problems
+from toolcrib.config.read import ConfigDocument, read_document
+from toolcrib.config.trust import digest_of, has_no_links
+from toolcrib.workspace.settings.model import (
+    DEFAULTS,
+    GitMode,
+    WorkspaceSettings,
+    anchored_below,
+    apply_file,
+    flat_settings,
+    narrow_settings,
+    widening_effects,
+)
+from toolcrib.workspace.settings.read import PrivateFolders, lies_within, read_settings
 
 FLAG_READ_ONLY = "--read-only"
 
 
-class Standing(enum.StrEnum):
+class FileTrust(enum.StrEnum):
     """Whose word a file is."""
 
     YOURS = "yours"
@@ -44,19 +51,19 @@ class Standing(enum.StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class SettingsFile:
     path: Path
-    standing: Standing
+    standing: FileTrust
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
-    settings: Settings
+class LoadedSettings:
+    settings: WorkspaceSettings
     problems: tuple[Problem, ...] = ()
     """Errors first."""
     files: tuple[SettingsFile, ...] = ()
     """Those that exist, the weakest first."""
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """By key, as in `flat`: the file or flag that a value comes from; the rest is built in."""
-    waiting: Waiting | None = None
+    """By key, as in `flat_settings`: the file or flag that a value comes from; the rest is built in."""
+    waiting: UntrustedFile | None = None
     """The project's file, if it would widen and nobody trusted it as it is now."""
 
     @property
@@ -76,7 +83,7 @@ class Loaded:
 @dataclass(frozen=True, kw_only=True)
 class _Source:
     file: SettingsFile
-    document: Document
+    document: ConfigDocument
     folder: Path | None = None
     """Where its patterns start; None: at the root."""
 
@@ -88,8 +95,8 @@ def load_settings(
     config: Path | None = None,
     is_trusted: IsTrusted = trust_nothing,
     read_only: bool = False,
-) -> Loaded:
-    private = Private.of_user(environ)
+) -> LoadedSettings:
+    private = PrivateFolders.of_user(environ)
     settings, waiting = DEFAULTS, None
     origins: dict[str, str] = {}
     projects = list(_projects(root, private.home, is_trusted)) if config is None else list(_chosen(config))
@@ -98,19 +105,19 @@ def load_settings(
     for source in sources:
         below = settings
         way = (source.folder or _real(root)).relative_to(top).parts
-        wanted = over(below, starting_at(way, said_by(source.document, private)))
-        if source.file.standing is Standing.UNTRUSTED:
-            settings = narrow(below, wanted)
-            waiting = _waiting(source, effects(wanted, settings))
+        wanted = apply_file(below, anchored_below(way, read_settings(source.document, private)))
+        if source.file.standing is FileTrust.UNTRUSTED:
+            settings = narrow_settings(below, wanted)
+            waiting = _waiting(source, widening_effects(wanted, settings))
         else:
             settings = wanted
         origins |= dict.fromkeys(_changed(below, settings), str(source.file.path))
     if read_only and not settings.read_only:
         settings = dataclasses.replace(settings, read_only=True)
         origins["read_only"] = FLAG_READ_ONLY
-    outside = tuple(folder for folder in settings.readable if not within(root, folder))
+    outside = tuple(folder for folder in settings.readable if not lies_within(root, folder))
     problems = sorted_problems(problem for source in sources for problem in source.document.report.problems)
-    return Loaded(
+    return LoadedSettings(
         settings=_safe(
             dataclasses.replace(settings, readable=outside, above="/".join(_real(root).relative_to(top).parts)),
             problems,
@@ -134,26 +141,26 @@ def _user(paths: Paths) -> Iterator[_Source]:
         document = read_document(path) or _without(path, "a link that leads nowhere")
         warn_of_others(configs_in(paths.config_dir, WORKSPACE_NAMES)[1:], document)
         warn_if_open(path, document)
-        yield _Source(file=SettingsFile(path=path, standing=Standing.YOURS), document=document)
+        yield _Source(file=SettingsFile(path=path, standing=FileTrust.YOURS), document=document)
 
 
 def _chosen(config: Path) -> Iterator[_Source]:
     path = config.expanduser().absolute()
     document = read_document(path) or _without(path, "no file")
-    yield _Source(file=SettingsFile(path=path, standing=Standing.CHOSEN), document=document)
+    yield _Source(file=SettingsFile(path=path, standing=FileTrust.CHOSEN), document=document)
 
 
 def _projects(root: Path, home: Path, is_trusted: IsTrusted) -> Iterator[_Source]:
     for folder in _folders(root, home):
         found = configs_in(folder / PROJECT_FOLDER, WORKSPACE_NAMES)
         for path in found[:1]:
-            document = read_document(path) if is_real(path) else _without(path, "a link")
+            document = read_document(path) if has_no_links(path) else _without(path, "a link")
             if document is None:
                 # Gone since it was listed.
                 continue
             warn_of_others(found[1:], document)
             trusted = is_trusted(path, digest_of(path, document.content))
-            standing = Standing.TRUSTED if trusted else Standing.UNTRUSTED
+            standing = FileTrust.TRUSTED if trusted else FileTrust.UNTRUSTED
             yield _Source(file=SettingsFile(path=path, standing=standing), document=document, folder=folder)
 
 
@@ -180,13 +187,13 @@ def _real(root: Path) -> Path:
     return Path(os.path.realpath(root))
 
 
-def _without(path: Path, found: str) -> Document:
-    report = Report(str(path))
+def _without(path: Path, found: str) -> ConfigDocument:
+    report = ProblemReport(str(path))
     report.error((), found=found, expected="a file with settings of the workspace")
-    return Document(data={}, report=report)
+    return ConfigDocument(data={}, report=report)
 
 
-def _waiting(source: _Source, told: tuple[str, ...]) -> Waiting | None:
+def _waiting(source: _Source, told: tuple[str, ...]) -> UntrustedFile | None:
     if not told or source.document.report.errors:
         return None
     path = source.file.path
@@ -196,15 +203,15 @@ def _waiting(source: _Source, told: tuple[str, ...]) -> Waiting | None:
         expected="your trust",
         suggestion="What it forbids is in force, what it would allow is not: `toolcrib trust` shows that and asks you.",
     )
-    return Waiting(file=path, digest=digest_of(path, source.document.content), effects=told)
+    return UntrustedFile(file=path, digest=digest_of(path, source.document.content), effects=told)
 
 
-def _changed(before: Settings, after: Settings) -> list[str]:
-    was = flat(before)
-    return [key for key, value in flat(after).items() if value != was[key]]
+def _changed(before: WorkspaceSettings, after: WorkspaceSettings) -> list[str]:
+    was = flat_settings(before)
+    return [key for key, value in flat_settings(after).items() if value != was[key]]
 
 
-def _safe(settings: Settings, problems: tuple[Problem, ...]) -> Settings:
+def _safe(settings: WorkspaceSettings, problems: tuple[Problem, ...]) -> WorkspaceSettings:
     """What could not be understood may have been a prohibition, so nothing is done until it can be."""
     errors = [problem for problem in problems if problem.severity is Severity.ERROR]
     if not errors:

@@ -1,13 +1,16 @@
 """A document → what it says of a workspace, every word checked.
 
-In: a `Document` of `config`, from a file that anybody may have written. Out: `Said`; what is wrong stands in the
-document's report with its line, and whoever reads the report decides what a file with an error is worth. Nothing that
-the file names is opened, and no variable is filled in.
+In: a `Document` of `config`, from a file that anybody may have written. Out: `SettingsFromFile`; what is wrong
+stands in the document's report with its line, and whoever reads the report decides what a file with an error is
+worth. Nothing that the file names is opened, and no variable is filled in. Variables that would change which code
+runs are not passed on to commands, and folders that hold something private cannot be made readable; a link is
+judged by where it leads as well.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +18,112 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from toolcrib.config.keys import Field, plain
+from toolcrib.config.keys import ConfigField, normalized_key
 from toolcrib.config.model import KeyPath
-from toolcrib.config.problems import Report, describe, describe_type
-from toolcrib.config.read import Document
-from toolcrib.workspace.patterns.ignores import ignores_something
-from toolcrib.workspace.settings.environment_names import why_not_passed
-from toolcrib.workspace.settings.keys import LIMITS, LIMITS_KEYS, SECONDS, SECONDS_KEYS, TOP_KEYS, LimitKey
-from toolcrib.workspace.settings.model import GUARDED, TOOL_NAMES, TOOL_SECONDS, USUAL_SECONDS, GitMode
-from toolcrib.workspace.settings.narrow import Said
-from toolcrib.workspace.settings.readable import Private, why_not_readable
+from toolcrib.config.paths import Paths, home_of
+from toolcrib.config.problems import ProblemReport, describe, describe_type
+from toolcrib.config.read import ConfigDocument
+from toolcrib.workspace.globs import ignores_something
+from toolcrib.workspace.settings.model import (
+    GUARDED,
+    LIMITS,
+    LIMITS_KEYS,
+    SECONDS_KEYS,
+    SECONDS_LIMIT,
+    TOOL_NAMES,
+    TOOL_SECONDS,
+    TOP_KEYS,
+    USUAL_SECONDS,
+    GitMode,
+    LimitKey,
+    SettingsFromFile,
+)
+
+_OURS = ("TOOLCRIB_",)
+_LOADERS = ("LD_", "DYLD_", "PYTHON", "BASH_FUNC_", "GLIBC_", "MALLOC_")
+_RUNS_CODE = frozenset(
+    {
+        "BASHOPTS",
+        "BASH_ENV",
+        "ENV",
+        "GCONV_PATH",
+        "IFS",
+        "LOCPATH",
+        "NODE_OPTIONS",
+        "NODE_PATH",
+        "PERL5LIB",
+        "PERL5OPT",
+        "PROMPT_COMMAND",
+        "PS4",
+        "RUBYLIB",
+        "RUBYOPT",
+        "SHELLOPTS",
+    }
+)
+_SET_INSIDE = frozenset({"HOME", "LOGNAME", "PATH", "PWD", "SHELL", "TEMP", "TMP", "TMPDIR", "USER"})
+_GIT_PLAIN = ("GIT_AUTHOR_", "GIT_COMMITTER_")
+
+
+def why_not_passed(name: str) -> str:
+    if name.upper().startswith(_OURS):
+        return "What begins with TOOLCRIB_ stays with Toolcrib."
+    if name.upper().startswith(_LOADERS) or name.upper() in _RUNS_CODE:
+        return "It decides which code programs load."
+    if name.startswith("GIT_") and not name.startswith(_GIT_PLAIN):
+        return "It decides what git runs; GIT_AUTHOR_* and GIT_COMMITTER_* may be passed on."
+    if name in _SET_INSIDE:
+        return "The sandbox sets it itself."
+    return ""
+
+
+_KEYS = (".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store", ".local/share/keyrings")
+_SYSTEM = (Path("/proc"), Path("/sys"), Path("/dev"), Path("/run"), Path("/var/run"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateFolders:
+    """What is nobody's business but the person's."""
+
+    home: Path
+    ours: tuple[Path, ...]
+    """Toolcrib's own folders: tokens, the database, the daemon's socket."""
+
+    @classmethod
+    def of_user(cls, environ: Mapping[str, str]) -> PrivateFolders:
+        paths = Paths.of_user(environ)
+        ours = (paths.config_dir, paths.state_dir, paths.cache_dir, paths.run_dir)
+        return cls(home=home_of(environ), ours=ours)
+
+
+def why_not_readable(folder: Path, private: PrivateFolders) -> str:
+    for place in {folder, _real(folder)}:
+        if any(_holds(place, home) for home in {private.home, _real(private.home)}):
+            return "It is your home, or holds it: name a folder inside."
+        if any(_touch(place, own) for ours in private.ours for own in {ours, _real(ours)}):
+            return "Toolcrib keeps its own files there."
+        if any(_touch(place, _real(private.home / keys)) or _touch(place, private.home / keys) for keys in _KEYS):
+            return "Keys are kept there."
+        if any(_touch(place, system) for system in _SYSTEM):
+            return "It belongs to the system and shows other processes."
+    return ""
+
+
+def lies_within(root: Path, folder: Path) -> bool:
+    """Whether a folder lies in the workspace, by its name or by where it leads: whoever works there could turn it."""
+    return _holds(root, folder) or _holds(_real(root), folder) or _holds(_real(root), _real(folder))
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _holds(outer: Path, inner: Path) -> bool:
+    return inner.is_relative_to(outer)
+
+
+def _touch(one: Path, other: Path) -> bool:
+    return _holds(one, other) or _holds(other, one)
+
 
 MOST_ENTRIES = 256
 """In one list."""
@@ -43,22 +142,22 @@ _SLIPS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reader:
+class SettingsReader:
     """One document's values, and what else their meaning depends on."""
 
-    report: Report
-    private: Private
+    report: ProblemReport
+    private: PrivateFolders
 
-    def wrong(self, given: Field, expected: str, suggestion: str = "") -> None:
+    def wrong(self, given: ConfigField, expected: str, suggestion: str = "") -> None:
         self.report.error(given.path, found=describe(given.value), expected=expected, suggestion=suggestion)
 
-    def flag(self, given: Field) -> bool | None:
+    def flag(self, given: ConfigField) -> bool | None:
         if isinstance(given.value, bool):
             return given.value
         self.wrong(given, "true or false")
         return None
 
-    def number(self, given: Field, key: LimitKey) -> float | None:
+    def number(self, given: ConfigField, key: LimitKey) -> float | None:
         value = given.value
         good = isinstance(value, (int, float)) and not isinstance(value, bool)
         if good and key.least <= value <= key.most and (not key.whole or value == int(value)):
@@ -68,7 +167,7 @@ class Reader:
         self.wrong(given, f"{kind} from {key.least:g} to {key.most:.12g}")
         return None
 
-    def text(self, given: Field) -> str | None:
+    def text(self, given: ConfigField) -> str | None:
         value = given.value
         if not isinstance(value, str) or not value.strip():
             self.wrong(given, "text")
@@ -78,7 +177,7 @@ class Reader:
             return value
         return None
 
-    def texts(self, given: Field) -> list[tuple[Field, str]]:
+    def texts(self, given: ConfigField) -> list[tuple[ConfigField, str]]:
         """Each with its own place, for what more is to be said of it."""
         if not isinstance(given.value, list):
             self.wrong(given, "a list of texts")
@@ -86,24 +185,24 @@ class Reader:
         if len(given.value) > MOST_ENTRIES:
             self.report.error(given.path, found=f"{len(given.value)} entries", expected=f"{MOST_ENTRIES} at most")
             return []
-        fields = [Field(value=item, path=(*given.path, position)) for position, item in enumerate(given.value)]
+        fields = [ConfigField(value=item, path=(*given.path, position)) for position, item in enumerate(given.value)]
         return [(one, text) for one in fields if (text := self.text(one)) is not None]
 
-    def table(self, given: Field, known: Sequence[str]) -> dict[str, Field]:
+    def table(self, given: ConfigField, known: Sequence[str]) -> dict[str, ConfigField]:
         """The known keys that hold something; every other key is an error: it may have been meant to forbid."""
         if not isinstance(given.value, Mapping):
             self.report.error(given.path, found=describe_type(given.value), expected="a mapping")
             return {}
-        fields: dict[str, Field] = {}
+        fields: dict[str, ConfigField] = {}
         for key, value in given.value.items():
             here: KeyPath = (*given.path, key)
-            name = plain(key)
+            name = normalized_key(key)
             if name not in known:
                 self._unknown(here, name, known)
             elif name in fields:
                 self.report.error(here, found="a second value for the same thing", expected=f"{name} once")
             elif value is not None:
-                fields[name] = Field(value=value, path=here)
+                fields[name] = ConfigField(value=value, path=here)
         return fields
 
     def _unknown(self, here: KeyPath, word: str, known: Sequence[str]) -> None:
@@ -113,21 +212,21 @@ class Reader:
         self.report.error(here, found="a key that is not known", expected=f"one of {', '.join(known)}", suggestion=hint)
 
 
-def said_by(document: Document, private: Private) -> Said:
+def read_settings(document: ConfigDocument, private: PrivateFolders) -> SettingsFromFile:
     """What the file says, as far as it can be understood."""
-    reader = Reader(report=document.report, private=private)
-    fields = reader.table(Field(value=document.data, path=()), TOP_KEYS)
+    reader = SettingsReader(report=document.report, private=private)
+    fields = reader.table(ConfigField(value=document.data, path=()), TOP_KEYS)
     chosen: dict[str, Any] = {}
     for name, field in fields.items():
         chosen |= _READ[name](field, reader)
-    return Said(**chosen)
+    return SettingsFromFile(**chosen)
 
 
-def _flag(name: str) -> Callable[[Field, Reader], dict[str, Any]]:
+def _flag(name: str) -> Callable[[ConfigField, SettingsReader], dict[str, Any]]:
     return lambda given, reader: {name: reader.flag(given)}
 
 
-def _tools(given: Field, reader: Reader) -> dict[str, Any]:
+def _tools(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     switched: dict[str, bool] = {}
     for name, field in reader.table(given, TOOL_NAMES).items():
         # `on` and `off` are plain text in our YAML; whoever writes true or false means the same.
@@ -136,7 +235,7 @@ def _tools(given: Field, reader: Reader) -> dict[str, Any]:
     return {"tools": MappingProxyType(switched)}
 
 
-def _switch(given: Field, reader: Reader) -> bool | None:
+def _switch(given: ConfigField, reader: SettingsReader) -> bool | None:
     value = _SWITCH.get(given.value) if isinstance(given.value, str) else given.value
     if isinstance(value, bool):
         return value
@@ -144,14 +243,14 @@ def _switch(given: Field, reader: Reader) -> bool | None:
     return None
 
 
-def _git(given: Field, reader: Reader) -> dict[str, Any]:
+def _git(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     if isinstance(given.value, str) and given.value in tuple(GitMode):
         return {"git": GitMode(given.value)}
     reader.wrong(given, " or ".join(GitMode))
     return {}
 
 
-def _environment(given: Field, reader: Reader) -> dict[str, Any]:
+def _environment(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     names: set[str] = set()
     for field, name in reader.texts(given):
         if not _NAME.fullmatch(name):
@@ -163,7 +262,7 @@ def _environment(given: Field, reader: Reader) -> dict[str, Any]:
     return {"environment": tuple(sorted(names))}
 
 
-def _readable(given: Field, reader: Reader) -> dict[str, Any]:
+def _readable(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     folders: set[Path] = set()
     for field, text in reader.texts(given):
         folder = reader.private.home / text[2:] if text == "~" or text.startswith("~/") else Path(text)
@@ -176,7 +275,7 @@ def _readable(given: Field, reader: Reader) -> dict[str, Any]:
     return {"readable": tuple(sorted(folders))}
 
 
-def _hidden(given: Field, reader: Reader) -> dict[str, Any]:
+def _hidden(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     patterns: list[str] = []
     for field, pattern in reader.texts(given):
         if _hides(pattern):
@@ -193,14 +292,14 @@ def _hides(pattern: str) -> bool:
     return ignores_something(pattern)
 
 
-def _guarded(given: Field, reader: Reader) -> dict[str, Any]:
+def _guarded(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     if not isinstance(given.value, Mapping) or len(given.value) > MOST_ENTRIES:
         reader.wrong(given, f"a mapping such as {{.vscode: off, deploy/**: on}}, of {MOST_ENTRIES} entries at most")
         return {}
     switched: dict[str, bool] = {}
     for key, value in given.value.items():
-        pattern = reader.text(Field(value=key, path=(*given.path, key)))
-        is_on = _switch(Field(value=value, path=(*given.path, key)), reader)
+        pattern = reader.text(ConfigField(value=key, path=(*given.path, key)))
+        is_on = _switch(ConfigField(value=value, path=(*given.path, key)), reader)
         if pattern is None or is_on is None:
             continue
         if not is_on and pattern not in GUARDED:
@@ -209,20 +308,22 @@ def _guarded(given: Field, reader: Reader) -> dict[str, Any]:
             found = "off for what is not guarded by default"
             reader.report.error((*given.path, key), found=found, expected=", ".join(GUARDED), suggestion=hint)
         elif is_on and not _hides(pattern):
-            reader.wrong(Field(value=key, path=(*given.path, key)), "a pattern such as deploy/**, without .., ! and \\")
+            reader.wrong(
+                ConfigField(value=key, path=(*given.path, key)), "a pattern such as deploy/**, without .., ! and \\"
+            )
         else:
             switched[pattern] = is_on
     return {"guarded": MappingProxyType(switched)}
 
 
-def _python(given: Field, reader: Reader) -> dict[str, Any]:
+def _python(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     text = reader.text(given)
     if text is not None and text.startswith("~/"):
         text = str(reader.private.home / text[2:])
     return {"python": text}
 
 
-def _limits(given: Field, reader: Reader) -> dict[str, Any]:
+def _limits(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     fields = reader.table(given, LIMITS_KEYS)
     seconds: dict[str, float] = {}
     if times := fields.pop("seconds", None):
@@ -232,9 +333,9 @@ def _limits(given: Field, reader: Reader) -> dict[str, Any]:
     return {"limits": MappingProxyType(understood), "seconds": MappingProxyType(seconds)}
 
 
-def _seconds(given: Field, reader: Reader) -> dict[str, float]:
+def _seconds(given: ConfigField, reader: SettingsReader) -> dict[str, float]:
     """`default` stands for the tools that have the usual time; a tool that is named has its own."""
-    found = {name: reader.number(field, SECONDS) for name, field in reader.table(given, SECONDS_KEYS).items()}
+    found = {name: reader.number(field, SECONDS_LIMIT) for name, field in reader.table(given, SECONDS_KEYS).items()}
     seconds = {name: value for name, value in found.items() if value is not None}
     default = seconds.pop("default", None)
     if default is None:
@@ -242,7 +343,7 @@ def _seconds(given: Field, reader: Reader) -> dict[str, float]:
     return {name: default for name, usual in TOOL_SECONDS.items() if usual == USUAL_SECONDS} | seconds
 
 
-_READ: Mapping[str, Callable[[Field, Reader], dict[str, Any]]] = {
+_READ: Mapping[str, Callable[[ConfigField, SettingsReader], dict[str, Any]]] = {
     "read_only": _flag("read_only"),
     "tools": _tools,
     "git": _git,

@@ -1,0 +1,111 @@
+"""The coding tools of a run: Read, Write, Edit, Bash, Glob, Grep, confined to one folder.
+
+In: `CodingTools`. Out: `BuiltinTools`: offers for the model, and a way to call them. Names and parameters are those
+that
+models know from Claude Code; what is done is done by the workspace, its file layer and its sandbox, under the settings
+of the folder. `table` has the six, one file each says what its tool takes and how it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from toolcrib.agent_loop.options import CodingAccess, CodingTools
+from toolcrib.catalog.names import Names
+from toolcrib.catalog.offered_tool import OfferedTool
+from toolcrib.catalog.tool import Tool, decode_definition
+from toolcrib.core.results import Result, read_result
+from toolcrib.errors import InvalidArguments, UnknownTool, UsageError, WorkspaceError
+
+if TYPE_CHECKING:
+    from toolcrib.workspace import Workspace
+
+__all__ = ["BuiltinTools", "coding_tools"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltinTools:
+    offers: tuple[OfferedTool, ...] = ()
+    """Of no server."""
+    answer: Callable[[str, Mapping[str, Any]], Awaitable[bytes]]
+    """An MCP result; what goes wrong is one too."""
+    check: Callable[[str, Mapping[str, Any]], None]
+    """Raises `WorkspaceError` where the arguments do not fit."""
+
+    def checked(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What a call means; `InvalidArguments` where it does not fit."""
+        given = _without_nulls(arguments)
+        try:
+            self.check(name, given)
+        except WorkspaceError as error:
+            raise InvalidArguments(error.message, remedy=error.remedy, data=error.data) from error
+        return given
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
+        return read_result(await self.answer(name, _without_nulls(arguments)))
+
+
+def _without_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """An argument that is null counts as left out: some providers have models fill in all of them."""
+    return {key: value for key, value in arguments.items() if value is not None}
+
+
+@contextlib.asynccontextmanager
+async def coding_tools(choice: CodingTools) -> AsyncIterator[BuiltinTools]:
+    """Raises `UsageError` where the folder cannot be worked in, and `ConfigError` where its settings cannot be used."""
+    if choice.allowed is CodingAccess.NONE:
+        yield BuiltinTools(answer=_nothing, check=_none)
+        return
+    # Loaded for those who want them; it takes a moment the first time, in which the loop goes on.
+    await asyncio.to_thread(importlib.import_module, "toolcrib.agent_loop.coding.table")
+    from toolcrib.workspace.session import Overwriting, WorkspaceSession  # noqa: PLC0415
+
+    workspace = _opened(choice)
+    session = WorkspaceSession(workspace.settings.limits, Overwriting.KNOWN)
+    offers = tuple(map(_offer, workspace.tools))
+    if any(workspace.runs_code(offer.name) for offer in offers):
+        workspace.start()
+
+    async def answer(name: str, arguments: Mapping[str, Any]) -> bytes:
+        return await workspace.call(name, arguments, session=session)
+
+    try:
+        yield BuiltinTools(offers=offers, answer=answer, check=workspace.check)
+    finally:
+        await workspace.close()
+
+
+def _opened(choice: CodingTools) -> Workspace:
+    from toolcrib.agent_loop.coding.table import coding_tool_table  # noqa: PLC0415
+    from toolcrib.workspace.serving.main import open_workspace, without_token  # noqa: PLC0415
+
+    try:
+        return open_workspace(
+            choice.root,
+            without_token(os.environ),
+            read_only=choice.allowed is CodingAccess.READ_ONLY,
+            tools=lambda settings: coding_tool_table(choice, settings),
+        )
+    except WorkspaceError as error:
+        raise UsageError(f"coding_tools: {error.message}", remedy=error.remedy, data=error.data) from error
+
+
+def _offer(definition: bytes) -> OfferedTool:
+    name, fields = decode_definition(definition)
+    names = Names(plain=name, mcp=name, server=name, display=name)
+    tool = Tool(server="", name=name, fields=fields, names=names, believed=True)
+    return OfferedTool(tool=tool, name=name, description=tool.description, schema=tool.input_schema)
+
+
+def _none(name: str, _: Mapping[str, Any]) -> NoReturn:
+    raise UnknownTool(f"There is no tool {name!r}: this run has no coding tools.")
+
+
+async def _nothing(name: str, arguments: Mapping[str, Any]) -> bytes:
+    _none(name, arguments)

@@ -1,0 +1,101 @@
+"""The table of the coding tools, as the workspace takes it.
+
+In: which are wanted, where, and the settings that hold there. Out: rows with the names and parameters that models know.
+Every word of a description is paid for in every request of a run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from toolcrib.agent_loop.coding import files, search
+from toolcrib.agent_loop.options import CodingAccess, CodingTools
+from toolcrib.workspace.settings.model import GitMode, WorkspaceSettings
+from toolcrib.workspace.tool import ToolNeeds, WorkspaceTool
+
+
+def coding_tool_table(choice: CodingTools, settings: WorkspaceSettings) -> tuple[WorkspaceTool, ...]:
+    tools = (_bash(settings), _EDIT, _GLOB, _GREP, _read(choice.root.absolute()), _WRITE)
+    return tools if choice.allowed is CodingAccess.ALL else tuple(tool for tool in tools if tool.reads_only)
+
+
+def _read(root: Path) -> WorkspaceTool:
+    return WorkspaceTool(
+        name="Read",
+        title="Read a file",
+        description=f"Read a text file. Lines come as number, tab, text. Relative paths start at {root}.",
+        parameters=files.ReadArguments,
+        result=None,
+        do=files.read,
+        like="read_file",
+    )
+
+
+_WRITE = WorkspaceTool(
+    name="Write",
+    title="Write a file",
+    description="Write a whole file. One that exists must have been read whole. To change a part, use Edit.",
+    parameters=files.WriteArguments,
+    result=None,
+    do=files.write,
+    reads_only=False,
+    destructive=True,
+    idempotent=False,
+    like="write_file",
+)
+
+_EDIT = WorkspaceTool(
+    name="Edit",
+    title="Edit a file",
+    description="Replace exact text in a file. old_string must be unique there, and hold no line numbers of Read.",
+    parameters=files.EditArguments,
+    result=None,
+    do=files.edit,
+    reads_only=False,
+    destructive=True,
+    idempotent=False,
+    like="edit_file",
+)
+
+_GLOB = WorkspaceTool(
+    name="Glob",
+    title="Find files",
+    description="Find files by name, the newest first. What .gitignore names is left out.",
+    parameters=search.GlobArguments,
+    result=None,
+    do=search.glob,
+    like="find_files",
+)
+
+_GREP = WorkspaceTool(
+    name="Grep",
+    title="Search files",
+    description="Search files with a regular expression (RE2), line by line. What .gitignore names is left out.",
+    parameters=search.GrepArguments,
+    result=None,
+    do=search.grep,
+    like="search_text",
+)
+
+
+def _bash(settings: WorkspaceSettings) -> WorkspaceTool:
+    most = int(settings.limits.seconds["run_shell_safe"] * 1000)
+    network = "" if settings.network else " no network,"
+    git = "commits work" if settings.git is GitMode.COMMIT else ".git is read-only"
+    return WorkspaceTool(
+        name="Bash",
+        title="Run a command",
+        description=(
+            f"Run a command in a sandbox: it sees this folder and the system's programs;{network} {git}. Each call "
+            f"starts in the folder, anew. Ended after {most} ms, or timeout if that is less."
+        ),
+        parameters=files.BashArguments,
+        result=None,
+        do=files.bash,
+        runs=ToolNeeds.CODE,
+        reads_only=False,
+        destructive=True,
+        idempotent=False,
+        open_world=True,
+        like="run_shell_safe",
+    )

@@ -1,0 +1,298 @@
+"""The loop: the model is asked, its calls are carried out, until it has nothing more to do.
+
+In: a model of pydantic-ai, the tools, the conversation so far. Out: events by the `EventEmitter`, and why it ended.
+`course` opens what is needed before, and closes it after.
+
+The steps are ours, and not those of pydantic-ai's agent: cancelled in mid-step, its graph leaves tasks of its own
+behind, and it ends a run whose model errs too often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from pydantic_ai.exceptions import ContentFilterError
+from pydantic_ai.messages import (
+    InstructionPart,
+    ModelMessage,
+    ModelRequest,
+    ModelRequestPart,
+    ModelRequestState,
+    ModelResponse,
+    ModelResponsePart,
+    ModelResponseStreamEvent,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.usage import RequestUsage
+
+from toolcrib.agent_loop import messages
+from toolcrib.agent_loop.event_queue import EventEmitter, EventQueue, RunProgress
+from toolcrib.agent_loop.events import ModelUsage, ReasoningDelta, RunEnd, StepFinished, TextDelta
+from toolcrib.agent_loop.messages import (
+    TextPieces,
+    content_text,
+    outcome_word,
+    result_content,
+    whole_arguments,
+    whole_text,
+)
+from toolcrib.agent_loop.models.endpoint import ToolFormat
+from toolcrib.agent_loop.options import AgentOptions
+from toolcrib.agent_loop.tool_calls import CallEvents, ToolCaller, ToolOutcome
+from toolcrib.catalog.names import LIMITS, is_legal
+from toolcrib.config.model import NameStyle
+from toolcrib.run_events import ToolStatus
+
+LONGEST_NAME = LIMITS[NameStyle.PLAIN]
+MOST_AT_ONCE = 32
+"""Calls that are carried out at the same time."""
+
+_CUT_OFF = ToolOutcome(
+    status=ToolStatus.INVALID,
+    words="This call was not run: your answer was cut off at the limit of tokens, perhaps inside the call. Call again "
+    "with less in one answer, such as a part of the text at a time.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    part: ToolCallPart
+    known_as: str
+    """Its id in the events of the run. Some servers count anew in each answer, and want their own ids back."""
+
+
+class Loop:
+    def __init__(
+        self,
+        prompt: str,
+        options: AgentOptions,
+        past: Sequence[ModelMessage],
+        *,
+        teller: EventEmitter,
+        feed: EventQueue,
+    ) -> None:
+        self._prompt = prompt
+        self._options = options
+        self._messages = list(past)
+        self._teller = teller
+        self._feed = feed
+        self._usage = ModelUsage()
+        self._steps = 0
+        self._said = ""
+        self._known: set[str] = set()
+
+    async def run(self, model: Model, calling: ToolCaller, form: ToolFormat) -> RunEnd:
+        tally = CallEvents(calling.tools, self._teller)
+        asked_with = self._parameters(calling)
+        self._add_request([UserPromptPart(self._prompt)])
+        try:
+            while self._steps < self._options.max_steps:
+                await self._feed.all_read()
+                answer = await self._asked(model, asked_with)
+                self._steps += 1
+                calls = self._calls_of(answer)
+                refused = _ended(answer) is RunEnd.REFUSED
+                if calls and not refused:
+                    await self._carry_out(calls, calling, tally, form, cut_off=_ended(answer) is RunEnd.LENGTH)
+                self._teller.tell(StepFinished, step=self._steps, usage=_usage(answer.usage))
+                if refused or not calls:
+                    return _ended(answer)
+        except ContentFilterError:
+            return RunEnd.REFUSED
+        finally:
+            tally.cut_short()
+        return RunEnd.MAX_STEPS
+
+    def _parameters(self, calling: ToolCaller) -> ModelRequestParameters:
+        words = self._options.instructions
+        return ModelRequestParameters(
+            function_tools=[
+                ToolDefinition(
+                    name=name,
+                    description=tool.offer.description,
+                    parameters_json_schema=dict(tool.offer.schema),
+                    strict=False,
+                )
+                for name, tool in calling.tools.items()
+            ],
+            # None would mean: those of the history.
+            instruction_parts=[InstructionPart(content=words)] if words else [],
+        )
+
+    async def _asked(self, model: Model, asked_with: ModelRequestParameters) -> ModelResponse:
+        settings = ModelSettings(**self._options.settings)  # type: ignore[typeddict-item]
+        said, thought = TextPieces(), TextPieces()
+        async with model.request_stream(list(self._messages), settings, asked_with) as stream:
+            try:
+                async for event in stream:
+                    words, thoughts = _piece(event)
+                    self._tell_pieces(said.add(words), thought.add(thoughts))
+                    await self._feed.room()
+            except BaseException:
+                self._add_answer(replace(stream.get(), state="interrupted"))
+                raise
+            finally:
+                self._tell_pieces(said.rest(), thought.rest())
+        return self._add_answer(stream.get())
+
+    def _tell_pieces(self, words: str, thoughts: str) -> None:
+        if thoughts:
+            self._teller.tell(ReasoningDelta, text=thoughts)
+        if words:
+            self._teller.tell(TextDelta, text=words)
+
+    async def _carry_out(
+        self, calls: Sequence[_Call], calling: ToolCaller, tally: CallEvents, form: ToolFormat, *, cut_off: bool
+    ) -> None:
+        """At the same time; their results go to the model in the order of the calls. None of an answer that was cut
+        off is run: which of them are whole, no provider says."""
+        for call in calls:
+            tally.began(call.known_as, call.part.tool_name, call.part.args)
+        at_once = asyncio.Semaphore(MOST_AT_ONCE)
+
+        async def carried_out(call: _Call) -> ToolReturnPart:
+            name = call.part.tool_name
+            async with at_once:
+                outcome = _CUT_OFF if cut_off else await calling.call(name, call.part.args or "", call.known_as)
+            told = result_content(outcome, form)
+            tally.ended(call.known_as, outcome, content_text(told))
+            return ToolReturnPart(name, told, call.part.tool_call_id, outcome=outcome_word(outcome))
+
+        tasks: list[asyncio.Task[ToolReturnPart]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks += [group.create_task(carried_out(call), name=call.part.tool_name) for call in calls]
+        except BaseException:
+            # What was done is done, and stays in the conversation.
+            done = (task for task in tasks if task.done() and not task.cancelled() and task.exception() is None)
+            self._add_request([task.result() for task in done], state="interrupted")
+            raise
+        self._add_request([task.result() for task in tasks])
+
+    def _add_request(self, parts: Iterable[ModelRequestPart], *, state: ModelRequestState = "complete") -> None:
+        self._messages.append(
+            ModelRequest(
+                parts=list(parts),
+                instructions=self._options.instructions or None,
+                timestamp=datetime.now(UTC),
+                run_id=self._teller.run_id,
+                state=state,
+            )
+        )
+
+    def _add_answer(self, answer: ModelResponse) -> ModelResponse:
+        answer.parts = [_mended(part) for part in answer.parts]
+        answer.run_id = self._teller.run_id
+        self._usage = _sum(self._usage, _usage(answer.usage))
+        self._said = answer.text or self._said
+        if answer.parts:
+            self._messages.append(answer)
+        return answer
+
+    def _calls_of(self, answer: ModelResponse) -> list[_Call]:
+        """The calls of an answer, made fit to go back to the provider in the next request: a model may invent names
+        that no provider takes, and some servers give all calls one id, by which nobody could tell their results apart.
+        """
+        # Some kinds of calls have but one name; ours are none of these.
+        given = [cast("ToolCallPart[Any]", part) for part in answer.parts if isinstance(part, ToolCallPart)]
+        ids = [part.tool_call_id for part in given]
+        calls = [
+            _Call(part=replace(part, tool_call_id=own, tool_name=_legal(part.tool_name)), known_as=known_as)
+            for part, own, known_as in zip(given, _apart(ids, set()), _apart(ids, self._known), strict=True)
+        ]
+        fit = iter(calls)
+        answer.parts = [next(fit).part if isinstance(part, ToolCallPart) else part for part in answer.parts]
+        return calls
+
+    def standing(self) -> RunProgress:
+        return RunProgress(
+            text=self._said, usage=self._usage, steps=self._steps, messages=messages.write_history(self._messages)
+        )
+
+
+def _legal(name: str) -> str:
+    return "".join(letter if is_legal(letter) else "_" for letter in name[:LONGEST_NAME]) or "_"
+
+
+def _apart(ids: Sequence[str], taken: set[str]) -> list[str]:
+    """The ids, and for each that is taken, or comes again, another like it. Then all of them are taken."""
+    free = set(ids) - taken
+    taken |= free
+    times: Counter[str] = Counter()
+    apart = []
+    for given in ids:
+        own = given
+        if given in free:
+            free.remove(given)
+        else:
+            while own in taken:
+                times[given] += 1
+                own = f"{given}_{times[given] + 1}"
+            taken.add(own)
+        apart.append(own)
+    return apart
+
+
+def _piece(event: ModelResponseStreamEvent) -> tuple[str, str]:
+    """What it says, and what it thinks."""
+    match event:
+        case PartStartEvent(part=TextPart(content=words)) | PartDeltaEvent(delta=TextPartDelta(content_delta=words)):
+            return words, ""
+        case PartStartEvent(part=ThinkingPart(content=thoughts)):
+            return "", thoughts
+        case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str(thoughts))):
+            return "", thoughts
+    return "", ""
+
+
+def _mended(part: ModelResponsePart) -> ModelResponsePart:
+    match part:
+        case TextPart() | ThinkingPart():
+            return replace(part, content=whole_text(part.content))
+        case ToolCallPart():
+            return replace(
+                cast("ToolCallPart[Any]", part),
+                args=whole_arguments(part.args),
+                tool_call_id=whole_text(part.tool_call_id),
+            )
+    return part
+
+
+def _ended(answer: ModelResponse) -> RunEnd:
+    match answer.finish_reason:
+        case "length":
+            return RunEnd.LENGTH
+        case "content_filter":
+            return RunEnd.REFUSED
+        case _:
+            return RunEnd.DONE
+
+
+def _usage(usage: RequestUsage) -> ModelUsage:
+    return ModelUsage(
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cache_read_tokens=usage.cache_read_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+        requests=1,
+    )
+
+
+def _sum(one: ModelUsage, other: ModelUsage) -> ModelUsage:
+    return ModelUsage(**{name: value + getattr(other, name) for name, value in asdict(one).items()})

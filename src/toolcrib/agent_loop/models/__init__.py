@@ -1,0 +1,55 @@
+"""The model of a run, asked over its provider's HTTP interface.
+
+In: `AgentOptions` and the offers that the model may call. Out: a pydantic-ai model. `endpoint` says where it is and
+with
+which key, `http` is the way there, `definitions` what stands on the wire for each tool, `retrying` what is asked again;
+`openai`, `openrouter`, `anthropic` and `google` are one provider each, imported when a run begins.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from toolcrib.agent_loop.models import definitions, endpoint
+
+if TYPE_CHECKING:
+    from pydantic_ai.models import Model
+
+    from toolcrib.agent_loop.models.http import ModelHttpClient
+    from toolcrib.agent_loop.models.retrying import RetryingModel
+    from toolcrib.agent_loop.options import AgentOptions
+    from toolcrib.catalog.offered_tool import OfferedTool
+
+OnRetry = Callable[[str, float, int], None]
+"""Told before a wait: why, for how many seconds, and which repetition it is, counted from one."""
+
+
+def check_model(options: AgentOptions) -> None:
+    """UsageError unless there is a model to ask: a provider that is known, its key, an address. Asks nobody."""
+    endpoint.find_endpoint(options)
+
+
+@asynccontextmanager
+async def open_model(
+    options: AgentOptions, offers: Mapping[str, OfferedTool], on_retry: OnRetry
+) -> AsyncIterator[RetryingModel]:
+    """The model, and its connections for as long as this is open."""
+    where = endpoint.find_endpoint(options)
+    # A second's work the first time, and with thousands of tools, so not done in the event loop.
+    client, asked, wire = await anyio.to_thread.run_sync(_made, where, offers)
+    retrying = importlib.import_module(f"{__name__}.retrying")
+    async with client:
+        yield retrying.Retrying(asked, definitions=wire, retries=options.retries, tell=on_retry, hang_up=client.hang_up)
+
+
+def _made(
+    where: endpoint.ModelEndpoint, offers: Mapping[str, OfferedTool]
+) -> tuple[ModelHttpClient, Model, definitions.Definitions]:
+    wire = definitions.write_definitions(where.provider.format, offers)
+    client: ModelHttpClient = importlib.import_module(f"{__name__}.http").Line(where)
+    return client, importlib.import_module(f"{__name__}.{where.provider.module}").model(where, client, wire), wire

@@ -1,0 +1,60 @@
+"""What stands on the wire for each tool.
+
+In: offers, and how a provider wants them written. Out: `Definitions`, which the provider's model puts into its requests
+as they are. `catalog.formats` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from toolcrib.agent_loop.models.endpoint import ToolFormat
+from toolcrib.catalog.names import folded_name
+from toolcrib.catalog.offered_tool import OfferedTool
+from toolcrib.formats import Adaptation, Definition, anthropic, google, openai
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definitions:
+    by_name: Mapping[str, Definition]
+
+    def of(self, name: str) -> Any:
+        """One's own copy of the outermost level: pydantic-ai marks there what shall be cached."""
+        return dict(self.by_name[name].wire)
+
+    def named(self, name: str) -> str:
+        """A tool's name on the wire: some providers do not take every one. A name that is not offered stays."""
+        return self.by_name[name].name if name in self.by_name else name
+
+    def offered(self, named: str) -> str:
+        """The way back."""
+        return self._offered.get(named, named)
+
+    @cached_property
+    def _offered(self) -> dict[str, str]:
+        return {definition.name: name for name, definition in self.by_name.items()}
+
+    @property
+    def adaptations(self) -> tuple[Adaptation, ...]:
+        """Where a tool had to be defined otherwise than its server did, since the provider cannot take it so."""
+        return tuple(one for definition in self.by_name.values() for one in definition.adaptations)
+
+
+def write_definitions(form: ToolFormat, offers: Mapping[str, OfferedTool]) -> Definitions:
+    taken = frozenset(map(folded_name, offers))
+    return Definitions(by_name={name: _definition(form, offer, taken) for name, offer in offers.items()})
+
+
+def _definition(form: ToolFormat, offer: OfferedTool, taken: frozenset[str]) -> Definition:
+    match form:
+        case ToolFormat.ANTHROPIC:
+            return anthropic.definition(offer)
+        case ToolFormat.GOOGLE:
+            return google.definition(offer, taken)
+        case ToolFormat.OPENAI_RESPONSES:
+            return openai.definition(offer, "responses")
+        case ToolFormat.OPENAI_CHAT:
+            return openai.definition(offer, "chat")

@@ -1,0 +1,196 @@
+"""Where the model of a run is, and with which key it is asked.
+
+In: `AgentOptions`. Out: a `ModelEndpoint`, or a `UsageError` that says what to write instead. Imports no provider's
+SDK; `load_module` imports the modules that do, when a run needs them.
+
+A key goes only where it is meant to go. To a provider's own address: `api_key`, or the provider's usual variable. To
+any `base_url`: `api_key` and nothing else; without one the request carries no key at all, as servers on one's own
+machine expect. The variables by which the SDKs would be sent elsewhere, or would send more (`OPENAI_BASE_URL`,
+`ANTHROPIC_BASE_URL`, `ANTHROPIC_CUSTOM_HEADERS`, `GOOGLE_GEMINI_BASE_URL` …), do not count: `base_url` says it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from toolcrib.errors import UsageError
+
+if TYPE_CHECKING:
+    from toolcrib.agent_loop.options import AgentOptions
+
+
+class ToolFormat(enum.StrEnum):
+    """How tools are written for a provider."""
+
+    OPENAI_CHAT = "openai-chat"
+    OPENAI_RESPONSES = "openai-responses"
+    ANTHROPIC = "anthropic"
+    GOOGLE = "google"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelProvider:
+    name: str
+    module: str
+    """The module here that speaks to it."""
+    format: ToolFormat
+    url: str
+    """Its own address, as its SDK takes it."""
+    variables: tuple[str, ...]
+    """Where its key usually is; the first that is set counts."""
+
+
+PROVIDERS: Mapping[str, ModelProvider] = MappingProxyType(
+    {
+        provider.name: provider
+        for provider in (
+            ModelProvider(
+                name="openai",
+                module="openai",
+                format=ToolFormat.OPENAI_CHAT,
+                url="https://api.openai.com/v1",
+                variables=("OPENAI_API_KEY",),
+            ),
+            ModelProvider(
+                name="openai-responses",
+                module="openai",
+                format=ToolFormat.OPENAI_RESPONSES,
+                url="https://api.openai.com/v1",
+                variables=("OPENAI_API_KEY",),
+            ),
+            ModelProvider(
+                name="anthropic",
+                module="anthropic",
+                format=ToolFormat.ANTHROPIC,
+                url="https://api.anthropic.com",
+                variables=("ANTHROPIC_API_KEY",),
+            ),
+            ModelProvider(
+                name="google",
+                module="google",
+                format=ToolFormat.GOOGLE,
+                url="https://generativelanguage.googleapis.com",
+                variables=("GOOGLE_API_KEY", "GEMINI_API_KEY"),
+            ),
+            ModelProvider(
+                name="openrouter",
+                module="openrouter",
+                format=ToolFormat.OPENAI_CHAT,
+                url="https://openrouter.ai/api/v1",
+                variables=("OPENROUTER_API_KEY",),
+            ),
+        )
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEndpoint:
+    provider: ModelProvider
+    model: str
+    """As the provider calls it."""
+    url: str
+    key: str = field(repr=False)
+    """Empty: none is sent."""
+    organization: str = ""
+    project: str = ""
+    """For whom OpenAI counts a request."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is not the provider's own address."""
+        return self.url != self.provider.url
+
+
+def find_endpoint(options: AgentOptions) -> ModelEndpoint:
+    name, _, model = options.model.partition(":")
+    provider = _provider(name, options.model)
+    if not model:
+        raise UsageError(
+            f"{options.model!r} names no model of {provider.name}.", remedy=f"Write {provider.name}:MODEL."
+        )
+    if provider.name == "openrouter" and "/" not in model:
+        raise UsageError(
+            f"OpenRouter's models have the name of their maker in front, {model!r} has not.",
+            remedy=f"Write openrouter:MAKER/{model}; https://openrouter.ai/models lists them.",
+        )
+    if "max_retries" in options.settings:
+        raise UsageError("settings must not hold max_retries.", remedy="Use AgentOptions(retries=…).")
+    _check_installed()
+    key = (options.api_key or "").strip()
+    if options.base_url:
+        return ModelEndpoint(provider=provider, model=model, url=_checked(options.base_url), key=key)
+    usual = os.environ if options.environ is None else options.environ
+    return ModelEndpoint(
+        provider=provider,
+        model=model,
+        url=provider.url,
+        key=key or _usual_key(provider, usual),
+        organization=usual.get("OPENAI_ORG_ID", ""),
+        project=usual.get("OPENAI_PROJECT_ID", ""),
+    )
+
+
+def _provider(name: str, model: str) -> ModelProvider:
+    if (provider := PROVIDERS.get(name)) is not None and ":" in model:
+        return provider
+    near = difflib.get_close_matches(name, PROVIDERS, n=2)
+    meant = f"Did you mean {' or '.join(f'{one}:…' for one in near)}? " if near else ""
+    raise UsageError(
+        f"{model!r} does not begin with a provider that is known.",
+        remedy=f"{meant}Write PROVIDER:MODEL, with one of {', '.join(PROVIDERS)}; for any other server that speaks "
+        "one of their interfaces that provider's name, and base_url.",
+        data={"providers": list(PROVIDERS)},
+    )
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("pydantic_ai") is None:
+        raise UsageError("The agent's dependencies are not installed.", remedy='Run pip install "toolcrib[agent]".')
+
+
+def _checked(base_url: str) -> str:
+    try:
+        parts = urlsplit(base_url)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if "@" in base_url.partition("//")[2].partition("/")[0]:
+        raise UsageError("base_url holds a user or a password.", remedy="Leave them out, and give a key as api_key.")
+    if not usable:
+        raise UsageError(
+            f"base_url {base_url!r} is no HTTP address.", remedy="Write http://… or https://…, with a host."
+        )
+    return base_url
+
+
+def _usual_key(provider: ModelProvider, usual: Mapping[str, str]) -> str:
+    for variable in provider.variables:
+        if key := usual.get(variable, "").strip():
+            if not (key.isascii() and key.isprintable()):
+                raise UsageError(f"{variable} holds no key.", remedy="A key is one word of ASCII. Set it anew.")
+            return key
+    raise UsageError(
+        f"There is no key for {provider.name}.",
+        remedy=f"Set {' or '.join(provider.variables)}, or AgentOptions(api_key=…).",
+        data={"variables": list(provider.variables)},
+    )
+
+
+def load_module(name: str) -> ModuleType:
+    """Takes a second the first time: not for the event loop."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"The agent's dependencies are not installed: {error}.", remedy="Run pip install 'toolcrib[agent]'."
+        ) from error

@@ -1,0 +1,259 @@
+"""`run_agent`: an agent's run as a stream of events.
+
+In: a prompt and `AgentOptions`. Out: an `AgentRun`, to be read with `async for`. The run lives in a task of its own:
+`RunLifecycle` opens what it needs, runs the `loop`, and closes everything before the last event. A reader who stops
+reading ends the run; once it is closed, or read to the end, nothing of it is left: no process, no connection, no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import traceback
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from contextvars import ContextVar
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from toolcrib.agent_loop import coding, models
+from toolcrib.agent_loop.event_queue import EventEmitter, EventQueue, RunProgress
+from toolcrib.agent_loop.events import AnyRunEvent, RunEnd, RunStarted
+from toolcrib.agent_loop.models.endpoint import load_module
+from toolcrib.agent_loop.options import AgentOptions
+from toolcrib.agent_loop.setup import RunSetup, prepare_run
+from toolcrib.agent_loop.tool_calls import CallApproval, ToolCaller
+from toolcrib.agent_loop.tool_sources import CheckedTools, MissingServers, collect_tools
+from toolcrib.catalog.tool import Tool
+from toolcrib.core.toolbox import Tools
+from toolcrib.errors import ToolcribError, UsageError
+
+if TYPE_CHECKING:
+    from toolcrib.agent_loop.loop import Loop
+
+
+log = logging.getLogger(__name__)
+
+
+class RunLifecycle:
+    def __init__(self, plan: RunSetup, feed: EventQueue, run_id: str) -> None:
+        self._plan = plan
+        self._feed = feed
+        self._teller = EventEmitter(run_id=run_id, provider=plan.place.provider.name, key=plan.place.key, feed=feed)
+        self._loop: Loop | None = None
+        self.closing = False
+        """From here on it ends by itself, and shall not be disturbed."""
+
+    async def run(self) -> None:
+        """Raises only before its first event, where the coding tools cannot be had."""
+        how: RunEnd | Exception
+        stack = AsyncExitStack()
+        try:
+            own = await self._coding_tools(stack)
+            self._teller.tell(RunStarted, model=self._plan.options.model, max_steps=self._plan.options.max_steps)
+            how = await self._limited(stack, own)
+        finally:
+            self.closing = True
+            await self._close(stack)
+        self._tell_end(how)
+
+    async def _coding_tools(self, stack: AsyncExitStack) -> CheckedTools | None:
+        if self._plan.coding is None:
+            return None
+        builtins = await stack.enter_async_context(coding.coding_tools(self._plan.coding))
+
+        async def call(tool: Tool, arguments: dict[str, Any], *, timeout: float | None) -> Any:
+            async with asyncio.timeout(timeout):
+                return await builtins.call(tool.name, arguments)
+
+        return CheckedTools(
+            tools=Tools(builtins.offers, call=call),
+            check=lambda offer, arguments: builtins.checked(offer.tool.name, arguments),
+        )
+
+    async def _limited(self, stack: AsyncExitStack, own: CheckedTools | None) -> RunEnd | Exception:
+        limit = asyncio.timeout(self._plan.options.timeout)
+        try:
+            async with limit:
+                return await self._whole(stack, own)
+        except Exception as error:
+            return RunEnd.TIMEOUT if limit.expired() else error
+
+    async def _whole(self, stack: AsyncExitStack, own: CheckedTools | None) -> RunEnd:
+        plan = self._plan
+        # The modules take a second to load the first time, in which the servers can connect.
+        loading = asyncio.get_running_loop().run_in_executor(None, _load, plan.place.provider.module)
+        try:
+            missing = MissingServers(self._teller)
+            if plan.kit is not None:
+                with missing.told_at_once(plan.kit):
+                    await stack.enter_async_context(plan.kit)
+            tools = await collect_tools(plan, own, missing, self._teller)
+            module = await loading
+        finally:
+            loading.cancel()
+        loop: Loop = module.Loop(plan.prompt, plan.options, plan.past, teller=self._teller, feed=self._feed)
+        self._loop = loop
+        offers = {name: tool.offer for name, tool in tools.items()}
+        model = await stack.enter_async_context(models.open_model(plan.options, offers, self._teller.retrying))
+        return await loop.run(model, ToolCaller(tools, CallApproval(plan.options.approve)), plan.place.provider.format)
+
+    async def _close(self, stack: AsyncExitStack) -> None:
+        try:
+            await stack.aclose()
+        except Exception as error:
+            self._log("could not be closed", error)
+
+    def _tell_end(self, how: RunEnd | Exception) -> None:
+        far = self._loop.standing() if self._loop else RunProgress(messages=self._plan.options.history)
+        if isinstance(how, RunEnd):
+            self._teller.finished(how, far)
+        elif isinstance(how, ToolcribError):
+            self._teller.failed(how.message, how.remedy, far)
+        else:
+            explain = importlib.import_module("toolcrib.agent_loop.models.failures")
+            if not explain.is_known(how):
+                self._log("failed", how)
+            self._teller.failed(explain.error(how), explain.remedy(how), far)
+
+    def _log(self, what: str, error: Exception) -> None:
+        trace = "".join(traceback.format_exception(error))
+        log.warning("run %s %s:\n%s", self._teller.run_id, what, self._teller.without_key(trace))
+
+
+def _load(provider: str) -> ModuleType:
+    load_module(f"toolcrib.agent_loop.models.{provider}")
+    return load_module("toolcrib.agent_loop.loop")
+
+
+_running: set[asyncio.Task[None]] = set()
+"""Held until they are over: the event loop itself holds its tasks only weakly."""
+
+_within: ContextVar[frozenset[str]] = ContextVar("_within", default=frozenset())
+"""The runs that the current task is a part of."""
+
+
+def run_agent(prompt: str, options: AgentOptions) -> AgentRun:
+    """Runs an agent: the model is asked, and calls tools, until it has nothing more to do.
+
+    Nothing begins before the first event is asked for. Options that cannot work raise a `UsageError` there; from then
+    on, whatever happens is an event, and the last one is `RunFinished` or `RunFailed`.
+
+        async for event in run_agent("What time is it?", AgentOptions(model="anthropic:claude-sonnet-5-5")):
+            print(event)
+
+    Leaving the loop early ends the run, and so does cancelling who waits for an event. To know that it is over, use
+    `async with run_agent(…) as events`.
+    """
+    return AgentRun(prompt, options)
+
+
+class AgentRun(AsyncIterator[AnyRunEvent]):
+    """A run's events, to be read with `async for`, by one reader."""
+
+    def __init__(self, prompt: str, options: AgentOptions) -> None:
+        self.id = uuid.uuid4().hex
+        self._prompt = prompt
+        self._options = options
+        self._feed = EventQueue()
+        self._life: _Life | None = None
+        self._over = False
+        self._being_read = False
+
+    async def __anext__(self) -> AnyRunEvent:
+        if self._being_read:
+            raise UsageError("Another task reads this run.", remedy="Read it in one place, and hand the events on.")
+        if self._over:
+            raise StopAsyncIteration
+        self._being_read = True
+        try:
+            return await self._next()
+        finally:
+            self._being_read = False
+
+    async def _next(self) -> AnyRunEvent:
+        if self._life is None:
+            self._life = _Life(self._prompt, self._options, self._feed, self.id)
+        try:
+            event = await self._feed.next()
+        except BaseException:
+            await self.aclose()
+            raise
+        if event is not None:
+            return event
+        if not self._over:
+            self._over = True
+            self._life.task.result()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Ends the run, unless it is over, and returns when nothing is left of it. Within the run, as in `approve`, it
+        is the end of who calls it, too: what waits there is a part of it, and is cancelled."""
+        self._over = True
+        if self._life is not None:
+            self._life.stop()
+            if self.id in _within.get():
+                await self._life.stopped_from_within()
+            else:
+                await self._life.stopped()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        if self._life is not None and not self._life.task.done():
+            # A closed event loop has no tasks that could be ended.
+            with contextlib.suppress(RuntimeError):
+                self._life.task.get_loop().call_soon_threadsafe(self._life.stop)
+
+
+class _Life:
+    """A run in its own task, from its first look at the options. Knows nothing of who reads."""
+
+    def __init__(self, prompt: str, options: AgentOptions, feed: EventQueue, run_id: str) -> None:
+        self._course: RunLifecycle | None = None
+        self.task = asyncio.create_task(self._whole(prompt, options, feed, run_id), name=f"run_agent {run_id}")
+        _running.add(self.task)
+        self.task.add_done_callback(_running.discard)
+        self.task.add_done_callback(lambda _: feed.end())
+
+    async def _whole(self, prompt: str, options: AgentOptions, feed: EventQueue, run_id: str) -> None:
+        _within.set(_within.get() | {run_id})
+        self._course = RunLifecycle(await prepare_run(prompt, options), feed, run_id)
+        await self._course.run()
+
+    def stop(self) -> None:
+        if not self._closing:
+            self.task.cancel()
+
+    @property
+    def _closing(self) -> bool:
+        return self._course is not None and self._course.closing
+
+    async def stopped(self) -> None:
+        """Waits whole, however often whoever waits is cancelled meanwhile: what was started must not stay."""
+        cancelled: asyncio.CancelledError | None = None
+        while not self.task.done():
+            try:
+                await asyncio.wait({self.task})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if not self.task.cancelled():
+            # Looked at, so that nobody complains of an error that nobody saw.
+            self.task.exception()
+        if cancelled is not None:
+            raise cancelled
+
+    async def stopped_from_within(self) -> None:
+        """Waits to be cancelled, so that nothing more is done. What is at work while the run closes is not cancelled,
+        and the run waits for it."""
+        if not self._closing:
+            await asyncio.wait({self.task})

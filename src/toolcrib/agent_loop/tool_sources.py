@@ -1,0 +1,183 @@
+"""The tools of a run: built-in ones, those of its servers, those of a crib.
+
+In: counters that are open. Out: what the model is offered, by name, and the events about it: which servers are there,
+which are not, whose tool gave way. `course` asks once, before the model is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter as Count
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from toolcrib.agent_loop.event_queue import EventEmitter
+from toolcrib.agent_loop.events import McpConnected, McpWarning, NameConflict
+from toolcrib.agent_loop.models.endpoint import ToolFormat
+from toolcrib.agent_loop.options import CONNECT_LIMIT, AgentOptions
+from toolcrib.agent_loop.tool_calls import CallableTool
+from toolcrib.catalog.offered_tool import OfferedTool
+from toolcrib.catalog.schema_check import ArgumentChecker
+from toolcrib.catalog.transforms import UnmatchedNames, common_errors
+from toolcrib.core.toolbox import Tools
+from toolcrib.errors import UsageError
+from toolcrib.events import Event, ServerStateChanged
+from toolcrib.formats import Provider
+from toolcrib.servers.model import ServerState
+
+if TYPE_CHECKING:
+    from toolcrib.agent_loop.setup import RunSetup
+    from toolcrib.core.provider import ToolProvider
+
+log = logging.getLogger(__name__)
+
+WHY_MISSING = {
+    ServerState.CONNECTING: "It is not connected yet.",
+    ServerState.AWAY: "It is not connected.",
+    ServerState.FAILED: "It could not be reached.",
+}
+"""What is said of a crib's server that is not there and gave no reason. One that is switched off is not missed."""
+
+
+FORMATS: Mapping[ToolFormat, Provider] = {
+    ToolFormat.OPENAI_CHAT: "openai",
+    ToolFormat.OPENAI_RESPONSES: "openai",
+    ToolFormat.ANTHROPIC: "anthropic",
+    ToolFormat.GOOGLE: "google",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedTools:
+    tools: Tools
+    check: Callable[[OfferedTool, dict[str, Any]], dict[str, Any]]
+    """The arguments that a tool is called with, once more; raises `InvalidArguments`."""
+
+
+class MissingServers:
+    """Servers that are not there: each is told once, as soon as it is known."""
+
+    def __init__(self, teller: EventEmitter) -> None:
+        self._teller = teller
+        self._told: set[str] = set()
+
+    def tell(self, server: str, reason: str) -> None:
+        if server not in self._told:
+            self._told.add(server)
+            self._teller.tell(McpWarning, server=server, reason=reason)
+
+    @contextmanager
+    def told_at_once(self, counter: ToolProvider) -> Iterator[None]:
+        leave = counter.subscribe(self._note, ServerStateChanged)
+        try:
+            yield
+        finally:
+            leave()
+
+    def _note(self, event: ServerStateChanged) -> None:
+        if event.state == ServerState.FAILED:
+            self.tell(event.server, event.reason or WHY_MISSING[ServerState.FAILED])
+
+
+async def collect_tools(
+    plan: RunSetup, own: CheckedTools | None, missing: MissingServers, teller: EventEmitter
+) -> dict[str, CallableTool]:
+    """Built-in tools come first, then those of the run's own servers: who comes first keeps a name."""
+    options, there = plan.options, list[str]()
+    shaped: dict[ToolProvider, Tools] = {}
+    if plan.kit is not None:
+        there += plan.kit.connected
+        for server, reason in plan.kit.missing.items():
+            missing.tell(server, reason)
+        shaped[plan.kit] = _transformed(plan.kit, options, teller)
+    if options.crib is not None:
+        with missing.told_at_once(options.crib):
+            await wait_until_settled(options.crib, CONNECT_LIMIT)
+        for server, one in options.crib.status().items():
+            if one.state is ServerState.READY:
+                there.append(server)
+            elif one.state in WHY_MISSING:
+                missing.tell(server, one.last_error or WHY_MISSING[one.state])
+        shaped[options.crib] = _transformed(options.crib, options, teller)
+    _refuse_idle(shaped)
+    check = _checked(ArgumentChecker())
+    shelves = [*([own] if own else []), *(CheckedTools(tools=tools, check=check) for tools in shaped.values())]
+    tools, conflicts = _merged(shelves, FORMATS[plan.place.provider.format])
+    if shaped:
+        counted = Count(tool.offer.server for tool in tools.values() if tool.offer.server)
+        teller.tell(McpConnected, servers=tuple(there), tools=dict(counted))
+    for kept, left_out in conflicts:
+        teller.tell(NameConflict, name=left_out.name, kept=kept.tool.display, left_out=left_out.tool.display)
+    return tools
+
+
+async def wait_until_settled(counter: ToolProvider, limit: float) -> None:
+    """Returns when no server is about to connect any more, or the time is up."""
+    changed = asyncio.Event()
+
+    def note(_: Event) -> None:
+        changed.set()
+
+    leave: Callable[[], None] = counter.subscribe(note, ServerStateChanged)
+    try:
+        async with asyncio.timeout(limit):
+            while any(one.state is ServerState.CONNECTING for one in counter.status().values()):
+                changed.clear()
+                await changed.wait()
+    except TimeoutError:
+        # Who is late is told as missing.
+        return
+    finally:
+        leave()
+
+
+def _transformed(counter: ToolProvider, options: AgentOptions, teller: EventEmitter) -> Tools:
+    def left_out(offer: OfferedTool, why: UsageError) -> None:
+        # A server's tool must not be able to end the run of who changes another's.
+        teller.tell(McpWarning, server=offer.server, reason=f"Its tool {offer.tool.name} is left out: {why.text()}")
+
+    return counter.tools().shaped(
+        keep=options.keep, drop=options.drop, transform=options.transform, idle=UnmatchedNames.TAKEN, skipping=left_out
+    )
+
+
+def _refuse_idle(shaped: Mapping[ToolProvider, Tools]) -> None:
+    """A transformer may be meant for one of them alone, or for a server that is missing."""
+    for error in common_errors(tools.idle for tools in shaped.values()):
+        if all(counter.all_known for counter in shaped):
+            raise error
+        log.warning("%s", error.text())
+
+
+def _checked(checker: ArgumentChecker) -> Callable[[OfferedTool, dict[str, Any]], dict[str, Any]]:
+    """Before anybody is asked to approve them. Those of a tool that was changed are checked as they are taken back."""
+
+    def check(offer: OfferedTool, arguments: dict[str, Any]) -> dict[str, Any]:
+        return arguments if offer.undo else checker.check(offer.tool.shown, arguments)
+
+    return check
+
+
+def _merged(
+    shelves: Sequence[CheckedTools], provider: Provider
+) -> tuple[dict[str, CallableTool], list[tuple[OfferedTool, OfferedTool]]]:
+    merged: dict[str, CallableTool] = {}
+    conflicts: list[tuple[OfferedTool, OfferedTool]] = []
+    for shelf in shelves:
+        for offer in shelf.tools:
+            if offer.name in merged:
+                conflicts.append((merged[offer.name].offer, offer))
+            else:
+                merged[offer.name] = _callable(shelf, offer, provider)
+    return merged, conflicts
+
+
+def _callable(shelf: CheckedTools, offer: OfferedTool, provider: Provider) -> CallableTool:
+    def real(given: Mapping[str, Any]) -> dict[str, Any]:
+        return shelf.check(offer, shelf.tools.real_arguments(offer.name, given, provider=provider))
+
+    return CallableTool(offer=offer, real=real, call=partial(shelf.tools.call_real, offer.name))

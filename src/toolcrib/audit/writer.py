@@ -1,0 +1,256 @@
+"""Entries → linked rows, inside the transaction that makes them durable; and the oldest rows deleted again.
+
+In: a connection and the entries of one group commit. Out: rows at the end of the chain, the anchor after them, and
+the tokens reported to whoever counts. Everything but `told` and `lost` runs where the store writes. Rows are kept by
+age and by size: what is deleted, the entry that records it and the new beginning come together or not at all.
+
+Size is the rows' own bytes. It is estimated: the mean of up to a thousand rows spread evenly over the log, times
+their number. Indexes and the room that the database keeps for later come on top.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import sqlalchemy as sa
+
+from toolcrib.audit.chain import ChainHead, ChainKeys, HeadAnchor, make_key, read_key
+from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.audit.row import RowMaker
+from toolcrib.config.masking import Masker
+from toolcrib.store import audit
+from toolcrib.store.clock import ExpiryClock
+from toolcrib.store.commits import GroupCommit, LostItems
+from toolcrib.store.database import Database
+
+log = logging.getLogger(__name__)
+
+KEY_FILE = "audit.key"
+ANCHOR_FILE = "audit.head"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attempt:
+    """A transaction that nobody knows the end of yet."""
+
+    entries: list[AuditEntry]
+    head: ChainHead
+    """What it will have made the head."""
+    counted: list[tuple[Callable[[int], None], int]]
+
+
+class AuditWriter:
+    """The work of the book's group commits, and their watcher."""
+
+    def __init__(self, commits: GroupCommit, *, folder: Path, place: str, mask: Masker, values: bool) -> None:
+        self.key_file = folder / KEY_FILE
+        self.anchor = HeadAnchor(folder / ANCHOR_FILE)
+        self.place = hashlib.sha256(place.encode()).hexdigest()[:16]
+        self.head: ChainHead | None = None
+        """The newest row that this process has written, and which the book must hold for ever."""
+        self._mask = mask
+        self._values = values
+        self._commits = commits
+        self._keys: ChainKeys | None = None
+        self._maker: RowMaker | None = None
+        self._attempt: _Attempt | None = None
+        self._there: dict[int, AuditEntry] = {}
+        """Entries that are in the book, by identity, but will come again: their commit was reported as failed."""
+        self._to_tell: deque[tuple[Callable[[int], None], int]] = deque()
+        """Counted and durable; filled here, emptied on the loop."""
+        self._anchored = True
+        commits.watch(self, self)
+
+    def __call__(self, connection: sa.Connection, entries: list[AuditEntry]) -> None:
+        audit.lock(connection)
+        keys, maker = self._prepared()
+        self._look_back(connection)
+        chain, seq, last, told = self._end(connection, keys)
+        rows = []
+        counted = []
+        for entry in (*told, *(entry for entry in entries if id(entry) not in self._there)):
+            seq += 1
+            row = maker.row(seq, entry)
+            last = row["hash"] = keys.link(last, row.values())
+            rows.append(row)
+            if entry.counted is not None and row["tokens"]:
+                counted.append((entry.counted, row["tokens"]))
+        if rows:
+            audit.append(connection, rows)
+        head = ChainHead(chain=chain, place=self.place, seq=seq, hash=last)
+        self._attempt = _Attempt(entries=entries, head=head, counted=counted)
+
+    def committed(self) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is None:
+            return
+        for entry in attempt.entries:
+            self._there.pop(id(entry), None)
+        self._to_tell.extend(attempt.counted)
+        self.head = attempt.head
+        self._drop_anchor(attempt.head)
+
+    def _drop_anchor(self, head: ChainHead) -> None:
+        try:
+            self.anchor.advance(head)
+            self._anchored = True
+        except OSError as error:
+            # The rows are safe; only a cut at the end would not be seen until it can be written again.
+            if self._anchored:
+                log.warning("the head of the book could not be written to %s: %s", self.anchor.file, error)
+            self._anchored = False
+
+    def told(self) -> None:
+        while self._to_tell:
+            tell, tokens = self._to_tell.popleft()
+            tell(tokens)
+
+    def lost(self, lost: LostItems) -> None:
+        detail = {"entries": lost.count, "from": lost.since, "to": lost.until}
+        self._commits.add(self, AuditEntry(kind=EntryKind.GAP, detail=detail))
+
+    def _end(self, connection: sa.Connection, keys: ChainKeys) -> tuple[str, int, str, list[AuditEntry]]:
+        """The book's id; its newest row, whoever wrote it, or where it begins; and what must be told of this end."""
+        head = audit.head(connection)
+        if self.head is not None and head == (self.head.seq, self.head.hash):
+            return self.head.chain, *head, []
+        base = audit.base(connection)
+        if base is None:
+            base = audit.begin(connection, keys.new_chain())
+            # Before the first row, so that a book without an anchor is one whose anchor was taken away.
+            self._drop_anchor(ChainHead(chain=base.chain, place=self.place, seq=0, hash=base.hash))
+            return base.chain, base.seq, base.hash, []
+        if not keys.began(base.chain):
+            log.error("%s is not the key that the book was begun with; it cannot be verified", self.key_file)
+        seq, last = head or (base.seq, base.hash)
+        return base.chain, seq, last, self._told_of_the_known(connection, base, seq)
+
+    def _told_of_the_known(self, connection: sa.Connection, base: audit.ChainBase, seq: int) -> list[AuditEntry]:
+        """An entry that stays in the chain if the row that was known to be there is gone or another."""
+        known = self._known(base.chain)
+        if known is None:
+            log.error("%s does not know this book: a cut at its end would not have been seen", self.anchor.file)
+            return [AuditEntry(kind=EntryKind.UNANCHORED, detail={"after": seq})]
+        if known.seq < base.seq:
+            # What was let go can no longer be compared.
+            return []
+        found = [base] if known.seq == base.seq else audit.by_seq(connection, [known.seq])
+        if found and found[0].hash == known.hash:
+            return []
+        log.error("the end of the book was cut off or exchanged: entry %s is gone or another", known)
+        return [AuditEntry(kind=EntryKind.UNANCHORED, detail={"after": seq, "known": known.seq, "hash": known.hash})]
+
+    def _known(self, chain: str) -> ChainHead | None:
+        """A row that the book had, by what we wrote ourselves or by the anchor."""
+        if self.head is not None and self.head.chain == chain:
+            return self.head
+        try:
+            heads = self.anchor.heads()
+        except (OSError, ValueError):
+            return None
+        return next((head for head in heads if head.chain == chain), None)
+
+    def _look_back(self, connection: sa.Connection) -> None:
+        """A database that is lost in the middle of a commit may have made it all the same: then nothing is repeated."""
+        attempt = self._attempt
+        if attempt is None:
+            return
+        found = audit.by_seq(connection, [attempt.head.seq])
+        self._attempt = None
+        if found and found[0].hash == attempt.head.hash:
+            self._there.update((id(entry), entry) for entry in attempt.entries)
+            self._to_tell.extend(attempt.counted)
+            self.head = attempt.head
+
+    def _prepared(self) -> tuple[ChainKeys, RowMaker]:
+        if self._keys is None or self._maker is None:
+            self._keys = ChainKeys(read_key(self.key_file) or make_key(self.key_file))
+            self._maker = RowMaker(key=self._keys.arguments, mask=self._mask, values=self._values)
+        return self._keys, self._maker
+
+
+STEP = 2000
+"""Rows in one transaction: those who wait for a commit wait no longer than it takes to delete them."""
+
+_SAMPLE = 1000
+_FEWEST = 2
+"""Each step adds an entry, so one that takes fewer away would go on for ever."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Last:
+    """The newest row that is let go."""
+
+    seq: int
+    at: float
+    hash: str
+    entries: int
+
+
+class Retention:
+    def __init__(self, writer: AuditWriter, *, keep_days: float, keep_bytes: int, clock: ExpiryClock) -> None:
+        self._writer = writer
+        self._keep_seconds = keep_days * 86_400
+        self._keep_bytes = keep_bytes
+        self._clock = clock
+
+    def step(self, database: Database) -> int:
+        """How many rows went; 0: there are none left to go."""
+        # Looking takes no lock away from those who write.
+        if database.read(self._last_to_go) is None:
+            return 0
+        gone = database.write(self._let_go)
+        if gone:
+            self._writer.committed()
+        return gone
+
+    def _let_go(self, connection: sa.Connection) -> int:
+        audit.lock(connection)
+        base = audit.base(connection)
+        last = self._last_to_go(connection)
+        if last is None or base is None:
+            return 0
+        detail = {
+            "entries": last.entries,
+            "through": last.seq,
+            "hash": last.hash,
+            "chain": base.chain,
+            "newest": last.at,
+        }
+        # The rows go after it: the writer looks at the end of the book, which may be among them. Rows before the
+        # beginning are nothing of ours; they stay for `verify` to find.
+        self._writer(connection, [AuditEntry(kind=EntryKind.PRUNED, detail=detail)])
+        audit.delete_through(connection, base.seq, last.seq, last.hash)
+        return last.entries
+
+    def _last_to_go(self, connection: sa.Connection) -> _Last | None:
+        base = audit.base(connection)
+        rows = [] if base is None else audit.oldest(connection, base.seq, STEP)
+        too_old = self._clock.patient() - self._keep_seconds
+        # Only a prefix may go: one row that is new enough keeps all that come after it.
+        aged = next((place for place, row in enumerate(rows) if row.at >= too_old), len(rows))
+        count = min(max(aged, self._too_many(connection)), len(rows))
+        if count < _FEWEST:
+            return None
+        row = rows[count - 1]
+        return _Last(seq=row.seq, at=row.at, hash=row.hash, entries=count)
+
+    def _too_many(self, connection: sa.Connection) -> int:
+        """How many rows are more than may be kept."""
+        base = audit.base(connection)
+        newest = audit.head(connection)
+        if base is None or newest is None:
+            return 0
+        number = newest[0] - base.seq
+        spread = range(base.seq + 1, newest[0] + 1, max(1, number // _SAMPLE))
+        sizes = [len(msgspec.msgpack.encode(tuple(row))) for row in audit.by_seq(connection, spread)]
+        if not sizes:
+            return 0
+        mean = sum(sizes) / len(sizes)
+        return max(0, number - int(self._keep_bytes / mean))

@@ -1,0 +1,148 @@
+"""How a command reaches its work: the running daemon, or this process.
+
+In: a command's name and parameters, and the servers given as flags. Out: the command's result. With `--mcp-server` a
+command always works for itself, since the daemon knows nothing of those servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from toolcrib.cli.output import working
+from toolcrib.cli.project import project_root, working_folder
+from toolcrib.config.paths import Paths
+from toolcrib.daemon_client.command_client import ask, is_running
+from toolcrib.errors import AlreadyRunning, DaemonNotRunning
+
+ANSWER_WITHIN = 60.0
+"""Seconds for a command that says nothing else: longer than any server may take to connect."""
+
+_SERVERS_REMEDY = (
+    "The daemon knows nothing of servers that are given for one command: add the server with `toolcrib add`, end the "
+    "daemon with `toolcrib down`, or give this command a database of its own: `TOOLCRIB_STORE=FILE toolcrib …`."
+)
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+class AskCommand(Protocol):
+    """Runs a command by its name."""
+
+    def __call__(self, name: str, params: dict[str, Any], /, *, timeout: float | None = ...) -> dict[str, Any]: ...
+
+
+def paths() -> Paths:
+    return Paths.of_user(os.environ)
+
+
+def root() -> Path:
+    return project_root(os.environ, working_folder())
+
+
+def daemon_runs() -> bool:
+    return is_running(paths().socket)
+
+
+def daemon_pid() -> int | None:
+    """As the running daemon wrote it down."""
+    try:
+        pid = json.loads(paths().daemon_info.read_text())["pid"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return pid if isinstance(pid, int) and pid > 1 else None
+
+
+def from_daemon(
+    name: str,
+    params: dict[str, Any] | None = None,
+    *,
+    timeout: float | None = ANSWER_WITHIN,
+    on_event: OnEvent | None = None,
+) -> dict[str, Any]:
+    """Runs the command in the daemon; `DaemonNotRunning` where there is none."""
+    with working(f"{name} …"):
+        return ask(paths().socket, name, params or {}, root=root(), timeout=timeout, on_event=on_event)
+
+
+def perform(
+    name: str,
+    params: dict[str, Any] | None = None,
+    *,
+    servers: Sequence[str] = (),
+    timeout: float | None = ANSWER_WITHIN,
+    on_event: OnEvent | None = None,
+) -> dict[str, Any]:
+    """Runs the command in the daemon where one runs, else here."""
+    if not servers:
+        try:
+            return from_daemon(name, params, timeout=timeout, on_event=on_event)
+        except DaemonNotRunning as gone:
+            # A daemon that died in the middle may have done the work: it is not done again.
+            if not isinstance(gone.__cause__, FileNotFoundError | ConnectionRefusedError):
+                raise
+    try:
+        with working("connecting to the servers …"):
+            return _in_process(name, params or {}, servers, on_event)
+    except AlreadyRunning as other:
+        # A daemon started meanwhile: what it holds is changed through it.
+        if servers or not daemon_runs():
+            raise other from None
+        return from_daemon(name, params, timeout=timeout, on_event=on_event)
+
+
+def _in_process(name: str, params: dict[str, Any], servers: Sequence[str], on_event: OnEvent | None) -> dict[str, Any]:
+    with _opened_in_process(name, params, servers, on_event) as ask_here:
+        return ask_here(name, params)
+
+
+@contextlib.contextmanager
+def asking(name: str, params: dict[str, Any], servers: Sequence[str]) -> Iterator[AskCommand]:
+    """For a command that needs others before it: all of them in the daemon, or all on one set of connections here."""
+    if daemon_runs() and not servers:
+        yield from_daemon
+        return
+    with working("connecting to the servers …"), _opened_in_process(name, params, servers, None) as ask_here:
+        yield ask_here
+
+
+@contextlib.contextmanager
+def _opened_in_process(
+    name: str, params: dict[str, Any], servers: Sequence[str], on_event: OnEvent | None
+) -> Iterator[AskCommand]:
+    # Heavy, and needed only where no daemon runs.
+    import asyncio  # noqa: PLC0415
+
+    from toolcrib.commands.local import excludes_daemon, local_commands  # noqa: PLC0415
+    from toolcrib.config.model import Flags  # noqa: PLC0415
+    from toolcrib.daemon_client.lifetime import daemon_lock  # noqa: PLC0415
+
+    async def emit(event: dict[str, Any]) -> None:
+        if on_event is not None:
+            on_event(event)
+
+    flags = Flags(mcp_servers=tuple(servers))
+    alone = daemon_lock(paths()) if excludes_daemon(name) else contextlib.nullcontext()
+    with alone, asyncio.Runner() as runner:
+        local = local_commands(name, params, flags=flags, root=root(), emit=emit)
+        try:
+            asked = runner.run(local.__aenter__())
+        except AlreadyRunning as other:
+            raise AlreadyRunning(
+                other.message, remedy=_SERVERS_REMEDY if servers else other.remedy, data=other.data
+            ) from None
+
+        def ask_here(name: str, params: dict[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
+            async def answered() -> dict[str, Any]:
+                return await asked(name, params)
+
+            return runner.run(answered())
+
+        try:
+            yield ask_here
+        finally:
+            runner.run(local.__aexit__(None, None, None))

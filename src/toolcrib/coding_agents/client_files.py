@@ -1,0 +1,275 @@
+"""Clients' files: the entry for Toolcrib in a person's own file, and whole files in an agent's private folder.
+
+In: a `ClientSpec`, the scope, the entry; for a private file an agent and the endpoint. Out: the person's file, changed
+in that one place, with a copy of it as it was; when the entry is removed and nothing else changed, the file gets its
+old bytes back. Private files hold the agent's token and go with the agent. A note in the agent's folder says
+which files name it, and whether `connect` created it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from toolcrib.coding_agents import json_entry, toml_entry
+from toolcrib.coding_agents.client_spec import SERVER_NAME, ClientFileFormat, ClientScope, ClientSpec, labels
+from toolcrib.coding_agents.clients import CLIENTS
+from toolcrib.errors import ConfigError, NotFound, ToolcribError, UsageError
+from toolcrib.identity.agent_folders import AgentFolders
+
+BACKUP_SUFFIX = ".before-toolcrib"
+_BOM = "\ufeff"
+
+
+class EntryOutcome(enum.StrEnum):
+    SHOWN = "shown"
+    WRITTEN = "written"
+    UNCHANGED = "unchanged"
+    REMOVED = "removed"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientEntry:
+    client: ClientSpec
+    scope: ClientScope
+    entry: Mapping[str, Any]
+    environ: Mapping[str, str]
+    root: Path
+
+    @property
+    def file(self) -> Path | None:
+        """The client's file; behind a symbolic link, the file itself."""
+        place = self.client.places.get(self.scope)
+        if place is None:
+            return None
+        if self.scope is ClientScope.PROJECT:
+            # A variable moves a user's folder, never a project's.
+            return (self.root / place.folder / place.file).resolve()
+        home = self.environ.get("HOME", "")
+        return place.under(Path(home) if Path(home).is_absolute() else Path.home(), self.environ).resolve()
+
+    @property
+    def backup(self) -> Path | None:
+        """Where the file's content from before the entry is kept, if it had any."""
+        file = self.file
+        return None if file is None or not _backup(file).exists() else _backup(file)
+
+    @property
+    def text(self) -> str:
+        """The entry as it stands in a file that holds nothing else: what to paste."""
+        return self._put("").rstrip("\n")
+
+    def write(self) -> EntryOutcome:
+        file = self.known_file()
+        before = _read(file)
+        text = before or ""
+        try:
+            if self._get(text) == self.entry:
+                return EntryOutcome.UNCHANGED
+            after = self._put(text)
+        except ConfigError as error:
+            raise self._paste(file, error) from error
+        backup = _backup(file)
+        if before is not None and (self._get(text) is None or not backup.exists()):
+            _replace(backup, before, like=file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _replace(file, after, like=file, expected=before)
+        return EntryOutcome.WRITTEN
+
+    def remove(self) -> EntryOutcome:
+        file = self.known_file()
+        now = _read(file)
+        backup = _backup(file)
+        try:
+            entry = None if now is None else self._get(now)
+            if now is None:
+                return EntryOutcome.ABSENT
+            if entry is None:
+                # The person took it out by hand; the copy, which may hold secrets, has no use any more.
+                backup.unlink(missing_ok=True)
+                return EntryOutcome.ABSENT
+            old = _read(backup)
+            if old is None and self._reads_as(now, "", entry):
+                file.unlink()
+            elif old is not None and self._get(old) is None and self._reads_as(now, old, entry):
+                _replace(file, old, like=file, expected=now)
+            else:
+                _replace(file, self._drop(now), like=file, expected=now)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{file}: {error.message}", remedy=f"Take the entry {SERVER_NAME!r} out by hand."
+            ) from error
+        backup.unlink(missing_ok=True)
+        return EntryOutcome.REMOVED
+
+    def _reads_as(self, now: str, before: str, entry: Any) -> bool:
+        """Whether `now` is exactly what putting the entry into `before` makes: nothing else changed since."""
+        with contextlib.suppress(ConfigError):
+            return self._put(before, entry) == now
+        return False
+
+    def known_file(self) -> Path:
+        file = self.file
+        if file is None:
+            raise UsageError(
+                f"Where {self.client.title} keeps its servers is not known.",
+                remedy="Leave --write and --remove out and paste what is shown.",
+            )
+        return file
+
+    def _get(self, text: str) -> Any:
+        return entry_editor(self.client).get_entry(text.removeprefix(_BOM), self.client.keys, SERVER_NAME)
+
+    def _put(self, text: str, entry: Any = None) -> str:
+        mark = _BOM if text.startswith(_BOM) else ""
+        value = self.entry if entry is None else entry
+        edited: str = entry_editor(self.client).put_entry(text.removeprefix(_BOM), self.client.keys, SERVER_NAME, value)
+        return mark + edited
+
+    def _drop(self, text: str) -> str:
+        mark = _BOM if text.startswith(_BOM) else ""
+        edited: str = entry_editor(self.client).drop_entry(text.removeprefix(_BOM), self.client.keys, SERVER_NAME)
+        return mark + edited
+
+    def _paste(self, file: Path, error: ConfigError) -> ConfigError:
+        return ConfigError(
+            f"{file} was left as it is. {error.message}", remedy=f"Put this there yourself:\n{self.text}"
+        )
+
+
+def entry_editor(client: ClientSpec) -> ModuleType:
+    """What reads and edits the client's kind of file."""
+    return json_entry if client.format is ClientFileFormat.JSON else toml_entry
+
+
+def _backup(file: Path) -> Path:
+    return file.with_name(file.name + BACKUP_SUFFIX)
+
+
+def _read(file: Path) -> str | None:
+    """The file's text with its line ends as they are; None where there is no file."""
+    try:
+        return file.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text.", remedy="Save it as UTF-8 and try again.") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.", remedy="Check who may read it.") from error
+
+
+_UNCHECKED = object()
+
+
+def _replace(file: Path, text: str, *, like: Path, expected: object = _UNCHECKED) -> None:
+    """Exchanges the file at one stroke, with the mode and owner of `like`; a new one is the user's alone."""
+    try:
+        found: os.stat_result | None = like.stat()
+    except FileNotFoundError:
+        found = None
+    try:
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(text.encode("utf-8"))
+                stream.flush()
+                os.fsync(stream.fileno())
+                if found is not None:
+                    # Only root can give a file away, and only root comes to a file that is another's.
+                    with contextlib.suppress(PermissionError):
+                        os.fchown(stream.fileno(), found.st_uid, found.st_gid)
+                    os.fchmod(stream.fileno(), stat.S_IMODE(found.st_mode))
+            # The client itself may have written in the meantime; its word must not be lost.
+            if expected is not _UNCHECKED and _read(file) != expected:
+                raise ConfigError(f"{file} changed just now.", remedy="Close the client and try again.")
+            Path(name).replace(file)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}.", remedy="Check who may write it.") from error
+
+
+log = logging.getLogger(__name__)
+
+
+def write_private_file(
+    folders: AgentFolders, agent: str, client: ClientSpec, *, url: str, conversation: str = ""
+) -> Path:
+    """Writes the file with the token that the agent has now."""
+    return folders.put(agent, client.private_file, _text(folders, agent, client, url, conversation))
+
+
+def renew_private_files(folders: AgentFolders, agents: Iterable[str], *, url: str) -> None:
+    """Brings what was generated for these agents up to date. One that cannot be written stays as it is."""
+    for agent in agents:
+        try:
+            _renew(folders, agent, url)
+        except ToolcribError as error:
+            log.warning("the client files of agent %s could not be renewed: %s", agent, error.text())
+
+
+def _renew(folders: AgentFolders, agent: str, url: str) -> None:
+    for client in CLIENTS:
+        there = folders.get(agent, client.private_file)
+        if there is None:
+            continue
+        text = _text(folders, agent, client, url, _conversation(client, there))
+        if text != there:
+            folders.put(agent, client.private_file, text)
+
+
+def _text(folders: AgentFolders, agent: str, client: ClientSpec, url: str, conversation: str) -> str:
+    token = folders.get(agent)
+    if token is None:
+        raise NotFound(
+            f"{folders.token_file(agent)} is not there.", remedy=f"`toolcrib agent rotate {agent}` makes a new token."
+        )
+    entry = client.private(url=url, token=token, labels=labels(agent, conversation))
+    text: str = entry_editor(client).put_entry("", client.keys, SERVER_NAME, entry)
+    return text.rstrip("\n")
+
+
+def _conversation(client: ClientSpec, text: str) -> str:
+    """The label that the file has had."""
+    try:
+        entry: Any = entry_editor(client).get_entry(text, client.keys, SERVER_NAME)
+    except ConfigError:
+        return ""
+    headers = [value for value in entry.values() if isinstance(value, dict)] if isinstance(entry, dict) else []
+    return next((str(found) for known in headers if (found := known.get("X-Toolcrib-Conversation"))), "")
+
+
+_NOTE = "connected.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectNote:
+    files: frozenset[str] = frozenset()
+    """Those whose entries name the agent."""
+    made: bool = False
+    """Whether `connect` made the agent."""
+
+
+def read_connect_note(folders: AgentFolders, agent: str) -> ConnectNote:
+    text = folders.get(agent, _NOTE)
+    try:
+        return ConnectNote() if text is None else msgspec.json.decode(text, type=ConnectNote)
+    except msgspec.MsgspecError:
+        return ConnectNote()
+
+
+def write_connect_note(folders: AgentFolders, agent: str, content: ConnectNote) -> None:
+    folders.put(agent, _NOTE, msgspec.json.encode(content, order="sorted").decode())

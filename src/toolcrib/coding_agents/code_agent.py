@@ -1,0 +1,231 @@
+"""`CodeAgent`: runs a coding agent with Toolcrib's tools, from Python.
+
+In: a client's name, a folder, a profile. Out: `run` gives an `ExecutionResult`, `stream` the events as they happen.
+However a run ends (the program's own end, a time limit, Ctrl-C, a revoked identity, an error of ours), the program
+and everything it started are stopped, the identity is revoked and its folder removed, and the log has its last
+line. `run_preparation` sets up, `run_lifecycle` is what happens then; `toolcrib run` is above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from toolcrib.coding_agents.clients import RUNNABLE, client_named
+from toolcrib.coding_agents.run_lifecycle import CodingAgentLifecycle, RunEnding
+from toolcrib.coding_agents.run_preparation import PreparedRun, RunRequest, prepare_run
+from toolcrib.coding_agents.run_result import ExecutionResult, OnMcpFailure, RunMetadata, RunStatus, RunSummary
+from toolcrib.errors import ToolcribError, UsageError
+from toolcrib.run_events import AgentEvent, AgentEventKind
+
+
+@dataclass(eq=False)
+class CodingAgentRun:
+    """For one use: `events` once, then `result`."""
+
+    order: RunRequest
+    metadata: RunMetadata | None = None
+    result: ExecutionResult | None = None
+    mask: Callable[[Any], Any] = field(default=lambda value: value)
+    """Takes the run's secrets out of a text, or of anything that is made of texts."""
+    _events: list[AgentEvent] = field(default_factory=list)
+    _log_failed: bool = False
+
+    async def events(self) -> AsyncGenerator[AgentEvent, None]:
+        """Raises what kept the run from starting; what happens later is in the result."""
+        async with prepare_run(self.order) as ready:
+            self.metadata = ready.metadata
+            self.mask = ready.log.mask
+            course = CodingAgentLifecycle(self.order, ready)
+            try:
+                async for event in course.events():
+                    ready.log.session(course.session)
+                    for one in self._noted(event, ready):
+                        yield one
+            except (GeneratorExit, asyncio.CancelledError):
+                course.ending = RunEnding(status=RunStatus.INTERRUPTED, error="It was interrupted.")
+                raise
+            except BaseException as error:
+                told = error.text() if isinstance(error, ToolcribError) else f"{type(error).__name__}: {error}"
+                course.ending = RunEnding(status=RunStatus.FAILED, error=told)
+                raise
+            finally:
+                await asyncio.shield(self._ended(ready, course))
+
+    def _noted(self, event: AgentEvent, ready: PreparedRun) -> Iterable[AgentEvent]:
+        """The event, once it is in the log; and a warning, once, where the log is not whole."""
+        self._events.append(event)
+        ready.log.event(event)
+        yield event
+        if ready.log.failure and not self._log_failed:
+            self._log_failed = True
+            text = f"The log is not whole: {ready.log.failure}"
+            warning = AgentEvent(kind=AgentEventKind.LOG, provider=event.provider, role="toolcrib", text=text)
+            self._events.append(warning)
+            yield warning
+
+    async def _ended(self, ready: PreparedRun, course: CodingAgentLifecycle) -> None:
+        def keep(event: AgentEvent) -> None:
+            self._events.append(event)
+            ready.log.event(event)
+
+        # Both at once: a daemon that is slow to revoke must not let the program work on.
+        closing = asyncio.create_task(ready.close())
+        exit_code = await course.stop(keep)
+        await closing
+        await asyncio.to_thread(ready.sweep)
+        course.finish(keep)
+        summary = course.summary(exit_code, time.time() - ready.metadata.started_at)
+        ready.log.end(summary)
+        self.result = _result(ready, summary, self._events)
+
+
+def _result(ready: PreparedRun, summary: RunSummary, events: Iterable[AgentEvent]) -> ExecutionResult:
+    about: dict[str, Any] = {**ready.metadata.to_json(), **summary.to_json(), "log": str(ready.log.path)}
+    for said_beside in ("text", "usage", "status", "program_exit_code", "error"):
+        del about[said_beside]
+    return ExecutionResult(
+        text=summary.text,
+        raw_events=tuple(events),
+        usage=summary.usage,
+        status=summary.status,
+        program_exit_code=summary.program_exit_code,
+        error=summary.error,
+        metadata=about,
+    )
+
+
+TIMEOUT = 2 * 3600.0
+LONGEST = 7 * 24 * 3600.0
+
+
+class CodeAgent:
+    """A run of Claude Code, Codex or Gemini CLI with the daemon's tools: `CodeAgent("claude").run("Tidy up.")`.
+
+    `run` waits for the `ExecutionResult`; `async for event in agent.stream(prompt)` gives events as they happen.
+    """
+
+    def __init__(
+        self,
+        client: str,
+        *,
+        workdir: str | Path = ".",
+        profile: str = "developer",
+        timeout: float = TIMEOUT,
+        on_mcp_failure: OnMcpFailure | str = OnMcpFailure.STOP,
+        environ: Mapping[str, str] | None = None,
+        env: Sequence[str] = (),
+        env_file: str | Path | None = None,
+        extra: Sequence[str] = (),
+    ) -> None:
+        """`client` is claude, codex or gemini. `environ` is what the program is given (this process's unless said);
+        `env` names variables that are passed on although Toolcrib's configuration uses them; `extra` are words for the
+        program itself. `timeout` is in seconds."""
+        self.client = client_named(client, RUNNABLE)
+        self.workdir = Path(workdir).expanduser().resolve()
+        self.profile = profile
+        self.timeout = _seconds(timeout)
+        self.on_mcp_failure = _one_of(on_mcp_failure)
+        self._environ = environ
+        self._env = tuple(env)
+        self._env_file = None if env_file is None else Path(env_file).expanduser()
+        self._extra = tuple(extra)
+
+    def run(self, prompt: str, *, conversation: str = "") -> ExecutionResult:
+        """Runs to the end. Where a loop runs already (a coroutine, a notebook) use `stream`."""
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            raise UsageError(
+                "CodeAgent.run cannot wait inside a running event loop.",
+                remedy="Use `async for event in agent.stream(prompt)` there.",
+            )
+
+        async def collected() -> ExecutionResult:
+            async with self.stream(prompt, conversation=conversation) as stream:
+                async for _ in stream:
+                    pass
+            return stream.result
+
+        return asyncio.run(collected())
+
+    def stream(self, prompt: str, *, conversation: str = "") -> RunStream:
+        """The events as they happen. `conversation`: one to go on in (`last`, or the id that a result names)."""
+        if not prompt.strip():
+            raise UsageError("There is no prompt.", remedy="Say what the agent shall do.")
+        return RunStream(
+            CodingAgentRun(
+                RunRequest(
+                    client=self.client,
+                    prompt=prompt,
+                    workdir=self.workdir,
+                    profile=self.profile,
+                    conversation=conversation,
+                    timeout=self.timeout,
+                    on_mcp_failure=self.on_mcp_failure,
+                    environ=os.environ if self._environ is None else self._environ,
+                    env=self._env,
+                    env_file=self._env_file,
+                    extra=self._extra,
+                )
+            )
+        )
+
+
+class RunStream:
+    """A run under way: `async for event in stream`, then `stream.result`.
+
+    With `async with` the run has ended, and everything of it is gone, when the block is left, however that happens.
+    """
+
+    def __init__(self, run: CodingAgentRun) -> None:
+        self._run = run
+        self._events = run.events()
+
+    def __aiter__(self) -> AsyncIterator[AgentEvent]:
+        return self._events
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._events.aclose()
+
+    @property
+    def metadata(self) -> RunMetadata | None:
+        """Who runs what and where; known from the first event on."""
+        return self._run.metadata
+
+    def mask(self, value: Any) -> Any:
+        """A text, or anything that is made of texts, without the run's secrets: its token, what `env` and `env_file`
+        gave. The log is masked so; events are as they came."""
+        return self._run.mask(value)
+
+    @property
+    def result(self) -> ExecutionResult:
+        if self._run.result is None:
+            raise UsageError("The run is not over yet.", remedy="Read its events to the end first.")
+        return self._run.result
+
+
+def _seconds(timeout: float) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST:
+        raise UsageError(f"{timeout!r} is no time limit.", remedy=f"Give seconds, at most {LONGEST:.0f}.")
+    return float(timeout)
+
+
+def _one_of(choice: OnMcpFailure | str) -> OnMcpFailure:
+    try:
+        return OnMcpFailure(choice)
+    except ValueError:
+        raise UsageError(
+            f"on_mcp_failure (--on-mcp-failure) cannot be {choice!r}.", remedy="Say stop or continue."
+        ) from None

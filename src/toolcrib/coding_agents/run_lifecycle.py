@@ -1,0 +1,380 @@
+"""What happens between a program's start and its end.
+
+In: a `PreparedRun`. Out: events, from what the program prints and from what the gateway saw; how it ended, and its
+summary. `call_matching` joins both accounts of a tool call; `code_agent` ends everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from toolcrib.coding_agents.call_matching import CallMatcher
+from toolcrib.coding_agents.client_spec import Launch, OutputParser, TokenUsage
+from toolcrib.coding_agents.program_environment import without_proxy
+from toolcrib.coding_agents.program_process import OutputLine, ProgramStream, RunningProgram
+from toolcrib.coding_agents.run_preparation import PreparedRun, RunRequest
+from toolcrib.coding_agents.run_result import REMEDIES, OnMcpFailure, RunStatus, RunSummary, ToolListSize
+from toolcrib.config.model import WORKSPACE
+from toolcrib.daemon_client.lease import CallSeen, LeaseEnded, LeaseEvent, LeaseLost, ListingSeen
+from toolcrib.errors import Denied, ToolcribError
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
+
+_decode = msgspec.json.Decoder(dict[str, object]).decode
+
+
+class LineEvents:
+    def __init__(self, provider: str, reader: OutputParser) -> None:
+        self._provider = provider
+        self._reader = reader
+
+    def events(self, line: OutputLine) -> Iterable[AgentEvent]:
+        if line.stream is ProgramStream.ERR:
+            return self._reader.said(line.text)
+        try:
+            told = _decode(line.text)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return (AgentEvent(kind=AgentEventKind.RAW, provider=self._provider, text=line.text, raw=line.text),)
+        return self._reader.read(told)
+
+
+class RunTotals:
+    def __init__(self) -> None:
+        self.tools: Counter[str] = Counter()
+        self.denials = 0
+        self.failures = 0
+        self.succeeded = 0
+        """Calls of servers' tools."""
+        self.listing = ToolListSize()
+
+    def count(self, event: AgentEvent) -> None:
+        if event.kind is not AgentEventKind.TOOL or event.tool_status is ToolStatus.STARTED:
+            return
+        self.tools[f"{event.server}:{event.tool_name}" if event.server else event.tool_name] += 1
+        if event.tool_status is ToolStatus.DENIED:
+            self.denials += 1
+        elif event.tool_status is not ToolStatus.OK:
+            self.failures += 1
+        self.succeeded += event.tool_status is ToolStatus.OK and bool(event.server)
+
+    def listed(self, note: ListingSeen) -> None:
+        if note.bytes > self.listing.bytes:
+            self.listing = ToolListSize(tools=note.tools, bytes=note.bytes, tokens=note.tokens)
+
+
+_READ_AHEAD = 256
+"""Lines and notes that wait to be looked at; whoever reads no events stops the program, not our memory."""
+_LAST_WORDS = 1.0
+"""Seconds that a program which was stopped, and the gateway, have to be read to their end."""
+_ASKS_WITHIN = 10.0
+"""Seconds after a model's first word within which a program has asked for the tools that it was to have."""
+_LAST_NOTES = 2.0
+"""Seconds that the gateway's word on the last calls is waited for, once the program has ended."""
+
+
+_AGAIN = "Run it again; `--conversation last` goes on where it was."
+
+
+@dataclass(frozen=True)
+class _NoMoreLines:
+    """The program has ended; or it cannot be read any more."""
+
+    error: Exception | None = None
+
+
+_Item = OutputLine | LeaseEvent | _NoMoreLines
+Keep = Callable[[AgentEvent], None]
+
+
+@dataclass(kw_only=True)
+class RunEnding:
+    status: RunStatus = RunStatus.FINISHED
+    error: str = ""
+
+
+@contextlib.contextmanager
+def entered_workdir(order: RunRequest) -> Iterator[Path]:
+    """Where the program starts. For a job the folder itself, held open: who submitted it may put a link in its place,
+    and may do so at any moment."""
+    if not order.job:
+        yield order.workdir
+        return
+    try:
+        descriptor = os.open(order.workdir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _gone(order) from error
+    try:
+        held = Path(f"/proc/self/fd/{descriptor}")
+        if held.readlink() != order.workdir:
+            raise _gone(order)
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+def _gone(order: RunRequest) -> Denied:
+    return Denied(
+        f"{order.workdir} is no longer the folder that the job was submitted for.",
+        remedy="Put it back, and submit the job again.",
+    )
+
+
+class CodingAgentLifecycle:
+    """What happens between the program's start and its end."""
+
+    def __init__(self, order: RunRequest, ready: PreparedRun) -> None:
+        self.ending = RunEnding()
+        self._order = order
+        self._ready = ready
+        self._provider = ready.client.name
+        self._reader: OutputParser = ready.headless.reader()
+        self._printed = LineEvents(self._provider, self._reader)
+        self._matching = CallMatcher(self._provider, mark=ready.headless.call_mark)
+        self._tally = RunTotals()
+        self._running: RunningProgram | None = None
+        self._items: asyncio.Queue[_Item] = asyncio.Queue(_READ_AHEAD)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._without_tools = ready.lease is None
+        self._asked = ready.lease is None
+        """Whether the program has asked for the tools: some go on without a word if they cannot."""
+        self._asks_until: float | None = None
+        """When it should have: some time after a model has first answered it."""
+        self._away = {} if ready.lease is None else dict(ready.lease.away)
+
+    @property
+    def session(self) -> str:
+        """The program's own, as soon as it has told it."""
+        return self._reader.told.session
+
+    async def events(self) -> AsyncIterator[AgentEvent]:
+        async for event in self._happening():
+            self._tally.count(event)
+            yield event
+
+    async def _happening(self) -> AsyncIterator[AgentEvent]:
+        for event in self._beginning():
+            yield event
+        await self._start(self._ready.launch)
+        lease = self._ready.lease
+        if lease is not None:
+            self._matching.names = lease.names
+            self._tasks.append(asyncio.create_task(self._read_notes(lease.notes())))
+        deadline = time.monotonic() + self._order.timeout
+        while self.ending.status is RunStatus.FINISHED:
+            item = await self._next(deadline)
+            now = time.monotonic()
+            for event in (*self._of(item, now), *self._matching.overdue(now)):
+                yield event
+            if now >= deadline:
+                self._stops(RunStatus.TIMEOUT, f"It took longer than {self._order.timeout:.0f} s.{self._trouble()}")
+            if isinstance(item, _NoMoreLines):
+                if item.error is not None:
+                    raise item.error
+                if not self._refused_to_start():
+                    break
+                await self._start(await asyncio.to_thread(self._ready.without_tools))
+            if self._asks_until is not None and now >= self._asks_until:
+                for event in self._never_asked():
+                    yield event
+        if self.ending.status is RunStatus.FINISHED:
+            async for event in self._last_notes():
+                yield event
+
+    async def _start(self, launch: Launch) -> None:
+        with entered_workdir(self._order) as folder:
+            self._running = await RunningProgram.start(
+                (str(self._ready.program.path), *launch.words),
+                environ=without_proxy({**self._ready.environ, **launch.environ}, self._ready.order.url),
+                cwd=folder,
+                stdin=launch.stdin,
+            )
+        self._tasks.append(asyncio.create_task(self._read_lines(self._running)))
+
+    def _trouble(self) -> str:
+        """What the program was last waiting for, where it said so."""
+        last = self._reader.told.last_trouble
+        return f" Its last trouble: {last}" if last else ""
+
+    def _refused_to_start(self) -> bool:
+        """Whether the program ended at once because it could not have Toolcrib's tools, and is to go on without.
+
+        Only some programs insist on the server that they are given; nothing was asked of a model then.
+        """
+        mcp_failed, self._reader.told.mcp_failure = self._reader.told.mcp_failure, ""
+        return (
+            bool(mcp_failed)
+            and not self._reader.told.text
+            and self._running is not None
+            and self._running.exit_code != 0
+        )
+
+    def _beginning(self) -> Iterable[AgentEvent]:
+        ready = self._ready
+        for warning in (*ready.warnings, *(() if ready.lease is None else ready.lease.warnings)):
+            yield self._log(warning)
+
+    async def _next(self, deadline: float) -> _Item | None:
+        """The next thing that happened; None: it is time to look at what waits."""
+        due = min(deadline, self._matching.next_due() or deadline, self._asks_until or deadline)
+        try:
+            async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                return await self._items.get()
+        except TimeoutError:
+            return None
+
+    def _of(self, item: _Item | None, now: float) -> Iterable[AgentEvent]:
+        match item:
+            case OutputLine():
+                yield from self._of_line(item, now)
+            case CallSeen():
+                yield from self._matching.passed(item, now)
+            case ListingSeen():
+                self._asked, self._asks_until = True, None
+                self._matching.names = item.names
+                self._tally.listed(item)
+                for server, _ in item.names.values():
+                    self._away.pop(server, None)
+            case LeaseEnded() | LeaseLost():
+                yield from self._tools_gone(item)
+            case _:
+                return
+
+    def _of_line(self, line: OutputLine, now: float) -> Iterable[AgentEvent]:
+        for event in self._printed.events(line):
+            if event.role == "assistant" and not self._asked and self._asks_until is None:
+                self._asks_until = now + _ASKS_WITHIN
+            yield from self._matching.printed(event, now)
+        if self._reader.told.mcp_failure and not self._without_tools:
+            yield from self._no_tools(RunStatus.NO_TOOLS, self._reader.told.mcp_failure)
+
+    def _tools_gone(self, note: LeaseEnded | LeaseLost) -> Iterable[AgentEvent]:
+        if isinstance(note, LeaseLost):
+            yield from self._no_tools(RunStatus.NO_TOOLS, f"Toolcrib's daemon is gone: {note.why}")
+        else:
+            yield from self._no_tools(
+                RunStatus.REVOKED, f"The agent {self._ready.metadata.agent} was ended ({note.why})."
+            )
+
+    def _no_tools(self, status: RunStatus, why: str) -> Iterable[AgentEvent]:
+        self._without_tools = True
+        if self._order.on_mcp_failure is OnMcpFailure.STOP:
+            self._stops(status, why)
+        yield self._log(f"{why} " + ("The run is stopped." if self.ending.error else "It goes on without these tools."))
+
+    def _never_asked(self) -> Iterable[AgentEvent]:
+        self._asked, self._asks_until = True, None
+        if not self._without_tools:
+            title = self._ready.client.title
+            yield from self._no_tools(RunStatus.NO_TOOLS, f"{title} works, but has not asked Toolcrib for its tools.")
+
+    def _stops(self, status: RunStatus, why: str) -> None:
+        if not self.ending.error:
+            self.ending = RunEnding(status=status, error=why)
+
+    def _log(self, text: str) -> AgentEvent:
+        return AgentEvent(kind=AgentEventKind.LOG, provider=self._provider, role="toolcrib", text=text)
+
+    async def _last_notes(self) -> AsyncIterator[AgentEvent]:
+        """The gateway may have more to tell of calls that the program has printed already."""
+        deadline = time.monotonic() + _LAST_NOTES
+        while (self._matching.next_due() is not None or not self._asked) and time.monotonic() < deadline:
+            item = await self._next(deadline)
+            now = time.monotonic()
+            for event in (*self._of(item, now), *self._matching.overdue(now)):
+                yield event
+        if not self._asked and self._running is not None and self._running.exit_code == 0:
+            for event in self._never_asked():
+                yield event
+
+    async def _read_lines(self, running: RunningProgram) -> None:
+        try:
+            async for line in running.lines():
+                await self._items.put(line)
+        except Exception as error:
+            await self._items.put(_NoMoreLines(error))
+            return
+        await self._items.put(_NoMoreLines())
+
+    async def _read_notes(self, notes: AsyncIterator[LeaseEvent]) -> None:
+        try:
+            async for note in notes:
+                await self._items.put(note)
+        except ToolcribError as error:
+            await self._items.put(LeaseLost(why=error.text()))
+
+    async def stop(self, keep: Keep) -> int | None:
+        """Ends the program with all it started; its exit code. What it prints meanwhile is kept."""
+        noting = asyncio.create_task(self._keep_late(keep))
+        if self._running is not None:
+            await self._running.stop()
+        if self._tasks:
+            # What it printed last, and what the gateway saw last, are on their way.
+            await asyncio.wait(self._tasks, timeout=_LAST_WORDS)
+        for task in (*self._tasks, noting):
+            task.cancel()
+        await asyncio.gather(*self._tasks, noting, return_exceptions=True)
+        while not self._items.empty():
+            self._late(self._items.get_nowait(), keep)
+        return None if self._running is None else self._running.exit_code
+
+    async def _keep_late(self, keep: Keep) -> None:
+        while True:
+            self._late(await self._items.get(), keep)
+
+    def _late(self, item: _Item, keep: Keep) -> None:
+        for event in self._of(item, time.monotonic()) if isinstance(item, OutputLine | CallSeen) else ():
+            self._tally.count(event)
+            keep(event)
+
+    def finish(self, keep: Keep) -> None:
+        """Calls that nobody ended end with the run."""
+        for event in self._matching.finish():
+            self._tally.count(event)
+            keep(event)
+
+    def summary(self, exit_code: int | None, seconds: float) -> RunSummary:
+        told = self._reader.told
+        status, error = self.ending.status, self.ending.error
+        remedy = REMEDIES.get(status, "")
+        if status is RunStatus.FINISHED and (failure := self._failure(exit_code)):
+            status, (error, remedy) = RunStatus.FAILED, failure
+        return RunSummary(
+            status=status,
+            program_exit_code=exit_code,
+            seconds=seconds,
+            text=told.text,
+            error=error,
+            remedy=remedy,
+            session=told.session,
+            model=told.model,
+            usage=told.usage.since(self._ready.used),
+            session_usage=told.usage if self._ready.headless.counts_session else TokenUsage(),
+            tools=dict(self._tally.tools),
+            denials=self._tally.denials,
+            failures=self._tally.failures,
+            listing=self._tally.listing,
+            away=self._away,
+        )
+
+    def _failure(self, exit_code: int | None) -> tuple[str, str] | None:
+        """Why a run that ended by itself has failed all the same, and what can be done about it."""
+        told, title, lease = self._reader.told, self._ready.client.title, self._ready.lease
+        if exit_code != 0:
+            return told.failure or f"{title} ended with code {exit_code}.", told.remedy
+        if told.failure and (told.ended or told.remedy):
+            return told.failure, told.remedy
+        if not told.ended:
+            said = f" It said: {told.failure}" if told.failure else ""
+            return f"{title} ended without the line that ends a run: its answer is lost, or not whole.{said}", _AGAIN
+        called = any(name.startswith(f"{WORKSPACE}:") for name in self._tally.tools)
+        if lease is not None and lease.broken and called and not self._tally.succeeded:
+            return f"No call of a tool succeeded. {lease.broken}", "`toolcrib workspace check` shows the mistakes."
+        return None

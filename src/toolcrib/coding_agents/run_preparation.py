@@ -1,0 +1,324 @@
+"""Everything that a run needs before its program starts, and the end of it.
+
+In: a `RunRequest`. Out: a `PreparedRun`: the program, an identity leased from the daemon, files in its private folder,
+the environment, the log. Where the tools cannot be had it stops, or goes on without, as the order says. `run` is above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from toolcrib.coding_agents.client_spec import ClientSpec, HeadlessSpec, Launch, LaunchRequest, TokenUsage, labels
+from toolcrib.coding_agents.process_alive import process_started_at
+from toolcrib.coding_agents.program import Program, find_program
+from toolcrib.coding_agents.program_environment import (
+    ProgramEnvironment,
+    program_environment,
+    search_path_with_plain_git,
+)
+from toolcrib.coding_agents.run_folder import LogSeals, runs_folder
+from toolcrib.coding_agents.run_history import conversation_state
+from toolcrib.coding_agents.run_log import RunLog
+from toolcrib.coding_agents.run_result import OnMcpFailure, RunMetadata
+from toolcrib.config.paths import Paths, home_of, project_of
+from toolcrib.daemon_client.lease import AgentLease, LeaseRequest, open_lease_client
+from toolcrib.errors import ConfigError, Denied, NotFound, ToolcribError, UsageError, WorkspaceError
+from toolcrib.identity.agent_folders import AgentFolders
+from toolcrib.policy.profile import BUILTIN, OwnTools, OwnToolsLimit, own_tools_limit
+from toolcrib.workspace.protected_paths import check_root
+from toolcrib.workspace.settings.load import load_settings
+from toolcrib.workspace.settings.model import in_ci
+
+_AFTERWARDS = 120.0
+"""Seconds that an identity outlives the time limit of its run, if nobody is left to end it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    client: ClientSpec
+    prompt: str
+    workdir: Path
+    profile: str
+    conversation: str = ""
+    """One to go on in, or `last`; empty: a new one."""
+    timeout: float
+    on_mcp_failure: OnMcpFailure
+    environ: Mapping[str, str]
+    env: tuple[str, ...] = ()
+    """Names of variables that are passed on although they are withheld otherwise."""
+    env_file: Path | None = None
+    extra: tuple[str, ...] = ()
+    """Words for the program itself."""
+    parent: str = ""
+    """An agent that bounds the run's own, and that it ends with."""
+    job: str = ""
+    """The job that the run is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    client: ClientSpec
+    headless: HeadlessSpec
+    program: Program
+    lease: AgentLease | None
+    """None: the run goes without Toolcrib's tools."""
+    order: LaunchRequest
+    launch: Launch
+    environ: Mapping[str, str]
+    """What the program is given, whatever its launch adds."""
+    metadata: RunMetadata
+    log: RunLog
+    warnings: tuple[str, ...]
+    used: TokenUsage
+    """Tokens of the program's session before this run, where it counts so."""
+    _open: contextlib.AsyncExitStack = field(repr=False)
+
+    async def close(self) -> None:
+        """Revokes the identity and removes its files. A second time does nothing."""
+        await self._open.aclose()
+
+    def sweep(self) -> None:
+        """Removes what the program, as it ended, put where its files had been. For after `close`."""
+        folders, name = AgentFolders(self.order.folder.parent), self.order.folder.name
+        # Another run of the conversation may have begun, with a folder of the same name. What cannot be removed now,
+        # the daemon removes when it starts.
+        with contextlib.suppress(OSError, ToolcribError):
+            if self.lease is not None and folders.get(name) is None:
+                folders.remove(name)
+
+    def without_tools(self) -> Launch:
+        """How the program is started where it would not start with Toolcrib's endpoint; its files are in place."""
+        launch = self.headless.launch(replace(self.order, url=""))
+        _put(launch, self.order.folder)
+        return launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Conversation:
+    id: str
+    session: str = ""
+    """The program's own, of the run before."""
+    used: TokenUsage = field(default_factory=TokenUsage)
+
+
+@contextlib.asynccontextmanager
+async def prepare_run(order: RunRequest) -> AsyncIterator[PreparedRun]:
+    """Raises what keeps the run from starting."""
+    headless = _headless(order.client)
+    if not order.workdir.is_dir():
+        raise UsageError(f"{order.workdir} is no folder.", remedy="Give a folder that is there with --workdir.")
+    _refuse_unfit(order)
+    root = project_of(order.workdir)
+    conversation = _conversation(order, headless, root)
+    program = await asyncio.to_thread(find_program, order.client, order.environ, order.workdir)
+    async with contextlib.AsyncExitStack() as stack:
+        lease, warnings = await _leased(order, root, conversation.id, stack)
+        ready = await asyncio.to_thread(_ready, order, headless, program, lease, conversation, warnings, stack)
+        yield ready
+
+
+def _refuse_unfit(order: RunRequest) -> None:
+    """A whole home is no place to work in: the workspace's tools are refused there, and the program's own are not.
+
+    A name that is no text can be told to nobody: no log, no daemon, no program.
+    """
+    try:
+        os.fsencode(order.workdir).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"The name of {str(order.workdir)!r} is not UTF-8.", remedy="Rename the folder, or work in another."
+        ) from error
+    try:
+        check_root(order.workdir, Paths.of_user(order.environ).folders, home=home_of(order.environ))
+    except WorkspaceError as error:
+        raise UsageError(error.message.replace("be a workspace", "be a run's folder"), remedy=error.remedy) from error
+
+
+def _headless(client: ClientSpec) -> HeadlessSpec:
+    if client.headless is None:
+        raise UsageError(
+            f"How {client.title} is run is not known.", remedy=f"`toolcrib connect {client.name}` shows its entry."
+        )
+    return client.headless
+
+
+def _conversation(order: RunRequest, headless: HeadlessSpec, root: Path) -> _Conversation:
+    if not order.conversation:
+        return _Conversation(id=secrets.token_hex(5))
+    before = conversation_state(root, order.conversation, order.client.name, LogSeals.of_user(order.environ))
+    if before.provider != order.client.name:
+        raise UsageError(
+            f"The conversation {before.conversation} is with {before.provider}.",
+            remedy=f'Go on with `toolcrib run {before.provider} "…" --conversation {before.conversation}`.',
+        )
+    if not headless.is_session(before.session):
+        raise NotFound(
+            f"The last run of the conversation {before.conversation} left no session of {order.client.title}.",
+            remedy="Begin a new one: leave --conversation out.",
+        )
+    return _Conversation(id=before.conversation, session=before.session, used=before.used)
+
+
+async def _leased(
+    order: RunRequest, root: Path, conversation: str, stack: contextlib.AsyncExitStack
+) -> tuple[AgentLease | None, tuple[str, ...]]:
+    """An identity for the run; None where it cannot be had and the run shall go on without."""
+    wanted = LeaseRequest(
+        client=order.client.name,
+        profile=order.profile,
+        workdir=order.workdir,
+        conversation=conversation,
+        lives=order.timeout + _AFTERWARDS,
+        parent=order.parent,
+        job=order.job,
+        ci=in_ci(order.environ),
+    )
+    try:
+        house = await stack.enter_async_context(open_lease_client(Paths.of_user(order.environ), root, order.environ))
+        lease = await house.lease(wanted)
+    except (UsageError, NotFound, ConfigError, Denied):
+        # Not a failure of the tools: the order itself cannot be carried out.
+        raise
+    except ToolcribError as error:
+        if order.on_mcp_failure is OnMcpFailure.STOP:
+            raise
+        return None, (f"Toolcrib's tools cannot be had: {error.text()} The run goes on without them.",)
+    stack.push_async_callback(lease.release)
+    return lease, ()
+
+
+def _ready(
+    order: RunRequest,
+    headless: HeadlessSpec,
+    program: Program,
+    lease: AgentLease | None,
+    conversation: _Conversation,
+    warnings: tuple[str, ...],
+    stack: contextlib.AsyncExitStack,
+) -> PreparedRun:
+    own = _own_tools(order) if lease is None else lease.own_tools
+    given = program_environment(
+        order.environ,
+        workdir=order.workdir,
+        own_tools=own.tools,
+        keeps=headless.keeps,
+        withheld=frozenset() if lease is None else lease.withheld,
+        named=order.env,
+        file=order.env_file,
+    )
+    folder = _folder_without_agent(stack) if lease is None else lease.folder
+    environ = dict(given.environ)
+    if own.tools is not OwnTools.ALL:
+        environ["PATH"] = search_path_with_plain_git(folder, environ["PATH"])
+    client_order = LaunchRequest(
+        prompt=order.prompt,
+        session=conversation.session,
+        new_session=str(uuid.uuid4()),
+        own_tools=own.tools,
+        own_shell=own.shell,
+        guarded=own.guarded,
+        url="" if lease is None else lease.url,
+        token="" if lease is None else lease.token,
+        headers={} if lease is None else labels(lease.agent, conversation.id),
+        folder=folder,
+        workdir=order.workdir,
+        environ=environ,
+        private=(*Paths.of_user(order.environ).folders, runs_folder(project_of(order.workdir))),
+        extra=order.extra,
+    )
+    launch = headless.launch(client_order)
+    _put(launch, folder)
+    metadata = _metadata(order, client_order, program, launch, conversation, "" if lease is None else lease.agent)
+    log = RunLog.open(
+        project_of(order.workdir),
+        metadata,
+        seals=LogSeals.made(order.environ),
+        secrets=(*given.secrets, *(() if lease is None else (lease.token,))),
+    )
+    return PreparedRun(
+        client=order.client,
+        headless=headless,
+        program=program,
+        lease=lease,
+        order=client_order,
+        launch=launch,
+        environ=environ,
+        metadata=metadata,
+        log=log,
+        warnings=(*warnings, *_environment_warnings(given)),
+        used=conversation.used,
+        _open=stack,
+    )
+
+
+def _folder_without_agent(stack: contextlib.AsyncExitStack) -> Path:
+    # A folder in a folder of ours: the one that holds it is made private, too.
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))) / "run"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _put(launch: Launch, folder: Path) -> None:
+    folders = AgentFolders(folder.parent)
+    for name, text in launch.files.items():
+        folders.put(folder.name, name, text)
+    for name, place in launch.links.items():
+        if not place.exists():
+            place.mkdir(mode=0o700, parents=True)
+        folders.link(folder.name, name, place)
+
+
+def _own_tools(order: RunRequest) -> OwnToolsLimit:
+    """Without a daemon neither the person's own profiles nor what they trust is known: nothing is allowed by them."""
+    known = BUILTIN.get(order.profile)
+    settings = load_settings(order.workdir, environ=order.environ).settings
+    profile = OwnToolsLimit(tools=OwnTools.NONE if known is None else known.own_tools)
+    return profile & own_tools_limit(settings, ci=in_ci(order.environ))
+
+
+def _environment_warnings(given: ProgramEnvironment) -> tuple[str, ...]:
+    # Those that are ours by name are of no use to a program, and nobody misses them.
+    missed = sorted(name for name in given.left_out if not name.startswith("TOOLCRIB_"))
+    if not missed:
+        return given.warnings
+    names = ", ".join(missed)
+    return (*given.warnings, f"Not passed on, since Toolcrib's configuration uses them: {names} (--env NAME does).")
+
+
+def _metadata(
+    order: RunRequest,
+    client_order: LaunchRequest,
+    program: Program,
+    launch: Launch,
+    conversation: _Conversation,
+    agent: str,
+) -> RunMetadata:
+    now = time.time()
+    return RunMetadata(
+        run_id=f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{secrets.token_hex(3)}",
+        provider=order.client.name,
+        conversation=conversation.id,
+        agent=agent,
+        profile=order.profile,
+        own_tools=client_order.own_tools,
+        workdir=str(order.workdir),
+        prompt=order.prompt,
+        prompt_bytes=len(order.prompt.encode(errors="surrogatepass")),
+        started_at=now,
+        pid=os.getpid(),
+        pid_began=process_started_at(os.getpid()) or 0.0,
+        program=str(program.path),
+        version=program.version,
+        session_before=conversation.session,
+        governed=launch.governed,
+        ungoverned=launch.ungoverned,
+    )

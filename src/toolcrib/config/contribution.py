@@ -1,0 +1,172 @@
+"""A document → its servers, settings and rules for tools, whatever shape they stand in.
+
+In: a `ConfigDocument`. Out: a `Contribution`: what this one source brings, and what is wrong with it.
+
+    servers: {NAME: entry, …}        servers: [{name: NAME, …}, …]
+    mcpServers: (the same two)       {serverName: NAME, …} as the whole document
+
+`load` puts contributions on top of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolcrib.config.entries import DisabledServer, TimeUnit, check_name, read_server
+from toolcrib.config.keys import TOP_KEYS, ConfigField, normalized_key, report_unknown
+from toolcrib.config.model import KeyPath, Layer, Problem, ServerConfig, ToolRule
+from toolcrib.config.paths import server_key
+from toolcrib.config.problems import ProblemReport, describe, describe_type
+from toolcrib.config.read import ConfigDocument
+from toolcrib.config.settings import SETTINGS, USER_ONLY_SETTINGS
+from toolcrib.config.tool_rules import read_tool_rules
+from toolcrib.config.values import EntryContext, ValueReader
+
+SECTIONS = {"servers": TimeUnit.SECONDS, "mcp_servers": TimeUnit.MILLISECONDS}
+
+
+@dataclass(kw_only=True)
+class Contribution:
+    report: ProblemReport
+    servers: dict[str, ServerConfig] = field(default_factory=dict)
+    switched_off: dict[str, DisabledServer] = field(default_factory=dict)
+    claimed: dict[str, str] = field(default_factory=dict)
+    """By `server_key`: the name as written. A name with an error is claimed too, so that no weaker layer's
+    server of that name runs in its place."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    unusable: dict[str, Problem] = field(default_factory=dict)
+    """Settings that were given but cannot be used, and why."""
+    tools: tuple[ToolRule, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerEntry:
+    name: Any
+    entry: Any
+    path: KeyPath
+    unit: TimeUnit
+
+
+def contribution_of(document: ConfigDocument, around: EntryContext) -> Contribution:
+    result = Contribution(report=document.report)
+    for entry in entries_of(document.data, document.report):
+        take_entry(entry, result, around, document.ambiguous)
+    _take_settings(document.data, result, around)
+    for given in rules_in(document.data):
+        result.tools += read_tool_rules(given, ValueReader(around, document.report), document.ambiguous)
+    return result
+
+
+def entries_of(data: Mapping[str, Any], report: ProblemReport) -> Iterator[ServerEntry]:
+    """Every entry, good or not; keys of the document that are not known are reported on the way."""
+    if _is_single(data):
+        name = data.get("serverName", data.get("server_name", data.get("name")))
+        yield ServerEntry(name=name, entry=data, path=(), unit=TimeUnit.SECONDS)
+        return
+    for key, section in data.items():
+        unit = SECTIONS.get(normalized_key(key))
+        if unit is not None:
+            yield from _section(section, (key,), unit, report)
+        elif normalized_key(key) not in TOP_KEYS:
+            report_unknown(key, (key,), TOP_KEYS, report)
+
+
+def _is_single(data: Mapping[str, Any]) -> bool:
+    words = {normalized_key(key) for key in data}
+    named = bool(words & {"name", "server_name"})
+    return named and bool(words & {"transport", "connection", "command", "url"}) and not words & SECTIONS.keys()
+
+
+def _section(section: Any, path: KeyPath, unit: TimeUnit, report: ProblemReport) -> Iterator[ServerEntry]:
+    if isinstance(section, Mapping):
+        for name, entry in section.items():
+            yield ServerEntry(name=name, entry=entry, path=(*path, name), unit=unit)
+    elif isinstance(section, list):
+        for position, entry in enumerate(section):
+            here = (*path, position)
+            if isinstance(entry, Mapping):
+                name = next((entry[key] for key in entry if normalized_key(key) in ("name", "server_name")), None)
+                yield ServerEntry(name=name, entry=entry, path=here, unit=unit)
+            else:
+                report.error(here, found=describe_type(entry), expected="a mapping with name and command or url")
+    elif section is not None:
+        report.error(path, found=describe_type(section), expected="a mapping of names, or a list")
+
+
+def take_entry(
+    entry: ServerEntry, result: Contribution, around: EntryContext, ambiguous: frozenset[KeyPath] = frozenset()
+) -> None:
+    report = result.report
+    if not check_name(entry.name, entry.path, report):
+        return
+    if held := result.claimed.get(server_key(entry.name)):
+        report.error(
+            entry.path,
+            found=f"{describe(entry.name)} after {describe(held)}",
+            expected="names that differ in more than case or special characters",
+            suggestion="The first one stands.",
+        )
+        return
+    result.claimed[server_key(entry.name)] = entry.name
+    server = read_server(entry.name, entry.entry, entry.path, unit=entry.unit, around=around, report=report)
+    if entry.path in ambiguous:
+        # Two values for one key were reported when the file was read: nobody can say which was meant.
+        return
+    if isinstance(server, DisabledServer):
+        result.switched_off[entry.name] = server
+    elif server is not None and _is_our_bridge(server):
+        found = "an entry that starts Toolcrib itself"
+        report.warning(entry.path, found=found, expected="another server", suggestion="It is left out.")
+    elif server is not None:
+        _warn_of_other_name(entry, report)
+        result.servers[entry.name] = server
+
+
+def _is_our_bridge(server: ServerConfig) -> bool:
+    """What `toolcrib connect` wrote for another client, in a file that we read too: we are no server of our own."""
+    words = (server.command, *server.args)
+    program = [Path(word).name for word in words]
+    as_module = "-m" in words and "toolcrib" in program and words[-1] == "stdio"
+    return as_module or program[:2] == ["toolcrib", "stdio"]
+
+
+def _warn_of_other_name(entry: ServerEntry, report: ProblemReport) -> None:
+    for key in entry.entry:
+        if normalized_key(key) in ("name", "server_name") and entry.entry[key] != entry.name:
+            report.warning(
+                (*entry.path, key), found=describe(entry.entry[key]), expected=f"{describe(entry.name)}, which stands"
+            )
+
+
+def rules_in(data: Mapping[str, Any]) -> Iterator[ConfigField]:
+    """The list of what is done to tools, if there is one."""
+    if not _is_single(data):
+        yield from (
+            ConfigField(value=value, path=(key,))
+            for key, value in data.items()
+            if normalized_key(key) == "tools" and value is not None
+        )
+
+
+def _take_settings(data: Mapping[str, Any], result: Contribution, around: EntryContext) -> None:
+    if _is_single(data):
+        return
+    for key, value in data.items():
+        name = normalized_key(key)
+        if name not in SETTINGS or value is None:
+            continue
+        if name in USER_ONLY_SETTINGS and around.layer is Layer.PROJECT:
+            result.report.error((key,), found="a project's word", expected="yours: only your own file may set it")
+        else:
+            take_setting(name, ConfigField(value=value, path=(key,)), result, ValueReader(around, result.report))
+
+
+def take_setting(name: str, given: ConfigField, result: Contribution, values: ValueReader) -> None:
+    checked = SETTINGS[name](given, values)
+    if checked is None:
+        result.unusable[name] = values.report.problems[-1]
+    else:
+        result.settings[name] = checked

@@ -1,0 +1,271 @@
+"""Servers that a program names: by a class per transport, by an entry, by a file or a mapping.
+
+In: a program's values; in `StdioServer` and the other classes `$` is a `$`. Out: a `ServerConfig`, after the same
+checks that a file's entry gets, or `ConfigError` that names what is wrong; for a file or mapping (`OwnSource`) the
+user's configuration with the servers and tool rules of that place and no others. `Kit`, `Crib` and `run_agent` use it;
+the user's own files, environment and flags go through `layers`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeAlias
+
+from toolcrib.config.contribution import Contribution, ServerEntry, contribution_of, take_entry
+from toolcrib.config.entries import TimeUnit
+from toolcrib.config.masking import mask_args, mask_text
+from toolcrib.config.model import Config, Layer, ServerConfig, Severity, Transport
+from toolcrib.config.paths import home_of
+from toolcrib.config.problems import ProblemReport
+from toolcrib.config.read import ConfigDocument, parse_document, read_document
+from toolcrib.config.values import EntryContext, Interpolation
+from toolcrib.errors import ConfigError, UsageError
+
+
+def server_config(name: str, entry: Mapping[str, Any], *, environ: Mapping[str, str] | None = None) -> ServerConfig:
+    """One server from an entry as a configuration file has it: `server_config("git", {"command": "uvx", "args": […]})`.
+
+    `${VAR}` in it is taken from `environ`. Raises `ConfigError`, which names what is wrong.
+    """
+    return read_server_entry(name, entry, EntryContext(layer=Layer.FLAGS, environ=environ or {}, home=Path.home()))
+
+
+def read_server_entry(name: str, entry: Mapping[str, Any], around: EntryContext) -> ServerConfig:
+    report = ProblemReport("the entry")
+    result = Contribution(report=report)
+    take_entry(ServerEntry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS), result, around)
+    wrong = [str(problem) for problem in report.problems if problem.severity is Severity.ERROR]
+    if wrong or name not in result.servers:
+        raise ConfigError(" ".join(wrong) or _left_out(name, result), remedy="Correct the entry.")
+    return result.servers[name]
+
+
+def _left_out(name: str, result: Contribution) -> str:
+    """Why there is no server though nothing is wrong with the entry."""
+    if name in result.switched_off:
+        return f"{name} is switched off."
+    return " ".join(map(str, result.report.problems))
+
+
+@dataclass(frozen=True)
+class _DeclaredServer(ABC):
+    """What all have. Checked when it is made, so that a mistake is told where it stands."""
+
+    transport: ClassVar[Transport]
+
+    name: str
+    _: KW_ONLY
+    connect_timeout: float = 10.0
+    """Seconds that the server has to be there."""
+    call_timeout: float = 300.0
+    """Seconds that a call may take."""
+    max_message_mb: float = 64.0
+    """The largest message that is taken from the server."""
+
+    def __post_init__(self) -> None:
+        self.config()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self._place()})"
+
+    def config(self) -> ServerConfig:
+        """Raises `ConfigError`, which names the field."""
+        if not isinstance(self.name, str):
+            raise ConfigError("name: found no text, expected the server's name.", remedy="Correct the server.")
+        entry = {key: _plain(value) for key, value in self._fields()}
+        for key, value in entry.items():
+            if isinstance(value, Mapping) and not all(isinstance(name, str) for name in value):
+                raise ConfigError(
+                    f"{self.name}.{key}: found a name that is no text, expected names and texts.",
+                    remedy="Correct the server.",
+                )
+        # Relative paths start where the program is, as everywhere in Python.
+        around = EntryContext(
+            layer=Layer.FLAGS, environ={}, home=Path.home(), root=Path.cwd(), spelling=Interpolation.LITERAL
+        )
+        config = read_server_entry(self.name, {**entry, "transport": self.transport.value}, around)
+        if config.transport is not self.transport:
+            raise ConfigError(
+                f"{self.name}.url: found an address of {config.transport}, expected one of {self.transport}.",
+                remedy="Correct the url, or take the class of the other transport.",
+            )
+        return config
+
+    def _fields(self) -> Iterator[tuple[str, Any]]:
+        return ((name, value) for name, value in vars(self).items() if name != "name" and value is not None)
+
+    @abstractmethod
+    def _place(self) -> str:
+        """What `repr` shows of where it is, without what may be secret."""
+
+
+@dataclass(frozen=True, repr=False)
+class StdioServer(_DeclaredServer):
+    """A program that is started, and spoken to over its standard input and output."""
+
+    transport = Transport.STDIO
+
+    _: KW_ONLY
+    command: str | os.PathLike[str]
+    args: Sequence[str | os.PathLike[str]] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Besides the few variables that every server gets."""
+    cwd: str | os.PathLike[str] | None = None
+
+    def config(self) -> ServerConfig:
+        config = super().config()
+        if len(words := _command_line(config)) > 1:
+            raise ConfigError(
+                f"{self.name}.command: found a command line, expected a program alone.",
+                remedy=f"Write command={words[0]!r}, args={list(words[1:])!r}.",
+            )
+        return config
+
+    def _place(self) -> str:
+        words = mask_args([str(_plain(self.command)), *map(str, _plain(self.args))])
+        return f"command={words[0]!r}, args={list(words[1:])!r}"
+
+
+@dataclass(frozen=True, repr=False)
+class _RemoteServer(_DeclaredServer):
+    _: KW_ONLY
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    verify_tls: bool = True
+
+    def _place(self) -> str:
+        return f"url={mask_text(str(self.url))!r}"
+
+
+@dataclass(frozen=True, repr=False)
+class HttpServer(_RemoteServer):
+    """Streamable HTTP, what most servers over the network speak."""
+
+    transport = Transport.HTTP
+
+
+@dataclass(frozen=True, repr=False)
+class SseServer(_RemoteServer):
+    """HTTP with server-sent events: the older of MCP's transports over the network."""
+
+    transport = Transport.SSE
+
+
+@dataclass(frozen=True, repr=False)
+class WebSocketServer(_RemoteServer):
+    """Its url starts with `ws://` or `wss://`."""
+
+    transport = Transport.WEBSOCKET
+
+
+DeclaredServer: TypeAlias = StdioServer | HttpServer | SseServer | WebSocketServer
+
+
+def config_of(server: DeclaredServer | ServerConfig) -> ServerConfig:
+    """Raises `UsageError` for anything else."""
+    if isinstance(server, ServerConfig):
+        return server
+    if isinstance(server, _DeclaredServer):
+        return server.config()
+    raise UsageError(
+        f"A server cannot be a {type(server).__name__}.",
+        remedy='Give a StdioServer or HttpServer, or `server_config("NAME", {…})` of an entry as a file has it.',
+    )
+
+
+def configs_of(servers: Iterable[DeclaredServer | ServerConfig]) -> tuple[ServerConfig, ...]:
+    if isinstance(servers, str | Mapping | ServerConfig | _DeclaredServer) or not isinstance(servers, Iterable):
+        raise UsageError(
+            f"The servers cannot be a {type(servers).__name__}.",
+            remedy="Give a list of StdioServer, HttpServer, or what `server_config` makes.",
+        )
+    return tuple(map(config_of, servers))
+
+
+def _command_line(config: ServerConfig) -> Sequence[str]:
+    """The words of a command that is no program but holds them all; its secrets are masked."""
+    command = config.command or ""
+    if len(command.split()) < 2 or shutil.which(command) or Path(config.cwd or "", command).exists():
+        return ()
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
+    return mask_args([*words, *config.args])
+
+
+def _plain(value: Any) -> Any:
+    """As a file would have it: paths as texts, sequences as lists."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(item) for item in value]
+    return value
+
+
+OwnSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
+"""A file's path, or `{"servers": {…}}` (also `mcpServers`) as a file would have it, `${VAR}` included."""
+
+
+def check_source(source: object) -> None:
+    if source is not None and not isinstance(source, str | os.PathLike | Mapping):
+        raise UsageError(
+            f"A configuration cannot be a {type(source).__name__}.",
+            remedy='Give a file\'s path, or a mapping as a file would have it: {"servers": {…}}.',
+        )
+
+
+def with_servers_of(source: OwnSource, config: Config, *, environ: Mapping[str, str]) -> Config:
+    """Raises `ConfigError` for a file that cannot be read, and for anything wrong in a program's own mapping.
+
+    In a file, an entry with a mistake is left out, as everywhere; `problems` tells of it.
+    """
+    document = _document(source)
+    file = None if isinstance(source, Mapping) else Path(source).absolute()
+    around = EntryContext(
+        layer=Layer.FLAGS, environ=environ, home=home_of(environ), file=file, root=file.parent if file else Path.cwd()
+    )
+    found = contribution_of(document, around)
+    wrong = [str(problem) for problem in document.report.problems if problem.severity is Severity.ERROR]
+    if wrong and (file is None or not document.data):
+        raise ConfigError(" ".join(wrong), remedy="Correct the configuration.")
+    return dataclasses.replace(
+        config,
+        servers=MappingProxyType(found.servers),
+        tools=found.tools,
+        problems=tuple(document.report.problems),
+        waiting=(),
+    )
+
+
+def _document(source: OwnSource) -> ConfigDocument:
+    if isinstance(source, Mapping):
+        try:
+            text = json.dumps(source, default=_json_value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"The configuration cannot be used: {error}.") from error
+        made = parse_document("the configuration", text.encode())
+        # It was never lines of text.
+        made.report.lines = {}
+        return made
+    document = read_document(Path(source))
+    if document is None:
+        raise ConfigError(f"There is no file {os.fspath(source)}.", remedy="Name another, or make it.")
+    return document
+
+
+def _json_value(value: object) -> object:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is nothing that a configuration can hold")

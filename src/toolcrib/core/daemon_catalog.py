@@ -1,0 +1,178 @@
+"""What a daemon tells a program of its servers and tools.
+
+In: the daemon's socket and the agent's token; definitions as the daemon's endpoint lists them, under the gateway's
+names, each with its source. Out: a state by server, kept up to date for as long as it is followed; a catalog by
+server and tool, and the way back to the gateway's names. `Connection` uses both; `commands.agent` is at the other
+end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from msgspec import Raw
+
+from toolcrib.catalog.names import ToolKey, folded_name, name_tools
+from toolcrib.catalog.snapshot import Catalog
+from toolcrib.catalog.tool import BadDefinition, ShownDefinition, Tool, decode_definition
+from toolcrib.daemon_client.connection import DaemonConnection, DaemonDisconnected
+from toolcrib.errors import ToolcribError, UnknownTool
+from toolcrib.listing import ORIGIN_KEY, ToolOrigin
+from toolcrib.servers.model import ServerState
+
+_COMMAND = "agent:servers"
+_FIRST_WITHIN = 10.0
+_LOOK_AGAIN = 0.5
+"""Seconds after which a daemon that went away is asked again."""
+
+
+class DaemonServerStates:
+    def __init__(self, on_change: Callable[[str, ServerState], None]) -> None:
+        self.by_server: Mapping[str, ServerState] = {}
+        self._on_change = on_change
+        self._first = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
+
+    async def begin(self, socket: Path, token: str, root: Path) -> None:
+        """Returns when the first word has come, or none will."""
+        self._following = asyncio.create_task(self._follow(socket, token, root))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_WITHIN):
+                await self._first.wait()
+
+    async def close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+
+    async def _follow(self, socket: Path, token: str, root: Path) -> None:
+        while True:
+            try:
+                await self._until_hung_up(await DaemonConnection.to(socket), token, root)
+            except DaemonDisconnected:
+                self._note({})
+            except ToolcribError:
+                # The agent is no more, or the daemon does not know the command.
+                self._note({})
+                return
+            finally:
+                self._first.set()
+            await asyncio.sleep(_LOOK_AGAIN)
+
+    async def _until_hung_up(self, line: DaemonConnection, token: str, root: Path) -> None:
+        try:
+            await line.ask(_COMMAND, {"token": token}, root)
+            while (event := await line.event()) is not None:
+                self._note(_states_in(event))
+                self._first.set()
+        finally:
+            await line.close()
+
+    def _note(self, states: Mapping[str, ServerState]) -> None:
+        before, self.by_server = self.by_server, states
+        for name, state in states.items():
+            if before.get(name) is not state:
+                self._on_change(name, state)
+
+
+def _states_in(event: Mapping[str, Any]) -> dict[str, ServerState]:
+    match event:
+        case {"servers": list(servers)}:
+            known = {state.value for state in ServerState}
+            return {one["name"]: ServerState(one["state"]) for one in servers if one["state"] in known}
+    return {}
+
+
+UNKNOWN_SERVER = "toolcrib"
+"""The server of a tool whose source is not told: the daemon is of another version."""
+
+_Fields = dict[str, Raw]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ListedTool:
+    public: str
+    """The gateway's name for it."""
+    source: ToolOrigin
+    fields: _Fields
+    """The definition under the server's own name."""
+
+    @property
+    def pair(self) -> ToolKey:
+        return self.source.server, self.source.tool
+
+    @property
+    def shape(self) -> ShownDefinition | None:
+        """What the daemon's configuration made of it; the arguments are taken back there."""
+        told = self.source
+        if not told.shown and not told.options:
+            return None
+        return ShownDefinition(name=told.shown or told.tool, fields=self.fields, options=told.options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaemonCatalog:
+    definitions: tuple[bytes, ...] = field(default=(), repr=False)
+    """As the daemon gave them."""
+    catalog: Catalog = field(default_factory=lambda: Catalog(version=0))
+    _public: dict[ToolKey, str] = field(default_factory=dict, repr=False)
+    _by_public: dict[str, Tool] = field(default_factory=dict, repr=False)
+
+    def anew(self, definitions: tuple[bytes, ...]) -> Self:
+        """The same with what the daemon lists now."""
+        if definitions == self.definitions:
+            return self
+        listed = {one.pair: one for one in map(_listed_tool, definitions) if one is not None}
+        names = name_tools(listed, called={pair: one.source.shown or pair[1] for pair, one in listed.items()})
+        tools = {
+            pair: Tool(server=pair[0], name=pair[1], fields=one.fields, names=names[pair], shape=one.shape)
+            for pair, one in sorted(listed.items(), key=lambda item: item[0][0])
+        }
+        return type(self)(
+            definitions=definitions,
+            catalog=Catalog(version=self.catalog.version + 1, tools=tuple(tools.values())),
+            _public={pair: one.public for pair, one in listed.items()},
+            _by_public={folded_name(one.public): tools[pair] for pair, one in listed.items()},
+        )
+
+    def find(self, name: str) -> Tool | None:
+        """By any of its names here, or by the gateway's."""
+        try:
+            return self.catalog.find(name, shown=lambda _: False)
+        except UnknownTool:
+            return self._by_public.get(folded_name(name))
+
+    def public(self, tool: Tool) -> str:
+        """What the gateway calls it."""
+        return self._public[tool.server, tool.name]
+
+
+def _listed_tool(definition: bytes) -> _ListedTool | None:
+    try:
+        public, fields = decode_definition(definition)
+    except BadDefinition:
+        # Not the daemon's way: it leaves out what it cannot read.
+        return None
+    source = _source(fields) or ToolOrigin(server=UNKNOWN_SERVER, tool=public)
+    fields["name"] = Raw(msgspec.json.encode(source.tool))
+    return _ListedTool(public=public, source=source, fields=fields)
+
+
+def _source(fields: _Fields) -> ToolOrigin | None:
+    """Takes the source out of a definition's fields, which are then as the server gave them."""
+    try:
+        meta = msgspec.json.decode(fields["_meta"], type=_Fields)
+        source = msgspec.json.decode(meta.pop(ORIGIN_KEY), type=ToolOrigin)
+    except (KeyError, msgspec.ValidationError):
+        return None
+    if meta:
+        fields["_meta"] = Raw(msgspec.json.encode(meta))
+    else:
+        del fields["_meta"]
+    return source

@@ -1,0 +1,297 @@
+"""Some given servers, for as long as a program needs them: `Kit`, and `Client` for a single one.
+
+In: servers as the program wrote them down. Out: a provider with the tools of those that are there; nothing is read
+from files, and nothing is kept. `run_agent` uses `Kit`; `Crib` is for a user's own configuration.
+
+All connect at the same time, once, each within a limit; one that is not there by then is ended and named in
+`missing`. Whatever was started is ended when the kit is left, however it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from toolcrib.calls import Door
+from toolcrib.catalog.snapshot import Catalog
+from toolcrib.catalog.tool import Tool
+from toolcrib.config.from_code import DeclaredServer, config_of, configs_of
+from toolcrib.config.model import NameStyle, ServerConfig
+from toolcrib.config.paths import server_key
+from toolcrib.core.provider import AsyncResource, ToolProvider, call_request
+from toolcrib.core.results import Result, read_answer
+from toolcrib.errors import ServerUnavailable, UnknownServer, UnknownTool, UsageError
+from toolcrib.events import Bus, CatalogChanged, ServerStateChanged
+from toolcrib.policy import OWNER, Caller
+from toolcrib.servers.model import ServerState, ServerStatus
+from toolcrib.servers.pool import ServerPool
+from toolcrib.servers.server import Server
+
+CONNECT_LIMIT = 10.0
+"""Seconds that a server has to be there."""
+_ANEW = "Put that right, then connect anew."
+
+
+class _KitState(enum.Enum):
+    NEW = enum.auto()
+    OPEN = enum.auto()
+    OVER = enum.auto()
+
+
+class Kit(AsyncResource, ToolProvider):
+    """Some given servers, for as long as a program needs them: `async with Kit([StdioServer(…)]) as kit`.
+
+    All connect at the same time, once; `kit.connected` and `kit.missing` say which are there. `kit.tools()` are for a
+    model, `await kit.call("read_file", {…})` calls one. Nothing is read from files, and nothing is kept.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[DeclaredServer | ServerConfig],
+        *,
+        root: Path | None = None,
+        connect_limit: float = CONNECT_LIMIT,
+    ) -> None:
+        """`root` is where the servers' processes run, unless they say otherwise: the current folder."""
+        self.bus = Bus()
+        self._configs = configs_of(servers)
+        _refuse_same_names(self._configs)
+        self._root = root or Path.cwd()
+        self._limit = connect_limit
+        self._door = Door(self.bus)
+        self._pool = ServerPool(bus=self.bus, on_tools=self._tools_changed)
+        self._servers: dict[str, Server] = {}
+        self._missing: dict[str, ServerStatus] = {}
+        self._catalog: Catalog | None = None
+        self._version = 0
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Servers that were not there in time and are being ended."""
+        self._stage = _KitState.NEW
+
+    def _refuse_again(self) -> None:
+        if self._stage is not _KitState.NEW:
+            raise UsageError("A Kit is used once.", remedy="Make another.")
+
+    async def _open(self) -> None:
+        self._stage = _KitState.OPEN
+        async with asyncio.TaskGroup() as group:
+            for config in self._configs:
+                group.create_task(self._connect(config))
+
+    async def _connect(self, config: ServerConfig) -> None:
+        if not config.enabled:
+            self._missing[config.name] = _absent(config, "It is switched off.")
+            return
+        limit = min(self._limit, config.connect_timeout)
+        server = self._pool.acquire(replace(config, connect_timeout=limit), self._root)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                await server.settled()
+        status = server.status
+        if status.state is ServerState.READY:
+            self._servers[config.name] = server
+            # It said that it is ready before it was in the table.
+            self._catalog = self._built(self._catalog)
+            return
+        why = status.last_error or f"It was not there within {limit:g} s."
+        self._missing[config.name] = replace(status, state=ServerState.FAILED, last_error=why)
+        self.bus.publish(ServerStateChanged(server=config.name, state=ServerState.FAILED, reason=why))
+        # Ending a process that hangs takes its time; nobody waits for it before the kit is left.
+        ending = asyncio.create_task(self._pool.release(server))
+        self._leaving.add(ending)
+        ending.add_done_callback(self._leaving.discard)
+
+    async def _close(self) -> None:
+        self._stage = _KitState.OVER
+        self._servers, self._catalog = {}, None
+        await asyncio.gather(self._pool.close(), *self._leaving)
+
+    @property
+    def connected(self) -> tuple[str, ...]:
+        """The servers that were there in time, in the order they were given."""
+        return tuple(config.name for config in self._configs if config.name in self._servers)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """By server: why it is not there."""
+        return {name: status.last_error for name, status in self._missing.items()}
+
+    def status(self) -> dict[str, ServerStatus]:
+        self._refuse_closed()
+        return {**self._missing, **{name: server.status for name, server in self._servers.items()}}
+
+    @property
+    def catalog(self) -> Catalog:
+        self._refuse_closed()
+        if self._catalog is None:
+            self._catalog = self._built(None)
+        return self._catalog
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> Result:
+        self._refuse_closed()
+        with self._advising(timeout):
+            outcome = await self._door.call(self, OWNER, call_request(name, arguments, timeout))
+        return read_answer(outcome.answer)
+
+    async def refresh(self, server: str) -> None:
+        """Asks the server for its tools again. Servers that tell of changes need no asking."""
+        self._refuse_closed()
+        await self._live(server).refresh()
+
+    # What the door asks.
+
+    def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
+        """The tool of this name; of a server that is missing, the reason why its tools are not known."""
+        try:
+            return self.catalog.find(name, shown=shown, style=style)
+        except UnknownTool:
+            server, colon, _ = name.partition(":")
+            if colon and server in self._missing:
+                self._live(server)
+            raise
+
+    def target(self, server: str, _caller: Caller) -> Server:
+        """Who answers the calls of this server's tools."""
+        return self._live(server)
+
+    def _live(self, server: str) -> Server:
+        if server in self._missing:
+            raise ServerUnavailable(
+                f"Server '{server}' could not be reached: {self._missing[server].last_error}", remedy=_ANEW
+            )
+        if server not in self._servers:
+            raise UnknownServer(
+                f'There is no server "{server}".', remedy=f"There are: {', '.join(self._servers) or 'none'}."
+            )
+        return self._servers[server]
+
+    def _refuse_closed(self) -> None:
+        if self._stage is not _KitState.OPEN:
+            raise self._not_open()
+
+    def _advice(self, server: str) -> str:
+        there = self._servers.get(server)
+        return _ANEW if there is not None and there.status.state is ServerState.FAILED else ""
+
+    def _tools_changed(self, server: Server) -> None:
+        if self._servers.get(server.name) is not server:
+            return
+        before = self.catalog
+        made = self._built(before)
+        if made.tools != before.tools:
+            self._catalog = made
+            self.bus.publish(CatalogChanged(root=str(self._root), version=made.version))
+
+    def _built(self, previous: Catalog | None) -> Catalog:
+        self._version += 1
+        folders = {name: server.config.reads_from(self._root) for name, server in self._servers.items()}
+        return Catalog.build(
+            {name: server.tools or () for name, server in self._servers.items()},
+            version=self._version,
+            previous=previous,
+            folders={name: str(folder) for name, folder in folders.items() if folder is not None},
+        )
+
+
+def _absent(config: ServerConfig, why: str) -> ServerStatus:
+    return ServerStatus(name=config.name, state=ServerState.STOPPED, transport=config.transport.value, last_error=why)
+
+
+def _refuse_same_names(configs: Sequence[ServerConfig]) -> None:
+    seen: dict[str, str] = {}
+    for config in configs:
+        if other := seen.get(server_key(config.name)):
+            raise UsageError(
+                f"Two servers have one name: {other} and {config.name}.",
+                remedy="Give them names that differ in more than case or special characters.",
+            )
+        seen[server_key(config.name)] = config.name
+
+
+class Client:
+    """One server: `async with Client(StdioServer(…)) as client`, or `connect()` and `disconnect()`, as often as needed.
+
+    `client.list_tools()` are its tools, `await client.call_tool("read_file", {…})` calls one.
+    """
+
+    def __init__(self, config: ServerConfig | DeclaredServer, *, root: Path | None = None) -> None:
+        self.config = config_of(config)
+        self._root = root
+        self._kit: Kit | None = None
+        self._turn = asyncio.Lock()
+        """Held while it connects or leaves: two who connect at once make one process."""
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.disconnect()
+
+    async def connect(self) -> None:
+        """Raises `ServerUnavailable`, with the reason, if the server is not there within its time limit."""
+        async with self._turn:
+            await self._connect()
+
+    async def _connect(self) -> None:
+        if self.is_connected:
+            return
+        await self._leave()
+        kit = Kit([self.config], root=self._root, connect_limit=self.config.connect_timeout)
+        self._kit = await kit.__aenter__()
+        if reason := kit.missing.get(self.config.name):
+            await self._leave()
+            raise ServerUnavailable(
+                f"Server '{self.config.name}' could not be reached: {reason}",
+                remedy="Put that right, then connect again.",
+            )
+
+    async def disconnect(self) -> None:
+        """Ends the connection and the server's process, if it is ours."""
+        async with self._turn:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        kit, self._kit = self._kit, None
+        if kit is not None:
+            await kit.__aexit__(None, None, None)
+
+    @property
+    def is_connected(self) -> bool:
+        return self._kit is not None and self.server_info.state is ServerState.READY
+
+    @property
+    def server_info(self) -> ServerStatus:
+        """Who the server says it is, which era it speaks, how it does."""
+        return self._live().server_info(self.config.name)
+
+    async def refresh(self) -> None:
+        """Asks the server for its tools again. Servers that tell of changes need no asking."""
+        await self._live().refresh(self.config.name)
+
+    def list_tools(self) -> tuple[Tool, ...]:
+        """The server's tools as it describes them, as they are now."""
+        return self._live().catalog.tools
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> Result:
+        """Raises `UnknownTool`, `InvalidArguments`, `ServerFailure`; a tool's own failure is a result."""
+        return await self._live().call(name, arguments, timeout=timeout)
+
+    def _live(self) -> Kit:
+        if self._kit is None:
+            raise UsageError(
+                "A Client is used inside its `async with`, or after connect().", remedy="Connect it first."
+            )
+        return self._kit

@@ -1,0 +1,276 @@
+"""The tools that a program offers to its model.
+
+In: offers, and how a tool is called. Out: `Tools`, which never changes: definitions as each provider wants them, and
+calls by the names that stand in these. `crib` makes them; filters and transformers make others of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol, get_args, overload
+
+import msgspec
+
+from toolcrib import formats
+from toolcrib.catalog.names import folded_name, is_legal, shortened
+from toolcrib.catalog.offered_tool import Filter, OfferedTool
+from toolcrib.catalog.schema_check import ArgumentChecker, CallerView, check_is_mapping
+from toolcrib.catalog.tool import Tool, callers_arguments
+from toolcrib.catalog.transforms import (
+    DropTools,
+    KeepTools,
+    OnSkipped,
+    Transform,
+    UnmatchedNames,
+    apply_transforms,
+    unmatched_names,
+)
+from toolcrib.errors import InvalidArguments, UnknownTool, UsageError
+from toolcrib.formats import Adaptation, Definition, Provider
+from toolcrib.formats.definition import Api, refuse_unknown_api
+
+if TYPE_CHECKING:
+    from toolcrib.core.results import Result
+
+
+class CallTool(Protocol):
+    """Calls a tool with arguments as its server takes them; `timeout` counts seconds."""
+
+    def __call__(self, tool: Tool, arguments: dict[str, Any], /, *, timeout: float | None) -> Awaitable[Result]: ...
+
+
+_NEAREST = 5
+_LISTED = 20
+
+
+class Tools(Sequence[OfferedTool]):
+    """Tools as a model shall see them, at one moment: a sequence of `OfferedTool`. Made by `tools()` of a `Crib` or
+    `Kit`.
+
+    Definitions for a provider (`to_openai`, `to_anthropic`, `to_google`) and calls by the names in them (`call`);
+    `tools["read_file"]`, `tools.of("files")`, `tools.names`.
+    """
+
+    def __init__(self, offers: Iterable[OfferedTool], *, call: CallTool, idle: Sequence[UsageError] = ()) -> None:
+        self.idle = tuple(idle)
+        """What the transformers that made these name, and no tool has."""
+        self._offers = tuple(_fitted(offer) for offer in offers)
+        self._by_name = _by_name(self._offers)
+        self._call = call
+        self._checker = ArgumentChecker()
+
+    def shaped(
+        self,
+        *,
+        keep: Filter | None = None,
+        drop: Filter | None = None,
+        transform: Sequence[Transform] | Transform = (),
+        idle: UnmatchedNames = UnmatchedNames.REFUSED,
+        skipping: OnSkipped | None = None,
+    ) -> Tools:
+        """First what is kept, then what is dropped of it, then the transformers in their order.
+
+        Raises `UsageError` for a transformer that names a tool or an argument which is not there, unless it is `idle`,
+        and for a tool that one of them does not fit or gives another's name, unless `skipping` is told and it left out.
+        """
+        chain: list[Transform] = [] if keep is None else [KeepTools(keep)]
+        chain += [] if drop is None else [DropTools(drop)]
+        chain += [transform] if callable(transform) else transform
+        offers, found = self._offers, []
+        for one in chain:
+            found += unmatched_names(one, offers)
+            offers = apply_transforms(offers, one, skipping=skipping)
+        if found and idle is UnmatchedNames.REFUSED:
+            raise found[0]
+        return Tools(offers if skipping is None else _offered(offers, skipping), call=self._call, idle=found)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(offer.name for offer in self._offers)
+
+    def of(self, server: str) -> Tools:
+        """Those of one server."""
+        return Tools((offer for offer in self._offers if offer.server == server), call=self._call)
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def __contains__(self, item: object) -> bool:
+        return folded_name(item) in self._by_name if isinstance(item, str) else item in self._offers
+
+    def __repr__(self) -> str:
+        return f"Tools({', '.join(self.names)})"
+
+    @overload
+    def __getitem__(self, key: str | int) -> OfferedTool: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Tools: ...
+
+    def __getitem__(self, key: str | int | slice) -> OfferedTool | Tools:
+        if isinstance(key, int):
+            return self._offers[key]
+        if isinstance(key, slice):
+            return Tools(self._offers[key], call=self._call)
+        return self._named(key)
+
+    def _named(self, name: str) -> OfferedTool:
+        if found := self._by_name.get(folded_name(name)):
+            return found
+        if found := self._at_google.get(folded_name(name)):
+            return found
+        for displayed in (
+            [offer for offer in self._offers if offer.tool.display == name],
+            [offer for offer in self._offers if f"{offer.server}:{offer.name}" == name],
+        ):
+            if len(displayed) == 1:
+                return displayed[0]
+        nearest = difflib.get_close_matches(name, self.names, n=_NEAREST)
+        more = ", …" if len(self) > _LISTED else ""
+        there = f"There are: {', '.join(self.names[:_LISTED]) or 'none'}{more}."
+        raise UnknownTool(
+            f'There is no tool "{name}".',
+            remedy=f"Did you mean {', '.join(nearest)}?" if nearest else there,
+            data={"name": name, "nearest": nearest},
+        )
+
+    @cached_property
+    def _at_google(self) -> dict[str, OfferedTool]:
+        """Offers that have another name there."""
+        named = {folded_name(formats.google.google_name(offer.name, self._by_name)): offer for offer in self._offers}
+        return {name: offer for name, offer in named.items() if name not in self._by_name}
+
+    async def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        provider: Provider | None = None,
+        timeout: float | None = None,
+    ) -> Result:
+        """Calls the tool with what the model gave, and gives back its `Result`; `timeout` counts seconds.
+
+        Say whose model it was (`provider="openai"`) where you know it: each writes some values in a way of its own.
+        """
+        real = self.real_arguments(name, arguments, provider=provider)
+        return await self.call_real(name, real, timeout=timeout)
+
+    def real_arguments(
+        self, name: str, given: Mapping[str, Any] | None = None, *, provider: Provider | None = None
+    ) -> dict[str, Any]:
+        """What the tool is called with when the model gave these, as `call_real` takes it."""
+        if provider is not None:
+            _refuse_unknown(provider)
+        offer = self._named(name)
+        check_is_mapping(name, given)
+        try:
+            shown = formats.undo_arguments(offer, dict(given or {}), provider)
+            return self._taken_back(offer, shown) if offer.undo else shown
+        except RecursionError:
+            raise InvalidArguments(
+                f"The arguments for {name} are nested too deep.", remedy="Give them in a flatter form."
+            ) from None
+
+    async def call_real(self, name: str, arguments: Mapping[str, Any], *, timeout: float | None = None) -> Result:
+        """Calls the tool with these arguments as they are."""
+        offer = self._named(name)
+        try:
+            return await self._call(offer.tool, dict(arguments), timeout=timeout)
+        except InvalidArguments:
+            if not offer.undo:
+                raise
+            # Its words may quote what the model did not give and shall not know.
+            raise InvalidArguments(
+                f"{offer.name} does not take these arguments, though they fit what was said of it: it has changed.",
+                remedy="Ask for the tools again.",
+                data={"schema": offer.schema},
+            ) from None
+
+    def _taken_back(self, offer: OfferedTool, shown: dict[str, Any]) -> dict[str, Any]:
+        # What is wrong is told in the words that the model knows.
+        self._checker.check(offer.as_tool, shown)
+        real = offer.arguments(shown)
+        try:
+            encoded = msgspec.json.encode(real)
+        except (TypeError, ValueError, msgspec.MsgspecError):
+            # Who calls the tool says that it is no JSON.
+            return real
+        seen = CallerView(schema=offer.schema, own=partial(callers_arguments, offer.undo, shown))
+        self._checker.check(offer.tool.shown, encoded, seen=seen)
+        return real
+
+    def to_openai(self, api: Api = "chat") -> list[dict[str, Any]]:
+        """Definitions for `tools` of Chat Completions, or of Responses."""
+        refuse_unknown_api(api)
+        return [formats.openai.definition(offer, api).wire for offer in self._offers]
+
+    def to_anthropic(self) -> list[dict[str, Any]]:
+        """Definitions for `tools` of Messages."""
+        return [formats.anthropic.definition(offer).wire for offer in self._offers]
+
+    def to_google(self) -> list[dict[str, Any]]:
+        """Definitions for `tools`: `[{"functionDeclarations": …}]`."""
+        return [formats.google.definition(offer, self._by_name).wire for offer in self._offers]
+
+    def adaptations(self, provider: Provider) -> tuple[Adaptation, ...]:
+        """Where the definitions for this provider differ from what the servers said."""
+        _refuse_unknown(provider)
+        made: Iterable[Definition]
+        match provider:
+            case "openai":
+                made = map(formats.openai.definition, self._offers)
+            case "anthropic":
+                made = map(formats.anthropic.definition, self._offers)
+            case "google":
+                made = (formats.google.definition(offer, self._by_name) for offer in self._offers)
+        return tuple(one for definition in made for one in definition.adaptations)
+
+
+def _refuse_unknown(provider: str) -> None:
+    if provider not in get_args(Provider):
+        raise UsageError(f"There is no provider {provider!r}.", remedy="There are openai, anthropic and google.")
+
+
+def _fitted(offer: OfferedTool) -> OfferedTool:
+    """The offer with a name that providers take."""
+    name = shortened(offer.name, (offer.server, offer.tool.name))
+    if not is_legal(name):
+        raise UsageError(
+            f"{offer.tool.display} cannot be offered as {name!r}: providers do not take that name.",
+            remedy="Use letters, digits, _ and - in names.",
+        )
+    return offer if name == offer.name else replace(offer, name=name)
+
+
+def _by_name(offers: Iterable[OfferedTool]) -> dict[str, OfferedTool]:
+    by_name: dict[str, OfferedTool] = {}
+    for offer in offers:
+        held = by_name.setdefault(folded_name(offer.name), offer)
+        if held is not offer:
+            raise _doubled(held, offer)
+    return by_name
+
+
+def _doubled(held: OfferedTool, offer: OfferedTool) -> UsageError:
+    return UsageError(
+        f"Two tools would be offered as {offer.name!r}: {held.tool.display} and {offer.tool.display}.",
+        remedy="Rename or drop one of them.",
+    )
+
+
+def _offered(offers: Iterable[OfferedTool], skipping: OnSkipped) -> list[OfferedTool]:
+    """Those that can be offered together: who comes first keeps a name."""
+    by_name: dict[str, OfferedTool] = {}
+    for offer in offers:
+        try:
+            fitted = _fitted(offer)
+        except UsageError as error:
+            skipping(offer, error)
+            continue
+        held = by_name.setdefault(folded_name(fitted.name), fitted)
+        if held is not fitted:
+            skipping(fitted, _doubled(held, fitted))
+    return list(by_name.values())

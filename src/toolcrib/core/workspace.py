@@ -1,0 +1,246 @@
+"""The workspace tools as a built-in server with the reserved name `workspace`: every caller works in its own folder.
+
+In: a call that came through the door. Out: the tool's result. An agent's folder is the one it was added with; the owner
+and clients without a name work in their project. A folder's workspace is made when first needed and let go some time
+after its last use; its settings are read again when their files change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from toolcrib.config.model import WORKSPACE
+from toolcrib.core.project import Project
+from toolcrib.errors import CallTimeout, StoreError, ToolcribError, WorkspaceError
+from toolcrib.events import AuditedChange
+from toolcrib.policy import Caller
+from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
+from toolcrib.workspace.session import WorkspaceSession
+from toolcrib.workspace.settings.load import load_settings, settings_files
+from toolcrib.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from toolcrib.core.crib import Crib
+
+log = logging.getLogger(__name__)
+
+WORKSPACE_LINGER = 300.0
+"""Seconds that a folder's workspace stays after its last use."""
+LOOK_AGAIN = 1.0
+"""Seconds after which the files of a project's settings are looked at again before its tools are listed."""
+MOST_SESSIONS = 4096
+"""Conversations whose use is counted; beyond it the one that was quiet for the longest begins anew."""
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+@dataclass(eq=False)
+class _OpenWorkspace:
+    """One folder's workspace, and who is in it now."""
+
+    workspace: Workspace
+    stamp: Stamp
+    users: int = 0
+    used: float = 0.0
+    over: bool = False
+    """Taken out of use: it is closed once the last user left."""
+
+
+class WorkspaceServer:
+    name = WORKSPACE
+
+    def __init__(self, *, unsafe_no_sandbox: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._unsafe = unsafe_no_sandbox
+        self._clock = clock
+        self._crib: Crib | None = None
+        self._trusted: frozenset[str] = frozenset()
+        self._open: dict[Path, _OpenWorkspace] = {}
+        self._looked: dict[Path, float] = {}
+        self._sessions: OrderedDict[tuple[str, str, str], WorkspaceSession] = OrderedDict()
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def refresh(self, crib: Crib) -> None:
+        self._crib = crib
+        self._trusted = await crib.trust.files()
+        for root in list(self._open):
+            self._let_go(root)
+
+    async def close(self) -> None:
+        for root in list(self._open):
+            self._let_go(root, now=True)
+        await asyncio.gather(*self._leaving)
+
+    def tools_in(self, project: Project) -> tuple[bytes, ...]:
+        """What the project's own folder offers; none where a folder is unfit, or the person wants none."""
+        if not self._home.home.config.settings.workspace:
+            return ()
+        try:
+            return self._at(project.root).workspace.tools
+        except ToolcribError as error:
+            log.info("no workspace tools in %s: %s", project.root, error.text())
+            return ()
+
+    def absence(self, project: Project) -> str:
+        """Why a project has none of the tools; empty if it has them."""
+        if not self._home.home.config.settings.workspace:
+            return f"`workspace: false` in {self._home.paths.user_config} takes the workspace tools away."
+        try:
+            self._at(project.root)
+        except ToolcribError as error:
+            return error.text()
+        return ""
+
+    def target(self, project: Project, caller: Caller) -> _WorkspaceTarget:
+        return _WorkspaceTarget(self, Path(caller.permission.folder or project.root), caller)
+
+    async def answer(self, call: ToolCall, root: Path, caller: Caller, on_progress: OnProgress | None) -> ServerAnswer:
+        try:
+            opened = self._at(root)
+            await self._note_unsafe(opened.workspace, call.name, caller)
+        except ToolcribError as error:
+            return ServerAnswer(result=_failed(error.text()))
+        opened.users += 1
+        try:
+            arguments = bytes(call.params.get("arguments", b"{}"))
+            result = await opened.workspace.call(
+                call.name, arguments, session=self._session(opened.workspace, caller), on_progress=on_progress
+            )
+        finally:
+            opened.users -= 1
+            opened.used = self._clock()
+            if opened.over and not opened.users:
+                self._end(opened)
+        return ServerAnswer(result=result)
+
+    def _session(self, workspace: Workspace, caller: Caller) -> WorkspaceSession:
+        """What the conversation has used up; it outlives the workspace, so that nobody gets more by waiting."""
+        key = (str(workspace.root), caller.agent, caller.conversation)
+        found = self._sessions.get(key)
+        if found is None:
+            found = self._sessions[key] = WorkspaceSession(workspace.settings.limits)
+            if len(self._sessions) > MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+        found.limits = workspace.settings.limits
+        self._sessions.move_to_end(key)
+        return found
+
+    async def _note_unsafe(self, workspace: Workspace, tool: str, caller: Caller) -> None:
+        """What runs without a sandbox is written down as such before it runs."""
+        if self._unsafe and workspace.runs_code(tool):
+            try:
+                await self._home.note(
+                    AuditedChange(
+                        what="code run without a sandbox",
+                        agent=caller.agent,
+                        detail={"tool": tool, "folder": str(workspace.root)},
+                    )
+                )
+            except StoreError as error:
+                raise WorkspaceError(
+                    f"{tool} did not run: without a sandbox it must be written down. {error.message}",
+                    remedy=error.remedy,
+                ) from error
+
+    def _at(self, root: Path) -> _OpenWorkspace:
+        """The folder's workspace with the settings as they stand in its files now."""
+        crib = self._home
+        stamp = self._stamp_of(root)
+        opened = self._open.get(root)
+        if opened is not None and (opened.stamp != stamp or not opened.workspace.folder.same()):
+            self._let_go(root)
+            opened = None
+        if opened is None:
+            self._let_idle_go()
+            loaded = load_settings(root, environ=crib.environ, is_trusted=lambda _, digest: digest in self._trusted)
+            workspace = Workspace(
+                root,
+                loaded.settings,
+                environ=crib.environ,
+                unsafe_no_sandbox=self._unsafe,
+                unfit=(crib.paths.config_dir, crib.paths.state_dir, crib.paths.run_dir),
+            )
+            if workspace.root != root:
+                # A caller's folder is known by its real path; whoever put a link there since then chose another one.
+                self._end(_OpenWorkspace(workspace, stamp))
+                raise WorkspaceError(
+                    f"{root} is a link now, or lies behind one, and no longer the folder it was.",
+                    remedy="A person has to put the folder back, or add the agent anew.",
+                )
+            opened = self._open[root] = _OpenWorkspace(workspace, stamp)
+        opened.used = self._clock()
+        return opened
+
+    def outdated(self, project: Project) -> bool:
+        """Whether the project's list may no longer be what its settings say; looked at once a second at most."""
+        now = self._clock()
+        if now - self._looked.get(project.root, 0.0) < LOOK_AGAIN:
+            return False
+        self._looked[project.root] = now
+        opened = self._open.get(project.root)
+        return opened is not None and opened.stamp != self._stamp_of(project.root)
+
+    def _stamp_of(self, root: Path) -> Stamp:
+        return tuple(map(_stamp, settings_files(root, self._home.environ)))
+
+    def _let_idle_go(self) -> None:
+        now = self._clock()
+        for root, opened in list(self._open.items()):
+            if not opened.users and now - opened.used > WORKSPACE_LINGER:
+                self._let_go(root)
+
+    def _let_go(self, root: Path, *, now: bool = False) -> None:
+        opened = self._open.pop(root)
+        self._looked.pop(root, None)
+        opened.over = True
+        if now or not opened.users:
+            self._end(opened)
+
+    def _end(self, opened: _OpenWorkspace) -> None:
+        task = asyncio.get_running_loop().create_task(opened.workspace.close())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    @property
+    def _home(self) -> Crib:
+        if self._crib is None:
+            raise RuntimeError("the workspace was asked before it was wired")
+        return self._crib
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkspaceTarget:
+    """The workspace tools, as one caller has them in its folder."""
+
+    server: WorkspaceServer
+    root: Path
+    caller: Caller
+
+    async def call(
+        self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
+    ) -> ServerAnswer:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self.server.answer(call, self.root, self.caller, on_progress)
+        except TimeoutError:
+            raise CallTimeout(f"{call.name} did not end within {timeout:g} s; what it ran was ended.") from None
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.lstat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _failed(text: str) -> bytes:
+    return msgspec.json.encode({"content": [{"type": "text", "text": text}], "isError": True})

@@ -1,0 +1,107 @@
+"""One connection to the daemon's socket, for a command that streams.
+
+In: a command's name and parameters. Out: its events, or the daemon's error as one of ours. Newline-delimited JSON-RPC.
+`lease` is the neighbour; `error_from` also reads what the daemon's endpoint answers a program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolcrib import errors
+from toolcrib.errors import ProtocolViolation, ToolcribError
+
+_LONGEST = 1 << 24
+"""Bytes of a line: arguments are told up to 256 KiB."""
+
+
+class DaemonDisconnected(Exception):
+    """The daemon closed the connection."""
+
+
+class DaemonConnection:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def over(cls, sock: socket.socket) -> DaemonConnection:
+        return cls(*await asyncio.open_unix_connection(sock=sock, limit=_LONGEST))
+
+    @classmethod
+    async def to(cls, path: Path) -> DaemonConnection:
+        try:
+            return cls(*await asyncio.open_unix_connection(path, limit=_LONGEST))
+        except OSError as error:
+            raise DaemonDisconnected from error
+
+    async def ask(self, method: str, params: dict[str, Any], root: Path) -> None:
+        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params, "root": str(root)}
+        self._writer.write(json.dumps(request).encode() + b"\n")
+        try:
+            await self._writer.drain()
+        except ConnectionError as error:
+            raise DaemonDisconnected from error
+
+    async def event(self) -> dict[str, Any] | None:
+        """The next event; None: the command is over. Raises the daemon's error, or `DaemonDisconnected`."""
+        while True:
+            match await self._message():
+                case {"method": "event", "params": {"event": dict(event)}}:
+                    return event
+                case {"id": 1, "result": _}:
+                    return None
+                case {"error": dict(error)}:
+                    raise error_from(error)
+
+    async def answer(self, method: str, params: dict[str, Any], root: Path) -> dict[str, Any]:
+        """For a command that does not stream."""
+        await self.ask(method, params, root)
+        while True:
+            match await self._message():
+                case {"id": 1, "result": dict(result)}:
+                    return result
+                case {"error": dict(error)}:
+                    raise error_from(error)
+
+    async def _message(self) -> Any:
+        try:
+            line = await self._reader.readline()
+        except ConnectionError as error:
+            raise DaemonDisconnected from error
+        except ValueError as error:
+            raise ProtocolViolation("The daemon sent a line that is too long.") from error
+        if not line.endswith(b"\n"):
+            raise DaemonDisconnected
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ProtocolViolation("The daemon sent what is no JSON.") from error
+
+    def hang_up(self) -> None:
+        """We say no more; what the daemon still has to say can be read."""
+        with contextlib.suppress(OSError):
+            self._writer.write_eof()
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+def error_from(error: Mapping[str, Any]) -> ToolcribError:
+    """As the daemon raised it: of the same class, so with the same exit code."""
+    data = error.get("data")
+    data = dict(data) if isinstance(data, dict) else {}
+    kind = getattr(errors, str(data.pop("kind", "")), ToolcribError)
+    if not (isinstance(kind, type) and issubclass(kind, ToolcribError)):
+        kind = ToolcribError
+    remedy = str(data.pop("remedy", ""))
+    data.pop("exit_code", None)
+    return kind(str(error.get("message", "The daemon answered with an error.")), remedy=remedy, data=data)

@@ -1,0 +1,382 @@
+"""An agent that lives as long as somebody holds it.
+
+In: a user's paths, and what is wanted. Out: the agent's token and place, and what the daemon sees of it as
+`LeaseEvent`s, in the order they came. `LeaseClient` leases from the daemon that runs, or from one that is started
+for as long as runs need it, so that many runs that begin at once share one. A daemon that is restarted is asked to
+go on; one that does not come back is reported as `LeaseLost`. `commands.run` is at the other end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from toolcrib.config.paths import Paths
+from toolcrib.daemon_client.connection import DaemonConnection, DaemonDisconnected
+from toolcrib.daemon_client.lifetime import is_unlocked
+from toolcrib.daemon_client.starting import CONNECT_TIMEOUT, START_FOR_RUNS, connect_or_start
+from toolcrib.errors import DaemonNotRunning, Denied, ProtocolViolation, ToolcribError, UnknownCommand
+from toolcrib.policy.profile import OwnTools, OwnToolsLimit
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListingSeen:
+    """The agent was handed a list of tools."""
+
+    tools: int
+    bytes: int
+    tokens: int
+    names: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Server and tool by the names that the agent was offered."""
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSeen:
+    """A call at the daemon's door: one note when it is about to leave for its server, one when it is over.
+
+    What never left (denied, invalid, unknown …) has only the second.
+    """
+
+    call: str
+    """The same in both."""
+    name: str
+    """As the program called it."""
+    tool: str
+    """As its server calls it; as the program called it where there is no such tool."""
+    server: str
+    arguments: dict[str, Any] | None
+    """Exact, but for secrets that Toolcrib knows; None where there were none, or they are too large to be told."""
+    arguments_size: int = 0
+    """Bytes."""
+    over: bool
+    outcome: str
+    """ok, failed, tool_error, error, timeout, cancelled, away, denied, invalid, unknown or refused; empty while not
+    over."""
+    failure: str = ""
+    """What the tool says of what it ran, where that failed."""
+    duration_ms: float | None
+    decision: str
+    rule: str
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """The call's `_meta`."""
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseEnded:
+    """The agent is no more, and not by our own word."""
+
+    why: str
+    """removed, expired, or unread: the notes were not read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseLost:
+    """The daemon is gone and did not come back."""
+
+    why: str
+
+
+LeaseEvent: TypeAlias = ListingSeen | CallSeen | LeaseEnded | LeaseLost
+
+
+def names_from(told: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    return {name: (server, tool) for name, (server, tool) in told.items()}
+
+
+def lease_event_from(event: Mapping[str, Any]) -> LeaseEvent | None:
+    """None: an event that a newer daemon may know of. Raises `ValueError` for one that lacks something."""
+    try:
+        return _read(event)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"the daemon tells of {next(iter(event), 'nothing')} in another way") from error
+
+
+def _read(event: Mapping[str, Any]) -> LeaseEvent | None:
+    match event:
+        case {"listed": dict(told)}:
+            known = {one.name: told[one.name] for one in fields(ListingSeen)}
+            return ListingSeen(**{**known, "names": names_from(told["names"])})
+        case {"call": dict(told)}:
+            return CallSeen(**{one.name: told[one.name] for one in fields(CallSeen)})
+        case {"ended": {"why": str(why)}}:
+            return LeaseEnded(why=why)
+        case _:
+            return None
+
+
+GONE_FOR = 10.0
+"""Seconds that the daemon may be away before the lease counts as lost."""
+_RECONNECT_EVERY = 0.05
+_RELEASED_WITHIN = 10.0
+_COMMAND = "run:lease"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseRequest:
+    client: str
+    profile: str
+    workdir: Path
+    conversation: str
+    lives: float
+    """Seconds after which the agent ends whatever happens."""
+    parent: str = ""
+    """An agent that bounds it, and that it ends with."""
+    job: str = ""
+    """The job that it is for."""
+    ci: str = ""
+    """The variable that says that it is in CI."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "client": self.client,
+            "profile": self.profile,
+            "workdir": str(self.workdir),
+            "conversation": self.conversation,
+            "lives": self.lives,
+            "parent": self.parent,
+            "job": self.job,
+            "ci": self.ci,
+        }
+
+
+class AgentLease:
+    """Made by `begin`, ended by `release`."""
+
+    def __init__(self, line: DaemonConnection, told: Mapping[str, Any], *, path: Path, root: Path) -> None:
+        self.agent: str = told["agent"]
+        self.token: str = told["token"]
+        self.url: str = told["endpoint"]
+        self.folder = Path(told["folder"])
+        """The agent's private one: it goes with the agent."""
+        self.own_tools = OwnToolsLimit(
+            tools=OwnTools(told["own_tools"]), shell=told["own_shell"], guarded=tuple(told["guarded"])
+        )
+        self.broken: str = told["broken"]
+        """What is wrong with the workspace's settings: while it says something, the workspace's tools all refuse."""
+        self.away: Mapping[str, str] = told["away"]
+        """Servers whose tools are not known yet, and why."""
+        self.withheld = frozenset[str](told["withheld"])
+        """Names of variables that our servers' entries refer to."""
+        self.warnings = tuple[str, ...](told["warnings"])
+        """Why there are fewer tools than the person may expect, one line each."""
+        self.tools: int = told["tools"]
+        """How many the agent may see."""
+        self.names = names_from(told["names"])
+        """Server and tool by the names that the agent is offered."""
+        self.for_runs: bool = told["for_runs"]
+        """Whether the daemon lives only as long as runs do: then none will come in its place."""
+        self.daemon: int = told["daemon"]
+        """Its process."""
+        self._path = path
+        self._root = root
+        self._line = line
+        self._notes: asyncio.Queue[LeaseEvent | None] = asyncio.Queue()
+        """None: there will be no more."""
+        self._released = False
+        self._following = asyncio.create_task(self._follow())
+
+    def __repr__(self) -> str:
+        return f"Lease(agent={self.agent!r})"
+
+    @classmethod
+    async def begin(cls, line: DaemonConnection, wanted: LeaseRequest, *, path: Path, root: Path) -> AgentLease:
+        """Raises the daemon's error, or `DaemonDisconnected`; the line is closed then."""
+        told = await _granted(line, wanted.to_json(), root)
+        return cls(line, told, path=path, root=root)
+
+    async def notes(self) -> AsyncIterator[LeaseEvent]:
+        """What is seen of the agent, in order; for one reader.
+
+        Ends after `LeaseEnded` and `LeaseLost`, and after `release` with what was seen until then.
+        """
+        while (note := await self._notes.get()) is not None:
+            yield note
+        self._notes.put_nowait(None)
+
+    async def release(self) -> None:
+        """The agent is gone when it returns, or the daemon is. A second time does nothing."""
+        if not self._released:
+            self._released = True
+            self._line.hang_up()
+        await asyncio.wait({self._following}, timeout=_RELEASED_WITHIN)
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+        await self._line.close()
+
+    async def _follow(self) -> None:
+        try:
+            while True:
+                last = await self._until_hung_up()
+                if last is None and not self._released:
+                    last = await self._come_back()
+                if last is not None:
+                    self._notes.put_nowait(last)
+                if last is not None or self._released:
+                    return
+        finally:
+            self._notes.put_nowait(None)
+
+    async def _until_hung_up(self) -> LeaseEvent | None:
+        """The note that ends the lease; None: the connection is gone."""
+        try:
+            while (event := await self._line.event()) is not None:
+                note = lease_event_from(event)
+                if isinstance(note, LeaseEnded):
+                    return note
+                if note is not None:
+                    self._notes.put_nowait(note)
+        except DaemonDisconnected:
+            return None
+        except (ToolcribError, ValueError) as error:
+            return LeaseLost(why=error.text() if isinstance(error, ToolcribError) else f"{error}.".capitalize())
+        return LeaseEnded(why="removed")
+
+    async def _come_back(self) -> LeaseEvent | None:
+        """None: a daemon goes on with the agent."""
+        await self._line.close()
+        if self.for_runs:
+            return LeaseLost(why="The daemon that was started for runs has ended.")
+        deadline = time.monotonic() + GONE_FOR
+        while time.monotonic() < deadline and not self._released:
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    told = await self._resumed()
+            except Denied:
+                return LeaseEnded(why="removed")
+            except (DaemonDisconnected, ToolcribError, TimeoutError):
+                await asyncio.sleep(_RECONNECT_EVERY)
+                continue
+            if told["endpoint"] != self.url:
+                return LeaseLost(why=f"The daemon came back at another address, {told['endpoint']}.")
+            return None
+        return (
+            None if self._released else LeaseLost(why=f"The daemon is gone, and did not come back in {GONE_FOR:.0f} s.")
+        )
+
+    async def _resumed(self) -> Mapping[str, Any]:
+        line = await DaemonConnection.to(self._path)
+        told = await _granted(line, {"resume": {"agent": self.agent, "token": self.token}}, self._root)
+        self._line = line
+        return told
+
+
+async def _granted(line: DaemonConnection, params: dict[str, Any], root: Path) -> Mapping[str, Any]:
+    try:
+        await line.ask(_COMMAND, params, root)
+        match await line.event():
+            case {"lease": dict(told)}:
+                return told
+            case _:
+                raise ProtocolViolation(
+                    "The daemon lends no agent, and does not say why.", remedy="See `toolcrib logs`."
+                )
+    except BaseException:
+        with contextlib.suppress(asyncio.CancelledError):
+            await line.close()
+        raise
+
+
+_ENDS_WITHIN = 6.0
+_POLL = 0.02
+
+
+class LeaseClient:
+    """Made by `open_lease_client`."""
+
+    def __init__(self, paths: Paths, root: Path, environ: Mapping[str, str], line: DaemonConnection) -> None:
+        self._paths = paths
+        self._root = root
+        self._environ = environ
+        self._spare: DaemonConnection | None = line
+        """A connection that nobody uses yet."""
+        self._leases: list[AgentLease] = []
+
+    async def lease(self, wanted: LeaseRequest) -> AgentLease:
+        """Raises `UsageError` where the same conversation is under way, and whatever else the daemon says."""
+        deadline = time.monotonic() + CONNECT_TIMEOUT
+        while True:
+            line, self._spare = self._spare or await _connected(self._paths, self._environ), None
+            try:
+                made = await AgentLease.begin(line, wanted, path=self._paths.socket, root=self._root)
+            except UnknownCommand as old:
+                raise DaemonNotRunning(
+                    "The daemon that runs is of an older version and knows of no runs.",
+                    remedy="`toolcrib down` ends it; then run again.",
+                ) from old
+            except (DaemonDisconnected, DaemonNotRunning) as gone:
+                # It was just ending when we came: the next one is ours.
+                if time.monotonic() > deadline:
+                    raise DaemonNotRunning(
+                        "The daemon ended before it had lent an agent.", remedy="See `toolcrib logs`."
+                    ) from gone
+                await asyncio.sleep(_POLL)
+                continue
+            self._leases.append(made)
+            return made
+
+    async def close(self) -> None:
+        """What was leased is given back. A daemon that nobody needs any more is gone when it returns."""
+        if self._spare is not None:
+            await self._spare.close()
+        await asyncio.gather(*(lease.release() for lease in self._leases))
+        for pid in {lease.daemon for lease in self._leases if lease.for_runs}:
+            await self._until_ended(pid)
+
+    async def _until_ended(self, pid: int) -> None:
+        """Waits for a daemon that is about to end; not for one that others need, or that came in its place."""
+        deadline = time.monotonic() + _ENDS_WITHIN
+        while time.monotonic() < deadline and not is_unlocked(self._paths):
+            match await self._status():
+                case {"pid": int(found), "stopping": stopping} if found != pid or not stopping:
+                    return
+            await asyncio.sleep(_POLL)
+
+    async def _status(self) -> Mapping[str, Any]:
+        try:
+            async with asyncio.timeout(_ENDS_WITHIN):
+                line = await DaemonConnection.to(self._paths.socket)
+                try:
+                    return await line.answer("system:status", {}, self._root)
+                finally:
+                    await line.close()
+        except (DaemonDisconnected, TimeoutError, ToolcribError):
+            return {}
+
+
+@contextlib.asynccontextmanager
+async def open_lease_client(paths: Paths, root: Path, environ: Mapping[str, str]) -> AsyncIterator[LeaseClient]:
+    """`root` is the project's. Raises `DaemonNotRunning` where no daemon runs and none can be started."""
+    house = LeaseClient(paths, root, environ, await _connected(paths, environ))
+    try:
+        yield house
+    finally:
+        await house.close()
+
+
+async def _connected(paths: Paths, environ: Mapping[str, str]) -> DaemonConnection:
+    given_up = threading.Event()
+    reach = functools.partial(
+        connect_or_start, paths.socket, environ=environ, start=START_FOR_RUNS, given_up=given_up.is_set
+    )
+    reaching = asyncio.get_running_loop().run_in_executor(None, reach)
+    try:
+        return await DaemonConnection.over(await asyncio.shield(reaching))
+    except asyncio.CancelledError:
+        given_up.set()
+        reaching.add_done_callback(_close)
+        raise
+
+
+def _close(reached: asyncio.Future[socket.socket]) -> None:
+    if not reached.cancelled() and reached.exception() is None:
+        reached.result().close()

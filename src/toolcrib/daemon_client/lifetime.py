@@ -1,0 +1,160 @@
+"""One daemon per user, and how long it lives.
+
+In: a user's `Paths`; runs, bridges and jobs as they come and go. Out: the daemon's lock, which ends with its
+holder's process, or `AlreadyRunning` with who holds it; and `ActiveLeases`, which says who needs the daemon, and
+when one that lives only for runs is needed no longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from toolcrib.config import Paths
+from toolcrib.config.paths import private_folder
+from toolcrib.errors import AlreadyRunning, DaemonNotRunning, UsageError
+
+_PATIENCE = 5.0
+_FOR_RUNS_REMEDY = "It ends with the last of them; `toolcrib runs` shows them, `toolcrib down` ends it and them now."
+
+
+@contextlib.contextmanager
+def daemon_lock(paths: Paths) -> Iterator[None]:
+    private_folder(paths.run_dir)
+    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not _locked(descriptor, paths):
+            if not _daemon_answers(paths.socket):
+                raise AlreadyRunning("Another command is changing something here.", remedy="Try again when it is over.")
+            known = read_info(paths)
+            who = f" (pid {known['pid']}, {known['endpoint']})" if known and {"pid", "endpoint"} <= known.keys() else ""
+            for_runs = (known or {}).get("for_runs") is True
+            raise AlreadyRunning(
+                f"Toolcrib already runs{who}{', for runs of coding agents only' if for_runs else ''}.",
+                remedy=_FOR_RUNS_REMEDY if for_runs else "`toolcrib status` shows it, `toolcrib down` ends it.",
+                data=known or {},
+            )
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int, paths: Paths) -> bool:
+    """Waits a moment for a holder that is no daemon yet: one that starts, or a command that changes something here."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if _daemon_answers(paths.socket) or time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def is_unlocked(paths: Paths) -> bool:
+    """Whether no daemon lives here; one that is about to end still does."""
+    try:
+        descriptor = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _daemon_answers(path: Path) -> bool:
+    """Whether a daemon is there; a file that a killed one left says nothing."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def write_info(paths: Paths, info: dict[str, Any]) -> None:
+    """What the CLI needs before it can ask: written whole or not at all."""
+    fresh = paths.daemon_info.with_suffix(".new")
+    fresh.write_text(json.dumps(info))
+    fresh.chmod(0o600)
+    fresh.replace(paths.daemon_info)
+
+
+def read_info(paths: Paths) -> dict[str, Any] | None:
+    try:
+        info = json.loads(paths.daemon_info.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return info if isinstance(info, dict) else None
+
+
+class DaemonLifetime(enum.StrEnum):
+    """How long a daemon lives."""
+
+    UNTIL_STOPPED = "until stopped"
+    FOR_RUNS = "for runs"
+    """As long as runs and bridges need it. None is started in its place when it ends."""
+
+
+class ActiveLeases:
+    def __init__(
+        self, lasts: DaemonLifetime = DaemonLifetime.UNTIL_STOPPED, *, on_idle: Callable[[], None] | None = None
+    ) -> None:
+        """`on_idle` is called when the last one has left a daemon for runs, before that one's connection closes."""
+        self.lasts = lasts
+        self.agents: set[str] = set()
+        """Those that a run holds now."""
+        self._users = 0
+        self._closed = False
+        self._on_idle = on_idle
+
+    @property
+    def idle(self) -> bool:
+        return not self._users
+
+    def close(self) -> None:
+        """The daemon stops: nobody is let in any more."""
+        self._closed = True
+
+    @property
+    def agents_stay(self) -> bool:
+        """Whether a run's agent outlasts its connection: the daemon stops, and the next one may go on with it."""
+        return self._closed and self.lasts is DaemonLifetime.UNTIL_STOPPED
+
+    @contextlib.contextmanager
+    def held(self, agent: str) -> Iterator[None]:
+        """For a run, as long as it holds the agent."""
+        if agent in self.agents:
+            raise UsageError(f"The agent {agent} is held by a run already.", remedy="Wait until that run is over.")
+        with self.needed():
+            self.agents.add(agent)
+            try:
+                yield
+            finally:
+                self.agents.discard(agent)
+
+    @contextlib.contextmanager
+    def needed(self) -> Iterator[None]:
+        if self._closed:
+            raise DaemonNotRunning("Toolcrib is stopping.", remedy="Try again: a new daemon is started then.")
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if self.idle and self.lasts is DaemonLifetime.FOR_RUNS and self._on_idle is not None:
+                self._on_idle()

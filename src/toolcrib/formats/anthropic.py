@@ -1,0 +1,98 @@
+"""A tool as Anthropic's Messages interface wants it.
+
+In: an `OfferedTool`. Out: its `Definition`. The schema goes out whole below its root. With `strict`, objects are
+closed and limits become words; a schema that refers to itself has no strict form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+from toolcrib.catalog.offered_tool import OfferedTool
+from toolcrib.catalog.schema_refs import pointer_below
+from toolcrib.formats import dialect_writer
+from toolcrib.formats.definition import AdaptationLog, Definition, Schema, deep_merged, options_of, pop_strict
+from toolcrib.formats.dialect_writer import DialectWriter
+from toolcrib.formats.dialects import ANTHROPIC_STRICT
+from toolcrib.formats.repair import repaired
+from toolcrib.formats.restore import Restore, RestoreRenamed, undo_of
+from toolcrib.formats.writer import TOO_DEEP, UnsupportedSchema, all_subschemas
+
+PROVIDER = "anthropic"
+_TITLE = "Anthropic"
+_REFUSED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
+_ILLEGAL = re.compile(r"[^a-zA-Z0-9_.-]")
+_LONGEST_KEY = 64
+_MOST_OPTIONAL, _MOST_UNIONS = 24, 16
+
+
+def definition(offer: OfferedTool) -> Definition:
+    options = options_of(offer, PROVIDER)
+    strict = pop_strict(offer, PROVIDER, options)
+    ledger = AdaptationLog(offer, PROVIDER)
+    back: Restore | None
+    if strict:
+        try:
+            schema, back = _strict(offer, ledger)
+        except (UnsupportedSchema, RecursionError) as reason:
+            ledger = AdaptationLog(offer, PROVIDER)
+            ledger.note("#", "strict was left out", str(reason) if isinstance(reason, UnsupportedSchema) else TOO_DEEP)
+            strict = False
+    if not strict:
+        schema, back = dialect_writer.plain_root(repaired(offer.schema, ledger), ledger, refused=_REFUSED, title=_TITLE)
+    schema, back = _with_legal_keys(schema, back, ledger)
+    wire: dict[str, Any] = {"name": offer.name}
+    if offer.description:
+        wire["description"] = offer.description
+    wire["input_schema"] = schema
+    if strict:
+        wire["strict"] = True
+    return Definition(deep_merged(wire, options), ledger.listed(), undo_of(back))
+
+
+def _strict(offer: OfferedTool, ledger: AdaptationLog) -> tuple[Schema, Restore | None]:
+    root = dialect_writer.object_root(repaired(offer.schema, ledger), ledger)
+    writer = DialectWriter(root, ANTHROPIC_STRICT, ledger)
+    wire, back = dialect_writer.written_root(writer, root, ledger)
+    if writer.recursive:
+        raise UnsupportedSchema(f"{ANTHROPIC_STRICT.title} does not take a schema that refers to itself")
+    if exceeded := _exceeded(wire):
+        raise UnsupportedSchema(f"{ANTHROPIC_STRICT.title} takes at most {exceeded}")
+    return wire, back
+
+
+def _exceeded(wire: Schema) -> str | None:
+    """The limits hold for all tools of a request together; one tool alone must not break them."""
+    optional = unions = 0
+    for node in all_subschemas({key: value for key, value in wire.items() if key != "$defs"}):
+        for name, sub in node.get("properties", {}).items():
+            optional += name not in node["required"]
+            unions += "anyOf" in sub
+    if optional > _MOST_OPTIONAL:
+        return f"{_MOST_OPTIONAL} properties that may be left out"
+    return f"{_MOST_UNIONS} properties of several forms" if unions > _MOST_UNIONS else None
+
+
+def _with_legal_keys(schema: Schema, back: Restore | None, ledger: AdaptationLog) -> tuple[Schema, Restore | None]:
+    """It refuses the whole request for an argument called `filter[id]`."""
+    properties: dict[str, Any] = schema.get("properties", {})
+    renamed: dict[str, str] = {}
+    for name in properties:
+        if len(name) > _LONGEST_KEY or _ILLEGAL.search(name) or not name:
+            legal = _ILLEGAL.sub("_", name)[:_LONGEST_KEY] or "_"
+            if legal in properties or legal in renamed.values() or len(name) > _LONGEST_KEY:
+                legal = f"{legal[: _LONGEST_KEY - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+            renamed[name] = legal
+            ledger.note(
+                pointer_below("#", "properties", name),
+                f"the argument was renamed to {legal}",
+                f"{_TITLE} refuses its name",
+            )
+    if not renamed:
+        return schema, back
+    schema = {**schema, "properties": {renamed.get(name, name): sub for name, sub in properties.items()}}
+    if "required" in schema:
+        schema["required"] = [renamed.get(name, name) for name in schema["required"]]
+    return schema, RestoreRenamed({legal: name for name, legal in renamed.items()}, back)

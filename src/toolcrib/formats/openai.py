@@ -1,0 +1,121 @@
+"""A tool as OpenAI's interfaces want it, and those that copy them.
+
+In: an `OfferedTool`. Out: its `Definition` for Chat Completions or for Responses. Without `strict` the schema goes out
+whole,
+and `strict` is said to be false, since Responses would otherwise make tools strict by itself. With `strict`, a property
+that may be left out becomes required and null says that it is left out; `undo` takes such a null away again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolcrib.catalog.offered_tool import OfferedTool
+from toolcrib.catalog.schema_refs import SCHEMA_LISTS, SCHEMA_MAPS, pointer_below
+from toolcrib.formats import dialect_writer
+from toolcrib.formats.definition import AdaptationLog, Api, Definition, Schema, deep_merged, options_of, pop_strict
+from toolcrib.formats.dialect_writer import DialectWriter
+from toolcrib.formats.dialects import OPENAI_STRICT
+from toolcrib.formats.repair import repaired
+from toolcrib.formats.restore import Restore, undo_of
+from toolcrib.formats.writer import TOO_DEEP, UnsupportedSchema, all_subschemas
+
+PROVIDER = "openai"
+_TITLE = "OpenAI"
+_REFUSED = frozenset({"anyOf", "oneOf", "allOf", "enum", "const", "not", "$ref"})
+_MOST_PROPERTIES, _DEEPEST, _MOST_CHOICES, _LONGEST_NAMES = 5_000, 10, 1_000, 120_000
+"""Of one strict schema: properties, objects within objects, values of enums, characters of names and values."""
+
+
+def definition(offer: OfferedTool, api: Api = "chat") -> Definition:
+    options = options_of(offer, PROVIDER)
+    inner = dict(options.pop("function", {}))
+    strict = pop_strict(offer, PROVIDER, inner) | pop_strict(offer, PROVIDER, options)
+    ledger = AdaptationLog(offer, PROVIDER)
+    back: Restore | None
+    if strict:
+        try:
+            parameters, back = _strict(offer, ledger)
+        except (UnsupportedSchema, RecursionError) as reason:
+            ledger = AdaptationLog(offer, PROVIDER)
+            ledger.note(
+                "#", "strict was made false", str(reason) if isinstance(reason, UnsupportedSchema) else TOO_DEEP
+            )
+            strict = False
+    if not strict:
+        parameters, back = _loose(offer, ledger)
+    function: dict[str, Any] = {"name": offer.name}
+    if offer.description:
+        function["description"] = offer.description
+    function |= {"parameters": parameters, "strict": strict}
+    if api == "chat":
+        wire = deep_merged({"type": "function", "function": deep_merged(function, inner)}, options)
+    else:
+        wire = deep_merged({"type": "function", **deep_merged(function, inner)}, options)
+    return Definition(wire, ledger.listed(), undo_of(back))
+
+
+def _loose(offer: OfferedTool, ledger: AdaptationLog) -> tuple[Schema, Restore | None]:
+    root, back = dialect_writer.plain_root(repaired(offer.schema, ledger), ledger, refused=_REFUSED, title=_TITLE)
+    if "properties" not in root:
+        ledger.note("#", "properties {} was added", f"{_TITLE} refuses an object without it")
+        root = {**root, "properties": {}}
+    return _complete(root, "#", ledger), back
+
+
+def _complete(node: Any, path: str, ledger: AdaptationLog) -> Any:
+    """With items for every list, which it refuses otherwise, and no bare true or false for a property's schema."""
+    if isinstance(node, bool):
+        ledger.note(path, f"{str(node).lower()} was written as an object", f"{_TITLE} wants schemas to be objects")
+        return {} if node else {"not": {}}
+    changed: Schema = {}
+    kinds = node.get("type", ())
+    if ("array" in kinds if isinstance(kinds, list) else kinds == "array") and not {"items", "prefixItems"} & set(node):
+        ledger.note(path, "items {} was added", f"{_TITLE} refuses a list without it")
+        changed["items"] = {}
+    for key, value in node.items():
+        fixed = value
+        if key in SCHEMA_MAPS:
+            fixed = {name: _complete(sub, pointer_below(path, key, name), ledger) for name, sub in value.items()}
+        elif key in SCHEMA_LISTS:
+            fixed = [_complete(sub, pointer_below(path, key, index), ledger) for index, sub in enumerate(value)]
+        elif key in ("items", "not", "contains") or (key == "additionalProperties" and isinstance(value, Mapping)):
+            fixed = _complete(value, pointer_below(path, key), ledger)
+        if fixed != value or type(fixed) is not type(value):
+            changed[key] = fixed
+    return {**node, **changed} if changed else node
+
+
+def _strict(offer: OfferedTool, ledger: AdaptationLog) -> tuple[Schema, Restore | None]:
+    root = dialect_writer.object_root(repaired(offer.schema, ledger), ledger)
+    wire, back = dialect_writer.written_root(DialectWriter(root, OPENAI_STRICT, ledger), root, ledger)
+    if exceeded := _exceeded(wire):
+        raise UnsupportedSchema(f"a strict schema of {_TITLE} has at most {exceeded}")
+    return wire, back
+
+
+def _exceeded(wire: Schema) -> str | None:
+    nodes = all_subschemas(wire)
+    names = [name for node in nodes for name in node.get("properties", ())] + list(wire.get("$defs", ()))
+    values = [
+        value for node in nodes for value in [*node.get("enum", ()), *([node["const"]] if "const" in node else [])]
+    ]
+    if len(names) > _MOST_PROPERTIES:
+        return f"{_MOST_PROPERTIES} properties"
+    if sum(len(node.get("enum", ())) for node in nodes) > _MOST_CHOICES:
+        return f"{_MOST_CHOICES} values in enums"
+    if sum(map(len, names)) + sum(len(value) for value in values if isinstance(value, str)) > _LONGEST_NAMES:
+        return f"{_LONGEST_NAMES} characters in names and values"
+    root = {key: value for key, value in wire.items() if key != "$defs"}
+    if max(map(_depth, [root, *wire.get("$defs", {}).values()])) > _DEEPEST:
+        return f"{_DEEPEST} objects within each other"
+    return None
+
+
+def _depth(node: Any) -> int:
+    """How many objects lie within each other; what is referred to counts by itself."""
+    below = [_depth(sub) for key in ("properties",) for sub in node.get(key, {}).values()]
+    below += [_depth(sub) for sub in node.get("anyOf", ())]
+    below += [_depth(node["items"])] if "items" in node else []
+    return max(below, default=0) + ("properties" in node)

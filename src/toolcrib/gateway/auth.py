@@ -1,0 +1,290 @@
+"""Who asks: a token proves it, labels only name a conversation.
+
+In: an ASGI scope, or the token and labels in a bridge's first line. Out: a `Principal` and the project it works in,
+or `Rejected`. For HTTP: Host, Origin, path, token, labels, in this order, before anything is read of the body, and
+then the limits on what is read. `http` and `pipe` are above; `identity` knows the agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from toolcrib.config.masking import mask_tokens
+from toolcrib.config.paths import project_of
+from toolcrib.core.crib import Crib
+from toolcrib.core.project import Project
+from toolcrib.errors import ErrorCase, FolderGone, NotFound
+from toolcrib.gateway import protocol
+from toolcrib.gateway.messages import MAX_BODY, SMALL, ReadLimiter, Rejected
+from toolcrib.identity.agent import Agent
+from toolcrib.identity.registry import AgentRegistry
+from toolcrib.identity.sessions import Session
+from toolcrib.listing import ReaderKind
+from toolcrib.policy import CLIENT, OWNER, Caller, Permission
+
+LONGEST_LABEL = 128
+DEFAULT_CONVERSATION = "default"
+
+_LOOK_AGAIN = 1.0
+"""Seconds for which a folder that was there counts as being there."""
+_CHALLENGE = ((b"www-authenticate", b'Bearer realm="toolcrib"'),)
+
+
+class Principal:
+    """Who is at the other end, for as long as it is the same credential."""
+
+    __slots__ = ("_agent", "_fixed", "_roster", "name")
+
+    def __init__(
+        self, name: str, *, fixed: Permission | None = None, agent: Agent | None = None, roster: AgentRegistry
+    ) -> None:
+        self.name = name
+        self._fixed = fixed
+        self._agent = agent
+        self._roster = roster
+
+    @property
+    def workdir(self) -> Path | None:
+        return None if self._agent is None else self._agent.workdir
+
+    def permission(self) -> Permission:
+        """As it is now, for what is done now: between two looks a request may have waited for long."""
+        if self._fixed is not None:
+            return self._fixed
+        return self._today().permission
+
+    def _today(self) -> Agent:
+        try:
+            today = self._roster.find(self.name)
+        except NotFound:
+            raise bad_token() from None
+        # The same name with another token is not the one who came in.
+        if self._agent is None or today.digest != self._agent.digest:
+            raise bad_token()
+        return today
+
+    def caller(self, conversation: str, session: Session) -> Caller:
+        return Caller(agent=self.name, permission=self.permission(), conversation=conversation, session=session)
+
+
+class Authenticator:
+    def __init__(self, crib: Crib, *, owner_token: str = "") -> None:
+        """Without the owner's token nobody is taken for the owner."""
+        self._crib = crib
+        self._owner_token = owner_token.encode()
+        self._loop = asyncio.get_running_loop()
+        self.turns = ReadLimiter()
+        self._owner = Principal(OWNER.agent, fixed=OWNER.permission, roster=crib.roster)
+        self._client = Principal(CLIENT.agent, fixed=CLIENT.permission, roster=crib.roster)
+        self._roots: dict[Path, tuple[Path, float]] = {}
+        """By an agent's folder: the root of its project, and when the folder was last seen."""
+
+    def admit(self, token: str) -> Principal:
+        """Whose token this is; one that nobody has is refused."""
+        if self._owner_token and hmac.compare_digest(token.encode(errors="replace"), self._owner_token):
+            return self._owner
+        agent = self._crib.roster.authenticate(token)
+        if agent is None:
+            raise bad_token()
+        return Principal(agent.name, agent=agent, roster=self._crib.roster)
+
+    def unnamed(self) -> Principal:
+        """A client that the person started here, and that brought no token."""
+        return self._client
+
+    async def project(self, guest: Principal) -> Project:
+        """Where the guest works: the project of its folder, or the daemon's own."""
+        workdir = guest.workdir
+        if workdir is None:
+            return self._crib.home
+        project = await self._crib.project(self.root_of(guest, workdir))
+        project.touched = self._loop.time()
+        return project
+
+    def root_of(self, guest: Principal, workdir: Path) -> Path:
+        root, seen = self._roots.get(workdir, (workdir, 0.0))
+        now = self._loop.time()
+        if not seen or now - seen > _LOOK_AGAIN:
+            # A project in use stays the same, also if its folder gets another mark above it.
+            known = seen and any(project.root == root for project in self._crib.projects)
+            found = _looked_up(workdir)
+            if found is None:
+                raise FolderGone(
+                    f"The folder {workdir}, which {guest.name} works in, is not there.",
+                    remedy="Make it again, or add the agent anew.",
+                )
+            self._roots[workdir] = (root if known else found, now)
+        return self._roots[workdir][0]
+
+
+def _looked_up(workdir: Path) -> Path | None:
+    """The root of the folder's project; None if the folder is not there, or not for us."""
+    try:
+        return project_of(workdir) if workdir.is_dir() else None
+    except OSError:
+        return None
+
+
+def bad_token() -> Rejected:
+    return Rejected(ErrorCase.BAD_TOKEN, extra=_CHALLENGE)
+
+
+def no_token() -> Rejected:
+    return Rejected(ErrorCase.NO_TOKEN, extra=_CHALLENGE)
+
+
+def checked_conversation(label: str) -> str | None:
+    """A label as it may be used; None if it says nothing."""
+    if not label:
+        return None
+    if len(label) > LONGEST_LABEL or not label.isprintable():
+        raise Rejected(ErrorCase.CONVERSATION)
+    # It is kept and shown: a token that strayed into it is not.
+    return mask_tokens(label)
+
+
+_SINGLE = frozenset(
+    {
+        "host",
+        "origin",
+        "authorization",
+        "mcp-session-id",
+        "content-type",
+        "content-length",
+        "x-toolcrib-agent",
+        "x-toolcrib-conversation",
+    }
+)
+_USUAL = frozenset({"application/json, text/event-stream", "text/event-stream, application/json", "*/*"})
+"""What clients say they accept; these need no reading."""
+_ONLY_POST = ((b"allow", b"POST"),)
+_ALL_VERBS = ((b"allow", b"POST, GET, DELETE"),)
+
+
+class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
+    guest: Principal
+    label: str | None
+    """The conversation, where the request names one."""
+    headers: Mapping[str, str]
+
+    @property
+    def reader(self) -> ReaderKind:
+        """A program asks where tools are from, and is told errors as such; a model is told in words."""
+        return ReaderKind.PROGRAM if self.headers.get("x-toolcrib-sources") == "1" else ReaderKind.MODEL
+
+
+class HttpAuth:
+    def __init__(self, reception: Authenticator, *, port: int) -> None:
+        self._reception = reception
+        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
+        self._origins = {f"http://{host}" for host in self._hosts}
+        self.closed = False
+
+    def admit(self, scope: Any) -> AdmittedRequest:
+        headers = _headers(scope["headers"])
+        if headers.get("host") not in self._hosts:
+            raise Rejected(ErrorCase.HOST)
+        if "origin" in headers and headers["origin"] not in self._origins:
+            raise Rejected(ErrorCase.ORIGIN)
+        if scope["raw_path"] != b"/mcp":
+            raise Rejected(ErrorCase.PATH)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            raise no_token()
+        guest = self._reception.admit(token)
+        if self.closed:
+            raise Rejected(ErrorCase.STOPPING)
+        named = headers.get("x-toolcrib-agent")
+        if named and named != guest.name:
+            raise Rejected(ErrorCase.LABEL, agent=guest.name)
+        label = headers.get("x-toolcrib-conversation")
+        return AdmittedRequest(guest, None if label is None else checked_conversation(_decoded(label)), headers)
+
+
+def _headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """By lower-case name. Lists may come in parts; one that must be single is an attempt to be read in two ways.
+
+    Two `Mcp-…` headers of one name are joined too, and so never match what the body says.
+    """
+    headers: dict[str, str] = {}
+    for raw_name, value in raw:
+        name = raw_name.decode("latin-1")
+        # The parser keeps the white space around a value, which is no part of it.
+        text = value.decode("latin-1").strip(" \t")
+        if name in headers:
+            if name in _SINGLE:
+                raise Rejected(ErrorCase.HEADER_TWICE, name=name)
+            text = f"{headers[name]}, {text}"
+        headers[name] = text
+    return headers
+
+
+def _decoded(label: str) -> str:
+    """Headers are bytes; whoever names a conversation beyond ASCII means UTF-8."""
+    if label.isascii():
+        return label
+    try:
+        return label.encode("latin-1").decode()
+    except UnicodeDecodeError as error:
+        raise Rejected(ErrorCase.CONVERSATION) from error
+
+
+def method_not_allowed() -> Rejected:
+    return Rejected(ErrorCase.VERB, verbs="POST, GET or DELETE", extra=_ALL_VERBS)
+
+
+def check_post(headers: Mapping[str, str]) -> None:
+    kind = headers.get("content-type", "")
+    if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
+        raise Rejected(ErrorCase.CONTENT_TYPE)
+    if headers.get("accept") not in _USUAL and not _accepts(headers, "application/json", "text/event-stream"):
+        raise Rejected(ErrorCase.ACCEPT, kinds="application/json and text/event-stream")
+
+
+def check_legacy_method(headers: Mapping[str, str]) -> None:
+    """GET and DELETE are of the legacy era alone."""
+    if headers.get("mcp-protocol-version", protocol.ASSUMED_LEGACY_VERSION) not in protocol.LEGACY_VERSIONS:
+        raise Rejected(ErrorCase.VERB, verbs="POST", extra=_ONLY_POST)
+
+
+def check_stream(headers: Mapping[str, str]) -> None:
+    if not _accepts(headers, "text/event-stream"):
+        raise Rejected(ErrorCase.ACCEPT, kinds="text/event-stream")
+
+
+def _accepts(headers: Mapping[str, str], *kinds: str) -> bool:
+    accepted = {part.partition(";")[0].strip().lower() for part in headers.get("accept", "").split(",")}
+    return "*/*" in accepted or all(k in accepted or f"{k.partition('/')[0]}/*" in accepted for k in kinds)
+
+
+def is_large(headers: Mapping[str, str]) -> bool:
+    """Whether the body is more than a small one, or may be: it does not say."""
+    length = headers.get("content-length", "")
+    return not length.isdigit() or int(length) > SMALL
+
+
+async def read_body(visitor: AdmittedRequest, receive: Callable[[], Awaitable[Any]]) -> bytes:
+    # Nothing that an agent without any permission may ask for is large.
+    most = SMALL if is_large(visitor.headers) and visitor.guest.permission().allows_nothing else MAX_BODY
+    length = visitor.headers.get("content-length", "0")
+    if not length.isdigit() or int(length) > most:
+        raise Rejected(ErrorCase.TOO_LARGE, most=f"{most} bytes")
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise Rejected(ErrorCase.HALF)
+        parts.append(event.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            raise Rejected(ErrorCase.TOO_LARGE, most=f"{most} bytes")
+        if not event.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)

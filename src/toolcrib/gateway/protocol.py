@@ -1,0 +1,206 @@
+"""The two generations of MCP as a client sees them: versions, header rules, what results and notices look like.
+
+In: a decoded message and its HTTP headers. Out: the `Era` it belongs to, or the rejection that the specification
+asks for; results and the messages of `subscriptions/listen`. Pure functions; `dispatcher`, `http` and `pipe` are
+above.
+
+Modern (2026-07-28): stateless, each request says who and what it is in `_meta` and, over HTTP, again in headers.
+Legacy (up to 2025-11-25): `initialize`, a session id, a stream opened with GET.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from toolcrib import __version__
+from toolcrib.errors import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    MISSING_CAPABILITY,
+    PARSE_ERROR,
+    UNSUPPORTED_VERSION,
+    ErrorCase,
+)
+from toolcrib.gateway.messages import ClientMessage, Rejected, notification, result_message
+from toolcrib.servers.model import MODERN_VERSION, Era
+from toolcrib.servers.wire import result_type
+
+LEGACY_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+ASSUMED_LEGACY_VERSION = "2025-03-26"
+"""What a legacy request without a version header speaks, as the specification says."""
+
+VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
+SERVER_INFO_KEY = "io.modelcontextprotocol/serverInfo"
+SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
+_CONNECTION_KEYS = (VERSION_KEY, CAPABILITIES_KEY, "io.modelcontextprotocol/clientInfo", "progressToken")
+
+SERVER_INFO = {"name": "toolcrib", "title": "Toolcrib", "version": __version__}
+INSTRUCTIONS = (
+    "Toolcrib gives you the tools of several MCP servers. A tool's name begins with the name of its server; "
+    "tools whose name begins with crib_ are about Toolcrib itself."
+)
+CAPABILITIES = {"tools": {"listChanged": True}, "prompts": {"listChanged": False}, "resources": {"listChanged": False}}
+
+_NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_SENTINEL = re.compile(r"=\?base64\?(.*)\?=")
+
+HTTP_STATUS = {
+    PARSE_ERROR: 400,
+    INVALID_REQUEST: 400,
+    INVALID_PARAMS: 400,
+    HEADER_MISMATCH: 400,
+    UNSUPPORTED_VERSION: 400,
+    MISSING_CAPABILITY: 400,
+    METHOD_NOT_FOUND: 404,
+}
+"""The status of a modern answer that passes on a server's error with this code; others are 200."""
+
+
+def era_of(message: ClientMessage, version_header: str | None) -> Era:
+    """The body decides; the header only where the body says nothing."""
+    if VERSION_KEY in message.meta:
+        return Era.MODERN
+    if message.method == "initialize":
+        return Era.LEGACY
+    return Era.LEGACY if version_header is None or version_header in LEGACY_VERSIONS else Era.MODERN
+
+
+def check_modern(message: ClientMessage, headers: Mapping[str, str] | None) -> None:
+    """The ladder of a modern request; the first rung that fails is the answer. Over a pipe there are no headers."""
+    request_id = message.id or b"null"
+    missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in message.meta]
+    if missing:
+        raise Rejected(ErrorCase.META, what=" and ".join(missing), id=request_id)
+    version = message.meta[VERSION_KEY]
+    if headers is not None:
+        _check_headers(message, version, headers, request_id)
+    if not isinstance(version, str):
+        raise Rejected(ErrorCase.META, what=f"{VERSION_KEY} as a string", id=request_id)
+    if version != MODERN_VERSION:
+        raise unsupported_version(version, request_id)
+
+
+def unsupported_version(version: str, request_id: bytes = b"null") -> Rejected:
+    return Rejected(ErrorCase.VERSION, id=request_id, data={"supported": [MODERN_VERSION], "requested": version})
+
+
+def _check_headers(message: ClientMessage, version: Any, headers: Mapping[str, str], request_id: bytes) -> None:
+    def mismatch(header: str, what: str) -> Rejected:
+        return Rejected(ErrorCase.MISMATCH, header=header, what=what, id=request_id)
+
+    if headers.get("mcp-protocol-version") != version:
+        raise mismatch("MCP-Protocol-Version", "the version in params._meta")
+    if headers.get("mcp-method") != message.method:
+        raise mismatch("Mcp-Method", "the method in the body")
+    key = _NAMED.get(message.method)
+    if key is not None and key in message.params:
+        named = _named(message.params[key])
+        if named is not None and decode_header(headers.get("mcp-name")) != named:
+            raise mismatch("Mcp-Name", f"params.{key}")
+
+
+def _named(raw: msgspec.Raw) -> str | None:
+    """The name in the body; what is no string has no header to match, and is refused by whoever needs a name."""
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except msgspec.ValidationError:
+        return None
+
+
+def decode_header(value: str | None) -> str | None:
+    """A header's value, freed of the base64 wrapping that anything but plain ASCII travels in."""
+    wrapped = _SENTINEL.fullmatch(value or "")
+    if wrapped is None:
+        return value
+    try:
+        plain = base64.b64decode(wrapped[1], validate=True)
+        if base64.b64encode(plain).decode() != wrapped[1]:
+            return None
+        return plain.decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+def forwarded_meta(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The caller's `_meta` without what belongs to its own connection."""
+    if not meta:
+        return meta
+    return {key: value for key, value in meta.items() if key not in _CONNECTION_KEYS}
+
+
+_STAMP = msgspec.json.encode({SERVER_INFO_KEY: SERVER_INFO})
+
+
+def list_result(era: Era, key: str, array: bytes) -> bytes:
+    """A list result. What an agent sees depends on its credential and may change at once: private, no time to live."""
+    if era is Era.LEGACY:
+        return b'{"%b":%b}' % (key.encode(), array)
+    return b'{"resultType":"complete","%b":%b,"ttlMs":0,"cacheScope":"private","_meta":%b}' % (
+        key.encode(),
+        array,
+        _STAMP,
+    )
+
+
+def own_result(era: Era, result: Mapping[str, Any]) -> bytes:
+    """A result of our own making."""
+    if era is Era.LEGACY:
+        return msgspec.json.encode(result)
+    meta = {SERVER_INFO_KEY: SERVER_INFO, **result.get("_meta", {})}
+    return msgspec.json.encode({"resultType": "complete", **result, "_meta": meta})
+
+
+def tool_result(result: bytes, *, client: Era) -> bytes:
+    """A server's result for a client: a modern one must be given the result's type, and a result without one is
+    complete. Servers of the legacy era never give it, some modern ones forget it."""
+    if client is Era.LEGACY or result_type(result):
+        return result
+    if b'"resultType"' in result:
+        # Perhaps as a key with null, or a number, and a second one would make the result ambiguous.
+        with contextlib.suppress(msgspec.MsgspecError):
+            fields = msgspec.json.decode(result, type=dict[str, msgspec.Raw])
+            return msgspec.json.encode({**fields, "resultType": "complete"})
+    rest = result.lstrip()[1:].lstrip()
+    return b'{"resultType":"complete"%b%b' % (b"" if rest[:1] == b"}" else b",", rest)
+
+
+def wants_tool_changes(message: ClientMessage) -> bool:
+    try:
+        wanted = msgspec.json.decode(message.params["notifications"], type=dict[str, Any])
+    except (KeyError, msgspec.ValidationError) as error:
+        raise Rejected(
+            ErrorCase.ARGUMENT,
+            why="params.notifications must be an object that names what to hear of",
+            id=message.id or b"null",
+        ) from error
+    return wanted.get("toolsListChanged") is True
+
+
+def _tag(request_id: bytes) -> dict[str, Any]:
+    return {SUBSCRIPTION_KEY: msgspec.json.decode(request_id)}
+
+
+def listen_acknowledged(request_id: bytes, *, tools: bool) -> bytes:
+    honoured = {"toolsListChanged": True} if tools else {}
+    return notification(
+        "notifications/subscriptions/acknowledged", {"_meta": _tag(request_id), "notifications": honoured}
+    )
+
+
+def listen_notice(request_id: bytes) -> bytes:
+    return notification("notifications/tools/list_changed", {"_meta": _tag(request_id)})
+
+
+def listen_ended(request_id: bytes) -> bytes:
+    """The last message of a stream that we end on purpose."""
+    return result_message(request_id, own_result(Era.MODERN, {"_meta": _tag(request_id)}))

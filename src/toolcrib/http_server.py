@@ -1,0 +1,215 @@
+"""uvicorn's HTTP protocol with a limit on how long a request may take to arrive, and a stop that ends in time.
+
+In: the ASGI app and listening sockets. Out: a running server. Neither limit is in uvicorn: a half-sent request would
+hold its connection, and the server's end, for as long as its sender likes. Below everybody who serves HTTP: the gateway
+and the workspace. What a request says of itself is theirs to judge; whoever they reject before they know who it is
+cannot keep its connection (`connection: close`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from toolcrib.signals import open_file_limit
+
+REQUEST_TIMEOUT = 10.0
+KEEP_ALIVE = 120
+LARGEST_HEAD = 64 * 1024
+"""Bytes of a request line and its headers; nobody has shown a token yet while they come in."""
+MAX_NEW_CONNECTIONS = 512
+"""Connections that have not sent the head of a request yet; then the oldest of them goes."""
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+_SMALL = 64 * 1024
+
+
+class _Corked:
+    """A transport that sends an answer's head together with what follows it in the same turn of the loop.
+
+    uvicorn writes them one by one: two system calls and two packets for every answer.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            if len(data) < _SMALL:
+                self._transport.write(head + data)
+            else:
+                self._transport.writelines((head, data))
+        elif data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            self._loop.call_soon(self._uncork)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._uncork()
+        self._transport.close()
+
+    def _uncork(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class _ConnectionLimit:
+    """Which connections may stay. They get half of all descriptors, so that servers and the command line have some."""
+
+    def __init__(self) -> None:
+        self.new: dict[_Connection, None] = {}
+        """Those that have not sent the head of a request yet, oldest first."""
+        self.idle: dict[_Connection, None] = {}
+        """Those whose last request was answered, longest ago first."""
+
+    def enter(self, connection: _Connection) -> None:
+        self.new[connection] = None
+        limit = open_file_limit()
+        if len(self.new) > min(limit // 4, MAX_NEW_CONNECTIONS):
+            self._end(next(iter(self.new)))
+        elif len(connection.connections) > limit // 2:
+            self._end(next(iter(self.idle), connection))
+
+    def leave(self, connection: _Connection) -> None:
+        self.new.pop(connection, None)
+        self.idle.pop(connection, None)
+
+    def _end(self, connection: _Connection) -> None:
+        self.leave(connection)
+        connection.transport.close()
+
+
+class _Connection(HttpToolsProtocol):
+    room: _ConnectionLimit
+    _arriving = False
+    _head: int | None = None
+    """Bytes of the head that came so far, counted from its second piece on; None between heads."""
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.transport = _Corked(transport, self.loop)  # type: ignore[assignment]
+        self._set_deadline()
+        self.room.enter(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head is not None:
+            self._head += len(data)
+        super().data_received(data)
+        if self._head is not None and self._head > LARGEST_HEAD and not self.transport.is_closing():
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+        if not self._arriving:
+            self._clear_deadline()
+        elif self._deadline is None:
+            self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_deadline()
+        self.room.leave(self)
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._arriving = True
+        self._head = 0
+        self.room.idle.pop(self, None)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head = None
+        self.room.new.pop(self, None)
+        super().on_headers_complete()
+        if not self.url.startswith(b"/"):
+            # uvicorn drops the host of `POST http://host/path`: the gate would judge a target that nobody sent.
+            self.scope["raw_path"] = self.url
+
+    def on_message_complete(self) -> None:
+        self._arriving = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline and not self.transport.is_closing():
+            self.room.idle[self] = None
+
+    def _set_deadline(self) -> None:
+        self._deadline = self.loop.call_later(REQUEST_TIMEOUT, self._too_late)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_late(self) -> None:
+        self._deadline = None
+        self.transport.close()
+
+
+class _ConnectionKey:
+    """Stands for one connection."""
+
+
+class AsgiServer:
+    def __init__(self, app: ASGIApp) -> None:
+        self._config = uvicorn.Config(
+            app,
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._servers: list[asyncio.Server] = []
+        self._room = _ConnectionLimit()
+
+    async def start(self, *sockets: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self._servers = [await loop.create_server(self._connection, sock=sock, backlog=2048) for sock in sockets]
+
+    def _connection(self) -> _Connection:
+        # What an app keeps per connection it can keep by this mark, which ends with it.
+        state = {"connection": _ConnectionKey()}
+        connection = _Connection(config=self._config, server_state=self._state, app_state=state)
+        connection.room = self._room
+        return connection
+
+    async def stop(self, limit: float) -> None:
+        """Takes no more requests, lets those under way end, and cuts what is left after `limit` seconds."""
+        for server in self._servers:
+            server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if self._state.tasks:
+            await asyncio.wait(list(self._state.tasks), timeout=limit)
+        left = list(self._state.tasks)
+        for task in left:
+            task.cancel()
+        for connection in list(self._state.connections):
+            with contextlib.suppress(AttributeError):
+                # A WebSocket protocol would have no transport yet; ours always does once connected.
+                connection.transport.abort()
+        await asyncio.gather(*left, return_exceptions=True)

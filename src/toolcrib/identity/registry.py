@@ -1,0 +1,386 @@
+"""The roster: who may come in, by which token, with which permission.
+
+In: the owner's changes. Out: the `Agent` that a token belongs to, as it is now. `gateway` authenticates here, `calls`
+asks for the permissions of now, `commands` change; `holding` sees to it that a change holds and stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import functools
+import hmac
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from toolcrib.errors import NotFound, StoreError, UsageError
+from toolcrib.events import AuditedChange, Bus, TokenReplaced
+from toolcrib.identity.agent import RESERVED_NAMES, Agent, MintedAgent, digest_of, mint_token, new_agent_row
+from toolcrib.identity.agent_folders import AgentFolders
+from toolcrib.identity.records import AgentRecords, load_records
+from toolcrib.identity.state import (
+    Note,
+    PermissionState,
+    narrows,
+    narrows_profile,
+    read_rules,
+    stored_profile,
+    stored_rule,
+)
+from toolcrib.policy.profile import BUILTIN, Profile, profile_data, profile_from
+from toolcrib.policy.rule import Rule
+from toolcrib.store import Store
+from toolcrib.store.clock import ExpiryClock
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LONGEST_TOKEN = 256
+_LOOK_AGAIN = 60.0
+"""Seconds after which the clock is looked at anyway: it may have been set, or the machine have slept."""
+
+
+def _whole(
+    change: Callable[Concatenate[AgentRegistry, P], Coroutine[None, None, T]],
+) -> Callable[Concatenate[AgentRegistry, P], Coroutine[Any, Any, T]]:
+    """One change at a time, and to its end, also if whoever asked for it has left."""
+
+    @functools.wraps(change)
+    async def begun(self: AgentRegistry, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.shield(self._holding.begin(change(self, *args, **kwargs)))
+
+    return begun
+
+
+class AgentRegistry:
+    """Made by `open`, ended by `close`."""
+
+    def __init__(
+        self, holding: PermissionState, folder: AgentFolders, bus: Bus, overdue: Iterable[str], clock: ExpiryClock
+    ) -> None:
+        self.folder = folder
+        self._bus = bus
+        self._holding = holding
+        self._clock = clock
+        self._overdue = tuple(overdue)
+        """Agents whose time was over before we came."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._plan_end()
+
+    @classmethod
+    async def open(cls, store: Store, *, bus: Bus, note: Note, folder: Path, clock: ExpiryClock | None = None) -> Self:
+        clock = clock or ExpiryClock()
+        stored, version = await store.read(load_records)
+        living = stored.living(clock.patient())
+        holding = PermissionState(store, stored, living, version=version, bus=bus, note=note)
+        return cls(
+            holding,
+            AgentFolders(folder, store=store.place),
+            bus,
+            [name for name in stored.agents if name not in living.agents],
+            clock,
+        )
+
+    async def close(self) -> None:
+        """Changes under way are finished."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._holding.settled()
+
+    @property
+    def version(self) -> int:
+        """Grows with every change, also over restarts."""
+        return self._holding.version
+
+    @property
+    def agents(self) -> tuple[Agent, ...]:
+        now = self._clock.strict()
+        return tuple(agent for agent in self._holding.now.agents.values() if not agent.expired(now))
+
+    @property
+    def profiles(self) -> Mapping[str, Profile]:
+        """The built-in ones and the person's own."""
+        return self._holding.now.profiles
+
+    def holds(self, name: str) -> bool:
+        """Whether there is such an agent, also one that cannot be used while the clock is ahead."""
+        return name in self._register.agents
+
+    def knows(self, name: str) -> bool:
+        agent = self._holding.now.agents.get(name)
+        return agent is not None and not agent.expired(self._clock.strict())
+
+    def authenticate(self, token: str) -> Agent | None:
+        """The agent that the token was made for; None for any other token, and for one whose time is over."""
+        if len(token) > _LONGEST_TOKEN:
+            return None
+        digest = digest_of(token)
+        agent = self._holding.now.by_digest.get(digest)
+        if agent is None or agent.expired(self._clock.strict()) or not hmac.compare_digest(agent.digest, digest):
+            return None
+        return agent
+
+    def find(self, name: str) -> Agent:
+        agent = self._holding.now.agents.get(name)
+        if agent is None or agent.expired(self._clock.strict()):
+            if name in RESERVED_NAMES:
+                raise NotFound(f"{name!r} is no agent with rules of its own.", remedy=RESERVED_NAMES[name])
+            raise _unknown("agent", name, (one.name for one in self.agents))
+        return agent
+
+    def profile(self, name: str) -> Profile:
+        found = self.profiles.get(name)
+        if found is None:
+            raise _unknown("profile", name, self.profiles)
+        return found
+
+    def rules(self, name: str) -> tuple[Rule, ...]:
+        """The agent's own, in the order in which they were added."""
+        return read_rules(self.find(name).name, self._register.rules.get(name, ()))
+
+    def children(self, name: str) -> tuple[str, ...]:
+        """All that descend from the agent."""
+        return self._register.family(self.find(name).name)[1:]
+
+    @_whole
+    async def add(
+        self,
+        name: str,
+        *,
+        profile: str,
+        workdir: Path | None = None,
+        lives: float | None = None,
+        parent: str | None = None,
+        rules: Sequence[Rule] = (),
+    ) -> MintedAgent:
+        """A new agent; `lives` is in seconds. A child gets no more folder and no more time than its parent."""
+        await self._end_overdue()
+        if self.knows(name):
+            raise UsageError(
+                f"There is an agent {name!r} already.",
+                remedy=f"`toolcrib agent rotate {name}` gives it a new token, `toolcrib agent remove {name}` ends it.",
+            )
+        token = mint_token()
+        above = () if parent is None else self._register.lineage(self.find(parent).name)
+        row = new_agent_row(
+            name,
+            profile=self.profile(profile),
+            workdir=workdir,
+            lives=lives,
+            above=tuple(map(self.find, above)),
+            digest=digest_of(token),
+        )
+        own = _held_by(name, rules)
+        detail = {
+            "profile": row.profile,
+            "workdir": row.workdir,
+            "parent": row.parent,
+            "expires_at": row.expires_at,
+            "rules": [rule.text for rule in own],
+        }
+        detail = {word: value for word, value in detail.items() if value}
+        await asyncio.to_thread(self.folder.make, name, token)
+        try:
+            await self._holding.give(
+                self._register.with_agent(row, map(stored_rule, own)),
+                AuditedChange(what="agent added", agent=name, detail=detail),
+            )
+        except BaseException:
+            await self._remove_folders(name)
+            raise
+        self._plan_end()
+        return self._minted(name, token)
+
+    @_whole
+    async def rotate(self, name: str) -> MintedAgent:
+        """A new token; the old one is worth nothing from now on. Children keep theirs."""
+        self.find(name)
+        token = mint_token()
+        row = replace(self._register.agents[name], digest=digest_of(token))
+        wanted = replace(self._register, agents={**self._register.agents, name: row})
+
+        async def stage() -> None:
+            await asyncio.to_thread(self.folder.stage, name, token)
+
+        try:
+            await self._holding.take(
+                wanted,
+                AuditedChange(what="token rotated", agent=name),
+                said=f"The old token of {name} is void",
+                before=stage,
+            )
+        finally:
+            kept = self._holding.sure and self._holding.stored is wanted
+            await self._settle_folder(name, lambda staged: kept and staged == token)
+            if kept:
+                self._bus.publish(TokenReplaced(agent=name))
+        return self._minted(name, token)
+
+    @_whole
+    async def remove(self, name: str) -> tuple[str, ...]:
+        """Ends the agent and its children; their names, its own first."""
+        if name not in self._register.agents and name in self._holding.stored.agents:
+            # It ended before, but that could not be stored.
+            await self._holding.keep_owed()
+            return (name,)
+        family = self._register.family(self.find(name).name)
+        children = [AuditedChange(what="agent removed", agent=child, detail={"with": name}) for child in family[1:]]
+        await self._end(family, AuditedChange(what="agent removed", agent=name), *children)
+        return family
+
+    @_whole
+    async def add_rule(self, agent: str, rule: Rule) -> bool:
+        """False: the agent has it already."""
+        (own,) = _held_by(self.find(agent).name, [rule])
+        return await self._change_rules(agent, (*self.rules(agent), own), "rule added", own)
+
+    @_whole
+    async def drop_rule(self, agent: str, rule: Rule) -> bool:
+        """Drops every rule of the agent that says the same, whatever its origin. False: there is none."""
+        (own,) = _held_by(self.find(agent).name, [rule])
+        rest = tuple(one for one in self.rules(agent) if stored_rule(one)[1] != stored_rule(own)[1])
+        return await self._change_rules(agent, rest, "rule dropped", own)
+
+    @_whole
+    async def put_profile(self, profile: Profile) -> bool:
+        """A new profile, or a new content for one of the person's own. False: it is as it was."""
+        name = profile.name
+        checked = profile_from(name, profile_data(profile))
+        register = self._register
+        if register.profiles.get(name) == stored_profile(checked):
+            await self._holding.keep_owed()
+            return False
+        wanted = replace(register, profiles={**register.profiles, name: stored_profile(checked)})
+        before = self.profiles.get(name)
+        rules = [rule.text for rule in checked.rules]
+        change = AuditedChange(
+            what="profile changed" if name in register.profiles else "profile added",
+            detail={"profile": name, "rules": rules, "own_tools": str(checked.own_tools)},
+        )
+        if before is not None and narrows_profile(before, checked):
+            await self._holding.take(wanted, change, said=f"The profile {name} is narrower")
+        else:
+            await self._holding.give(wanted, change)
+        return True
+
+    @_whole
+    async def drop_profile(self, name: str) -> None:
+        """Only one of the person's own, and only if no agent has it."""
+        if name in BUILTIN:
+            raise UsageError(f"The profile {name} is built in.", remedy="It stays; no agent has to have it.")
+        register = self._register
+        if name not in register.profiles:
+            raise _unknown("profile", name, self.profiles)
+        users = sorted(agent.name for agent in self.agents if agent.profile == name)
+        if users:
+            raise UsageError(
+                f"The profile {name} is in use: {', '.join(users[:10])}.", remedy="Remove these agents first."
+            )
+        rest = {one: text for one, text in register.profiles.items() if one != name}
+        await self._holding.give(
+            replace(register, profiles=rest), AuditedChange(what="profile removed", detail={"profile": name})
+        )
+
+    @_whole
+    async def sweep(self) -> None:
+        """Clears away what a crash or the time left: agents whose time is over, folders without an agent, tokens that
+        were being replaced. Only for the one process that serves: it would take what another is just making."""
+        await self._end_overdue()
+        agents = self._register.agents
+        try:
+            strays = await asyncio.to_thread(self.folder.sweep, agents.keys())
+        except StoreError as error:
+            log.warning("the agents' folders could not be cleared: %s", error.text())
+            return
+        if strays:
+            log.info("removed the folders of agents that are no more: %s", ", ".join(strays))
+        for name, row in agents.items():
+            await self._settle_folder(name, functools.partial(_is_token_of, row.digest))
+
+    @property
+    def _register(self) -> AgentRecords:
+        return self._holding.now.register
+
+    async def _change_rules(self, agent: str, rules: tuple[Rule, ...], what: str, rule: Rule) -> bool:
+        wanted = self._register.with_rules(agent, map(stored_rule, rules))
+        if wanted.rules[agent] == self._register.rules.get(agent, ()):
+            await self._holding.keep_owed()
+            return False
+        change = AuditedChange(what=what, agent=agent, detail={"rule": rule.text})
+        if narrows(self.rules(agent), rules):
+            await self._holding.take(wanted, change, said=f"{what.capitalize()} ({rule.text})")
+        else:
+            await self._holding.give(wanted, change)
+        return True
+
+    async def _end_overdue(self) -> None:
+        """Ends agents whose time is over, also those that ended while nobody was there to see it."""
+        living = self._register.living(self._clock.patient())
+        gone = (*self._overdue, *(name for name in self._register.agents if name not in living.agents))
+        self._overdue = ()
+        if gone:
+            try:
+                await self._end(gone, *(AuditedChange(what="agent expired", agent=name) for name in gone))
+            except StoreError as error:
+                log.warning("%s", error.text())
+
+    async def _end(self, names: Sequence[str], *changes: AuditedChange) -> None:
+        try:
+            await self._holding.take(self._register.without(names), *changes, said=f"Ended: {', '.join(names)}")
+        finally:
+            await self._remove_folders(*names)
+
+    async def _remove_folders(self, *names: str) -> None:
+        for name in names:
+            try:
+                await asyncio.to_thread(self.folder.remove, name)
+            except StoreError as error:
+                log.warning("the folder of agent %s could not be removed: %s", name, error.text())
+
+    async def _settle_folder(self, name: str, is_current: Callable[[str], bool]) -> None:
+        try:
+            await asyncio.to_thread(self.folder.settle, name, is_current)
+        except StoreError as error:
+            log.warning("the new token of agent %s could not be put in its place: %s", name, error.text())
+
+    def _minted(self, name: str, token: str) -> MintedAgent:
+        return MintedAgent(agent=self._holding.now.agents[name], token=token, token_file=self.folder.token_file(name))
+
+    def _plan_end(self) -> None:
+        """For the next agent whose time is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        ends = [row.expires_at for row in self._register.agents.values() if row.expires_at is not None]
+        if ends and not self._closed:
+            delay = min(max(0.0, min(ends) - self._clock.patient()), _LOOK_AGAIN)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        async def ended() -> None:
+            await self._end_overdue()
+            self._plan_end()
+
+        self._holding.begin(ended())
+
+
+def _is_token_of(digest: bytes, token: str) -> bool:
+    return digest_of(token) == digest
+
+
+def _held_by(agent: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    return tuple(replace(rule, holder=agent) for rule in rules)
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> NotFound:
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3)
+    remedy = f"Did you mean {', '.join(near)}?" if near else f"Known: {', '.join(names[:20]) or 'none yet'}."
+    return NotFound(f"There is no {what} {name[:80]!r}.", remedy=remedy)

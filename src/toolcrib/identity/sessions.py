@@ -1,0 +1,418 @@
+"""Sessions: one per agent and conversation, in memory and in the store, so that a restart loses none.
+
+In: an agent's name and the label of a conversation, proven and checked by the gateway. Out: the `Session` they have,
+with what was done in it. It grants nothing: who may do what is asked anew for every request. Legacy clients hold an
+id of their own, bound to the session; another agent's id is as unknown as one that never was.
+
+What happened in a session is written a moment later and many at once; that it began, before anybody is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Self
+
+from toolcrib.errors import NotFound, StoreError, TooManySessions
+from toolcrib.events import AgentEnded, Bus, Event
+from toolcrib.store import identity as rows
+from toolcrib.store.clock import ExpiryClock
+from toolcrib.store.identity import LegacySessionRow, SessionRow
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from toolcrib.store import Store
+    from toolcrib.store.commits import GroupCommit
+
+
+_WRITTEN = tuple(field.name for field in fields(SessionRow))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Session:
+    agent: str
+    conversation: str
+    id: str
+    started_at: float
+    used_at: float
+    idle_since: float
+    """The same moment by the clock that nobody sets."""
+    catalog_version: int = 0
+    permission_version: int = 0
+    mode: str = "full"
+    listings: int = 0
+    calls: int = 0
+    denied: int = 0
+    failed: int = 0
+    result_bytes: int = 0
+    tokens: int = 0
+    legacy: tuple[str, ...] = ()
+    """Ids that legacy clients have of it, the one used last at the end."""
+    under_way: set[Callable[[], None]] | None = None
+    """What ends each request and stream that is open now."""
+    kept: bool = False
+    """Whether its beginning was written down, or cannot be for now."""
+    ended: bool = False
+    changed: bool = False
+    """Whether it waits to be written."""
+    mark: Callable[[Session], None]
+    """Has it written."""
+
+    def add_tokens(self, tokens: int) -> None:
+        """What the results of a call came to, once they were counted."""
+        self.tokens += tokens
+        self.mark(self)
+
+    def begin(self, end: Callable[[], None]) -> None:
+        """Something is under way from now on; `end` cuts it short."""
+        if self.under_way is None:
+            self.under_way = {end}
+        else:
+            self.under_way.add(end)
+
+    def over(self, end: Callable[[], None]) -> None:
+        if self.under_way is not None:
+            self.under_way.discard(end)
+            if not self.under_way:
+                self.under_way = None
+
+    def interrupt(self) -> None:
+        """Cuts short all that is under way."""
+        for end in tuple(self.under_way or ()):
+            end()
+
+    def row(self) -> SessionRow:
+        return SessionRow(**{name: getattr(self, name) for name in _WRITTEN})
+
+    @classmethod
+    def of(cls, row: SessionRow, *, idle_since: float, mark: Callable[[Session], None]) -> Session:
+        return cls(**vars(row), idle_since=idle_since, kept=True, mark=mark)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    agent: str
+    conversation: str
+
+
+@dataclass(frozen=True, slots=True)
+class LegacyIdEnded:
+    id: str
+
+
+SessionChange = SessionRow | LegacySessionRow | SessionEnded | LegacyIdEnded
+"""What is written of sessions."""
+
+
+def write_session_changes(connection: Connection, items: list[SessionChange]) -> None:
+    """One kind of work for all of them: only then are they written in the order in which they came about."""
+    for kind, group in itertools.groupby(items, type):
+        many = list(group)
+        if kind is SessionRow:
+            rows.put_sessions(connection, [one for one in many if isinstance(one, SessionRow)])
+        elif kind is LegacySessionRow:
+            rows.begin_legacy_sessions(connection, [one for one in many if isinstance(one, LegacySessionRow)])
+        elif kind is SessionEnded:
+            rows.end_sessions(
+                connection, [(one.agent, one.conversation) for one in many if isinstance(one, SessionEnded)]
+            )
+        else:
+            rows.end_legacy_sessions(connection, [one.id for one in many if isinstance(one, LegacyIdEnded)])
+
+
+MOST_OF_AN_AGENT = 1_000
+MOST = 20_000
+MOST_LEGACY_IDS = 100
+"""Of one session. A client that begins again and again under one label leaves its earlier ids behind."""
+
+_WRITE_AFTER = 1.0
+"""Seconds after which what a session counted is written; a crash loses no more than that of the counts."""
+_WRITTEN_AT_ONCE = 500
+"""Sessions in one batch, so that taking down many delays nobody."""
+_PATIENCE = 2.0
+"""Seconds that a beginning waits for a store which does not answer; without it, the session is in memory alone."""
+
+
+class SessionRegistry:
+    def __init__(self, commits: GroupCommit, *, bus: Bus, idle: float) -> None:
+        self._commits = commits
+        self._idle = idle
+        self._loop = asyncio.get_running_loop()
+        self._by_agent: dict[str, OrderedDict[str, Session]] = {}
+        """Each agent's by conversation, the one unused for longest first."""
+        self._by_legacy_id: dict[str, Session] = {}
+        self._count = 0
+        self._changed: list[Session] = []
+        self._marker = self._mark
+        """Made once: every session has it."""
+        self._writing: asyncio.TimerHandle | None = None
+        self._sweeping = self._loop.call_later(self._pause, self._sweep)
+        self._unsubscribe = bus.subscribe(self._agent_ended, AgentEnded)
+
+    @classmethod
+    async def open(
+        cls,
+        store: Store,
+        commits: GroupCommit,
+        *,
+        bus: Bus,
+        exists: Callable[[str], bool],
+        idle: float,
+        clock: ExpiryClock | None = None,
+    ) -> Self:
+        """`exists` says whether there is an agent of this name: the sessions of others are over, as are those that
+        nobody used for `idle` seconds."""
+        known, ids = await store.read(rows.all_sessions), await store.read(rows.all_legacy_sessions)
+        sessions = cls(commits, bus=bus, idle=idle)
+        sessions._load(known, ids, exists, (clock or ExpiryClock()).patient())
+        return sessions
+
+    async def close(self) -> None:
+        """Writes what is left to be written."""
+        self._unsubscribe()
+        self._sweeping.cancel()
+        if self._writing is not None:
+            self._writing.cancel()
+        self._take_down(self._changed)
+        await self._settle()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Session]:
+        return itertools.chain.from_iterable(tuple(held.values()) for held in tuple(self._by_agent.values()))
+
+    def find(self, agent: str, conversation: str) -> Session | None:
+        session = self._had(agent, conversation)
+        return session if session is not None and session.kept else None
+
+    async def begin(self, agent: str, conversation: str) -> Session:
+        """The session of these two; made where there is none, and durable when this returns."""
+        session = self._had(agent, conversation) or self._made(agent, conversation)
+        await self._settle()
+        session.kept = True
+        return session
+
+    def used(self, session: Session, *, catalog_version: int, permission_version: int, mode: str = "full") -> None:
+        session.used_at = time.time()
+        session.idle_since = self._loop.time()
+        session.catalog_version = catalog_version
+        session.permission_version = permission_version
+        session.mode = mode
+        if not session.ended:
+            self._by_agent[session.agent].move_to_end(session.conversation)
+        self._mark(session)
+
+    def count(self, session: Session, outcome: str, size: int) -> None:
+        """A call that came to this outcome, with so many bytes of a result."""
+        session.calls += 1
+        session.result_bytes += size
+        if outcome == "denied":
+            session.denied += 1
+        elif outcome != "ok":
+            session.failed += 1
+        self._mark(session)
+
+    def listed(self, session: Session) -> None:
+        session.listings += 1
+        self._mark(session)
+
+    async def end(self, session: Session) -> None:
+        self._forget(session)
+        session.interrupt()
+        await self._settle()
+
+    async def end_agent(self, agent: str) -> int:
+        """Ends all of an agent's sessions; returns how many they were."""
+        held = self._of(agent)
+        for session in held:
+            self._forget(session)
+            session.interrupt()
+        await self._settle()
+        return len(held)
+
+    def by_id(self, id: str) -> Session:
+        for session in self:
+            if session.id == id:
+                return session
+        raise NotFound(f"There is no session {id!r}.", remedy="`toolcrib sessions` lists them.")
+
+    async def begin_legacy(self, agent: str, conversation: str | None) -> tuple[str, Session]:
+        """A legacy client's id and the session it is bound to; without a label the id is the conversation as well."""
+        id = secrets.token_hex(16)
+        label = conversation or id
+        session = self._had(agent, label) or self._made(agent, label)
+        self._by_legacy_id[id] = session
+        session.legacy += (id,)
+        self._put(LegacySessionRow(id=id, agent=agent, conversation=label, started_at=time.time()))
+        if len(session.legacy) > MOST_LEGACY_IDS:
+            self._forget_id(session, session.legacy[0])
+        await self._settle()
+        session.kept = True
+        return id, session
+
+    def legacy(self, id: str, agent: str) -> Session | None:
+        session = self._by_legacy_id.get(id)
+        if session is None or session.agent != agent:
+            return None
+        if session.legacy[-1] != id:
+            session.legacy = (*(one for one in session.legacy if one != id), id)
+        return session
+
+    async def end_legacy(self, id: str) -> None:
+        """The client has left. A session that was only its own ends with it."""
+        session = self._by_legacy_id.get(id)
+        if session is None:
+            return
+        if session.conversation == id:
+            self._forget(session)
+        else:
+            self._forget_id(session, id)
+        await self._settle()
+
+    def _had(self, agent: str, conversation: str) -> Session | None:
+        held = self._by_agent.get(agent)
+        return None if held is None else held.get(conversation)
+
+    def _of(self, agent: str) -> tuple[Session, ...]:
+        held = self._by_agent.get(agent)
+        return () if held is None else tuple(held.values())
+
+    def _made(self, agent: str, conversation: str) -> Session:
+        self._make_room(agent)
+        now = time.time()
+        session = Session(
+            agent=agent,
+            conversation=conversation,
+            id=f"s_{secrets.token_hex(8)}",
+            started_at=now,
+            used_at=now,
+            idle_since=self._loop.time(),
+            mark=self._marker,
+        )
+        self._hold(session)
+        self._put(session.row())
+        return session
+
+    def _hold(self, session: Session) -> None:
+        self._by_agent.setdefault(session.agent, OrderedDict())[session.conversation] = session
+        self._count += 1
+
+    def _load(
+        self,
+        known: Collection[SessionRow],
+        ids: Collection[LegacySessionRow],
+        exists: Callable[[str], bool],
+        now: float,
+    ) -> None:
+        clock = self._loop.time()
+        oldest = now - self._idle
+        for row in known:
+            if not exists(row.agent) or row.used_at < oldest:
+                self._put(SessionEnded(row.agent, row.conversation))
+                continue
+            # A clock that was set back must not make a session immortal.
+            idle_since = clock - max(0.0, now - row.used_at)
+            self._hold(Session.of(row, idle_since=idle_since, mark=self._marker))
+        for one in ids:
+            bound = self._had(one.agent, one.conversation)
+            if bound is not None:
+                self._by_legacy_id[one.id] = bound
+                bound.legacy += (one.id,)
+
+    def _make_room(self, agent: str) -> None:
+        """Where all places are taken, the session unused for longest goes; never one with something under way."""
+        held = self._by_agent.get(agent)
+        if held is not None and len(held) >= MOST_OF_AN_AGENT:
+            self._evict(_first_idle(held), f"{agent} has {MOST_OF_AN_AGENT}")
+        if self._count >= MOST:
+            firsts = filter(None, map(_first_idle, self._by_agent.values()))
+            self._evict(min(firsts, key=lambda session: session.idle_since, default=None), f"There are {MOST}")
+
+    def _evict(self, session: Session | None, full: str) -> None:
+        if session is None:
+            raise TooManySessions(
+                f"{full} sessions at work.", remedy="Wait for some to end, or end some: `toolcrib sessions`."
+            )
+        self._forget(session)
+
+    def _sweep(self) -> None:
+        self._sweeping = self._loop.call_later(self._pause, self._sweep)
+        oldest = self._loop.time() - self._idle
+        for held in tuple(self._by_agent.values()):
+            for session in tuple(held.values()):
+                if session.idle_since > oldest:
+                    break
+                if session.under_way is None:
+                    self._forget(session)
+
+    @property
+    def _pause(self) -> float:
+        return max(0.05, min(self._idle / 4, 600.0))
+
+    def _agent_ended(self, event: Event) -> None:
+        if not isinstance(event, AgentEnded):
+            return
+        for session in self._of(event.agent):
+            # Where only the token was replaced, the conversation may go on with the new one.
+            if not event.returns:
+                self._forget(session)
+            session.interrupt()
+
+    def _forget(self, session: Session) -> None:
+        if session.ended:
+            return
+        session.ended = True
+        held = self._by_agent[session.agent]
+        del held[session.conversation]
+        if not held:
+            del self._by_agent[session.agent]
+        self._count -= 1
+        for id in session.legacy:
+            del self._by_legacy_id[id]
+        self._put(SessionEnded(session.agent, session.conversation))
+
+    def _forget_id(self, session: Session, id: str) -> None:
+        del self._by_legacy_id[id]
+        session.legacy = tuple(one for one in session.legacy if one != id)
+        self._put(LegacyIdEnded(id))
+
+    def _mark(self, session: Session) -> None:
+        if session.changed or session.ended:
+            return
+        session.changed = True
+        self._changed.append(session)
+        if self._writing is None:
+            self._writing = self._loop.call_later(_WRITE_AFTER, self._write)
+
+    def _write(self) -> None:
+        batch, self._changed = self._changed[:_WRITTEN_AT_ONCE], self._changed[_WRITTEN_AT_ONCE:]
+        self._take_down(batch)
+        self._writing = self._loop.call_later(_WRITE_AFTER / 20, self._write) if self._changed else None
+
+    def _take_down(self, batch: Collection[Session]) -> None:
+        for session in batch:
+            session.changed = False
+            if not session.ended:
+                self._put(session.row())
+
+    def _put(self, item: SessionChange) -> None:
+        self._commits.add(write_session_changes, item)
+
+    async def _settle(self) -> None:
+        """A store that fails ends no conversation: `status` tells of it, and what waits is written when it is back."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._commits.settled()
+        except (StoreError, TimeoutError):
+            return
+
+
+def _first_idle(held: Mapping[str, Session]) -> Session | None:
+    return next((one for one in held.values() if one.under_way is None), None)

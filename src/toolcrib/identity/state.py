@@ -1,0 +1,292 @@
+"""The permissions in force and the stored ones, and how the one follows the other.
+
+In: `AgentRecords` as they shall be, and the change that led to them. Out: a frozen `PermissionSnapshot` is in force,
+stored and in the audit log, and subscribers have been notified, before the change returns. What takes something away
+is in force
+in memory first, so that it holds also where the store cannot be written; what gives something is stored and noted
+first. What cannot be understood allows nothing. `registry` says what changes; `records` writes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from toolcrib.errors import ConfigError, StoreError, ToolcribError
+from toolcrib.events import AgentEnded, AuditedChange, Bus, PermissionChanged
+from toolcrib.identity.agent import Agent
+from toolcrib.identity.records import AgentRecords, StoredRule, store_records
+from toolcrib.policy.permission import permission
+from toolcrib.policy.profile import BUILTIN, Profile, profile_data, profile_from
+from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin, rule_data, rule_from
+from toolcrib.store import Store
+from toolcrib.store.identity import AgentRow
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PermissionSnapshot:
+    register: AgentRecords
+    profiles: Mapping[str, Profile]
+    """The built-in ones and the person's own."""
+    agents: Mapping[str, Agent]
+    by_digest: Mapping[bytes, Agent]
+
+    @classmethod
+    def of(
+        cls, register: AgentRecords, *, version: int, before: PermissionSnapshot | None = None
+    ) -> PermissionSnapshot:
+        profiles = _profiles(register, before)
+        agents: dict[str, Agent] = {}
+        for name in register.agents:
+            for one in reversed(register.lineage(name)):
+                if one not in agents:
+                    agents[one] = _agent(register, register.agents[one], profiles, agents, version, before)
+        return cls(
+            register=register,
+            profiles=MappingProxyType(profiles),
+            agents=MappingProxyType({name: agents[name] for name in register.agents}),
+            by_digest={agent.digest: agent for agent in agents.values()},
+        )
+
+
+def _profiles(register: AgentRecords, before: PermissionSnapshot | None) -> dict[str, Profile]:
+    found = dict(BUILTIN)
+    for name, text in register.profiles.items():
+        if before is not None and before.register.profiles.get(name) == text and name in before.profiles:
+            found[name] = before.profiles[name]
+            continue
+        try:
+            found[name] = profile_from(name, _decoded(text))
+        except ConfigError as error:
+            log.warning("the profile %s cannot be used; its agents may do nothing: %s", name, error.text())
+    return found
+
+
+def _agent(
+    register: AgentRecords,
+    row: AgentRow,
+    profiles: Mapping[str, Profile],
+    made: Mapping[str, Agent],
+    version: int,
+    before: PermissionSnapshot | None,
+) -> Agent:
+    parent = None if row.parent is None else made[row.parent]
+    if before is not None and (same := before.agents.get(row.name)) is not None:
+        unchanged = (
+            before.register.agents[row.name] == row
+            and before.register.rules.get(row.name) == register.rules.get(row.name)
+            and before.profiles.get(row.profile) is profiles.get(row.profile)
+            and (parent is None or before.agents.get(parent.name) is parent)
+        )
+        if unchanged:
+            return same
+    profile, rules, fault = profiles.get(row.profile), tuple[Rule, ...](), ""
+    workdir = None if row.workdir is None else Path(row.workdir)
+    try:
+        rules = read_rules(row.name, register.rules.get(row.name, ()))
+        if profile is None:
+            fault = f"its profile {row.profile} cannot be used"
+    except ConfigError as error:
+        # To leave out one rule might leave out a deny.
+        fault = f"one of its rules cannot be read: {error.message}"
+    if profile is None or fault:
+        log.warning("agent %s may do nothing: %s", row.name, fault)
+        profile, rules = BUILTIN["nothing"], ()
+    return Agent(
+        name=row.name,
+        profile=row.profile,
+        workdir=workdir,
+        parent=row.parent,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        permission=permission(
+            profile,
+            agent=row.name,
+            rules=rules,
+            workdir=workdir,
+            parent=None if parent is None else parent.permission,
+            version=version,
+        ),
+        digest=row.digest,
+        fault=fault,
+    )
+
+
+def read_rules(agent: str, written: tuple[StoredRule, ...]) -> tuple[Rule, ...]:
+    return tuple(_rule(agent, origin, text) for origin, text in written)
+
+
+def _rule(agent: str, origin: str, text: str) -> Rule:
+    try:
+        known = RuleOrigin(origin)
+    except ValueError:
+        raise ConfigError(f"a rule of the unknown origin {origin!r}") from None
+    return rule_from(_decoded(text), where=f"agent {agent}", origin=known, holder=agent)
+
+
+def _decoded(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"it is no JSON: {error}") from None
+
+
+def stored_rule(rule: Rule) -> StoredRule:
+    return str(rule.origin), json.dumps(rule_data(rule), sort_keys=True)
+
+
+def stored_profile(profile: Profile) -> str:
+    return json.dumps(profile_data(profile), sort_keys=True)
+
+
+def narrows(before: Iterable[Rule], after: Iterable[Rule]) -> bool:
+    """Whether the change can give nobody more than a question to a person: no new allow, no deny and no ask lost."""
+
+    def those(rules: Iterable[Rule], *effects: RuleEffect) -> set[str]:
+        return {rule.meaning for rule in rules if rule.effect in effects}
+
+    before, after = tuple(before), tuple(after)
+    bounds = (RuleEffect.DENY, RuleEffect.ASK)
+    return those(after, RuleEffect.ALLOW) <= those(before, RuleEffect.ALLOW) and those(after, *bounds) >= those(
+        before, *bounds
+    )
+
+
+def narrows_profile(before: Profile, after: Profile) -> bool:
+    return narrows(before.rules, after.rules) and not after.own_tools.exceeds(before.own_tools)
+
+
+T = TypeVar("T")
+Note = Callable[[AuditedChange], Awaitable[None]]
+"""Writes a change into the book; returns when it is durable."""
+
+
+class PermissionState:
+    def __init__(
+        self, store: Store, stored: AgentRecords, held: AgentRecords, *, version: int, bus: Bus, note: Note
+    ) -> None:
+        self.version = version
+        self.now = PermissionSnapshot.of(held, version=version)
+        """What holds."""
+        self.stored = stored
+        self.sure = True
+        """Whether `stored` is what the store holds; otherwise it is all that it may hold."""
+        self._store = store
+        self._bus = bus
+        self._note = note
+        self._changing = asyncio.Lock()
+        self._work: set[asyncio.Task[Any]] = set()
+
+    def begin(self, change: Coroutine[None, None, T]) -> asyncio.Task[T]:
+        """Carries the change out when all before it are done, and to its end: half a change is none."""
+
+        async def alone() -> T:
+            async with self._changing:
+                return await change
+
+        task = asyncio.get_running_loop().create_task(alone())
+        self._work.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    async def settled(self) -> None:
+        """Nothing is under way any more."""
+        await asyncio.gather(*self._work, return_exceptions=True)
+
+    async def take(
+        self,
+        wanted: AgentRecords,
+        *changes: AuditedChange,
+        said: str,
+        before: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """A change that gives nobody more. `before` is done between its holding and its being stored, and may fail
+        as the store may."""
+        self._enforce(wanted, self.version + 1)
+        lost: StoreError | None = None
+        try:
+            if before is not None:
+                await before()
+            self.version = await self._keep(wanted, at_least=self.version)
+        except StoreError as error:
+            lost = error
+        try:
+            await self._write_down(changes)
+        except StoreError as error:
+            if lost is None:
+                raise StoreError(
+                    f"{said}, now and after a restart, but the book could not be written: {error.message}",
+                    remedy=error.remedy,
+                ) from error
+        if lost is not None:
+            raise StoreError(
+                f"{said} from now on, but that could not be stored and will not outlast a restart: {lost.message}",
+                remedy=f"{lost.remedy} Then repeat the command.".lstrip(),
+            ) from lost
+
+    async def give(self, wanted: AgentRecords, *changes: AuditedChange) -> None:
+        """A change that gives somebody more: only what is stored and in the book holds."""
+        version = await self._keep(wanted, at_least=self.version + 1)
+        try:
+            await self._write_down(changes)
+        except ToolcribError as error:
+            try:
+                await self._keep(self.now.register, at_least=version)
+            except StoreError as worse:
+                log.warning("a change that was taken back may be there after a restart: %s", worse.text())
+            raise StoreError(
+                f"Nothing was changed, because the book could not be written: {error.message}", remedy=error.remedy
+            ) from error
+        self._enforce(wanted, version)
+
+    async def keep_owed(self) -> None:
+        """Stores what holds already, if an earlier try failed."""
+        if not self.sure or self.stored is not self.now.register:
+            self.version = await self._keep(self.now.register, at_least=self.version)
+
+    async def _keep(self, wanted: AgentRecords, *, at_least: int) -> int:
+        """The version that the store was brought to."""
+        try:
+            reached = await self._store.write(
+                store_records, self.stored, wanted, at_least=at_least, now=time.time(), sure=self.sure
+            )
+        except StoreError:
+            self.stored, self.sure = self.stored.or_else(wanted), False
+            raise
+        self.stored, self.sure = wanted, True
+        return reached
+
+    async def _write_down(self, changes: Iterable[AuditedChange]) -> None:
+        # Begun in this order, settled together.
+        told = await asyncio.gather(*(self._note(change) for change in changes), return_exceptions=True)
+        for failure in told:
+            if isinstance(failure, BaseException):
+                raise failure
+
+    def _enforce(self, register: AgentRecords, version: int) -> None:
+        """From here on this is so; whoever has to know is told."""
+        before = self.now.agents
+        self.version = version
+        self.now = PermissionSnapshot.of(register, version=self.version, before=self.now)
+        for name, old in before.items():
+            new = self.now.agents.get(name)
+            if new is None:
+                self._bus.publish(AgentEnded(agent=name))
+            elif new.digest != old.digest:
+                self._bus.publish(AgentEnded(agent=name, returns=True))
+            elif new.permission.key != old.permission.key:
+                self._bus.publish(PermissionChanged(agent=name))
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._work.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            log.debug("a change of the roster failed: %s", failure)

@@ -1,0 +1,246 @@
+"""What a submitter may ask for: whose permissions the job has, where it works, which model or program it uses.
+
+In: a caller, the project it is in, its order. Out: a row for the store, or an error with a remedy. A job never may more
+than its submitter: an agent's job is a child of that agent, a nameless client's has the client's own profile, and only
+the owner chooses freely. Where a key is sent is nobody's to say but the owner's, in the configuration. What can change
+while a job waits is looked at again when it begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import time
+from pathlib import Path
+
+from toolcrib.commands.registry import AGENT, JobRequest
+from toolcrib.config.model import JobSettings
+from toolcrib.config.paths import is_project, project_of
+from toolcrib.config.settings import PROGRAMS
+from toolcrib.core.crib import Crib
+from toolcrib.errors import ConfigError, Denied, UsageError
+from toolcrib.identity.agent import Agent
+from toolcrib.policy import CLIENT, OWNER, Caller, Verdict
+from toolcrib.store.jobs import JobRow, JobStatus
+from toolcrib.store.schema import storable
+
+SUBMIT_TOOL = ("crib", "job_submit")
+LONGEST_PROMPT = 256 * 1024
+"""Bytes."""
+_OWNERS = "developer"
+"""The profile of the owner's jobs, unless said."""
+_AGENTS = "trusted"
+"""The profile of an agent's jobs, unless said: below that agent it comes to what the agent itself may, whole."""
+_CLIENTS = frozenset({CLIENT.profile, "read-only", "nothing"})
+"""What a client without a name may have: its own profile, and those that allow less than it in every way."""
+_MENTION = re.compile(r"(?<!\w)@\S")
+"""Coding agents read a file that is mentioned so, and put it before the model, whatever their tools may."""
+
+
+def settings_of(crib: Crib) -> JobSettings:
+    config = crib.home.config
+    if problem := config.unusable.get("jobs"):
+        raise ConfigError(str(problem), remedy="Correct it in your configuration: no job begins before that.")
+    return config.settings.jobs
+
+
+def submitter_of(crib: Crib, caller: Caller) -> Agent | None:
+    """None: the owner, or a client without a name."""
+    return None if caller.agent in (OWNER.agent, CLIENT.agent) else crib.roster.find(caller.agent)
+
+
+def row_for(crib: Crib, caller: Caller, root: Path, order: JobRequest, *, daemon: str) -> JobRow:
+    settings, agent = settings_of(crib), submitter_of(crib, caller)
+    prompt = _checked_prompt(order.prompt)
+    if order.runs != AGENT and caller.agent != OWNER.agent:
+        _check_allowed(order.runs, settings)
+        _refuse_mentions(prompt)
+    kept = storable(crib.mask.known(prompt))
+    folder = _folder(caller, agent, root, order.workdir)
+    return JobRow(
+        id=f"job-{secrets.token_hex(5)}",
+        daemon=daemon,
+        submitter=caller.agent,
+        submitter_since=0.0 if agent is None else agent.created_at,
+        runs=order.runs,
+        model=_model(crib, caller, order, settings),
+        profile=_profile(crib, caller, agent, order.profile),
+        workdir=str(folder),
+        root=str(project_of(folder)),
+        prompt=kept,
+        masked=kept != prompt,
+        timeout=_timeout(order.timeout, settings),
+        max_steps=order.max_steps,
+        status=JobStatus.QUEUED,
+        submitted_at=time.time(),
+    )
+
+
+def _checked_prompt(prompt: str) -> str:
+    if not prompt.strip():
+        raise UsageError("There is no prompt.", remedy="Say what the job shall do.")
+    if len(prompt.encode(errors="surrogatepass")) > LONGEST_PROMPT:
+        raise UsageError(
+            f"The prompt has more than {LONGEST_PROMPT // 1024} KiB.",
+            remedy="Put what is long into a file in the job's folder, and name it.",
+        )
+    return prompt
+
+
+def _check_allowed(program: str, settings: JobSettings) -> None:
+    if program in settings.programs:
+        return
+    if program not in PROGRAMS:
+        raise Denied(
+            f"{program} runs in the owner's jobs only: it reads its context files wherever links lead.",
+            remedy="Leave `with` out: a model with your tools does it.",
+        )
+    raise Denied(
+        f"Agents may not have {program} run.",
+        remedy=f"Leave `with` out, or the owner allows it: `jobs: {{programs: [{program}]}}` in the configuration.",
+    )
+
+
+def _refuse_mentions(prompt: str) -> None:
+    if found := _MENTION.search(prompt):
+        word = prompt[found.start() :].split(maxsplit=1)[0]
+        raise UsageError(
+            f"The prompt mentions {word[:80]!r}: the program would read a file of that name, allowed or not.",
+            remedy="Name it without the @; the program reads it by its tools.",
+        )
+
+
+def _profile(crib: Crib, caller: Caller, agent: Agent | None, wanted: str) -> str:
+    if agent is not None:
+        if wanted and wanted not in crib.roster.profiles:
+            # Which there are is nothing that an agent need know.
+            raise UsageError(f"There is no profile {wanted[:80]!r}.", remedy="Leave it out: it has yours.")
+        return _no_owner(wanted or _AGENTS)
+    if caller.agent == OWNER.agent:
+        return crib.roster.profile(_no_owner(wanted or _OWNERS)).name
+    if wanted and wanted not in _CLIENTS:
+        raise Denied(
+            f"A client without a name has the profile {CLIENT.profile}, and so have its jobs; not {wanted[:80]!r}.",
+            remedy="Leave it out, or say read-only.",
+        )
+    return wanted or caller.profile
+
+
+def _no_owner(profile: str) -> str:
+    if profile == OWNER.profile:
+        raise UsageError("The profile owner is nobody's but yours.", remedy="`trusted` is the widest that a job has.")
+    return profile
+
+
+def _folder(caller: Caller, agent: Agent | None, root: Path, wanted: str) -> Path:
+    """The submitter's own, or one beneath it. The owner may name any."""
+    own = (root if agent is None or agent.workdir is None else agent.workdir).resolve()
+    # As in `os.path`: pathlib raises for a loop of links, and for a folder that we may not look into.
+    folder = Path(os.path.realpath(own / wanted))
+    if caller.agent != OWNER.agent and not folder.is_relative_to(own):
+        raise Denied(
+            f"{wanted[:200]!r} is not beneath {own}, the folder of {caller.agent}.", remedy="A job works inside of it."
+        )
+    if not os.path.isdir(folder):  # noqa: PTH112
+        raise UsageError(f"{folder} is no folder.", remedy="Name one that exists.")
+    project = project_of(folder)
+    if caller.agent != OWNER.agent and project != project_of(own) and is_project(project):
+        raise Denied(
+            f"{folder} is in a project of its own, {project}, with its own servers and settings.",
+            remedy="A job works in its submitter's project.",
+        )
+    return folder
+
+
+def _timeout(wanted: float | None, settings: JobSettings) -> float:
+    if wanted is not None and wanted > settings.max_timeout:
+        raise UsageError(
+            f"A job may take {settings.max_timeout:.0f} s at most.",
+            remedy="Ask for less; the owner sets the limit with `jobs: max_timeout` in the configuration.",
+        )
+    return settings.timeout if wanted is None else wanted
+
+
+def _model(crib: Crib, caller: Caller, order: JobRequest, settings: JobSettings) -> str:
+    if order.runs != AGENT:
+        if order.model:
+            raise UsageError(
+                f"{order.runs} chooses its model by its own configuration.", remedy="Leave model out, or `with`."
+            )
+        return ""
+    model = order.model or settings.model
+    if not model:
+        raise UsageError(
+            "No model is named, and none is configured for jobs.",
+            remedy="Name one with `--model PROVIDER:MODEL`, or set one: `jobs: {model: provider:model}` in the "
+            "configuration."
+            if caller.agent == OWNER.agent
+            else "The owner sets one: `jobs: {model: provider:model}` in the configuration.",
+        )
+    if caller.agent != OWNER.agent:
+        _check_choice(caller.agent, model, settings)
+    _check_model(crib, model, order.max_steps, settings)
+    return model
+
+
+def _check_choice(submitter: str, model: str, settings: JobSettings) -> None:
+    if not settings.allows(model):
+        allowed = ", ".join(one for one in (settings.model, *settings.models) if one)
+        raise Denied(
+            f"Jobs of {submitter} may not use the model {model[:120]!r}.",
+            remedy=f"Allowed: {allowed}." if allowed else "The owner allows models with `jobs: models`.",
+        )
+
+
+def _check_model(crib: Crib, model: str, max_steps: int, settings: JobSettings) -> None:
+    from toolcrib.agent_loop.models import check_model  # noqa: PLC0415 - only a daemon that runs jobs pays for it
+    from toolcrib.agent_loop.options import AgentOptions  # noqa: PLC0415
+
+    provider = model.partition(":")[0]
+    try:
+        check_model(
+            AgentOptions(
+                model=model,
+                base_url=settings.base_urls.get(provider, ""),
+                api_key=settings.api_keys.get(provider, ""),
+                max_steps=max_steps,
+                environ=crib.environ,
+            )
+        )
+    except UsageError as error:
+        variables = error.data.get("variables")
+        if not variables:
+            raise
+        raise UsageError(
+            error.message,
+            remedy=f"The owner sets {' or '.join(variables)} where the daemon is started, or `jobs: api_keys` in the "
+            "configuration.",
+        ) from None
+
+
+def check_again(crib: Crib, row: JobRow) -> None:
+    """Raises `Denied` where its submitter could not submit the job now. Who the submitter is was looked at before."""
+    if row.submitter == OWNER.agent:
+        return
+    settings = settings_of(crib)
+    permission = crib.roster.find(row.submitter).permission if row.submitter_since else CLIENT.permission
+    tool = next((one for one in crib.home.catalog.of_server(SUBMIT_TOOL[0]) if one.name == SUBMIT_TOOL[1]), None)
+    decision = None if tool is None else permission.decide(tool, {})
+    if decision is None or decision.verdict is Verdict.DENY:
+        raise Denied(f"{row.submitter} may not submit jobs any more.", remedy="Ask the owner.")
+    if row.runs == AGENT:
+        _check_choice(row.submitter, row.model, settings)
+    else:
+        _check_allowed(row.runs, settings)
+
+
+async def check_program(crib: Crib, row: JobRow) -> None:
+    """Raises `NotFound` where the coding agent that the job needs is not installed, or too old."""
+    if row.runs == AGENT:
+        return
+    from toolcrib.coding_agents.clients import client_named  # noqa: PLC0415 - as above
+    from toolcrib.coding_agents.program import find_program  # noqa: PLC0415
+
+    await asyncio.to_thread(find_program, client_named(row.runs), crib.environ, Path(row.workdir))

@@ -1,0 +1,204 @@
+"""One job that waits or runs, and the process that it runs in.
+
+In: an order as JSON on the process's stdin, so that nothing of it is in the process table. Out: what it prints,
+line by line, as plain objects; from them the job's row as it is now, and what is kept of it at its end. The process
+and all that it started end with us, also after `kill -9`: `servers.reaper` sees to that. `queue` starts it;
+`toolcrib.jobs` is what it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from toolcrib.errors import ToolcribError
+from toolcrib.servers import reaper_child
+from toolcrib.servers.environment import MARKER
+from toolcrib.servers.reaper import Reaper
+from toolcrib.signals import restore_open_file_limit
+from toolcrib.store.jobs import JobRow, JobStatus
+
+log = logging.getLogger(__name__)
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "toolcrib.jobs")
+"""-P: nothing is imported from the folder it starts in."""
+_LONGEST_LINE = 4 * 1024 * 1024
+_LAST_LINES = 20
+_AFTER_KILL = 3.0
+"""Seconds after which what cannot even be killed is not waited for any more."""
+_TAKEN_WITHIN = 60.0
+"""Seconds in which a process has read its order."""
+
+
+class Worker(Protocol):
+    def lines(self) -> AsyncIterator[dict[str, Any]]:
+        """Ends when the process has ended, or says nothing that can be understood."""
+        ...
+
+    async def stop(self, *, grace: float) -> None:
+        """Asks it to end, then ends it."""
+        ...
+
+    async def close(self) -> str:
+        """Nothing of it is left when it returns; how it ended, where that tells something."""
+        ...
+
+
+async def start_worker(order: Mapping[str, Any], *, environ: Mapping[str, str], reaper: Reaper) -> Worker:
+    marker = reaper.new_marker()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *WORKER_COMMAND,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**environ, MARKER: marker},
+            cwd="/",
+            start_new_session=True,
+            limit=_LONGEST_LINE,
+        )
+    except OSError as error:
+        raise ToolcribError(
+            f"The job's process cannot be started: {error.strerror or error}.", remedy="See `toolcrib logs`."
+        ) from error
+    restore_open_file_limit(process.pid)
+    reaper.watch(process.pid)
+    return _Process(process, reaper, marker, order)
+
+
+class _Process:
+    def __init__(
+        self, process: asyncio.subprocess.Process, reaper: Reaper, marker: str, order: Mapping[str, Any]
+    ) -> None:
+        self._process = process
+        self._reaper = reaper
+        self._marker = marker
+        self._said: deque[str] = deque(maxlen=_LAST_LINES)
+        # A process that does not read must not keep us from ending it.
+        self._tasks = (asyncio.create_task(self._listen()), asyncio.create_task(self._hand_over(order)))
+
+    async def _hand_over(self, order: Mapping[str, Any]) -> None:
+        stdin = self._process.stdin
+        if stdin is None:
+            raise RuntimeError("a worker without pipes")
+        try:
+            async with asyncio.timeout(_TAKEN_WITHIN):
+                stdin.write(json.dumps(order).encode())
+                await stdin.drain()
+        except ConnectionError:
+            log.debug("a job's process ended before it had its order; why is told when it is closed")
+        except TimeoutError:
+            self._said.append(f"it did not read its order within {_TAKEN_WITHIN:.0f} s")
+            reaper_child.signal_group(self._process.pid, signal.SIGKILL)
+        finally:
+            stdin.close()
+
+    async def lines(self) -> AsyncIterator[dict[str, Any]]:
+        stdout = self._process.stdout
+        if stdout is None:
+            raise RuntimeError("a worker without pipes")
+        try:
+            while line := await stdout.readline():
+                told = json.loads(line)
+                if isinstance(told, dict):
+                    yield told
+        except ValueError as error:
+            log.warning("a job's process says what cannot be understood: %s", error)
+
+    async def stop(self, *, grace: float) -> None:
+        reaper_child.signal_group(self._process.pid, signal.SIGTERM)
+        await self._gone(grace)
+        if self._process.returncode is None:
+            reaper_child.signal_group(self._process.pid, signal.SIGKILL)
+
+    async def close(self) -> str:
+        pid = self._process.pid
+        try:
+            await self._gone(_AFTER_KILL)
+        finally:
+            # Also when whoever waits is cancelled: what follows does not wait for the loop.
+            if self._process.returncode is None:
+                reaper_child.signal_group(pid, signal.SIGKILL)
+            await asyncio.shield(asyncio.to_thread(self._reaper.end, pid, self._marker))
+            await self._gone(_AFTER_KILL)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            # asyncio keeps the pipes open for as long as somebody who was never found holds their other end.
+            getattr(self._process, "_transport").close()  # noqa: B009 - it has no other way
+        code = self._process.returncode
+        how = f"Signal {-code} ended its process" if code and code < 0 else f"Its process ended with code {code}"
+        return f"{how}, saying: {' | '.join(self._said)}." if self._said else f"{how}."
+
+    async def _gone(self, limit: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                await self._process.wait()
+
+    async def _listen(self) -> None:
+        """Its stderr is read all the time, so that it never waits for us; the last of it may tell why it ended."""
+        stderr = self._process.stderr
+        if stderr is None:
+            raise RuntimeError("a worker without pipes")
+        rest = b""
+        while chunk := await stderr.read(1 << 14):
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[-1000:]
+            self._said.extend(line.decode(errors="replace").strip()[:1000] for line in lines if line.strip())
+
+
+LONGEST_RESULT = 256 * 1024
+"""Characters of a result that are kept."""
+_LONGEST_ERROR = 4000
+
+
+@dataclass(kw_only=True, eq=False)
+class ActiveJob:
+    row: JobRow
+    prompt: str
+    """Whole, where the row's is masked."""
+    held: contextlib.ExitStack
+    """Closed with it: the daemon is needed for so long."""
+    worker: Worker | None = None
+    stopped: str = ""
+    """Why it was ended from here."""
+    stopped_as: JobStatus = JobStatus.CANCELLED
+    end: Mapping[str, Any] | None = None
+    """What its worker said last."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def heard(self, told: Mapping[str, Any]) -> None:
+        """A line of its worker."""
+        match told:
+            case {"agent": str(agent)}:
+                self.row = replace(self.row, agent=agent)
+            case {"event": str(kind)}:
+                steps = self.row.steps + (kind == "step_finished")
+                self.row = replace(self.row, events=self.row.events + 1, steps=steps)
+            case {"end": dict(end)}:
+                self.end = end
+
+    def outcome(self, how: str) -> tuple[JobStatus, dict[str, Any]]:
+        """What is to be kept of it; `how` its process ended."""
+        row = {"agent": self.row.agent, "steps": self.row.steps, "events": self.row.events}
+        end = self.end
+        if end is None:
+            status = self.stopped_as if self.stopped else JobStatus.FAILED
+            return status, {**row, "error": _cut(self.stopped or how, _LONGEST_ERROR)}
+        kept = {**row, "text": _cut(str(end["text"]), LONGEST_RESULT), "usage": json.dumps(end["usage"])}
+        if end["status"] == JobStatus.DONE:
+            return JobStatus.DONE, kept
+        status = self.stopped_as if self.stopped else JobStatus.FAILED
+        return status, {**kept, "error": _cut(self.stopped or str(end["error"]), _LONGEST_ERROR)}
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}\n[{len(text) - most} more characters were not kept]"

@@ -1,0 +1,134 @@
+"""tools/list, page by page → the tools' raw definitions.
+
+In: a link. Out: each tool's exact JSON bytes, in the server's order. What is no tool (no object, no name) or a second
+tool of the same name is left out and logged; it never hides the others. `server` is the only user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from toolcrib.config.masking import printable
+from toolcrib.errors import METHOD_NOT_FOUND, ProtocolViolation, ServerUnavailable
+from toolcrib.servers import sdk, wire
+from toolcrib.servers.link import ServerLink
+from toolcrib.servers.model import Era
+
+log = logging.getLogger(__name__)
+
+MOST_PAGES = 1000
+MOST_TOOLS = 5000
+"""Of one server. A catalog of so many takes some tenths of a second, in which nobody else is served."""
+LARGEST_LISTING = 16 * 1024 * 1024
+"""Bytes of all pages together."""
+_MOST_VALUES = 500_000
+"""Objects, lists and what they hold, in one page."""
+_STEP = 64 * 1024
+
+
+class _Page(msgspec.Struct):
+    tools: list[Raw]
+    nextCursor: str | None = None
+
+
+class _Tool(msgspec.Struct):
+    name: str
+    inputSchema: Any = None
+
+
+class _Name(msgspec.Struct):
+    name: str
+
+
+_pages = msgspec.json.Decoder(_Page)
+_names = msgspec.json.Decoder(_Name)
+_tools = msgspec.json.Decoder(_Tool)
+
+
+async def list_tools(link: ServerLink, limit: float) -> tuple[bytes, ...]:
+    """Raises ServerAway, CallTimeout, ProtocolViolation."""
+    tools: dict[str, bytes] = {}
+    cursors: set[str] = set()
+    params: dict[str, Any] = {}
+    size = 0
+    for _ in range(MOST_PAGES):
+        page, length = await _page(link, params, limit)
+        size += length
+        if size > LARGEST_LISTING:
+            raise _too_much(link, f"{LARGEST_LISTING // 1024 // 1024} MB")
+        if len(tools) + len(page.tools) > MOST_TOOLS:
+            raise _too_much(link, f"{MOST_TOOLS:,} tools")
+        for raw in page.tools:
+            _take(link, bytes(raw), tools)
+        cursor = page.nextCursor
+        if cursor is None:
+            return tuple(tools.values())
+        if cursor in cursors:
+            log.warning("%s: its list of tools comes back to a page that was read; the rest is left out", link.name)
+            return tuple(tools.values())
+        cursors.add(cursor)
+        params = {"cursor": cursor}
+    log.warning("%s: its list of tools has more than %d pages; the rest is left out", link.name, MOST_PAGES)
+    return tuple(tools.values())
+
+
+async def _page(link: ServerLink, params: dict[str, Any], limit: float) -> tuple[_Page, int]:
+    """One page and its size in bytes."""
+    answer = await link.request("tools/list", params, meta={}, limit=limit)
+    if answer.result is None:
+        error = wire.error_in(answer.error or b"{}")
+        if error.code == METHOD_NOT_FOUND:
+            return _Page(tools=[]), 0
+        raise ServerUnavailable(f"Server '{link.name}' refuses to list its tools: {error.message} (code {error.code}).")
+    await _weigh(link, answer.result)
+    try:
+        return _pages.decode(answer.result), len(answer.result)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolViolation(f"Server '{link.name}' gave a list of tools that is not MCP: {error}.") from None
+
+
+async def _weigh(link: ServerLink, page: bytes) -> None:
+    """Refuses what would take long to decode: the decoder holds the interpreter. Counting goes in steps."""
+    if len(page) > LARGEST_LISTING:
+        raise _too_much(link, f"{LARGEST_LISTING // 1024 // 1024} MB")
+    weight = wire.ValueCounter()
+    for start in range(0, len(page) - _STEP, _STEP):
+        weight.add(page[start : start + _STEP])
+        if weight.values > _MOST_VALUES:
+            raise _too_much(link, f"{_MOST_VALUES:,} values")
+        await asyncio.sleep(0)
+
+
+def _too_much(link: ServerLink, what: str) -> ProtocolViolation:
+    return ProtocolViolation(
+        f"Server '{link.name}' lists more than {what}, which is the most that is taken from one server.",
+        remedy="Have it list fewer tools, or split it into several servers.",
+    )
+
+
+def _take(link: ServerLink, raw: bytes, tools: dict[str, bytes]) -> None:
+    try:
+        name = _names.decode(raw).name
+    except (msgspec.MsgspecError, RecursionError) as error:
+        log.warning("%s: one of its tools was left out: %s", link.name, printable(str(error)))
+        return
+    if not name or name in tools:
+        log.warning("%s: a tool was left out: its name '%s' is empty or taken", link.name, printable(name[:80]))
+        return
+    if link.peer.era is Era.MODERN and b"x-mcp-header" in raw and (fault := _header_fault(raw)) is not None:
+        log.warning("%s: the tool '%s' was left out: %s", link.name, printable(name[:80]), printable(fault[:200]))
+        return
+    tools[name] = raw
+
+
+def _header_fault(raw: bytes) -> str | None:
+    """The specification wants tools with wrong header marks left out."""
+    try:
+        return sdk.fault_in_headers(_tools.decode(raw).inputSchema)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        return str(error)

@@ -1,0 +1,117 @@
+"""The tools that each server last listed, for a start without it; the files and servers that a person trusts.
+
+In: a connection, a server's identity, a project's root. Out: definitions, byte for byte, and rows. `core` asks;
+nothing here is trusted by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import sqlalchemy as sa
+
+from toolcrib.store.schema import known_tools, trusted_definitions, trusted_files, trusted_servers, upsert
+
+log = logging.getLogger(__name__)
+
+
+def load_tools(connection: sa.Connection, identity: str, root: str | None) -> tuple[bytes, ...] | None:
+    """The definitions last remembered for this server in this project; None if there never were any."""
+    query = sa.select(known_tools.c.definitions).where(_key(identity, root))
+    packed = connection.execute(query).scalar_one_or_none()
+    if packed is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(packed, type=tuple[bytes, ...])
+    except msgspec.MsgspecError:
+        log.warning("the tools remembered for server %s cannot be read; they count as unknown", identity)
+        return None
+
+
+def remember_tools(connection: sa.Connection, identity: str, root: str | None, definitions: Sequence[bytes]) -> bool:
+    """Keeps a server's definitions. False: they were the same already, nothing was written."""
+    packed = msgspec.msgpack.encode(tuple(definitions))
+    digest = hashlib.sha256(packed).hexdigest()
+    before = connection.execute(sa.select(known_tools.c.digest).where(_key(identity, root))).scalar_one_or_none()
+    if before == digest:
+        return False
+    row = {"identity": identity, "root": root or "", "digest": digest, "definitions": packed, "saved_at": time.time()}
+    upsert(connection, known_tools, [row])
+    return True
+
+
+def forget_tools(connection: sa.Connection, identity: str) -> None:
+    """Drops what is remembered of a server, for every project."""
+    connection.execute(known_tools.delete().where(known_tools.c.identity == identity))
+
+
+def _key(identity: str, root: str | None) -> sa.ColumnElement[bool]:
+    return sa.and_(known_tools.c.identity == identity, known_tools.c.root == (root or ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustedFile:
+    path: str
+    sha256: str
+    trusted_at: float
+
+
+def trust_file(connection: sa.Connection, path: str | Path, sha256: str) -> None:
+    upsert(connection, trusted_files, [{"path": _absolute(path), "sha256": sha256, "trusted_at": time.time()}])
+
+
+def untrust_file(connection: sa.Connection, path: str | Path) -> bool:
+    """False: it was not trusted anyway."""
+    return bool(connection.execute(trusted_files.delete().where(trusted_files.c.path == _absolute(path))).rowcount)
+
+
+def all_trusted_files(connection: sa.Connection) -> tuple[TrustedFile, ...]:
+    rows = connection.execute(sa.select(trusted_files).order_by(trusted_files.c.path))
+    return tuple(TrustedFile(**row._mapping) for row in rows)
+
+
+def trust_server(connection: sa.Connection, identity: str, name: str, definitions: Mapping[str, str]) -> None:
+    """The identity is the server's as it is now: with another command or address it is another server.
+
+    `definitions`: the digests of its tools' definitions, and the tools' names. They join those trusted before.
+    """
+    now = time.time()
+    upsert(connection, trusted_servers, [{"identity": identity, "name": name, "trusted_at": now}])
+    rows = [
+        {"identity": identity, "sha256": digest, "tool": tool, "trusted_at": now}
+        for digest, tool in definitions.items()
+    ]
+    upsert(connection, trusted_definitions, rows)
+
+
+def untrust_server(connection: sa.Connection, identity: str) -> bool:
+    """False: it was not trusted anyway."""
+    connection.execute(trusted_definitions.delete().where(trusted_definitions.c.identity == identity))
+    return bool(connection.execute(trusted_servers.delete().where(trusted_servers.c.identity == identity)).rowcount)
+
+
+def untrust_definitions(connection: sa.Connection, identity: str, definitions: Collection[str]) -> None:
+    of_server = trusted_definitions.c.identity == identity
+    connection.execute(trusted_definitions.delete().where(of_server, trusted_definitions.c.sha256.in_(definitions)))
+
+
+def all_trusted_servers(connection: sa.Connection) -> dict[str, frozenset[str]]:
+    """By identity: the digests of the definitions that are trusted."""
+    found: dict[str, set[str]] = {
+        one: set() for one in connection.execute(sa.select(trusted_servers.c.identity)).scalars()
+    }
+    for row in connection.execute(sa.select(trusted_definitions.c.identity, trusted_definitions.c.sha256)):
+        found.setdefault(row.identity, set()).add(row.sha256)
+    return {identity: frozenset(digests) for identity, digests in found.items()}
+
+
+def _absolute(path: str | Path) -> str:
+    if not Path(path).is_absolute():
+        raise ValueError(f"trust is bound to an absolute path, not to {str(path)!r}")
+    return str(path)

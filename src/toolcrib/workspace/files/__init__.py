@@ -1,1 +1,0 @@
-"""The tools that read and write one file."""

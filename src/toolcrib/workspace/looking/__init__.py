@@ -1,1 +1,0 @@
-"""The tools that list, find and search."""

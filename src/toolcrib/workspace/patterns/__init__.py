@@ -1,1 +1,0 @@
-"""Patterns of paths and of text that take linear time, whoever wrote them."""

@@ -1,0 +1,279 @@
+"""A command for the sandbox: what is asked, how its process is started, what comes back.
+
+In: a `SandboxCommand`, made into a `LaunchPlan`. Out: a `LaunchedProcess`, of which nothing runs yet that is not
+ours: `inner` waits inside for one byte; in the end a `SandboxResult`. `process` goes on from the launch. A
+`SandboxProbe` is one thing that the self-test found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import fcntl
+import functools
+import marshal
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+from typing import Any, Protocol
+
+from toolcrib.workspace.folder import FolderPath
+
+
+class CommandEnding(enum.StrEnum):
+    """Why a command is no longer there."""
+
+    EXITED = "exited"
+    """By itself, with a code or by a signal."""
+    TIMEOUT = "time limit"
+    MEMORY = "memory limit"
+    PROCESSES = "process limit"
+    OUTPUT = "output limit"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxCommand:
+    argv: tuple[str, ...]
+    seconds: float
+    cwd: FolderPath = field(default_factory=lambda: FolderPath(()))
+    writes: bool = True
+    """Whether the folder is writable; never where the settings say read-only."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: bytes = b""
+    reports: bool = False
+    """Opens one pipe more. Its number is in TOOLCRIB_REPORT_FD inside; what comes is `SandboxResult.report`, bounded,
+    and all of it is given to `on_output` as it comes, as "report" (run_tests tells its progress by it)."""
+    name: str = "command"
+    """What the kept output is called after."""
+    keeps: bool = True
+    """Whether much output is kept as a file; not where we run a program of our own and take all that it prints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedOutput:
+    """One stream of a command: its beginning, its end, and how long it was."""
+
+    head: bytes
+    tail: bytes = b""
+    total: int = 0
+    kept: str | None = None
+    """The file, relative to the root, that holds everything that the command printed on either stream."""
+
+    @property
+    def whole(self) -> bool:
+        return len(self.head) + len(self.tail) == self.total
+
+    def text(self, limit: int | None = None) -> str:
+        """What was printed, cut in the middle to about `limit` bytes; what is left out is said."""
+        if self.whole and (limit is None or self.total <= limit):
+            return (self.head + self.tail).decode(errors="replace")
+        data = self.head + self.tail if self.whole else b""
+        head, tail = (data, data) if self.whole else (self.head, self.tail)
+        half = (limit // 2) if limit is not None else max(len(head), len(tail))
+        head, tail = head[:half], tail[max(0, len(tail) - half) :]
+        where = f"; all of it: {self.kept}" if self.kept else ""
+        left_out = self.total - len(head) - len(tail)
+        return (
+            head.decode(errors="replace")
+            + f"\n[… {left_out} bytes left out{where} …]\n"
+            + tail.decode(errors="replace")
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxResult:
+    ending: CommandEnding
+    code: int | None
+    """The exit code; None where the command did not end by itself or ended by a signal."""
+    signal: int | None
+    stdout: CapturedOutput
+    stderr: CapturedOutput
+    report: bytes
+    seconds: float
+    notes: tuple[str, ...] = ()
+    """What was put right afterwards because a person's git would have run it."""
+
+
+@dataclass(frozen=True)
+class SandboxProbe:
+    """One thing that was tried inside, and whether the sandbox held."""
+
+    name: str
+    held: bool
+    detail: str = ""
+
+
+_BOOT = (
+    "import marshal,os,sys;p,c=map(int,sys.argv[1:3]);m,q=marshal.loads(os.pread(p,1<<23,0));exec(m,{'GIVEN':(q,c)})"
+)
+READY, GO = b"r", b"g"
+_CREDENTIALS = struct.Struct("=iII")
+REPORT_FD = "3"
+"""Inside; `inner` puts it there."""
+
+
+class LimitWatch(Protocol):
+    """What watches the limits of a tree; `limits.Guard`."""
+
+    tick: float
+
+    def begin(self, inner: int) -> None: ...
+    def passed(self) -> CommandEnding | None: ...
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class BubblewrapLaunch:
+    """bubblewrap around a command."""
+
+    words: Sequence[str]
+    """How it is started."""
+    arguments: Sequence[str]
+    """What it is told, through a descriptor."""
+    files: Mapping[str, bytes]
+    """What is copied in."""
+    filter: bytes
+    """Of system calls."""
+    descriptors: Sequence[int] = ()
+    """That the words speak of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """Everything that a command is started with."""
+
+    wrapping: BubblewrapLaunch | None
+    """None outside a sandbox."""
+    interpreter: str
+    plan: Mapping[str, Any]
+    """For `inner`."""
+    environment: Mapping[str, str]
+    cwd: str = "/"
+    owner: tuple[int, int] | None = None
+    """Whose the pipes shall be, if not this process's."""
+    stdin: bytes = b""
+    reports: bool = False
+    watch: Callable[[int], LimitWatch]
+    """Given the first process of the tree; `inner` is a child of it, or is it."""
+    seconds: float
+    most_output: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchedProcess:
+    process: subprocess.Popen[bytes]
+    pipes: Mapping[str, int]
+    """To read from: stdout, stderr, and report if there is one."""
+    control: socket.socket
+
+    def hear(self) -> tuple[bytes, int]:
+        """What `inner` says, empty when it is gone, and its pid: it is the kernel that tells us who wrote."""
+        try:
+            said, ancillary, _, _ = self.control.recvmsg(2048, socket.CMSG_SPACE(_CREDENTIALS.size))
+        except ConnectionError:
+            return b"", 0
+        pids = [
+            _CREDENTIALS.unpack(data)[0]
+            for level, kind, data in ancillary
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+        ]
+        return said, pids[0] if pids else 0
+
+
+def launch(start: LaunchPlan) -> LaunchedProcess:
+    with contextlib.ExitStack() as passing, contextlib.ExitStack() as keeping:
+        names = ["stdout", "stderr", *(["report"] if start.reports else [])]
+        pipes = {name: _pipe(keeping, passing) for name in names}
+        if start.owner is not None:
+            for _, writing in pipes.values():
+                # So that /dev/stdout and /dev/stderr can be opened inside.
+                os.fchown(writing, *start.owner)
+        mine, its = _control(keeping, passing)
+        report = pipes["report"][1] if start.reports else -1
+        plan = _memory(passing, marshal.dumps((_inner_code(), {**start.plan, "report": report})))
+        words = [start.interpreter, "-I", "-S", "-E", "-c", _BOOT, str(plan), str(its)]
+        passed = [plan, its, *([report] if start.reports else [])]
+        environment = dict(start.environment) | ({"TOOLCRIB_REPORT_FD": REPORT_FD} if start.reports else {})
+        if start.wrapping:
+            told = _arguments_descriptor(start.wrapping, environment, passing, passed)
+            words = [*start.wrapping.words, "--args", str(told), "--", *words]
+        process = subprocess.Popen(
+            words,
+            stdin=_memory(passing, start.stdin) if start.stdin else _empty_input(passing),
+            stdout=pipes["stdout"][1],
+            stderr=pipes["stderr"][1],
+            pass_fds=passed,
+            # Inside a sandbox /proc/1/environ shows what bubblewrap itself was given.
+            env={} if start.wrapping else environment,
+            cwd=start.cwd,
+            start_new_session=not start.wrapping,
+        )
+        keeping.pop_all()
+    mine.setblocking(False)
+    reading = {name: end for name, (end, _) in pipes.items()}
+    return LaunchedProcess(process=process, pipes=reading, control=mine)
+
+
+def _arguments_descriptor(
+    wrapping: BubblewrapLaunch, environment: Mapping[str, str], passing: contextlib.ExitStack, passed: list[int]
+) -> int:
+    rules = _memory(passing, wrapping.filter)
+    files = {path: _memory(passing, content) for path, content in wrapping.files.items()}
+    words = [
+        *(word for path, content in files.items() for word in ("--perms", "0444", "--file", str(content), path)),
+        *wrapping.arguments,
+        *(word for name, value in environment.items() for word in ("--setenv", name, value)),
+        *("--seccomp", str(rules)),
+    ]
+    told = _memory(passing, b"".join(os.fsencode(word) + b"\0" for word in words))
+    passed += [rules, told, *files.values(), *wrapping.descriptors]
+    return told
+
+
+@functools.cache
+def _inner_code() -> CodeType:
+    source = Path(__file__).with_name("inner.py").read_text()
+    return compile(source, "inner", "exec", dont_inherit=True, optimize=2)
+
+
+def _pipe(keeping: contextlib.ExitStack, passing: contextlib.ExitStack) -> tuple[int, int]:
+    reading, writing = os.pipe()
+    keeping.callback(os.close, reading)
+    passing.callback(os.close, writing)
+    os.set_blocking(reading, False)
+    return reading, writing
+
+
+def _control(keeping: contextlib.ExitStack, passing: contextlib.ExitStack) -> tuple[socket.socket, int]:
+    mine, its = socket.socketpair()
+    keeping.callback(mine.close)
+    mine.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    # The number that the report gets inside is none of the others'.
+    number = fcntl.fcntl(its, fcntl.F_DUPFD_CLOEXEC, 10)
+    its.close()
+    passing.callback(os.close, number)
+    return mine, number
+
+
+def _memory(passing: contextlib.ExitStack, content: bytes) -> int:
+    descriptor = os.memfd_create("toolcrib")
+    passing.callback(os.close, descriptor)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _empty_input(passing: contextlib.ExitStack) -> int:
+    """An end of input. Not /dev/null: root inside could change the mode of the machine's own through it."""
+    reading, writing = os.pipe()
+    os.close(writing)
+    passing.callback(os.close, reading)
+    return reading

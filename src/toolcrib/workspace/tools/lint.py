@@ -1,0 +1,330 @@
+"""`run_lint`: ruff and mypy, where the project uses them, in the sandbox.
+
+In: which files, which linters; the project's configuration and what a linter printed, both the project's own, so
+sizes are bounded and shapes are checked. Out: findings in one form. `runner` says where each linter is. Nothing is
+fixed: a model that wants that has `edit_file`, or the linter's own way in a shell, where it sees what was changed.
+"""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import os
+import posixpath
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.folder import Folder, FolderPath
+from toolcrib.workspace.sandbox.command import CommandEnding
+from toolcrib.workspace.text import clean_text, count_text, head_and_tail, json_size
+from toolcrib.workspace.tool import ToolContext, ToolResult
+from toolcrib.workspace.tools.runner import (
+    CommandRunner,
+    FoundPrograms,
+    StdoutCollector,
+    ending_text,
+    find_programs,
+    install_remedy,
+    output_texts,
+    real_path,
+)
+
+MOST_CONFIG = 256 * 1024
+MOST_TEXT = 1000
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+
+
+class LintFinding(msgspec.Struct, frozen=True, kw_only=True):
+    tool: str
+    file: str
+    line: int
+    column: int
+    code: str
+    message: str
+    severity: str
+
+
+class LinterFailed(Exception):
+    """A linter did not come to an end that has findings; its message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfiguredLinters:
+    """What a project's files say about linters."""
+
+    names: tuple[str, ...]
+    mypy_knows_its_files: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linter:
+    name: str
+    words: Callable[[tuple[str, ...], ConfiguredLinters, FoundPrograms, tuple[str, ...]], tuple[str, ...]]
+    read: Callable[[bytes, str], LintFinding]
+    """One line of what it prints; the root is taken off file names."""
+    cache_in_tmp: Mapping[str, str]
+    """For a folder that cannot be written."""
+
+
+def configured_linters(folder: Folder) -> ConfiguredLinters:
+    """ruff and mypy as configured; ruff alone, with its defaults, where neither is."""
+    tool = _toml(folder, "pyproject.toml").get("tool")
+    tables = tool if isinstance(tool, dict) else {}
+    mypy = tables.get("mypy")
+    sections: list[Mapping[str, object]] = [mypy] if isinstance(mypy, dict) else []
+    for name in ("mypy.ini", ".mypy.ini", "setup.cfg"):
+        sections += _ini_section(folder, name, "mypy")
+    ruff = "ruff" in tables or any(_text(folder, name) is not None for name in ("ruff.toml", ".ruff.toml"))
+    names = (*(("ruff",) if ruff or not sections else ()), *(("mypy",) if sections else ()))
+    knows = any(key in section for section in sections for key in ("files", "packages", "modules"))
+    return ConfiguredLinters(names=names, mypy_knows_its_files=knows)
+
+
+def _text(folder: Folder, name: str) -> str | None:
+    """A small file of the project; None if there is none that can be read."""
+    try:
+        descriptor = folder.open_file(FolderPath((name,)))
+    except WorkspaceError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(MOST_CONFIG).decode("utf-8", "replace")
+
+
+def _toml(folder: Folder, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_text(folder, name) or "")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return {}
+
+
+def _ini_section(folder: Folder, name: str, section: str) -> list[Mapping[str, object]]:
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read_string(_text(folder, name) or "")
+    except configparser.Error:
+        return []
+    return [parser[section]] if parser.has_section(section) else []
+
+
+def _ruff_words(
+    _: tuple[str, ...], __: ConfiguredLinters, ___: FoundPrograms, paths: tuple[str, ...]
+) -> tuple[str, ...]:
+    # A project may have `fix = true`; what is asked for here is to look.
+    return ("check", "--output-format=json-lines", "--no-fix", "--quiet", "--", *(paths or (".",)))
+
+
+def _mypy_words(
+    start: tuple[str, ...], used: ConfiguredLinters, found: FoundPrograms, paths: tuple[str, ...]
+) -> tuple[str, ...]:
+    words = ["--output=json", "--no-pretty", "--no-error-summary"]
+    tests = found.start("pytest") or tuple(python.path for python in found.pythons)
+    if tests and tests[0] != start[0]:
+        # The project's packages are where its tests run, and this mypy is not there.
+        words.append(f"--python-executable={tests[0]}")
+    if paths or not used.mypy_knows_its_files:
+        words += ("--", *(paths or (".",)))
+    return tuple(words)
+
+
+class _Where(msgspec.Struct, frozen=True):
+    row: Count
+    column: Count
+
+
+class _RuffFinding(msgspec.Struct, frozen=True):
+    filename: str
+    message: str
+    location: _Where | None = None
+    code: str | None = None
+    severity: str = "error"
+
+
+class _MypyFinding(msgspec.Struct, frozen=True):
+    file: str
+    line: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000_000)]
+    column: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000_000)]
+    message: str
+    severity: str
+    code: str | None = None
+
+
+def _read_ruff(line: bytes, root: str) -> LintFinding:
+    row = msgspec.json.decode(line, type=_RuffFinding)
+    where = row.location or _Where(0, 0)
+    return _finding("ruff", root, row.filename, where, row.code, row.message, row.severity)
+
+
+def _read_mypy(line: bytes, root: str) -> LintFinding:
+    row = msgspec.json.decode(line, type=_MypyFinding)
+    # mypy counts columns from 0; -1 stands for no place.
+    where = _Where(max(row.line, 0), row.column + 1)
+    return _finding("mypy", root, row.file, where, row.code, row.message, row.severity)
+
+
+def read_findings(linter: Linter, printed: bytes, code: int, root: str) -> list[LintFinding]:
+    """One JSON object a line; other lines are passed over. A linter that ended with an error and found nothing has
+    not done its work; mypy ends so at a syntax error too, but that is a finding.
+    """
+    found = []
+    for line in printed.splitlines():
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            found.append(linter.read(line, root))
+    if code and not found:
+        raise LinterFailed(f"{linter.name} ended with exit code {code} and no finding that can be read")
+    return found
+
+
+def _finding(
+    tool: str, root: str, file: str, where: _Where, code: str | None, message: str, severity: str
+) -> LintFinding:
+    return LintFinding(
+        tool=tool,
+        file=clean_text(posixpath.normpath(file.removeprefix(f"{root}/")))[:MOST_TEXT],
+        line=where.row,
+        column=where.column,
+        code=clean_text(code or "")[:100],
+        message=clean_text(message)[:MOST_TEXT],
+        severity=clean_text(severity)[:20],
+    )
+
+
+LINTERS: Mapping[str, Linter] = {
+    "ruff": Linter(
+        name="ruff",
+        words=_ruff_words,
+        read=_read_ruff,
+        cache_in_tmp={"RUFF_CACHE_DIR": "/tmp/ruff"},  # noqa: S108
+    ),
+    "mypy": Linter(
+        name="mypy",
+        words=_mypy_words,
+        read=_read_mypy,
+        cache_in_tmp={"MYPY_CACHE_DIR": "/tmp/mypy"},  # noqa: S108
+    ),
+}
+
+
+NAME = "run_lint"
+MOST_PATHS = 200
+MOST_FINDINGS = 200
+LAST_WORDS = 2000
+MOST_PRINTED = 4 * 1024 * 1024
+"""Bytes of a linter's output that are read."""
+
+LinterState = Literal["ran", "not_available", "failed"]
+
+
+LinterName = Literal["ruff", "mypy"]
+
+
+class RunLintArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    paths: Annotated[list[str], msgspec.Meta(description="Files or folders. Default: the project.")] = []
+    tools: Annotated[list[LinterName], msgspec.Meta(description="Default: those that the project uses.")] = []
+    seconds: Annotated[float | None, msgspec.Meta(description="End it after so long; never above the limit.")] = None
+
+
+class LinterResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    tool: str
+    state: LinterState = "ran"
+    findings: int
+    detail: str = ""
+
+
+class RunLintResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    findings: list[str]
+    """One a line: file:line:column, the rule, what is wrong."""
+    tools: list[LinterResult]
+    more: int = 0
+    """Findings that are only counted."""
+    note: str = ""
+
+
+async def run_lint(scene: ToolContext, given: RunLintArguments) -> ToolResult:
+    paths = _checked(scene.folder, given.paths)
+    turn = CommandRunner(scene, NAME, given.seconds)
+    used = configured_linters(scene.folder)
+    wanted = tuple(dict.fromkeys(given.tools)) or used.names
+    found = await find_programs(turn, *wanted)
+    findings: list[LintFinding] = []
+    ran: list[LinterResult] = []
+    for name in wanted:
+        new, state = await _lint(turn, LINTERS[name], used, found, paths)
+        findings += new
+        ran.append(state)
+    findings.sort(key=lambda finding: (finding.severity != "error", finding.file, finding.line, finding.column))
+    result = run_lint_result(findings, ran, scene.settings.limits.output)
+    text = run_lint_text(result)
+    clean = not findings and all(one.state == "ran" for one in ran)
+    return ToolResult(result, text, failure="" if clean else text.partition("\n")[0])
+
+
+def run_lint_result(findings: Sequence[LintFinding], ran: list[LinterResult], room: int) -> RunLintResult:
+    lines: list[str] = []
+    for finding in findings[:MOST_FINDINGS]:
+        line = _line(finding)
+        room -= json_size(line) + 1
+        if room < 0:
+            break
+        lines.append(line)
+    more = len(findings) - len(lines)
+    codes = Counter(finding.code or finding.tool for finding in findings).most_common(5) if more else ()
+    common = ", ".join(f"{code} ({count:,})" for code, count in codes)
+    note = f"{more:,} more are not shown; name `paths` for others. The most frequent of all: {common}." if more else ""
+    return RunLintResult(findings=lines, tools=ran, more=more, note=note)
+
+
+def _line(finding: LintFinding) -> str:
+    kind = "" if finding.severity == "error" else f"{finding.severity}: "
+    place = f"{finding.file}:{finding.line}:{finding.column}"
+    return " ".join(f"{place} {finding.code or finding.tool} {kind}{finding.message}".split())
+
+
+async def _lint(
+    turn: CommandRunner, linter: Linter, used: ConfiguredLinters, found: FoundPrograms, paths: tuple[str, ...]
+) -> tuple[list[LintFinding], LinterResult]:
+    start = found.start(linter.name)
+    if start is None:
+        detail = f"It is not installed where the sandbox sees it. {install_remedy(linter.name)}"
+        return [], LinterResult(tool=linter.name, state="not_available", findings=0, detail=detail)
+    if turn.scene.progress:
+        turn.scene.progress(f"{linter.name} runs")
+    words = linter.words(start, used, found, paths)
+    env = linter.cache_in_tmp if turn.scene.settings.read_only else {}
+    gathered = StdoutCollector(MOST_PRINTED)
+    finished = await turn.run((*start, *words), env={**env, "NO_COLOR": "1"}, on_output=gathered.take)
+    try:
+        if finished.ending is not CommandEnding.EXITED or finished.code is None:
+            raise LinterFailed(ending_text(finished, turn))
+        findings = read_findings(linter, bytes(gathered.stdout), finished.code, str(turn.scene.folder.root))
+    except LinterFailed as error:
+        stdout, stderr = output_texts(finished, LAST_WORDS)
+        words_left = head_and_tail("\n".join(part.strip() for part in (stderr, stdout) if part.strip()), LAST_WORDS)
+        detail = f"{error}: {words_left}" if words_left else str(error)
+        return [], LinterResult(tool=linter.name, state="failed", findings=0, detail=detail)
+    detail = "It found more than was read; name fewer `paths`." if gathered.is_cut else ""
+    return findings, LinterResult(tool=linter.name, findings=len(findings), detail=detail)
+
+
+def _checked(folder: Folder, paths: list[str]) -> tuple[str, ...]:
+    """Each lies in the folder, and none can be taken for an option."""
+    if len(paths) > MOST_PATHS:
+        raise WorkspaceError(f"{len(paths)} paths are too many.", remedy="Name folders.")
+    return tuple(f"./{'/'.join(real_path(folder, path).parts)}" for path in paths)
+
+
+def run_lint_text(ran: RunLintResult) -> str:
+    states = ", ".join(
+        f"{one.tool}: {count_text(one.findings, 'finding') if one.state == 'ran' else one.state.replace('_', ' ')}"
+        for one in ran.tools
+    )
+    complete = all(one.state == "ran" for one in ran.tools)
+    first = "FINDINGS" if ran.findings else "CLEAN" if complete else "NOT DONE"
+    details = (f"{one.tool}: {one.detail}" for one in ran.tools if one.detail)
+    return "\n".join([f"{first}: {states}", *details, *ran.findings, *([ran.note] if ran.note else [])])

@@ -1,0 +1,308 @@
+"""Runs commands for one call of a tool: how long they may take, where they run, with which Python, how their end is
+told.
+
+In: the call's context, the tool's name, what the model asked for. Out: what the sandbox's commands gave, or a
+`WorkspaceError` that says why none was run; for tests and linters, the first interpreter that has the module. What
+a candidate interpreter says is the project's own word (a `.venv` in a repository is as hostile as the rest of it);
+it only decides which program runs next, and that one runs in the sandbox too. `shell`, `run_tests`, `lint` and
+`project_diff` run everything through a `CommandRunner`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.folder import Folder, FolderPath
+from toolcrib.workspace.sandbox.command import CommandEnding, SandboxCommand, SandboxResult
+from toolcrib.workspace.settings.model import WorkspaceSettings
+from toolcrib.workspace.text import json_size, shown_output
+from toolcrib.workspace.tool import ToolContext
+
+FOLDER_ROOT = FolderPath(())
+LONGEST_ARGUMENT = 100_000
+"""Bytes. Linux takes 131,072 for one argument."""
+NO_ENV: Mapping[str, str] = MappingProxyType({})
+
+OnOutput = Callable[[str, bytes], None]
+
+
+class CommandRunner:
+    """The time of one call. Several commands of one call share it."""
+
+    def __init__(self, scene: ToolContext, tool: str, asked: float | None = None) -> None:
+        self.scene = scene
+        limit = min(scene.settings.limits.seconds[tool], scene.session.left())
+        if asked is not None:
+            if not asked > 0:
+                raise WorkspaceError(f"`seconds` is {asked:g}.", remedy="Give more than 0, or leave it out.")
+            limit = min(limit, asked)
+        self.tool = tool
+        self.limit = limit
+        self.used = 0.0
+        """Seconds of commands; waiting for the sandbox's self-test is not the call's fault."""
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: FolderPath = FOLDER_ROOT,
+        writes: bool = True,
+        env: Mapping[str, str] = NO_ENV,
+        stdin: bytes = b"",
+        on_output: OnOutput | None = None,
+        reports: bool = False,
+        most: float | None = None,
+        keeps: bool = False,
+    ) -> SandboxResult:
+        """Runs one command in the sandbox, no longer than the turn has left, or `most`."""
+        sandbox = await self.scene.sandbox()
+        left = self.limit - self.used
+        if left <= 0:
+            raise WorkspaceError(
+                f"{self.tool} was not done after {self.limit:.3g} seconds.", remedy=more_time_remedy(self.tool)
+            )
+        command = SandboxCommand(
+            argv=tuple(argv),
+            cwd=cwd,
+            seconds=left if most is None else min(left, most),
+            writes=writes and not self.scene.settings.read_only,
+            env=env,
+            stdin=stdin,
+            reports=reports,
+            name=self.tool,
+            keeps=keeps,
+        )
+        began = time.monotonic()
+        try:
+            return await sandbox.run(command, on_output=on_output)
+        finally:
+            took = time.monotonic() - began
+            self.used += took
+            self.scene.session.ran(took)
+
+
+def more_time_remedy(tool: str) -> str:
+    return f"Ask for less at once; `limits.seconds.{tool}` in .toolcrib/workspace.yml allows more."
+
+
+def ending_text(finished: SandboxResult, turn: CommandRunner) -> str:
+    """In words, without a full stop."""
+    if finished.ending is CommandEnding.TIMEOUT:
+        return f"Ended at the time limit of {turn.limit:.3g} s"
+    if finished.ending is not CommandEnding.EXITED:
+        return f"Ended at the {finished.ending}" if finished.ending is not CommandEnding.CANCELLED else "Cancelled"
+    if finished.signal is None:
+        return f"Exit code {finished.code}"
+    # Inside, a signal shows as 128 + its number, which a command may also give by itself.
+    by = f"by signal {_signal_name(finished.signal)}"
+    return f"Ended {by}" if finished.code is None else f"Exit code {finished.code} (as {by})"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def output_texts(finished: SandboxResult, limit: int) -> tuple[str, str]:
+    """stdout and stderr as a model gets them: together within the limit, each at least half of it if it needs that."""
+    out, err = finished.stdout, finished.stderr
+    if out.total + err.total <= limit:
+        # So little is not kept as a file, so nothing may be left out.
+        return shown_output(out, None), shown_output(err, None)
+    stdout = shown_output(out, max(limit // 2, limit - err.total))
+    return stdout, shown_output(err, max(limit // 2, limit - json_size(stdout)))
+
+
+def output_file(finished: SandboxResult) -> str | None:
+    return finished.stdout.kept or finished.stderr.kept
+
+
+class StdoutCollector:
+    """The beginning of what a command prints to stdout, where more of it is wanted than a model gets to see."""
+
+    def __init__(self, limit: int) -> None:
+        self.stdout = bytearray()
+        self.is_cut = False
+        self._limit = limit
+
+    def take(self, stream: str, chunk: bytes) -> None:
+        if stream == "stdout":
+            room = self._limit - len(self.stdout)
+            self.stdout += chunk[:room]
+            self.is_cut = self.is_cut or len(chunk) > room
+
+
+def real_path(folder: Folder, path: str) -> FolderPath:
+    """A file or folder inside, by its real place, as for `real_folder`."""
+    with folder.reaching(folder.spot(path)) as (_, real):
+        return real
+
+
+def real_folder(folder: Folder, path: str) -> FolderPath:
+    """A folder inside, by its real place: links that lead to it are resolved now, not by the command."""
+    spot = folder.spot(path)
+    descriptor = folder.open_dir(spot)
+    try:
+        return folder.lies_at(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+VENVS = (".venv", "venv", "env")
+PROGRAMS = ("ruff", "mypy")
+"""What also runs without a Python of the project."""
+MODULES = ("pytest", *PROGRAMS)
+MOST_LOOKING_SECONDS = 20.0
+"""For asking all candidates: one that hangs shall not take the time of the tests."""
+
+_ASK = """
+import json, sys
+sys.path[:] = [entry for entry in sys.path if entry]
+from importlib.util import find_spec
+names = [name for name in sys.argv[2:] if find_spec(name)]
+print(json.dumps({"python": sys.argv[1], "version": sys.version.split()[0], "modules": names}), flush=True)
+"""
+_ASK_ALL = """
+ask=$1; modules=$2; shift 2
+for python do
+    command -v "$python" >/dev/null 2>&1 && "$python" -c "$ask" "$python" $modules 2>/dev/null </dev/null
+done
+for program in $modules; do
+    command -v "$program" >/dev/null 2>&1 && printf '{"program": "%s"}\\n' "$program"
+done
+"""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    python: str = ""
+    version: str = ""
+    modules: tuple[str, ...] = ()
+    program: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    path: str
+    """As the sandbox starts it."""
+    version: str
+    modules: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundPrograms:
+    """What can be run in one folder."""
+
+    pythons: tuple[Interpreter, ...]
+    programs: frozenset[str]
+    """Linters that are there without a Python of the project."""
+
+    def start(self, module: str) -> tuple[str, ...] | None:
+        for python in self.pythons:
+            if module in python.modules:
+                return (python.path, "-m", module)
+        return (module,) if module in self.programs else None
+
+
+_known: WeakKeyDictionary[Folder, tuple[object, FoundPrograms]] = WeakKeyDictionary()
+
+
+async def find_programs(turn: CommandRunner, *wanted: str) -> FoundPrograms:
+    """Asks the candidates, unless it is known already who has all of `wanted`. Only finds are remembered: what is
+    missing may be installed at any time.
+    """
+    scene = turn.scene
+    mark = (scene.settings.python, tuple(_venv_changed(scene.folder, venv) for venv in VENVS))
+    known = _known.get(scene.folder)
+    if known is not None and known[0] == mark and all(known[1].start(module) for module in wanted):
+        return known[1]
+    candidates = interpreter_candidates(scene.folder, scene.settings)
+    finished = await turn.run(
+        ("/bin/sh", "-c", _ASK_ALL, "sh", _ASK, " ".join(MODULES), *candidates),
+        writes=False,
+        env={"PYTHONDONTWRITEBYTECODE": "1"},
+        most=MOST_LOOKING_SECONDS,
+    )
+    found = read_answers(finished.stdout.head, candidates)
+    _known[scene.folder] = (mark, found)
+    return found
+
+
+def forget_programs(folder: Folder) -> None:
+    """What was found turned out to be gone."""
+    _known.pop(folder, None)
+
+
+def interpreter_candidates(folder: Folder, settings: WorkspaceSettings) -> tuple[str, ...]:
+    """The candidates, the likeliest first. One that a person has named is the only one."""
+    if settings.python:
+        # A path in the settings is meant from the root, a bare name is looked up inside.
+        named = str(folder.root / settings.python) if "/" in settings.python else settings.python
+        return (named,)
+    venvs = (str(folder.root / venv / "bin" / "python") for venv in VENVS)
+    return tuple(dict.fromkeys((*venvs, "python3", sys.executable)))
+
+
+def read_answers(printed: bytes, candidates: tuple[str, ...]) -> FoundPrograms:
+    pythons: dict[str, Interpreter] = {}
+    programs: set[str] = set()
+    for line in printed.splitlines():
+        try:
+            answer = msgspec.json.decode(line, type=_Answer)
+        except (msgspec.MsgspecError, RecursionError):
+            continue
+        if answer.python in candidates:
+            pythons.setdefault(
+                answer.python,
+                Interpreter(
+                    path=answer.python, version=answer.version[:40], modules=frozenset(MODULES) & {*answer.modules}
+                ),
+            )
+        if answer.program in PROGRAMS:
+            programs.add(answer.program)
+    ordered = tuple(pythons[name] for name in candidates if name in pythons)
+    return FoundPrograms(pythons=ordered, programs=frozenset(programs))
+
+
+def missing_module_error(scene: ToolContext, found: FoundPrograms, module: str) -> WorkspaceError:
+    root = f"{scene.folder.root}/"
+    known = [python.path for python in found.pythons]
+    # Of the places where an environment may be, only those where there is something.
+    there = [
+        name for name in interpreter_candidates(scene.folder, scene.settings) if name in known or os.path.lexists(name)
+    ]
+    named = ", ".join(f"{name.removeprefix(root)}{'' if name in known else ' (cannot be run here)'}" for name in there)
+    message = f"{module} cannot be run: {f'none of these has it: {named}' if there else 'there is no Python here'}."
+    lost = next((name for name in there if name not in known), None)
+    hint = (
+        f" If {lost.removeprefix(root)} leads out of the folder, where it leads belongs under `readable:`."
+        if lost
+        else ""
+    )
+    return WorkspaceError(message, remedy=install_remedy(module) + hint)
+
+
+def install_remedy(module: str) -> str:
+    """Not for a model to do: commands have no network, as a rule."""
+    return (
+        f"A person must install {module}, as in a .venv of this folder, or name a Python that has it as `python:` in "
+        "workspace.yml."
+    )
+
+
+def _venv_changed(folder: Folder, venv: str) -> int:
+    try:
+        return folder.status(FolderPath((venv, "pyvenv.cfg"))).st_mtime_ns
+    except WorkspaceError:
+        return 0

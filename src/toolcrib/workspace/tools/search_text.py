@@ -1,0 +1,374 @@
+"""`search_text`: the lines of files that a pattern fits.
+
+In: a pattern, where to look, how much to show. Out: lines with their place and what stands around. `walk` gives the
+files and `regex` searches them, in a thread; where that takes long, ripgrep in the sandbox says meanwhile which
+others to open. Its word is only a hint: we walk, read and match by ourselves and open only these, so a link put in
+ripgrep's way, a rule that it reads differently, or a forged answer can hide a file but never show one. What is
+found goes to a `MatchCollector`, of which a program may bring its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import stat
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol
+
+import msgspec
+
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.folder import FolderPath
+from toolcrib.workspace.globs import Globs
+from toolcrib.workspace.regex import (
+    LONGEST_PATTERN,
+    CaseRule,
+    ContextLines,
+    IsBinary,
+    MatchedLine,
+    SearchPattern,
+    matching_lines,
+    search_pattern,
+    with_context,
+)
+from toolcrib.workspace.sandbox.command import CommandEnding, SandboxCommand
+from toolcrib.workspace.sandbox.system import find_program
+from toolcrib.workspace.text import (
+    AnswerBuffer,
+    count_text,
+    ignored_note,
+    incomplete_note,
+    is_utf8,
+    looking_deadline,
+    one_line,
+    shown_path,
+)
+from toolcrib.workspace.tool import ToolContext, ToolResult
+from toolcrib.workspace.tools.listing import ignored_files
+from toolcrib.workspace.tools.walk import FileKind, FolderWalk, IgnoredFiles, WalkLimit, is_toolcrib_folder, refuse_git
+
+RIPGREP = "rg"
+MOST_OUTPUT = 4 * 1024 * 1024
+"""Of names. Where there are more, nearly every file fits and nothing is gained."""
+_ALIKE_IN_BOTH = re.compile(r"[\w*.-]+")
+_FOUND, _NOTHING = 0, 1
+
+_OPTIONS = (
+    "--files-with-matches",
+    "--null",
+    "--no-config",
+    "--no-messages",
+    "--no-mmap",
+    "--hidden",
+    "--no-require-git",
+    "--no-ignore-global",
+    "--no-ignore-parent",
+    "--no-ignore-dot",
+    "--no-ignore-exclude",
+)
+
+
+async def files_worth_opening(
+    scene: ToolContext,
+    pattern: SearchPattern,
+    start: FolderPath,
+    *,
+    globs: Sequence[str],
+    ignored: IgnoredFiles,
+    until: float,
+) -> set[tuple[str, ...]] | None:
+    """By their names from the root; every file that fits is among them."""
+    program = find_program(RIPGREP, scene.environ, scene.folder.root)
+    if program is None:
+        return None
+    names = bytearray()
+
+    def take(stream: str, chunk: bytes) -> None:
+        if stream == "stdout" and len(names) <= MOST_OUTPUT:
+            names.extend(chunk)
+
+    argv = (
+        str(program.resolve()),
+        *_OPTIONS,
+        *_ripgrep_options(pattern, start, globs, ignored),
+        "--",
+        f"./{'/'.join(start.parts)}",
+    )
+    try:
+        sandbox = await scene.sandbox()
+        if sandbox.refusal is not None:
+            return None
+        command = SandboxCommand(argv=argv, seconds=max(0.1, until - time.monotonic()), writes=False, keeps=False)
+        finished = await sandbox.run(command, on_output=take)
+    except (WorkspaceError, OSError):
+        return None
+    if (
+        finished.ending is not CommandEnding.EXITED
+        or finished.code not in (_FOUND, _NOTHING)
+        or len(names) > MOST_OUTPUT
+    ):
+        # It did not take the pattern, could not read a file that we perhaps can, or found more than it helps to know.
+        return None
+    return {tuple(name.removeprefix("./").split("/")) for name in os.fsdecode(bytes(names)).split("\0")[:-1]}
+
+
+def _ripgrep_options(
+    pattern: SearchPattern, start: FolderPath, globs: Sequence[str], ignored: IgnoredFiles
+) -> list[str]:
+    told = list(pattern.ripgrep)
+    if not pattern.carriage_returns:
+        told.append("--crlf")
+    if ignored is IgnoredFiles.SHOWN or any(is_toolcrib_folder(name) for name in start.parts):
+        told.append("--no-ignore")
+    # Only what means the same to both; the rest is looked at afterwards anyway.
+    if globs and all(_ALIKE_IN_BOTH.fullmatch(glob) and "**" not in glob for glob in globs):
+        told += [f"--glob={glob}" for glob in globs]
+    return [*told, "--glob=!.git", "--glob=!.toolcrib/runs"]
+
+
+log = logging.getLogger(__name__)
+
+NAME = "search_text"
+RIPGREP_AFTER = 0.3
+"""Seconds alone, before ripgrep is asked. To start it in the sandbox costs 20 to 40 ms and a core, and most searches
+are done sooner: 8,000 files are read to the end in 0.2 s, and what is frequent fills the answer at once. Asked after
+0.1 s it made that 0.26 s (`bench/workspace.py`); it is for trees several times as large."""
+MOST_MATCHES = 1000
+MOST_CONTEXT = 10
+_NARROW_ADVICE = "Narrow the path or glob."
+
+
+class SearchTextArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pattern: Annotated[
+        str,
+        msgspec.Meta(
+            min_length=1, max_length=LONGEST_PATTERN, description="A regular expression (RE2), matched line by line."
+        ),
+    ]
+    path: Annotated[str, msgspec.Meta(description="A folder or a file.")] = "."
+    glob: Annotated[list[str], msgspec.Meta(description="Only files that fit, such as *.py; !x leaves out.")] = []
+    literal: Annotated[bool, msgspec.Meta(description="The pattern is plain text.")] = False
+    case: Annotated[CaseRule, msgspec.Meta(description="smart: a capital letter in the pattern counts.")] = (
+        CaseRule.SENSITIVE
+    )
+    context: Annotated[int, msgspec.Meta(ge=0, le=MOST_CONTEXT, description="Lines around each match.")] = 0
+    ignored: Annotated[bool, msgspec.Meta(description="Also what .gitignore leaves out.")] = False
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_MATCHES, description="Most matching lines.")] = 100
+
+
+class FileMatches(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    path: str
+    lines: list[str]
+    """With their numbers: `12: text` matches, `13- text` stands beside a match."""
+    escaped: bool = False
+
+
+class SearchTextResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    files: list[FileMatches]
+    matches: int
+    """Lines that match, of those that are shown."""
+    binary: int = 0
+    """Files that were skipped because they are no text."""
+    ignored: int = 0
+    """How many entries .gitignore left out, at least: what is not looked into is not counted."""
+    truncated: bool = False
+    note: str = ""
+
+
+class MatchCollector(Protocol):
+    """Where what is found is written down, file after file, until it is full."""
+
+    tray: AnswerBuffer
+
+    def take(self, parts: tuple[str, ...], lines: Iterator[MatchedLine]) -> None:
+        """What matches in one file, as it is found: whoever has enough of it stops. It raises `IsBinary` at any time,
+        and what came before does not count then.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSearch:
+    """What is looked for, and where."""
+
+    pattern: SearchPattern
+    path: str = "."
+    globs: Sequence[str] = ()
+    kinds: Sequence[str] = ()
+    """More globs: a file has to fit both."""
+    around: ContextLines = field(default_factory=ContextLines)
+    ignored: IgnoredFiles = IgnoredFiles.LEFT_OUT
+
+
+async def search_text(scene: ToolContext, given: SearchTextArguments) -> ToolResult:
+    search = TextSearch(
+        pattern=search_pattern(given.pattern, literal=given.literal, case=given.case),
+        path=given.path,
+        globs=given.glob,
+        around=ContextLines(given.context, given.context),
+        ignored=ignored_files(given.ignored),
+    )
+    listed = _MatchList(given.limit, scene.settings.limits.output)
+    return _result(listed, await run_search(scene, search, listed))
+
+
+async def run_search(scene: ToolContext, search: TextSearch, sheet: MatchCollector) -> SearchSummary:
+    """Fills the sheet."""
+    going = _RunningSearch(scene, search, sheet)
+    work = asyncio.ensure_future(asyncio.to_thread(going.go))
+    hint: asyncio.Task[None] | None = None
+    try:
+        done, _ = await asyncio.wait([work], timeout=RIPGREP_AFTER)
+        if not done:
+            hint = asyncio.create_task(_ask_ripgrep(scene, going))
+        found = await asyncio.shield(work)
+    finally:
+        going.is_given_up = True
+        if hint is not None:
+            hint.cancel()
+        # Soon: a thread that nobody waits for stops at the next file, and a process at once.
+        await asyncio.wait([task for task in (work, hint) if task is not None])
+    if hint is not None and not hint.cancelled() and (fault := hint.exception()):
+        log.warning("ripgrep could not be asked", exc_info=fault)
+    return found
+
+
+async def _ask_ripgrep(scene: ToolContext, going: _RunningSearch) -> None:
+    """While the thread goes on by itself."""
+    if going.walk is not None:
+        search = going.search
+        found = await files_worth_opening(
+            scene, search.pattern, going.start, globs=search.globs, ignored=search.ignored, until=going.until
+        )
+        if found is not None:
+            going.walk.only = {parts[:length] for parts in found for length in range(1, len(parts) + 1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSummary:
+    """What was passed over, beside what stands on the sheet."""
+
+    binary: int
+    ignored: int
+    unseen: str
+    """Why not everything was searched; empty if it was, or if the sheet was full first."""
+
+
+class _RunningSearch:
+    def __init__(self, scene: ToolContext, search: TextSearch, sheet: MatchCollector) -> None:
+        self.search = search
+        self.until = looking_deadline(scene, NAME)
+        self.is_given_up = False
+        self._sheet = sheet
+        self._folder = scene.folder
+        self._fits = [Globs(globs) for globs in (search.globs, search.kinds) if globs]
+        self._binary = 0
+        self._is_late = False
+        self.start, self.walk = self._begin()
+
+    def _begin(self) -> tuple[FolderPath, FolderWalk | None]:
+        """Where it really lies, links resolved. A file that is named is searched whatever .gitignore says of it."""
+        asked = self._folder.spot(self.search.path)
+        with self._folder.reaching(asked) as (descriptor, real):
+            refuse_git(real.parts, asked)
+            is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        return real, FolderWalk(
+            self._folder, real, ignored=self.search.ignored, until=self.until
+        ) if is_folder else None
+
+    def go(self) -> SearchSummary:
+        """To the end, or until the sheet is full or the time is up."""
+        files = self._opened()
+        try:
+            for parts, descriptor in files:
+                try:
+                    self._look_into(parts, descriptor)
+                finally:
+                    os.close(descriptor)
+                if self._sheet.tray.is_full or self._is_over():
+                    break
+        finally:
+            files.close()
+        ignored = self.walk.left_out if self.walk is not None else 0
+        return SearchSummary(binary=self._binary, ignored=ignored, unseen=self._unseen())
+
+    def _is_over(self) -> bool:
+        self._is_late = self._is_late or time.monotonic() > self.until
+        return self._is_late or self.is_given_up
+
+    def _opened(self) -> Generator[tuple[tuple[str, ...], int]]:
+        if self.walk is None:
+            yield self.start.parts, self._folder.open_file(self.start)
+            return
+        for entry in self.walk:
+            if entry.kind is not FileKind.FILE or not self._fit(self.walk.way(entry)):
+                continue
+            try:
+                descriptor = entry.open(self._folder)
+            except OSError:
+                continue
+            yield entry.parts, descriptor
+
+    def _fit(self, way: Sequence[str]) -> bool:
+        return all(globs.matches(way) for globs in self._fits)
+
+    def _look_into(self, parts: tuple[str, ...], descriptor: int) -> None:
+        lines = matching_lines(descriptor, self.search.pattern, self.search.around, is_over=self._is_over)
+        try:
+            self._sheet.take(parts, lines)
+        except IsBinary:
+            self._binary += 1
+        except OSError:
+            return
+
+    def _unseen(self) -> str:
+        if self._sheet.tray.is_full:
+            return ""
+        if self._is_late:
+            return f"Not everything was searched: {WalkLimit.TIME}. {_NARROW_ADVICE}"
+        return incomplete_note(self.walk, _NARROW_ADVICE) if self.walk is not None else ""
+
+
+class _MatchList:
+    """Files with the lines of theirs that match, as many as fit."""
+
+    def __init__(self, limit: int, size: int) -> None:
+        self.tray = AnswerBuffer(limit, size)
+        self.files: list[FileMatches] = []
+        self.matches = 0
+        self._limit = limit
+
+    def take(self, parts: tuple[str, ...], lines: Iterator[MatchedLine]) -> None:
+        # One more than is shown, to know that there are more.
+        matches = with_context(lines, most=self._limit - self.matches + 1, room=self.tray.room)
+        path = shown_path(parts) if matches else ""
+        found = FileMatches(path=path, lines=[], escaped=not is_utf8("/".join(parts)))
+        for number, written in enumerate(matches):
+            new = [f"{line.number}{':' if line.is_match else '-'} {line.text}" for line in written]
+            if not self.tray.takes(*map(one_line, new if number else [path, *new])):
+                return
+            if not number:
+                self.files.append(found)
+            self.matches += 1
+            found.lines.extend(new)
+
+
+def _result(listed: _MatchList, searched: SearchSummary) -> ToolResult:
+    full = "There are more matches. Narrow the pattern, path or glob, or raise the limit."
+    note = full if listed.tray.is_full else searched.unseen
+    data = SearchTextResult(
+        files=listed.files,
+        matches=listed.matches,
+        binary=searched.binary,
+        ignored=searched.ignored,
+        truncated=bool(note),
+        note=note,
+    )
+    where = f" in {count_text(len(data.files), 'file')}" if data.files else ""
+    skipped = f" ({count_text(data.binary, 'binary file')} skipped)" if data.binary else ""
+    head = f"{count_text(data.matches, 'match', 'matches')}{where}{ignored_note(data.ignored, 'searched')}{skipped}"
+    return ToolResult(data, "\n".join([head, *listed.tray.lines, *([note] if note else [])]))

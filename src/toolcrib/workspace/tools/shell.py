@@ -1,0 +1,135 @@
+"""`run_shell_safe`: a program or a command line, in the sandbox.
+
+In: what a model wants to run, and in which folder. Out: exit code, what was printed, and where the whole of it is
+kept. It is the sandbox that makes it safe; no command is judged by its words, for that never held anywhere.
+A command that ran is no failed call, whatever its exit code: the first line of the text says how it ended, and so does
+`ToolResult.failure`, for people.
+
+There is no parameter for variables: the line can set its own (`NAME=value command`), and nothing is gained by a
+second way. There is none for the shell either: bash where there is one, else sh.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.sandbox.command import CommandEnding
+from toolcrib.workspace.text import ProgressLines
+from toolcrib.workspace.tool import ToolContext, ToolResult
+from toolcrib.workspace.tools.runner import (
+    LONGEST_ARGUMENT,
+    CommandRunner,
+    ending_text,
+    output_file,
+    output_texts,
+    real_folder,
+)
+
+NAME = "run_shell_safe"
+SHELLS = ("/bin/bash", "/bin/sh")
+MOST_WORDS = 4096
+MOST_STDIN = 1024 * 1024
+
+
+class RunShellArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    command: Annotated[str, msgspec.Meta(description="A command line for the shell.")] = ""
+    argv: Annotated[list[str], msgspec.Meta(description="Instead: a program and its arguments.")] = []
+    cwd: Annotated[str, msgspec.Meta(description="The folder to run in.")] = "."
+    seconds: Annotated[float | None, msgspec.Meta(description="End it after so long; never longer than the limit.")] = (
+        None
+    )
+    stdin: Annotated[str, msgspec.Meta(description="What the command reads.")] = ""
+
+
+class RunShellResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    exit_code: int | None = None
+    """None if we ended it. A signal shows as 128 + its number, as in a shell."""
+    ending: str = ""
+    """How it ended, in words, if an exit code does not say it all."""
+    stdout: str
+    stderr: str = ""
+    seconds: float
+    output_file: str | None = None
+    """Everything that was printed, where the above is cut."""
+    notes: list[str] = []
+    """What was put right afterwards."""
+
+
+async def run_shell_safe(scene: ToolContext, given: RunShellArguments) -> ToolResult:
+    if given.command and given.argv:
+        raise WorkspaceError("`command` and `argv` are both given.", remedy="Give one of them.")
+    argv = shell_argv(given.argv or given.command)
+    stdin = _encoded(given.stdin, "stdin", MOST_STDIN)
+    cwd = real_folder(scene.folder, given.cwd)
+    turn = CommandRunner(scene, NAME, given.seconds)
+    lines = ProgressLines(scene.progress) if scene.progress else None
+    try:
+        finished = await turn.run(argv, cwd=cwd, stdin=stdin, on_output=lines.take if lines else None, keeps=True)
+    finally:
+        if lines:
+            lines.close()
+    stdout, stderr = output_texts(finished, scene.settings.limits.output)
+    ending = ending_text(finished, turn)
+    ran = RunShellResult(
+        exit_code=finished.code,
+        ending="" if finished.ending is CommandEnding.EXITED and finished.signal is None else ending,
+        stdout=stdout,
+        stderr=stderr,
+        seconds=round(finished.seconds, 2),
+        output_file=output_file(finished),
+        notes=list(finished.notes),
+    )
+    return ToolResult(ran, _text(ran, ending), failure="" if finished.code == 0 else ending)
+
+
+def shell_argv(command: str | list[str]) -> tuple[str, ...]:
+    """What is run: a list as it is, a line by the shell, which `--` keeps from taking the line for its options."""
+    if isinstance(command, str):
+        if not command.strip():
+            raise WorkspaceError(
+                "The command is empty.",
+                remedy="Give a `command` line, or a list of words as `argv`.",
+                data={"argument": "argv"},
+            )
+        _encoded(command, "command", LONGEST_ARGUMENT)
+        shell = next((path for path in SHELLS if Path(path).exists()), SHELLS[-1])
+        return (shell, "-c", "--", command)
+    if not command or not command[0]:
+        raise WorkspaceError("`argv` names no program.", remedy='Give for instance ["ls", "-l"].')
+    if len(command) > MOST_WORDS:
+        raise WorkspaceError(
+            f"The command has {len(command)} words, more than {MOST_WORDS}.",
+            remedy="Give the words as `stdin` to xargs, or in a file.",
+        )
+    for word in command:
+        _encoded(word, "argv", LONGEST_ARGUMENT)
+    return tuple(command)
+
+
+def _encoded(text: str, name: str, limit: int) -> bytes:
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        raise WorkspaceError(f"`{name}` holds half a character.", remedy="Send it as valid Unicode.") from None
+    if name != "stdin" and b"\0" in raw:
+        raise WorkspaceError(f"`{name}` holds a NUL character.", remedy="Use printf '\\0' inside the command.")
+    if len(raw) > limit:
+        raise WorkspaceError(
+            f"`{name}` is {len(raw)} bytes long, more than {limit}.", remedy="Write it to a file first."
+        )
+    return raw
+
+
+def _text(ran: RunShellResult, ending: str) -> str:
+    parts = [f"{ending} ({ran.seconds:g} s)"]
+    if ran.output_file:
+        parts.append(f"Output is cut; all of it: {ran.output_file}")
+    parts += ran.notes
+    parts += [f"{name}:\n{text}" for name, text in (("stdout", ran.stdout), ("stderr", ran.stderr)) if text]
+    if len(parts) == 1:
+        parts.append("It printed nothing.")
+    return "\n".join(parts)

@@ -1,0 +1,383 @@
+"""Files as text: encoding, line ends, and ranges read without loading more of the file than they need.
+
+In: a file's first bytes or an encoding's name, a descriptor, a range of lines or a byte to start at. Out: a
+`TextEncoding`, or that it is no text; a `TextRange`, which says how to go on. Consecutive ranges put together are
+the whole text. `files` and `edits` use it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import enum
+import math
+import os
+import re
+import time
+from dataclasses import dataclass
+
+from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.text import fit_json
+
+SAMPLE_BYTES = 65_536
+"""So many bytes tell what a file is."""
+BINARY = "binary"
+"""Stands where an encoding's name stands, for bytes as they are."""
+
+_BOMS = (
+    ("utf-8", codecs.BOM_UTF8),
+    ("utf-32-le", codecs.BOM_UTF32_LE),
+    ("utf-32-be", codecs.BOM_UTF32_BE),
+    ("utf-16-le", codecs.BOM_UTF16_LE),
+    ("utf-16-be", codecs.BOM_UTF16_BE),
+)
+_BOM_OF = dict(_BOMS)
+# Named without their byte order: what is written begins with a mark.
+_WITH_BOM = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
+# Not for files, or slow beyond measure on hostile ones.
+_ODD = frozenset({"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape", "utf-7", "mbcs", "oem"})
+_SHIFTING = ("iso2022", "hz")
+"""A byte means something else after a shift, so no range of them can be read alone."""
+_MOST_ODD = 0.1
+"""Of the bytes that may be no UTF-8 in a text."""
+_LONE = re.compile("[\ud800-\udfff]")
+_MAGIC = (
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"GIF8", "a GIF image"),
+    (b"%PDF", "a PDF document"),
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"\x1f\x8b", "gzip data"),
+    (b"\xfd7zXZ", "xz data"),
+    (b"\x28\xb5\x2f\xfd", "zstd data"),
+    (b"\x7fELF", "an ELF program or library"),
+    (b"SQLite format 3", "an SQLite database"),
+    (b"\0asm", "a WebAssembly module"),
+)
+
+
+class NewlineStyle(enum.StrEnum):
+    LF = "lf"
+    CRLF = "crlf"
+    CR = "cr"
+    MIXED = "mixed"
+    NONE = "none"
+
+    @property
+    def end(self) -> str:
+        """The last character of a line. A lone CR is it only where there is nothing else: tools count by LF."""
+        return "\r" if self is NewlineStyle.CR else "\n"
+
+    @property
+    def whole(self) -> str:
+        return "\r\n" if self is NewlineStyle.CRLF else self.end
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEncoding:
+    encoding: str = "utf-8"
+    mark: bytes = b""
+    """The byte order mark that the file begins with."""
+
+    @property
+    def errors(self) -> str:
+        """Bytes that are no UTF-8 live through an edit; of other encodings they are an error."""
+        return "surrogateescape" if self.encoding == "utf-8" else "strict"
+
+    def text_of(self, data: bytes, name: str) -> str:
+        """Only if the very same bytes can be made of it again."""
+        try:
+            text = data[len(self.mark) :].decode(self.encoding, self.errors)
+            if self._encode(text) == data:
+                return text
+        except UnicodeError:
+            pass
+        raise WorkspaceError(f"{name} is no valid {self.encoding}.", remedy="Name its encoding; latin-1 fits any file.")
+
+    def bytes_of(self, text: str, name: str) -> bytes:
+        try:
+            return self._encode(text)
+        except UnicodeEncodeError as error:
+            raise WorkspaceError(
+                f"{name} holds {text[error.start]!r}, which {self.encoding} does not have.",
+                remedy="Use other characters, or another encoding.",
+            ) from error
+
+    def _encode(self, text: str) -> bytes:
+        return self.mark + text.encode(self.encoding, self.errors)
+
+
+def detect_encoding(head: bytes, named: str | None) -> TextEncoding | None:
+    """None: it is no text, as far as one can see. A name that was given is taken at its word."""
+    if named is None:
+        for encoding, mark in _BOMS:
+            if head.startswith(mark):
+                return TextEncoding(encoding=encoding, mark=mark)
+        return None if _is_binary(head) else TextEncoding()
+    encoding = checked_encoding(named)
+    plain = _WITH_BOM.get(encoding, encoding)
+    kin = [(name, mark) for name, mark in _BOMS if name == plain or (plain != encoding and name[:6] == plain[:6])]
+    for name, mark in kin:
+        if head.startswith(mark):
+            return TextEncoding(encoding=name, mark=mark)
+    return TextEncoding(encoding=plain)
+
+
+def encoding_to_write(named: str | None, head: bytes) -> TextEncoding:
+    """Of a file that is there the mark is kept, unless another encoding is asked for."""
+    if named is None:
+        for encoding, mark in _BOMS:
+            if head.startswith(mark):
+                return TextEncoding(encoding=encoding, mark=mark)
+        return TextEncoding()
+    encoding = checked_encoding(named)
+    if encoding in _WITH_BOM:
+        return TextEncoding(encoding=_WITH_BOM[encoding], mark=_BOM_OF[_WITH_BOM[encoding]])
+    mark = _BOM_OF.get(encoding, b"")
+    return TextEncoding(encoding=encoding, mark=mark if mark and head.startswith(mark) else b"")
+
+
+def checked_encoding(name: str) -> str:
+    """The encoding's own name."""
+    try:
+        found = codecs.lookup(name).name
+        "x".encode(found)
+    except (LookupError, ValueError, UnicodeError):
+        found = ""
+    if not found or found.replace("_", "-") in _ODD or found.startswith(_SHIFTING):
+        raise WorkspaceError(
+            f"{name[:40]!r} is no encoding of texts.", remedy="Leave it out for UTF-8; latin-1, cp1252, utf-16 … work."
+        )
+    return found
+
+
+def newline_style(text: str) -> NewlineStyle:
+    both = text.count("\r\n")
+    found = {
+        NewlineStyle.CRLF: both,
+        NewlineStyle.LF: text.count("\n") - both,
+        NewlineStyle.CR: text.count("\r") - both,
+    }
+    kinds = [kind for kind, count in found.items() if count]
+    return kinds[0] if len(kinds) == 1 else NewlineStyle.MIXED if kinds else NewlineStyle.NONE
+
+
+def valid_unicode(text: str) -> str:
+    """Without what is no Unicode, which no answer can hold: � stands there instead."""
+    return text if text.isascii() else _LONE.sub("\ufffd", text)
+
+
+def count_undecodable(text: str) -> int:
+    """How many bytes of the file stand in the text for themselves."""
+    return 0 if text.isascii() else len(_LONE.findall(text))
+
+
+def check_unicode(text: str, name: str) -> None:
+    """A lone surrogate would become a byte of its own in the file."""
+    if count_undecodable(text):
+        raise WorkspaceError(f"{name} is not valid Unicode.", remedy='Bytes can be written with encoding: "binary".')
+
+
+def describe_binary(head: bytes) -> str:
+    """What a file that is no text may be."""
+    return next((what for magic, what in _MAGIC if head.startswith(magic)), "binary data, or text that is not UTF-8")
+
+
+def _is_binary(head: bytes) -> bool:
+    if b"\0" in head:
+        return True
+    try:
+        # The last character may be cut; that is no sign.
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        odd = sum("\udc80" <= letter <= "\udcff" for letter in head.decode(errors="surrogateescape"))
+        return odd > 3 and odd > len(head) * _MOST_ODD
+    return False
+
+
+_CHUNK = 262_144
+COUNTED_BYTES = 1_048_576
+"""Of a file up to this size all lines are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRange:
+    text: str
+    first: int | None = None
+    """The number of the first line; None if it starts at a byte, or there is none."""
+    last: int | None = None
+    total: int | None = None
+    """None: not known without reading on."""
+    next_line: int | None = None
+    next_offset: int | None = None
+    """Where to go on if that is within a line. Nothing left: neither of the two."""
+    cut: bool = False
+    """Less than was asked for: it would have been too long."""
+
+    @property
+    def lines(self) -> tuple[int, float] | None:
+        """The first line and the last of those that are here whole; where the file ends with them, there is no last."""
+        if self.next_offset is not None or (self.first is None and self.total is None):
+            return None
+        return self.first or 1, math.inf if self.next_line is None else self.next_line - 1
+
+
+class TextSource:
+    """The text from some byte on, chunk by chunk."""
+
+    def __init__(self, descriptor: int, form: TextEncoding, *, head: bytes, end: float) -> None:
+        self._descriptor = descriptor
+        self._form = form
+        self._head = head
+        self._end = end
+        self.size = os.fstat(descriptor).st_size
+        self.first = len(form.mark)
+        """The byte that the text begins at."""
+        self.start(0)
+
+    def start(self, offset: int) -> None:
+        self._offset = max(offset, self.first)
+        self._decoder = codecs.getincrementaldecoder(self._form.encoding)(self._form.errors)
+
+    def newline(self) -> NewlineStyle:
+        """As the file begins. It stays the same for every range, so lines have the same numbers in all of them."""
+        decoder = codecs.getincrementaldecoder(self._form.encoding)(self._form.errors)
+        text = self._decode(decoder, self._head[self.first :])
+        # The other half of a cut CRLF is not seen.
+        return newline_style(text.removesuffix("\r") if self.size > len(self._head) else text)
+
+    def chunk(self) -> str:
+        """Empty at the end."""
+        while True:
+            if time.monotonic() > self._end:
+                raise WorkspaceError(
+                    "The file is too long to be counted through in time.",
+                    remedy="Give a byte as offset instead.",
+                    data={"argument": "offset"},
+                )
+            data = self._head[self._offset :] or self._read()
+            text = self._decode(self._decoder, data)
+            self._offset += len(data)
+            if text or not data:
+                return text
+
+    def _read(self) -> bytes:
+        # A buffer is made for all that is asked for. The file may have grown: somewhat beyond its end, too.
+        return os.pread(self._descriptor, min(_CHUNK, max(self.size - self._offset, 0) + 512), self._offset)
+
+    def offset_of(self, unused: str) -> int:
+        """Where the text begins that was read and not used."""
+        pending = self._decoder.getstate()[0]
+        return self._offset - len(pending) - self.length_of(unused)
+
+    def length_of(self, text: str) -> int:
+        return len(text.encode(self._form.encoding, self._form.errors))
+
+    def _decode(self, decoder: codecs.IncrementalDecoder, data: bytes) -> str:
+        try:
+            return decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            raise WorkspaceError(
+                f"The bytes near {self._offset + error.start} are no {self._form.encoding}.",
+                remedy='Name another encoding (latin-1 reads any byte), or "binary" for base64.',
+                data={"argument": "encoding"},
+            ) from error
+
+
+def read_lines(source: TextSource, *, line_end: str, start: int, count: int | None, most: int, room: int) -> TextRange:
+    """Lines from `start` (the first is 1): as many as asked for, as `most` bytes hold, and as there is room for."""
+    unused = _skip(source, line_end, start)
+    begins = source.offset_of(unused)
+    asked, rest = _take(source, unused, line_end, count, most)
+    text = fit_json(_fit_utf8(asked, most), room)
+    cut = len(text) < len(asked)
+    if cut and line_end in text:
+        text = text[: text.rindex(line_end) + 1]
+    rest = asked[len(text) :] + rest or source.chunk()
+    lines = text.count(line_end) + (text != "" and not text.endswith(line_end))
+    last = start - 1 + lines
+    if not lines:
+        if start > 1:
+            raise _no_line(start, last)
+        return TextRange(text="", total=0)
+    if not rest:
+        return TextRange(text=text, first=start, last=last, total=last)
+    if not text.endswith(line_end):
+        return TextRange(text=text, first=start, last=start, next_offset=begins + source.length_of(text), cut=True)
+    total = last + _count(source, rest, line_end) if source.size <= COUNTED_BYTES else None
+    return TextRange(text=text, first=start, last=last, total=total, next_line=last + 1, cut=cut)
+
+
+def read_from(source: TextSource, *, offset: int, most: int, room: int) -> TextRange:
+    """From a byte on, as `most` bytes hold and there is room for; for lines that are too long to be given whole."""
+    if offset > source.size:
+        raise no_such_byte(offset, source.size)
+    source.start(offset)
+    asked, _ = _take(source, "", "\n", None, most)
+    text = fit_json(_fit_utf8(asked, most), room)
+    cut = len(text) < len(asked) or source.chunk() != ""
+    ends = max(offset, source.first) + source.length_of(text)
+    return TextRange(text=text, next_offset=ends if cut else None, cut=cut)
+
+
+def no_such_byte(offset: int, size: int) -> WorkspaceError:
+    return WorkspaceError(f"There is no byte {offset}: the file has {size}.", remedy="Start earlier.")
+
+
+def _skip(source: TextSource, line_end: str, start: int) -> str:
+    """What was read of the line to start with, and of those after it."""
+    line, piece, missing = 1, "", start - 1
+    while missing:
+        ends_at = piece[-1:]
+        piece = source.chunk()
+        if not piece:
+            raise _no_line(start, line - 1 + (ends_at not in ("", line_end)))
+        count = piece.count(line_end)
+        if count >= missing:
+            return piece.split(line_end, missing)[-1]
+        line, missing = line + count, missing - count
+    return ""
+
+
+def _take(source: TextSource, unused: str, line_end: str, count: int | None, most: int) -> tuple[str, str]:
+    """The text asked for, or somewhat more than `most` of it; and what was read beyond."""
+    taken: list[str] = []
+    size, left = 0, count
+    piece = unused or source.chunk()
+    while piece:
+        rest = ""
+        if left is not None:
+            if piece.count(line_end) >= left:
+                rest = piece.split(line_end, left)[-1]
+                piece = piece[: len(piece) - len(rest)]
+            left -= piece.count(line_end)
+        taken.append(piece)
+        size += len(piece)
+        if left == 0 or size > most:
+            return "".join(taken), rest
+        piece = source.chunk()
+    return "".join(taken), ""
+
+
+def _count(source: TextSource, piece: str, line_end: str) -> int:
+    count, ends_at = 0, line_end
+    while piece:
+        count, ends_at = count + piece.count(line_end), piece[-1]
+        piece = source.chunk()
+    return count + (ends_at != line_end)
+
+
+def _fit_utf8(text: str, most: int) -> str:
+    """So much of the text as takes up `most` bytes in UTF-8, but one character at least."""
+    if len(text) * 4 <= most:
+        return text
+    data = text.encode(errors="surrogateescape")
+    if len(data) <= most:
+        return text
+    end = most
+    while end > max(most - 3, 0) and data[end] & 0xC0 == 0x80:
+        end -= 1
+    return data[:end].decode(errors="surrogateescape") or text[:1]
+
+
+def _no_line(start: int, total: int) -> WorkspaceError:
+    return WorkspaceError(f"There is no line {start}: the file has {total}.", remedy="Ask for lines that it has.")
