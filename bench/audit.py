@@ -1,7 +1,7 @@
-"""What the book costs: `python bench/audit.py [--quick] [--json FILE]`.
+"""What the audit log costs: `python bench/audit.py [--quick] [--json FILE]`.
 
-In: nothing; it makes a SQLite book in a temporary folder. Out: a table on stdout. `note` is timed where a call pays for
-it, on the event loop; the rest is the thread's that writes. On and off are measured in turn, in the same run.
+In: nothing; it makes a SQLite audit log in a temporary folder. Out: a table on stdout. `note` is timed where a call
+pays for it, on the event loop; the rest is the thread's that writes. On and off are measured in turn, in the same run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from toolcrib.book.redact import Redactor
 
 from report import Figure, rounded
 from toolcrib.audit import AuditLog
 from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.config.masking import Masker
 from toolcrib.store import Store
 from toolcrib.store.commits import GroupCommit
 
@@ -37,16 +37,16 @@ SECRETS = frozenset(f"secret-value-number-{number}" for number in range(20))
 @asynccontextmanager
 async def opened() -> AsyncIterator[AuditLog]:
     with tempfile.TemporaryDirectory(prefix="tcb-") as made:
-        store = await Store.open(Path(made) / "book.db")
+        store = await Store.open(Path(made) / "audit.db")
         commits = GroupCommit(store)
-        book = await AuditLog.open(store, commits, folder=Path(made), secrets=Redactor(lambda: SECRETS))
+        log = await AuditLog.open(store, commits, folder=Path(made), mask=Masker(SECRETS))
         # The first row makes the key, the first result loads the table of tokens.
-        Call(book, 0).finish()
-        await book.kept()
+        Call(log, 0).finish()
+        await log.kept()
         try:
-            yield book
+            yield log
         finally:
-            await book.close()
+            await log.close()
             await commits.close()
             await store.close()
 
@@ -54,10 +54,10 @@ async def opened() -> AsyncIterator[AuditLog]:
 class Call:
     """The two entries of a call, as the door makes them."""
 
-    def __init__(self, book: AuditLog, number: int) -> None:
-        self._book = book
+    def __init__(self, log: AuditLog, number: int) -> None:
+        self._log = log
         self._id = f"1a2b-17c0ffee-{number}"
-        book.note(self._entry(EntryKind.INTENT))
+        log.note(self._entry(EntryKind.INTENT))
 
     def finish(self) -> None:
         entry = self._entry(EntryKind.OUTCOME)
@@ -65,7 +65,7 @@ class Call:
         entry.duration = 0.001
         entry.size = len(RESULT)
         entry.result = RESULT
-        self._book.note(entry)
+        self._log.note(entry)
 
     def _entry(self, kind: EntryKind) -> AuditEntry:
         return AuditEntry(
@@ -86,16 +86,16 @@ class Call:
 
 async def hot_path(calls: int, rounds: int) -> Figure:
     """What the loop pays for each call, while the thread that writes is idle."""
-    figure = Figure(name="note", title="µs of a call on the loop", keys=("book",), values=("µs",))
+    figure = Figure(name="note", title="µs of a call on the loop", keys=("audit log",), values=("µs",))
     taken: dict[str, list[float]] = {"off": [], "on": []}
-    async with opened() as book:
+    async with opened() as log:
         for _ in range(rounds):
-            for name, work in (("off", _nothing), ("on", lambda number: Call(book, number).finish())):
+            for name, work in (("off", _nothing), ("on", lambda number: Call(log, number).finish())):
                 began = time.perf_counter()
                 for number in range(calls):
                     work(number)
                 taken[name].append((time.perf_counter() - began) / calls * 1e6)
-                await book.kept()
+                await log.kept()
     for name, values in taken.items():
         figure.add((name,), {"µs": rounded(statistics.median(values))})
     return figure
@@ -113,12 +113,12 @@ async def grouped(calls: int, rounds: int) -> Figure:
         values=("per second", "cpu µs each"),
     )
     rates, costs = [], []
-    async with opened() as book:
+    async with opened() as log:
         for _ in range(rounds):
             for number in range(calls):
-                Call(book, number).finish()
+                Call(log, number).finish()
             began, cpu = time.perf_counter(), time.process_time()
-            await book.kept()
+            await log.kept()
             rates.append(2 * calls / (time.perf_counter() - began))
             costs.append((time.process_time() - cpu) / (2 * calls) * 1e6)
     values = {"per second": rounded(statistics.median(rates)), "cpu µs each": rounded(statistics.median(costs))}
@@ -136,16 +136,16 @@ async def kept(seconds: float) -> Figure:
     )
     for waiters in (1, 16, 64):
         times: list[float] = []
-        async with opened() as book:
+        async with opened() as log:
             end = time.perf_counter() + seconds
 
-            async def caller(book: AuditLog, end: float, times: list[float]) -> None:
+            async def caller(log: AuditLog, end: float, times: list[float]) -> None:
                 while (began := time.perf_counter()) < end:
-                    Call(book, len(times))
-                    await book.kept()
+                    Call(log, len(times))
+                    await log.kept()
                     times.append(time.perf_counter() - began)
 
-            await asyncio.gather(*(caller(book, end, times) for _ in range(waiters)))
+            await asyncio.gather(*(caller(log, end, times) for _ in range(waiters)))
         cuts = statistics.quantiles(times, n=20)
         values = {"p50 ms": cuts[9] * 1000, "p95 ms": cuts[18] * 1000, "entries per second": len(times) / seconds}
         figure.add((waiters,), {name: rounded(value) for name, value in values.items()})
@@ -157,18 +157,18 @@ async def beside_others(seconds: float, rounds: int) -> Figure:
     figure = Figure(
         name="loop",
         title="µs for a turn of the loop, with a call noted after each",
-        keys=("book",),
+        keys=("audit log",),
         values=("p50 µs", "p99 µs", "cpu µs per call"),
     )
     turns: dict[str, list[float]] = {"off": [], "on": []}
     costs: dict[str, list[float]] = {"off": [], "on": []}
-    async with opened() as book:
+    async with opened() as log:
         for _ in range(rounds):
-            for name, work in (("off", _nothing), ("on", lambda number: Call(book, number).finish())):
+            for name, work in (("off", _nothing), ("on", lambda number: Call(log, number).finish())):
                 cpu, before = time.process_time(), len(turns[name])
                 await _turns(seconds, work, turns[name])
                 costs[name].append((time.process_time() - cpu) / (len(turns[name]) - before) * 1e6)
-                await book.kept()
+                await log.kept()
     for name, values in turns.items():
         cuts = statistics.quantiles(values, n=100)
         cost = statistics.median(costs[name])
@@ -199,16 +199,16 @@ async def verified(entries: int) -> Figure:
     figure = Figure(
         name="verify", title="the whole chain", keys=("entries",), values=("per second", "turn p50 µs", "turn p99 µs")
     )
-    async with opened() as book:
+    async with opened() as log:
         for number in range(entries // 2):
-            Call(book, number).finish()
+            Call(log, number).finish()
             if number % 5000 == 0:
-                await book.kept()
-        await book.kept()
+                await log.kept()
+        await log.kept()
         turns: list[float] = []
         beside = asyncio.create_task(_turns(3600, _nothing, turns))
         began = time.perf_counter()
-        report = await book.verify()
+        report = await log.verify()
         took = time.perf_counter() - began
         beside.cancel()
         assert report.ok
@@ -234,11 +234,11 @@ async def measure(quick: bool) -> list[Figure]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench/audit.py", description="What the book costs.")
+    parser = argparse.ArgumentParser(prog="bench/audit.py", description="What the audit log costs.")
     parser.add_argument("--quick", action="store_true", help="shows that it works, not how fast")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there as well")
     options = parser.parse_args()
-    print(f"The book on SQLite, synchronous=FULL; {os.cpu_count()} cores, load before {os.getloadavg()[0]:.2f}")
+    print(f"The audit log on SQLite, synchronous=FULL; {os.cpu_count()} cores, load before {os.getloadavg()[0]:.2f}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         figures: list[Any] = runner.run(measure(options.quick))
     if options.json:

@@ -1,8 +1,8 @@
 """What a step and a tool call cost beyond plain pydantic-ai, with the same scripted model.
 
 A run has STEPS steps of one call each, or WIDE steps of CALLS calls each. The tool does nothing, so what is left is the
-loop: a function given to pydantic-ai's own Agent, the same function behind a counter of `run_agent`, and a tool of a
-stdio server.
+loop: a function given to pydantic-ai's own Agent, the same function behind a tool provider of `run_agent`, and a tool
+of a stdio server.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Run = Callable[[str], Awaitable[None]]
 
 
 class OneFunction(ToolProvider):
-    """A counter with one tool that answers at once."""
+    """A tool provider with one tool that answers at once."""
 
     def __init__(self) -> None:
         self.bus = Bus()
@@ -83,8 +83,8 @@ async def plain(url: str) -> None:
                 pass
 
 
-async def by_run_agent(url: str, counter: ToolProvider) -> None:
-    options = AgentOptions(model=f"anthropic:{MODEL}", api_key="none", base_url=url, crib=counter, max_steps=1000)
+async def by_run_agent(url: str, provider: ToolProvider) -> None:
+    options = AgentOptions(model=f"anthropic:{MODEL}", api_key="none", base_url=url, crib=provider, max_steps=1000)
     last = None
     async for event in run_agent("Go.", options):
         last = event

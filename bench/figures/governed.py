@@ -1,7 +1,7 @@
 """What it costs to know who calls, to decide and to write it down.
 
-In: settings. Out: a small echo through Toolcrib without a book, as a read, as a change (which waits for the disk),
-and by an agent with a thousand rules; beside the bare forwarder, all in one run.
+In: settings. Out: a small echo through Toolcrib without an audit log, as a read, as a change (which waits for the
+disk), and by an agent with a thousand rules; beside the bare forwarder, all in one run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from targets import (
 
 CALLS_OF_CALLERS = {1: 1000, 16: 4000, 64: 8000}
 RULES = 1000
-NO_BOOK, READ, CHANGE, AGENT = "no book", "read", "change", f"read, agent with {RULES} rules"
+NO_AUDIT, READ, CHANGE, AGENT = "no audit log", "read", "change", f"read, agent with {RULES} rules"
 
 
 def measure(settings: Settings) -> Figure:
@@ -39,9 +39,9 @@ def measure(settings: Settings) -> Figure:
         name="governed",
         title="tools/call of a small echo (stdio, modern → modern): what governing it costs",
         keys=("callers", "way"),
-        values=("p50 ms", "p95 ms", "calls/s", "CPU ms", "added p50 ms", "times no book"),
+        values=("p50 ms", "p95 ms", "calls/s", "CPU ms", "added p50 ms", "times no audit log"),
         notes=(
-            "no book: entries are made and dropped, nobody waits for a disk. read: a tool believed to be read-only.",
+            "no audit log: entries are made and dropped, no wait for a disk. read: a tool trusted to be read-only.",
             "change: its intent is on disk before it leaves, its outcome before the answer.",
             "added p50: over direct, median of the rounds' differences.",
         ),
@@ -73,7 +73,7 @@ def ways(settings: Settings, upstream: Upstream) -> Iterator[dict[str, Target | 
         {
             DIRECT: lambda: nullcontext(direct(upstream)),
             FORWARDER: lambda: forwarder(upstream),
-            NO_BOOK: lambda: toolcrib_in_foreground(settings.command, [str(HERE / "without_book.py")], servers),
+            NO_AUDIT: lambda: toolcrib_in_foreground(settings.command, [str(HERE / "without_audit.py")], servers),
             READ: lambda: toolcrib(settings.command, servers, believed=True),
             CHANGE: lambda: toolcrib(settings.command, servers),
             AGENT: agent,
@@ -106,7 +106,7 @@ def _agent(command: ToolcribCommand, target: Target) -> Target:
 def _rows(figure: Figure, callers: int, sides: list[Side]) -> None:
     straight = next(side for side in sides if side.name == DIRECT)
     added = {side.name: added_p50(side, straight) for side in sides}
-    floor = added[NO_BOOK]
+    floor = added[NO_AUDIT]
     for side in sides:
         if side.reason:
             figure.add_not_measured((callers, side.name), side.reason)
@@ -120,6 +120,6 @@ def _rows(figure: Figure, callers: int, sides: list[Side]) -> None:
                 "calls/s": rounded(median(side.values("calls_per_s"))),
                 "CPU ms": rounded(median(side.values("cpu_ms"))),
                 "added p50 ms": rounded(more),
-                "times no book": rounded(more / floor if more is not None and floor and floor > 0 else None),
+                "times no audit log": rounded(more / floor if more is not None and floor and floor > 0 else None),
             },
         )

@@ -1,5 +1,6 @@
 """What the documentation says is so."""
 
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -49,6 +50,7 @@ def test_the_example_configuration_loads_without_a_word(tmp_path):
         "docs/coding-tools.md",
         "docs/configuration.md",
         "docs/errors.md",
+        "docs/glossary.md",
         "docs/jobs.md",
         "docs/library.md",
         "docs/models.md",
@@ -64,10 +66,28 @@ def test_links_lead_somewhere(page):
             assert (file.parent / target).exists(), target
 
 
-def test_every_room_is_on_the_map():
-    rooms = {path.parent.name for path in (ROOT / "src" / "toolcrib").glob("*/__init__.py")}
+def test_every_package_is_on_the_map():
+    packages = {path.parent.name for path in (ROOT / "src" / "toolcrib").glob("*/__init__.py")}
     architecture = (ROOT / "ARCHITECTURE.md").read_text()
-    assert [room for room in sorted(rooms) if f"| `{room}` |" not in architecture] == []
+    assert [package for package in sorted(packages) if f"| `{package}` |" not in architecture] == []
+
+
+def test_every_file_that_the_map_names_exists():
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", (ROOT / "ARCHITECTURE.md").read_text())
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / "src" / "toolcrib" / name).exists()] == []
+
+
+def test_every_place_that_the_glossary_names_exists():
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    places = [
+        place
+        for cell in re.findall(r"\| ([^|]*) \|$", glossary, re.MULTILINE)
+        for place in re.findall(r"`([\w.]+)`", cell)
+    ]
+    assert len(places) > 30
+    for place in places:
+        pkgutil.resolve_name(f"toolcrib.{place}")
 
 
 def test_every_dependency_has_its_reason():

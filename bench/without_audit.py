@@ -1,6 +1,6 @@
-"""Toolcrib with a book that forgets: `python bench/without_book.py up --port 0`. Only to see what the book costs.
+"""Toolcrib with an audit log that keeps nothing: `python bench/without_audit.py up --port 0`.
 
-Entries are taken and dropped, and nobody waits for a disk; everything else is as it is.
+Only to see what the audit log costs: entries are taken and dropped, and no call waits for a disk.
 """
 
 from __future__ import annotations
