@@ -254,7 +254,7 @@ def test_the_mark_of_the_daemons_children_is_the_one_that_is_taken_off() -> None
 MANY = """
 import os, random, signal, sys, time
 import httpx2
-from toolcrib.errors import ServerAway
+from toolcrib.errors import ServerUnavailable
 from toolcrib.workspace import ensure_workspace
 
 root, turns, pause, servers_are_killed = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "True"
@@ -278,7 +278,7 @@ for turn in range(turns):
             time.sleep(random.random() * 0.05)
             if turn and random.random() < 0.1:
                 os.kill(os.getpid(), signal.SIGKILL)
-    except ServerAway:
+    except ServerUnavailable:
         assert servers_are_killed
     time.sleep(random.random() * pause)
 """

@@ -245,7 +245,7 @@ def test_what_is_kept_of_a_report_is_bounded() -> None:
     assert tally.code == 1
 
 
-@pytest.mark.parametrize(("name", "flood"), [("MOST_BYTES", b"x" * 2000), ("MOST_LINES", b"\n" * 2000)])
+@pytest.mark.parametrize(("name", "flood"), [("MOST_EVENT_BYTES", b"x" * 2000), ("MOST_EVENTS", b"\n" * 2000)])
 def test_a_report_without_end_is_not_read_for_ever(name: str, flood: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_tests, name, 1500)
     tally = PytestProgress()

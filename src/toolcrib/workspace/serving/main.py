@@ -12,15 +12,24 @@ import contextlib
 import importlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from toolcrib.config.paths import Paths, private_folder
 from toolcrib.errors import ConfigError, ToolcribError, UsageError
 from toolcrib.signals import ending_signals, reset_signals
-from toolcrib.workspace.serving.transports import TOKEN_VARIABLE, claim_pipes, open_token
+from toolcrib.workspace.serving.transports import (
+    TOKEN_VARIABLE,
+    AccessCheck,
+    ClientPipes,
+    claim_pipes,
+    listen_on_loopback,
+    listen_on_unix_socket,
+    open_token,
+)
 from toolcrib.workspace.settings.load import load_settings
 from toolcrib.workspace.settings.model import WorkspaceSettings
 from toolcrib.workspace.tool import WorkspaceTool
@@ -153,49 +162,44 @@ async def live(workspace: Workspace, serve: Serve) -> None:
 
 async def _over_stdio(workspace: Workspace) -> None:
     pipes = claim_pipes()
-    await load("stdio", "server")
-    from toolcrib.workspace.serving.mcp_server import build_server, serve_stdio  # noqa: PLC0415
-
-    await serve_stdio(build_server(workspace), pipes)
+    await (await _server()).serve_stdio(workspace, pipes)
 
 
 async def _over_http(workspace: Workspace, port: int, token_file: Path | None) -> None:
-    from toolcrib.workspace.serving.transports import listen_on_loopback  # noqa: PLC0415
-
     listeners = listen_on_loopback(port)
     number = listeners[0].getsockname()[1]
     folder = Paths.of_user(os.environ).run_dir / "workspaces"
     private_folder(folder)
-    await load("http", "server")
-    from toolcrib.workspace.serving.mcp_server import build_server, serve_http  # noqa: PLC0415
-    from toolcrib.workspace.serving.transports import AccessCheck  # noqa: PLC0415
-
+    server = await _server()
     hosts = frozenset(f"{name}:{number}" for name in ("127.0.0.1", "localhost", "[::1]"))
     with open_token(os.environ, token_file, folder / f"http-{number}.token") as key:
-        tell(f"serving {workspace.root} at http://127.0.0.1:{number}/mcp")
-        tell(f"clients send the header `Authorization: Bearer <token>`; the token is {key.where}")
-        await serve_http(build_server(workspace), AccessCheck(hosts=hosts, token=key.value), listeners)
+        announce(f"serving {workspace.root} at http://127.0.0.1:{number}/mcp")
+        announce(f"clients send the header `Authorization: Bearer <token>`; the token is {key.where}")
+        await server.serve_http(workspace, AccessCheck(hosts=hosts, token=key.value), listeners)
 
 
 async def over_socket(workspace: Workspace, path: Path, ready: Callable[[], None] | None = None) -> None:
-    from toolcrib.workspace.serving.transports import listen_on_unix_socket  # noqa: PLC0415
-
     with listen_on_unix_socket(path) as listener:
-        await load("http", "server")
-        from toolcrib.workspace.serving.mcp_server import build_server, serve_http  # noqa: PLC0415
-        from toolcrib.workspace.serving.transports import AccessCheck  # noqa: PLC0415
-
-        tell(f"serving {workspace.root} at {path}: Streamable HTTP, path /mcp, Host localhost")
+        server = await _server()
+        announce(f"serving {workspace.root} at {path}: Streamable HTTP, path /mcp, Host localhost")
         if ready is not None:
             ready()
-        await serve_http(build_server(workspace), AccessCheck(hosts=frozenset({"localhost"}), token=None), [listener])
+        await server.serve_http(workspace, AccessCheck(hosts=frozenset({"localhost"}), token=None), [listener])
 
 
-async def load(*names: str) -> None:
-    """Imports rooms that need the SDK, meanwhile the loop goes on."""
-    for name in names:
-        await asyncio.to_thread(importlib.import_module, f"toolcrib.workspace.serving.{name}")
+class _Server(Protocol):
+    """What `mcp_server` offers."""
+
+    async def serve_stdio(self, workspace: Workspace, pipes: ClientPipes) -> None: ...
+    async def serve_http(
+        self, workspace: Workspace, access: AccessCheck, listeners: Sequence[socket.socket]
+    ) -> None: ...
 
 
-def tell(line: str) -> None:
+async def _server() -> _Server:
+    """The SDK takes most of a second to load: in a thread, so that the sandbox tests itself meanwhile."""
+    return cast("_Server", await asyncio.to_thread(importlib.import_module, "toolcrib.workspace.serving.mcp_server"))
+
+
+def announce(line: str) -> None:
     print(f"toolcrib-workspace: {line}", file=sys.stderr, flush=True)  # noqa: T201

@@ -148,12 +148,14 @@ ENDING_SECONDS = 2.0
 MOST_HTTP_SESSIONS = 256
 
 
-async def serve_http(server: Server[Any], gate: AccessCheck, listeners: Sequence[socket.socket]) -> None:
+async def serve_http(workspace: Workspace, access: AccessCheck, listeners: Sequence[socket.socket]) -> None:
     """Until it is cancelled; then what is under way has a moment, and is cut."""
-    # The gate has looked at Host and Origin already, and has the whole body.
-    app = server.streamable_http_app(max_request_body_size=LARGEST_BODY, max_sessions=MOST_HTTP_SESSIONS, host="")
-    gate.app = app
-    http = AsgiServer(gate)
+    # The access check has looked at Host and Origin already, and has the whole body.
+    app = build_server(workspace).streamable_http_app(
+        max_request_body_size=LARGEST_BODY, max_sessions=MOST_HTTP_SESSIONS, host=""
+    )
+    access.app = app
+    http = AsgiServer(access)
     async with app.router.lifespan_context(app):
         await http.start(*listeners)
         try:
@@ -166,7 +168,8 @@ _LAST_MESSAGES = 1.0
 """Seconds that a client has to take the last of what it was told."""
 
 
-async def serve_stdio(server: Server[Any], pipes: ClientPipes) -> None:
+async def serve_stdio(workspace: Workspace, pipes: ClientPipes) -> None:
+    server = build_server(workspace)
     try:
         async with _streams(pipes) as (reading, writing):
             await server.run(reading, writing, server.create_initialization_options())

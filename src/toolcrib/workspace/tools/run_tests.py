@@ -289,7 +289,7 @@ async def _run(turn: CommandRunner, argv: tuple[str, ...], tally: PytestProgress
 @functools.cache
 def plugin_source() -> str:
     """The text of `pytest_report`, which runs where this package cannot be imported."""
-    return resources.files("toolcrib.workspace.running").joinpath("pytest_report.py").read_text()
+    return resources.files("toolcrib.workspace.tools").joinpath("pytest_report.py").read_text()
 
 
 def pytest_arguments(scene: ToolContext, given: RunTestsArguments) -> tuple[str, ...]:
