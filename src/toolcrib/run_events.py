@@ -48,7 +48,7 @@ class ToolStatus(enum.StrEnum):
     """There is no such tool."""
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
-    AWAY = "away"
+    UNAVAILABLE = "unavailable"
     """Its server could not be reached."""
 
 

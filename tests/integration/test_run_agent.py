@@ -268,7 +268,7 @@ async def test_a_server_that_dies_in_a_call_is_a_result(desk: StdioServer, notes
     with scripted("anthropic", [Call("die"), Say("It is gone.")]) as model:
         events = await run(model, mcp_servers=[desk])
     assert finished(events).text == "It is gone."
-    assert ends(events)["die"].tool_status is ToolStatus.AWAY
+    assert ends(events)["die"].tool_status is ToolStatus.UNAVAILABLE
     assert "desk" in model.results[0]
     assert not alive(notes)
 

@@ -20,7 +20,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 
 from toolcrib.agent_loop import models, setup
-from toolcrib.agent_loop import run as course
+from toolcrib.agent_loop import run as run_module
 from toolcrib.agent_loop.events import RunEvent
 from toolcrib.agent_loop.options import AgentOptions
 from toolcrib.agent_loop.run import run_agent
@@ -199,7 +199,7 @@ def in_memory(patch: pytest.MonkeyPatch, *says: Sequence[Piece], kit: Bench | No
     world = World(turns=says)
     patch.setattr(models, "open_model", world.open_model)
     patch.setattr(setup, "Kit", lambda *_, **__: kit)
-    assert course.models is models
+    assert run_module.models is models
     return world
 
 

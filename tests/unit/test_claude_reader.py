@@ -129,7 +129,7 @@ def test_a_tool_is_named_by_its_server_and_without_the_prefix(name: str, server:
         ("<tool_use_error>File is in a directory that is denied by your permission settings", {}, ToolStatus.DENIED),
         ("<tool_use_error>Error: No such tool available: mcp__toolcrib__nope", {}, ToolStatus.UNKNOWN),
         ("<tool_use_error>InputValidationError: Read failed", {}, ToolStatus.INVALID),
-        ('MCP server "toolcrib" is not connected', {}, ToolStatus.AWAY),
+        ('MCP server "toolcrib" is not connected', {}, ToolStatus.UNAVAILABLE),
         ('MCP server "toolcrib" tool "slow" sent no response or progress for 30s', {}, ToolStatus.TIMEOUT),
         ("a refusal of another call", refused("toolu_2"), ToolStatus.ERROR),
     ],

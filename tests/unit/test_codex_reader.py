@@ -89,7 +89,10 @@ def test_our_server_has_our_name_whatever_it_was_called_in_the_run() -> None:
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        ({"message": "tool call error: tool call failed\n\nCaused by:\n    Transport send error: …"}, ToolStatus.AWAY),
+        (
+            {"message": "tool call error: tool call failed\n\nCaused by:\n    Transport send error: …"},
+            ToolStatus.UNAVAILABLE,
+        ),
         ({"message": "tool call error: timed out awaiting tools/call after 3600s"}, ToolStatus.TIMEOUT),
         ({"message": "MCP tool call requires approval, but approval policy is never"}, ToolStatus.DENIED),
         ({"message": "user rejected MCP tool call"}, ToolStatus.DENIED),

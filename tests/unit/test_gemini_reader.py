@@ -101,7 +101,7 @@ def test_a_call_is_told_twice_with_its_servers_name_for_the_tool(printed: str, n
         ("invalid_tool_params", 'Path not in workspace: Attempted path "/x"', ToolStatus.DENIED),
         ("invalid_tool_params", "params must have required property 'b'", ToolStatus.INVALID),
         ("tool_not_registered", 'Tool "write_file" not found.', ToolStatus.UNKNOWN),
-        ("mcp_tool_error", '{"error":{"message":"fetch failed","isError":true}}', ToolStatus.AWAY),
+        ("mcp_tool_error", '{"error":{"message":"fetch failed","isError":true}}', ToolStatus.UNAVAILABLE),
         ("mcp_tool_error", "MCP error -32001: Request timed out", ToolStatus.TIMEOUT),
         ("mcp_tool_error", "MCP tool 'fail' reported tool error", ToolStatus.ERROR),
         ("file_not_found", "File not found.", ToolStatus.ERROR),

@@ -90,7 +90,7 @@ def around(
         inner,
         definitions=Definitions(by_name={}),
         retries=retries,
-        tell=told.tell,
+        on_retry=told.tell,
         hang_up=told.hang_up,
         sleep=told.sleep,
         chance=chance,
@@ -244,7 +244,7 @@ async def test_what_is_shown_comes_as_soon_as_it_is_there() -> None:
         FunctionModel(stream_function=stream),
         definitions=Definitions(by_name={}),
         retries=0,
-        tell=told.tell,
+        on_retry=told.tell,
         hang_up=told.hang_up,
     )
     async with asyncio.timeout(60), model.request_stream(ASKED, None, ModelRequestParameters()) as answered:

@@ -221,7 +221,7 @@ async def test_calls_of_one_answer_run_at_the_same_time(monkeypatch: pytest.Monk
     ("error", "status", "words"),
     [
         (RuntimeError("it broke"), ToolStatus.ERROR, "RuntimeError: it broke"),
-        (ServerUnavailable("Server 'desk' is gone."), ToolStatus.AWAY, "Server 'desk' is gone."),
+        (ServerUnavailable("Server 'desk' is gone."), ToolStatus.UNAVAILABLE, "Server 'desk' is gone."),
         (CallTimeout("No answer in 5 s."), ToolStatus.TIMEOUT, "No answer in 5 s."),
         (InvalidArguments("a: a number is needed", remedy="Correct it."), ToolStatus.INVALID, "Correct it."),
         (TimeoutError("slow"), ToolStatus.ERROR, "TimeoutError: slow"),

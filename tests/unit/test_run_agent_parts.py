@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from parts.agent_runs import Bench, in_memory, options, run
 from toolcrib.agent_loop import messages as history
-from toolcrib.agent_loop import run as course
 from toolcrib.agent_loop import tool_sources
 from toolcrib.agent_loop.event_queue import EventEmitter, EventQueue
 from toolcrib.agent_loop.events import McpConnected, McpWarning, RunFailed
 from toolcrib.agent_loop.messages import result_content
+from toolcrib.agent_loop.models import endpoint
 from toolcrib.agent_loop.models.endpoint import ToolFormat
 from toolcrib.agent_loop.run import run_agent
 from toolcrib.agent_loop.tool_calls import ToolOutcome, read_arguments
@@ -112,7 +112,7 @@ async def test_an_sdk_that_is_missing_is_told_with_the_words_that_install_it(mon
         return load(name)
 
     in_memory(monkeypatch, ["never"])
-    monkeypatch.setattr(course.importlib, "import_module", without)
+    monkeypatch.setattr(endpoint.importlib, "import_module", without)
     failed = (await run())[-1]
     assert isinstance(failed, RunFailed)
     assert "anthropic" in failed.error
@@ -164,9 +164,9 @@ async def test_a_server_of_a_crib_that_takes_too_long_is_told_as_missing(monkeyp
 def test_a_key_is_masked_also_where_a_url_holds_it(key: str) -> None:
     from urllib.parse import quote
 
-    teller = EventEmitter(run_id="1", provider="p", key=key, feed=EventQueue())
-    assert teller.without_key(f"<{key}> ?key={quote(key, safe='')}&x") == "<****> ?key=****&x"
+    emitter = EventEmitter(run_id="1", provider="p", key=key, queue=EventQueue())
+    assert emitter.without_key(f"<{key}> ?key={quote(key, safe='')}&x") == "<****> ?key=****&x"
 
 
 def test_a_key_that_is_no_secret_masks_nothing() -> None:
-    assert EventEmitter(run_id="1", provider="p", key="", feed=EventQueue()).without_key("all of it") == "all of it"
+    assert EventEmitter(run_id="1", provider="p", key="", queue=EventQueue()).without_key("all of it") == "all of it"

@@ -63,12 +63,12 @@ class EventQueue:
 
 
 MOST_CHARACTERS = 2000
-"""Characters that are told of a provider's words."""
+"""Characters of a provider's words that are passed on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """How far a run came."""
+    """How progress a run came."""
 
     text: str = ""
     """What the model said last."""
@@ -78,30 +78,37 @@ class RunProgress:
 
 
 class EventEmitter:
-    def __init__(self, *, run_id: str, provider: str, key: str, feed: EventQueue) -> None:
+    def __init__(self, *, run_id: str, provider: str, key: str, queue: EventQueue) -> None:
         self.run_id = run_id
         self._provider = provider
-        self._feed = feed
+        self._queue = queue
         self.without_key = Masker([key]).known
 
-    def tell(self, kind: type[AnyRunEvent], **fields: Any) -> None:
-        self._feed.put(kind(provider=self._provider, run_id=self.run_id, **fields))
+    def emit(self, kind: type[AnyRunEvent], **fields: Any) -> None:
+        self._queue.put(kind(provider=self._provider, run_id=self.run_id, **fields))
 
     def retrying(self, reason: str, delay: float, attempt: int) -> None:
-        self.tell(Retrying, reason=self._words(reason), delay=delay, attempt=attempt)
+        self.emit(Retrying, reason=self._words(reason), delay=delay, attempt=attempt)
 
-    def finished(self, ended: RunEnd, far: RunProgress) -> None:
-        self.tell(RunFinished, ended=ended, text=far.text, usage=far.usage, steps=far.steps, messages=far.messages)
+    def finished(self, ended: RunEnd, progress: RunProgress) -> None:
+        self.emit(
+            RunFinished,
+            ended=ended,
+            text=progress.text,
+            usage=progress.usage,
+            steps=progress.steps,
+            messages=progress.messages,
+        )
 
-    def failed(self, error: str, remedy: str, far: RunProgress) -> None:
-        self.tell(
+    def failed(self, error: str, remedy: str, progress: RunProgress) -> None:
+        self.emit(
             RunFailed,
             error=self._words(error),
             remedy=self._words(remedy),
-            text=far.text,
-            usage=far.usage,
-            steps=far.steps,
-            messages=far.messages,
+            text=progress.text,
+            usage=progress.usage,
+            steps=progress.steps,
+            messages=progress.messages,
         )
 
     def _words(self, text: str) -> str:

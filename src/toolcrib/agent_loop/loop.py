@@ -84,39 +84,39 @@ class Loop:
         options: AgentOptions,
         past: Sequence[ModelMessage],
         *,
-        teller: EventEmitter,
-        feed: EventQueue,
+        emitter: EventEmitter,
+        queue: EventQueue,
     ) -> None:
         self._prompt = prompt
         self._options = options
         self._messages = list(past)
-        self._teller = teller
-        self._feed = feed
+        self._emitter = emitter
+        self._queue = queue
         self._usage = ModelUsage()
         self._steps = 0
         self._said = ""
         self._known: set[str] = set()
 
     async def run(self, model: Model, calling: ToolCaller, form: ToolFormat) -> RunEnd:
-        tally = CallEvents(calling.tools, self._teller)
+        events = CallEvents(calling.tools, self._emitter)
         asked_with = self._parameters(calling)
         self._add_request([UserPromptPart(self._prompt)])
         try:
             while self._steps < self._options.max_steps:
-                await self._feed.all_read()
+                await self._queue.all_read()
                 answer = await self._asked(model, asked_with)
                 self._steps += 1
                 calls = self._calls_of(answer)
                 refused = _ended(answer) is RunEnd.REFUSED
                 if calls and not refused:
-                    await self._carry_out(calls, calling, tally, form, cut_off=_ended(answer) is RunEnd.LENGTH)
-                self._teller.tell(StepFinished, step=self._steps, usage=_usage(answer.usage))
+                    await self._carry_out(calls, calling, events, form, cut_off=_ended(answer) is RunEnd.LENGTH)
+                self._emitter.emit(StepFinished, step=self._steps, usage=_usage(answer.usage))
                 if refused or not calls:
                     return _ended(answer)
         except ContentFilterError:
             return RunEnd.REFUSED
         finally:
-            tally.cut_short()
+            events.cut_short()
         return RunEnd.MAX_STEPS
 
     def _parameters(self, calling: ToolCaller) -> ModelRequestParameters:
@@ -142,37 +142,37 @@ class Loop:
             try:
                 async for event in stream:
                     words, thoughts = _piece(event)
-                    self._tell_pieces(said.add(words), thought.add(thoughts))
-                    await self._feed.room()
+                    self._emit_pieces(said.add(words), thought.add(thoughts))
+                    await self._queue.room()
             except BaseException:
                 self._add_answer(replace(stream.get(), state="interrupted"))
                 raise
             finally:
-                self._tell_pieces(said.rest(), thought.rest())
+                self._emit_pieces(said.rest(), thought.rest())
         return self._add_answer(stream.get())
 
-    def _tell_pieces(self, words: str, thoughts: str) -> None:
+    def _emit_pieces(self, words: str, thoughts: str) -> None:
         if thoughts:
-            self._teller.tell(ReasoningDelta, text=thoughts)
+            self._emitter.emit(ReasoningDelta, text=thoughts)
         if words:
-            self._teller.tell(TextDelta, text=words)
+            self._emitter.emit(TextDelta, text=words)
 
     async def _carry_out(
-        self, calls: Sequence[_Call], calling: ToolCaller, tally: CallEvents, form: ToolFormat, *, cut_off: bool
+        self, calls: Sequence[_Call], calling: ToolCaller, events: CallEvents, form: ToolFormat, *, cut_off: bool
     ) -> None:
         """At the same time; their results go to the model in the order of the calls. None of an answer that was cut
         off is run: which of them are whole, no provider says."""
         for call in calls:
-            tally.began(call.known_as, call.part.tool_name, call.part.args)
+            events.began(call.known_as, call.part.tool_name, call.part.args)
         at_once = asyncio.Semaphore(MOST_AT_ONCE)
 
         async def carried_out(call: _Call) -> ToolReturnPart:
             name = call.part.tool_name
             async with at_once:
                 outcome = _CUT_OFF if cut_off else await calling.call(name, call.part.args or "", call.known_as)
-            told = result_content(outcome, form)
-            tally.ended(call.known_as, outcome, content_text(told))
-            return ToolReturnPart(name, told, call.part.tool_call_id, outcome=outcome_word(outcome))
+            content = result_content(outcome, form)
+            events.ended(call.known_as, outcome, content_text(content))
+            return ToolReturnPart(name, content, call.part.tool_call_id, outcome=outcome_word(outcome))
 
         tasks: list[asyncio.Task[ToolReturnPart]] = []
         try:
@@ -191,14 +191,14 @@ class Loop:
                 parts=list(parts),
                 instructions=self._options.instructions or None,
                 timestamp=datetime.now(UTC),
-                run_id=self._teller.run_id,
+                run_id=self._emitter.run_id,
                 state=state,
             )
         )
 
     def _add_answer(self, answer: ModelResponse) -> ModelResponse:
         answer.parts = [_mended(part) for part in answer.parts]
-        answer.run_id = self._teller.run_id
+        answer.run_id = self._emitter.run_id
         self._usage = _sum(self._usage, _usage(answer.usage))
         self._said = answer.text or self._said
         if answer.parts:
@@ -220,7 +220,7 @@ class Loop:
         answer.parts = [next(fit).part if isinstance(part, ToolCallPart) else part for part in answer.parts]
         return calls
 
-    def standing(self) -> RunProgress:
+    def progress(self) -> RunProgress:
         return RunProgress(
             text=self._said, usage=self._usage, steps=self._steps, messages=messages.write_history(self._messages)
         )

@@ -47,7 +47,7 @@ class TextPieces:
         self._half = ""
 
     def add(self, piece: str) -> str:
-        """What can be told of it now: the first half of a character waits for the other."""
+        """What can be shown of it now: the first half of a character waits for the other."""
         text = self._half + piece
         self._half = text[-1] if text and ord(text[-1]) in _FIRST_HALVES else ""
         return whole_text(text.removesuffix(self._half))
@@ -92,7 +92,7 @@ MEDIA_TYPES: Mapping[ToolFormat, frozenset[str]] = {
 """Media types that go to the model as they are."""
 
 MOST_TEXT = 400_000
-"""Characters of one result that a model is told: what many can read in all."""
+"""Characters of one result that a model is shown: what many can read in all."""
 LARGEST_FILE = 5 * 1024 * 1024 * 3 // 4
 MOST_FILES = 5 * LARGEST_FILE
 """Bytes of one picture or file, and of all in one result. Providers refuse a whole conversation for one that is larger
@@ -104,13 +104,13 @@ ResultContent = str | list[str | BinaryContent]
 
 def result_content(outcome: ToolOutcome, form: ToolFormat) -> ResultContent:
     found = [outcome.words] if outcome.result is None else pieces(outcome.result, MEDIA_TYPES[form])
-    told = _within(found)
-    return told if any(isinstance(piece, BinaryContent) for piece in told) else content_text(told) or NO_OUTPUT
+    shown = _within(found)
+    return shown if any(isinstance(piece, BinaryContent) for piece in shown) else content_text(shown) or NO_OUTPUT
 
 
 def _within(found: Sequence[Piece]) -> list[str | BinaryContent]:
     """As much of it as a model is told; where something is left out, it says so."""
-    told: list[str | BinaryContent] = []
+    shown: list[str | BinaryContent] = []
     characters, size, left_out = MOST_TEXT, MOST_FILES, 0
     for piece in found:
         if isinstance(piece, str):
@@ -118,21 +118,21 @@ def _within(found: Sequence[Piece]) -> list[str | BinaryContent]:
         elif len(piece.data) > min(LARGEST_FILE, size):
             words = f"({piece.media_type}, {len(piece.data)} bytes: too large to be shown.)"
         else:
-            told.append(BinaryContent(data=piece.data, media_type=piece.media_type))
+            shown.append(BinaryContent(data=piece.data, media_type=piece.media_type))
             size -= len(piece.data)
             continue
         if kept := words[:characters]:
-            told.append(kept)
+            shown.append(kept)
         characters -= len(kept)
         left_out += len(words) - len(kept)
     if left_out:
-        told.append(f"({left_out} more characters are left out. {ASK_FOR_LESS})")
-    return told
+        shown.append(f"({left_out} more characters are left out. {ASK_FOR_LESS})")
+    return shown
 
 
-def content_text(told: ResultContent) -> str:
+def content_text(shown: ResultContent) -> str:
     """What of it is text."""
-    return told if isinstance(told, str) else "\n".join(piece for piece in told if isinstance(piece, str))
+    return shown if isinstance(shown, str) else "\n".join(piece for piece in shown if isinstance(piece, str))
 
 
 def outcome_word(outcome: ToolOutcome) -> Literal["success", "denied", "failed"]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import traceback
 import uuid
@@ -39,10 +38,12 @@ log = logging.getLogger(__name__)
 
 
 class RunLifecycle:
-    def __init__(self, plan: RunSetup, feed: EventQueue, run_id: str) -> None:
-        self._plan = plan
-        self._feed = feed
-        self._teller = EventEmitter(run_id=run_id, provider=plan.place.provider.name, key=plan.place.key, feed=feed)
+    def __init__(self, setup: RunSetup, queue: EventQueue, run_id: str) -> None:
+        self._setup = setup
+        self._queue = queue
+        self._emitter = EventEmitter(
+            run_id=run_id, provider=setup.endpoint.provider.name, key=setup.endpoint.key, queue=queue
+        )
         self._loop: Loop | None = None
         self.closing = False
         """From here on it ends by itself, and shall not be disturbed."""
@@ -53,17 +54,17 @@ class RunLifecycle:
         stack = AsyncExitStack()
         try:
             own = await self._coding_tools(stack)
-            self._teller.tell(RunStarted, model=self._plan.options.model, max_steps=self._plan.options.max_steps)
+            self._emitter.emit(RunStarted, model=self._setup.options.model, max_steps=self._setup.options.max_steps)
             how = await self._limited(stack, own)
         finally:
             self.closing = True
             await self._close(stack)
-        self._tell_end(how)
+        self._report_end(how)
 
     async def _coding_tools(self, stack: AsyncExitStack) -> CheckedTools | None:
-        if self._plan.coding is None:
+        if self._setup.coding is None:
             return None
-        builtins = await stack.enter_async_context(coding.coding_tools(self._plan.coding))
+        builtins = await stack.enter_async_context(coding.coding_tools(self._setup.coding))
 
         async def call(tool: Tool, arguments: dict[str, Any], *, timeout: float | None) -> Any:
             async with asyncio.timeout(timeout):
@@ -75,7 +76,7 @@ class RunLifecycle:
         )
 
     async def _limited(self, stack: AsyncExitStack, own: CheckedTools | None) -> RunEnd | Exception:
-        limit = asyncio.timeout(self._plan.options.timeout)
+        limit = asyncio.timeout(self._setup.options.timeout)
         try:
             async with limit:
                 return await self._whole(stack, own)
@@ -83,23 +84,25 @@ class RunLifecycle:
             return RunEnd.TIMEOUT if limit.expired() else error
 
     async def _whole(self, stack: AsyncExitStack, own: CheckedTools | None) -> RunEnd:
-        plan = self._plan
+        setup = self._setup
         # The modules take a second to load the first time, in which the servers can connect.
-        loading = asyncio.get_running_loop().run_in_executor(None, _load, plan.place.provider.module)
+        loading = asyncio.get_running_loop().run_in_executor(None, _load, setup.endpoint.provider.module)
         try:
-            missing = MissingServers(self._teller)
-            if plan.kit is not None:
-                with missing.told_at_once(plan.kit):
-                    await stack.enter_async_context(plan.kit)
-            tools = await collect_tools(plan, own, missing, self._teller)
+            missing = MissingServers(self._emitter)
+            if setup.kit is not None:
+                with missing.reported_at_once(setup.kit):
+                    await stack.enter_async_context(setup.kit)
+            tools = await collect_tools(setup, own, missing, self._emitter)
             module = await loading
         finally:
             loading.cancel()
-        loop: Loop = module.Loop(plan.prompt, plan.options, plan.past, teller=self._teller, feed=self._feed)
+        loop: Loop = module.Loop(setup.prompt, setup.options, setup.past, emitter=self._emitter, queue=self._queue)
         self._loop = loop
         offers = {name: tool.offer for name, tool in tools.items()}
-        model = await stack.enter_async_context(models.open_model(plan.options, offers, self._teller.retrying))
-        return await loop.run(model, ToolCaller(tools, CallApproval(plan.options.approve)), plan.place.provider.format)
+        model = await stack.enter_async_context(models.open_model(setup.options, offers, self._emitter.retrying))
+        return await loop.run(
+            model, ToolCaller(tools, CallApproval(setup.options.approve)), setup.endpoint.provider.format
+        )
 
     async def _close(self, stack: AsyncExitStack) -> None:
         try:
@@ -107,21 +110,21 @@ class RunLifecycle:
         except Exception as error:
             self._log("could not be closed", error)
 
-    def _tell_end(self, how: RunEnd | Exception) -> None:
-        far = self._loop.standing() if self._loop else RunProgress(messages=self._plan.options.history)
+    def _report_end(self, how: RunEnd | Exception) -> None:
+        progress = self._loop.progress() if self._loop else RunProgress(messages=self._setup.options.history)
         if isinstance(how, RunEnd):
-            self._teller.finished(how, far)
+            self._emitter.finished(how, progress)
         elif isinstance(how, ToolcribError):
-            self._teller.failed(how.message, how.remedy, far)
+            self._emitter.failed(how.message, how.remedy, progress)
         else:
-            explain = importlib.import_module("toolcrib.agent_loop.models.failures")
-            if not explain.is_known(how):
+            failures = load_module("toolcrib.agent_loop.models.failures")
+            if not failures.is_known_failure(how):
                 self._log("failed", how)
-            self._teller.failed(explain.error(how), explain.remedy(how), far)
+            self._emitter.failed(failures.error_text(how), failures.error_remedy(how), progress)
 
     def _log(self, what: str, error: Exception) -> None:
         trace = "".join(traceback.format_exception(error))
-        log.warning("run %s %s:\n%s", self._teller.run_id, what, self._teller.without_key(trace))
+        log.warning("run %s %s:\n%s", self._emitter.run_id, what, self._emitter.without_key(trace))
 
 
 def _load(provider: str) -> ModuleType:
@@ -158,7 +161,7 @@ class AgentRun(AsyncIterator[AnyRunEvent]):
         self.id = uuid.uuid4().hex
         self._prompt = prompt
         self._options = options
-        self._feed = EventQueue()
+        self._queue = EventQueue()
         self._life: _Life | None = None
         self._over = False
         self._being_read = False
@@ -176,9 +179,9 @@ class AgentRun(AsyncIterator[AnyRunEvent]):
 
     async def _next(self) -> AnyRunEvent:
         if self._life is None:
-            self._life = _Life(self._prompt, self._options, self._feed, self.id)
+            self._life = _Life(self._prompt, self._options, self._queue, self.id)
         try:
-            event = await self._feed.next()
+            event = await self._queue.next()
         except BaseException:
             await self.aclose()
             raise
@@ -218,17 +221,17 @@ class AgentRun(AsyncIterator[AnyRunEvent]):
 class _Life:
     """A run in its own task, from its first look at the options. Knows nothing of who reads."""
 
-    def __init__(self, prompt: str, options: AgentOptions, feed: EventQueue, run_id: str) -> None:
-        self._course: RunLifecycle | None = None
-        self.task = asyncio.create_task(self._whole(prompt, options, feed, run_id), name=f"run_agent {run_id}")
+    def __init__(self, prompt: str, options: AgentOptions, queue: EventQueue, run_id: str) -> None:
+        self._lifecycle: RunLifecycle | None = None
+        self.task = asyncio.create_task(self._whole(prompt, options, queue, run_id), name=f"run_agent {run_id}")
         _running.add(self.task)
         self.task.add_done_callback(_running.discard)
-        self.task.add_done_callback(lambda _: feed.end())
+        self.task.add_done_callback(lambda _: queue.end())
 
-    async def _whole(self, prompt: str, options: AgentOptions, feed: EventQueue, run_id: str) -> None:
+    async def _whole(self, prompt: str, options: AgentOptions, queue: EventQueue, run_id: str) -> None:
         _within.set(_within.get() | {run_id})
-        self._course = RunLifecycle(await prepare_run(prompt, options), feed, run_id)
-        await self._course.run()
+        self._lifecycle = RunLifecycle(await prepare_run(prompt, options), queue, run_id)
+        await self._lifecycle.run()
 
     def stop(self) -> None:
         if not self._closing:
@@ -236,7 +239,7 @@ class _Life:
 
     @property
     def _closing(self) -> bool:
-        return self._course is not None and self._course.closing
+        return self._lifecycle is not None and self._lifecycle.closing
 
     async def stopped(self) -> None:
         """Waits whole, however often whoever waits is cancelled meanwhile: what was started must not stay."""

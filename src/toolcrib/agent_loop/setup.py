@@ -183,7 +183,7 @@ def _is_number(value: Any, name: str) -> bool:
 class RunSetup:
     prompt: str
     options: AgentOptions
-    place: ModelEndpoint
+    endpoint: ModelEndpoint
     past: Sequence[ModelMessage]
     coding: CodingTools | None
     kit: Kit | None
@@ -192,18 +192,18 @@ class RunSetup:
 
 async def prepare_run(prompt: str, options: AgentOptions) -> RunSetup:
     check_options(prompt, options)
-    where = find_endpoint(options)
+    endpoint = find_endpoint(options)
     options = _read_once(options)
     kit = Kit(options.mcp_servers, connect_limit=CONNECT_LIMIT) if options.mcp_servers else None
     # What is loaded for these takes a second the first time, so it is not done in the event loop.
     if options.settings:
-        await asyncio.to_thread(check_settings, options.settings, where.provider)
+        await asyncio.to_thread(check_settings, options.settings, endpoint.provider)
     past: Sequence[ModelMessage] = ()
     if options.history:
-        history = await asyncio.to_thread(load_module, "toolcrib.agent_loop.messages")
-        past = history.read(options.history)
+        messages = await asyncio.to_thread(load_module, "toolcrib.agent_loop.messages")
+        past = messages.read_history(options.history)
     return RunSetup(
-        prompt=prompt, options=options, place=where, past=past, coding=_coding(options.coding_tools), kit=kit
+        prompt=prompt, options=options, endpoint=endpoint, past=past, coding=_coding(options.coding_tools), kit=kit
     )
 
 

@@ -62,7 +62,7 @@ STATUS: tuple[tuple[type[ToolcribError], ToolStatus], ...] = (
     (InvalidArguments, ToolStatus.INVALID),
     (Denied, ToolStatus.DENIED),
     (CallTimeout, ToolStatus.TIMEOUT),
-    (ServerFailure, ToolStatus.AWAY),
+    (ServerFailure, ToolStatus.UNAVAILABLE),
 )
 """The first that fits counts; any other error is the tool's."""
 
@@ -163,9 +163,9 @@ class _OpenCall:
 
 
 class CallEvents:
-    def __init__(self, tools: Mapping[str, CallableTool], teller: EventEmitter) -> None:
+    def __init__(self, tools: Mapping[str, CallableTool], emitter: EventEmitter) -> None:
         self._tools = tools
-        self._teller = teller
+        self._emitter = emitter
         self._open: dict[str, _OpenCall] = {}
 
     def began(self, call: str, name: str, given: str | Mapping[str, Any] | None) -> None:
@@ -176,7 +176,7 @@ class CallEvents:
         except InvalidArguments:
             fields["raw"] = given
         self._open[call] = _OpenCall(fields=fields, began=time.perf_counter())
-        self._teller.tell(ToolCalled, tool_status=ToolStatus.STARTED, **fields)
+        self._emitter.emit(ToolCalled, tool_status=ToolStatus.STARTED, **fields)
 
     def ended(self, call: str, outcome: ToolOutcome, text: str) -> None:
         result = outcome.result
@@ -198,4 +198,4 @@ class CallEvents:
     def _close(self, call: str, **how: Any) -> None:
         one = self._open.pop(call)
         how.setdefault("tool_duration_ms", (time.perf_counter() - one.began) * 1000)
-        self._teller.tell(ToolFinished, **one.fields, **how)
+        self._emitter.emit(ToolFinished, **one.fields, **how)

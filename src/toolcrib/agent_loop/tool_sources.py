@@ -61,18 +61,18 @@ class CheckedTools:
 class MissingServers:
     """Servers that are not there: each is told once, as soon as it is known."""
 
-    def __init__(self, teller: EventEmitter) -> None:
-        self._teller = teller
-        self._told: set[str] = set()
+    def __init__(self, emitter: EventEmitter) -> None:
+        self._emitter = emitter
+        self._reported: set[str] = set()
 
-    def tell(self, server: str, reason: str) -> None:
-        if server not in self._told:
-            self._told.add(server)
-            self._teller.tell(McpWarning, server=server, reason=reason)
+    def report(self, server: str, reason: str) -> None:
+        if server not in self._reported:
+            self._reported.add(server)
+            self._emitter.emit(McpWarning, server=server, reason=reason)
 
     @contextmanager
-    def told_at_once(self, counter: ToolProvider) -> Iterator[None]:
-        leave = counter.subscribe(self._note, ServerStateChanged)
+    def reported_at_once(self, provider: ToolProvider) -> Iterator[None]:
+        leave = provider.subscribe(self._note, ServerStateChanged)
         try:
             yield
         finally:
@@ -80,75 +80,75 @@ class MissingServers:
 
     def _note(self, event: ServerStateChanged) -> None:
         if event.state == ServerState.FAILED:
-            self.tell(event.server, event.reason or WHY_MISSING[ServerState.FAILED])
+            self.report(event.server, event.reason or WHY_MISSING[ServerState.FAILED])
 
 
 async def collect_tools(
-    plan: RunSetup, own: CheckedTools | None, missing: MissingServers, teller: EventEmitter
+    setup: RunSetup, own: CheckedTools | None, missing: MissingServers, emitter: EventEmitter
 ) -> dict[str, CallableTool]:
     """Built-in tools come first, then those of the run's own servers: who comes first keeps a name."""
-    options, there = plan.options, list[str]()
-    shaped: dict[ToolProvider, Tools] = {}
-    if plan.kit is not None:
-        there += plan.kit.connected
-        for server, reason in plan.kit.missing.items():
-            missing.tell(server, reason)
-        shaped[plan.kit] = _transformed(plan.kit, options, teller)
+    options, there = setup.options, list[str]()
+    transformed: dict[ToolProvider, Tools] = {}
+    if setup.kit is not None:
+        there += setup.kit.connected
+        for server, reason in setup.kit.missing.items():
+            missing.report(server, reason)
+        transformed[setup.kit] = _transformed(setup.kit, options, emitter)
     if options.crib is not None:
-        with missing.told_at_once(options.crib):
+        with missing.reported_at_once(options.crib):
             await wait_until_settled(options.crib, CONNECT_LIMIT)
         for server, one in options.crib.status().items():
             if one.state is ServerState.READY:
                 there.append(server)
             elif one.state in WHY_MISSING:
-                missing.tell(server, one.last_error or WHY_MISSING[one.state])
-        shaped[options.crib] = _transformed(options.crib, options, teller)
-    _refuse_idle(shaped)
+                missing.report(server, one.last_error or WHY_MISSING[one.state])
+        transformed[options.crib] = _transformed(options.crib, options, emitter)
+    _refuse_idle(transformed)
     check = _checked(ArgumentChecker())
-    shelves = [*([own] if own else []), *(CheckedTools(tools=tools, check=check) for tools in shaped.values())]
-    tools, conflicts = _merged(shelves, FORMATS[plan.place.provider.format])
-    if shaped:
+    sources = [*([own] if own else []), *(CheckedTools(tools=tools, check=check) for tools in transformed.values())]
+    tools, conflicts = _merged(sources, FORMATS[setup.endpoint.provider.format])
+    if transformed:
         counted = Count(tool.offer.server for tool in tools.values() if tool.offer.server)
-        teller.tell(McpConnected, servers=tuple(there), tools=dict(counted))
+        emitter.emit(McpConnected, servers=tuple(there), tools=dict(counted))
     for kept, left_out in conflicts:
-        teller.tell(NameConflict, name=left_out.name, kept=kept.tool.display, left_out=left_out.tool.display)
+        emitter.emit(NameConflict, name=left_out.name, kept=kept.tool.display, left_out=left_out.tool.display)
     return tools
 
 
-async def wait_until_settled(counter: ToolProvider, limit: float) -> None:
+async def wait_until_settled(provider: ToolProvider, limit: float) -> None:
     """Returns when no server is about to connect any more, or the time is up."""
     changed = asyncio.Event()
 
     def note(_: Event) -> None:
         changed.set()
 
-    leave: Callable[[], None] = counter.subscribe(note, ServerStateChanged)
+    leave: Callable[[], None] = provider.subscribe(note, ServerStateChanged)
     try:
         async with asyncio.timeout(limit):
-            while any(one.state is ServerState.CONNECTING for one in counter.status().values()):
+            while any(one.state is ServerState.CONNECTING for one in provider.status().values()):
                 changed.clear()
                 await changed.wait()
     except TimeoutError:
-        # Who is late is told as missing.
+        # A server that is late is reported as missing.
         return
     finally:
         leave()
 
 
-def _transformed(counter: ToolProvider, options: AgentOptions, teller: EventEmitter) -> Tools:
+def _transformed(provider: ToolProvider, options: AgentOptions, emitter: EventEmitter) -> Tools:
     def left_out(offer: OfferedTool, why: UsageError) -> None:
         # A server's tool must not be able to end the run of who changes another's.
-        teller.tell(McpWarning, server=offer.server, reason=f"Its tool {offer.tool.name} is left out: {why.text()}")
+        emitter.emit(McpWarning, server=offer.server, reason=f"Its tool {offer.tool.name} is left out: {why.text()}")
 
-    return counter.tools().shaped(
+    return provider.tools().shaped(
         keep=options.keep, drop=options.drop, transform=options.transform, idle=UnmatchedNames.TAKEN, skipping=left_out
     )
 
 
-def _refuse_idle(shaped: Mapping[ToolProvider, Tools]) -> None:
+def _refuse_idle(transformed: Mapping[ToolProvider, Tools]) -> None:
     """A transformer may be meant for one of them alone, or for a server that is missing."""
-    for error in common_errors(tools.idle for tools in shaped.values()):
-        if all(counter.all_known for counter in shaped):
+    for error in common_errors(tools.idle for tools in transformed.values()):
+        if all(provider.all_known for provider in transformed):
             raise error
         log.warning("%s", error.text())
 
@@ -163,21 +163,21 @@ def _checked(checker: ArgumentChecker) -> Callable[[OfferedTool, dict[str, Any]]
 
 
 def _merged(
-    shelves: Sequence[CheckedTools], provider: Provider
+    sources: Sequence[CheckedTools], provider: Provider
 ) -> tuple[dict[str, CallableTool], list[tuple[OfferedTool, OfferedTool]]]:
     merged: dict[str, CallableTool] = {}
     conflicts: list[tuple[OfferedTool, OfferedTool]] = []
-    for shelf in shelves:
-        for offer in shelf.tools:
+    for source in sources:
+        for offer in source.tools:
             if offer.name in merged:
                 conflicts.append((merged[offer.name].offer, offer))
             else:
-                merged[offer.name] = _callable(shelf, offer, provider)
+                merged[offer.name] = _callable(source, offer, provider)
     return merged, conflicts
 
 
-def _callable(shelf: CheckedTools, offer: OfferedTool, provider: Provider) -> CallableTool:
+def _callable(source: CheckedTools, offer: OfferedTool, provider: Provider) -> CallableTool:
     def real(given: Mapping[str, Any]) -> dict[str, Any]:
-        return shelf.check(offer, shelf.tools.real_arguments(offer.name, given, provider=provider))
+        return source.check(offer, source.tools.real_arguments(offer.name, given, provider=provider))
 
-    return CallableTool(offer=offer, real=real, call=partial(shelf.tools.call_real, offer.name))
+    return CallableTool(offer=offer, real=real, call=partial(source.tools.call_real, offer.name))

@@ -37,7 +37,7 @@ _NOT_WELL = {
     ToolStatus.UNKNOWN: "there is no such tool",
     ToolStatus.TIMEOUT: "no answer in time",
     ToolStatus.CANCELLED: "not over",
-    ToolStatus.AWAY: "its server is away",
+    ToolStatus.UNAVAILABLE: "its server is unavailable",
 }
 
 

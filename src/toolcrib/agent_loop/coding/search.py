@@ -170,7 +170,7 @@ async def grep(scene: ToolContext, given: GrepArguments) -> ToolResult:
         )
         sheet = _sheet(scene, given)
         passed_over = await run_search(scene, search, sheet)
-    return ToolResult(given, "\n".join([*sheet.told(), *_notes(sheet, passed_over)]))
+    return ToolResult(given, "\n".join([*sheet.text_lines(), *_notes(sheet, passed_over)]))
 
 
 def _around(given: GrepArguments) -> ContextLines:
@@ -208,7 +208,7 @@ class _Written(MatchCollector):
     def __init__(self, tray: AnswerBuffer) -> None:
         self.tray = tray
 
-    def told(self) -> list[str]:
+    def text_lines(self) -> list[str]:
         return self.tray.lines or ["No files found"]
 
 
@@ -217,9 +217,9 @@ class _Files(_Written):
         if next(lines, None) is not None:
             self.tray.takes(one_line(shown_path(parts)))
 
-    def told(self) -> list[str]:
+    def text_lines(self) -> list[str]:
         found = self.tray.lines
-        return [f"Found {count_text(len(found), 'file')}", *found] if found else super().told()
+        return [f"Found {count_text(len(found), 'file')}", *found] if found else super().text_lines()
 
 
 class _Counts(_Written):
@@ -232,7 +232,7 @@ class _Counts(_Written):
         if count and self.tray.takes(f"{one_line(shown_path(parts))}:{count}"):
             self._total += count
 
-    def told(self) -> list[str]:
+    def text_lines(self) -> list[str]:
         found = self.tray.lines
         total = f"{count_text(self._total, 'matching line')} in {count_text(len(found), 'file')}."
         return [*found, "", f"Found {total}"] if found else ["No matches found"]
@@ -261,5 +261,5 @@ class _Content(_Written):
             if not self.tray.takes("".join(f"{name}{mark}" for name in named) + one_line(text)):
                 return
 
-    def told(self) -> list[str]:
+    def text_lines(self) -> list[str]:
         return self.tray.lines or ["No matches found"]

@@ -1,9 +1,9 @@
 """The model of a run, asked over its provider's HTTP interface.
 
-In: `AgentOptions` and the offers that the model may call. Out: a pydantic-ai model. `endpoint` says where it is and
-with
-which key, `http` is the way there, `definitions` what stands on the wire for each tool, `retrying` what is asked again;
-`openai`, `openrouter`, `anthropic` and `google` are one provider each, imported when a run begins.
+In: `AgentOptions` and the tools that the model may call. Out: a pydantic-ai model. `endpoint` says where it is and with
+which key, `http` is the way there, `definitions` what is on the wire for each tool, `answers` which answers are whole,
+`retrying` what is asked again; `openai`, `openrouter`, `anthropic` and `google` are one provider each. All but
+`endpoint` and `definitions` need `toolcrib[agent]`, and are imported when a run begins.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from toolcrib.catalog.offered_tool import OfferedTool
 
 OnRetry = Callable[[str, float, int], None]
-"""Told before a wait: why, for how many seconds, and which repetition it is, counted from one."""
+"""Called before a wait: why, for how many seconds, and which repetition it is, counted from one."""
 
 
 def check_model(options: AgentOptions) -> None:
@@ -42,14 +42,14 @@ async def open_model(
     where = endpoint.find_endpoint(options)
     # A second's work the first time, and with thousands of tools, so not done in the event loop.
     client, asked, wire = await anyio.to_thread.run_sync(_made, where, offers)
-    retrying = importlib.import_module(f"{__name__}.retrying")
+    retrying: type[RetryingModel] = importlib.import_module(f"{__name__}.retrying").RetryingModel
     async with client:
-        yield retrying.Retrying(asked, definitions=wire, retries=options.retries, tell=on_retry, hang_up=client.hang_up)
+        yield retrying(asked, definitions=wire, retries=options.retries, on_retry=on_retry, hang_up=client.hang_up)
 
 
 def _made(
     where: endpoint.ModelEndpoint, offers: Mapping[str, OfferedTool]
 ) -> tuple[ModelHttpClient, Model, definitions.Definitions]:
     wire = definitions.write_definitions(where.provider.format, offers)
-    client: ModelHttpClient = importlib.import_module(f"{__name__}.http").Line(where)
+    client: ModelHttpClient = importlib.import_module(f"{__name__}.http").ModelHttpClient(where)
     return client, importlib.import_module(f"{__name__}.{where.provider.module}").model(where, client, wire), wire

@@ -68,8 +68,8 @@ def requested_delay(error: Exception) -> float:
 
 def _retry_info(body: object) -> float:
     """Of `google.rpc.RetryInfo`: its `retryDelay` is a number of seconds with an s."""
-    told = body.get("error", body) if isinstance(body, dict) else None
-    details = told.get("details") if isinstance(told, dict) else None
+    error = body.get("error", body) if isinstance(body, dict) else None
+    details = error.get("details") if isinstance(error, dict) else None
     for detail in details if isinstance(details, list) else ():
         delay = detail.get("retryDelay") if isinstance(detail, dict) else None
         if isinstance(delay, str) and SECONDS.fullmatch(delay):

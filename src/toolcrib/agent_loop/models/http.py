@@ -33,7 +33,7 @@ class ModelHttpClient(httpx2.AsyncClient):
     """A client that knows the answer under way: a run asks for one after the other."""
 
     def __init__(self, where: ModelEndpoint) -> None:
-        self._under_way: httpx2.Response | None = None
+        self._current: httpx2.Response | None = None
         self._read: AsyncGenerator[bytes] | None = None
         super().__init__(
             verify=trusted(),
@@ -47,8 +47,8 @@ class ModelHttpClient(httpx2.AsyncClient):
 
     async def hang_up(self) -> None:
         """Whoever reads the answer still finds the line dead."""
-        if self._under_way is not None:
-            await self._under_way.aclose()
+        if self._current is not None:
+            await self._current.aclose()
 
     async def __aexit__(self, *what: Any) -> None:
         await self._let_go()
@@ -62,7 +62,7 @@ class ModelHttpClient(httpx2.AsyncClient):
 
     async def _note(self, response: httpx2.Response) -> None:
         await self._let_go()
-        self._under_way, self._read = response, None
+        self._current, self._read = response, None
         read = response.aiter_bytes
 
         def noted(chunk_size: int | None = None) -> AsyncGenerator[bytes]:

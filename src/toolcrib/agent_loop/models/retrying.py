@@ -59,7 +59,7 @@ class RetryingModel(WrapperModel):
         *,
         definitions: Definitions,
         retries: int,
-        tell: Callable[[str, float, int], None],
+        on_retry: Callable[[str, float, int], None],
         hang_up: Callable[[], Awaitable[None]],
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         chance: Callable[[], float] = random.random,
@@ -67,7 +67,7 @@ class RetryingModel(WrapperModel):
         super().__init__(wrapped)
         self.definitions = definitions
         self._retries = retries
-        self._tell = tell
+        self._on_retry = on_retry
         self._hang_up = hang_up
         self._sleep = sleep
         self._chance = chance
@@ -136,13 +136,13 @@ class RetryingModel(WrapperModel):
             raise ours
         if attempt > self._retries or not may_retry(error):
             raise error
-        if told := requested_delay(error):
-            delay = min(told, LONGEST_REQUESTED)
+        if requested := requested_delay(error):
+            delay = min(requested, LONGEST_REQUESTED)
         else:
             longest = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(attempt - 1, DOUBLINGS))
             # Not all at once, where many were refused at once.
             delay = longest * (1 + self._chance()) / 2
-        self._tell(failure_reason(error), delay, attempt)
+        self._on_retry(failure_reason(error), delay, attempt)
         return delay
 
 

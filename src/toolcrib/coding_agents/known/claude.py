@@ -55,8 +55,8 @@ _WORDINGS = (
     ("No such tool available", ToolStatus.UNKNOWN),
     ("InputValidationError", ToolStatus.INVALID),
     ("sent no response or progress", ToolStatus.TIMEOUT),
-    ("is not connected", ToolStatus.AWAY),
-    ("ECONNREFUSED", ToolStatus.AWAY),
+    ("is not connected", ToolStatus.UNAVAILABLE),
+    ("ECONNREFUSED", ToolStatus.UNAVAILABLE),
 )
 """Of its own, in a result that has an error: nothing else tells them apart."""
 

@@ -61,7 +61,7 @@ _STATUS = {
 _WHY_FAILED = (
     (ToolStatus.DENIED, ("requires approval", "user rejected", "user cancelled")),
     (ToolStatus.TIMEOUT, ("timed out", "deadline has elapsed")),
-    (ToolStatus.AWAY, ("Transport send error", "error sending request", "Transport closed")),
+    (ToolStatus.UNAVAILABLE, ("Transport send error", "error sending request", "Transport closed")),
 )
 """How Codex puts it where a call of a server's tool came to nothing."""
 

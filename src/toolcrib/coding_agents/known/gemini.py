@@ -68,7 +68,7 @@ _STATUS = {
 """By its word for an error; every other is an error of the tool's."""
 _WORDINGS = (
     ("Path not in workspace", ToolStatus.DENIED),
-    ('"fetch failed"', ToolStatus.AWAY),
+    ('"fetch failed"', ToolStatus.UNAVAILABLE),
     ("Request timed out", ToolStatus.TIMEOUT),
 )
 """Of its own, in an error's text: these count before its word for it."""
