@@ -1,9 +1,10 @@
 # The commands of this project. Everything happens in .venv; what is installed is pinned in constraints.txt.
 #   make up           install and run the daemon in the foreground
 #   make test         check, then fast tests, real servers and coding agents, and the official conformance suite
-#   make check        lint, format, types, import layers
+#   make check        lint, format, types, import layers, and that nothing gained is lost (tools/guard.py)
 #   make conformance  the official MCP conformance suite through the gateway
 #   make bench        what a call costs, side by side
+#   make walk         the way of a call and of a list through the code
 #   make soak         the tests at their full sizes
 #   make clean        remove what the above made here
 
@@ -17,7 +18,7 @@ WORKERS ?= 3
 ROOT_TESTS := $(wildcard tests/test_*.py)
 
 .NOTPARALLEL:
-.PHONY: up test check unit integration conformance bench soak clean
+.PHONY: up test check unit integration conformance bench walk soak clean
 
 up: $(VENV)/.installed
 	@exec $(BIN)/toolcrib up
@@ -29,6 +30,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/guard.py
 
 unit: $(VENV)/.installed-dev
 	$(PYTEST) -q -n $(WORKERS) tests/unit $(ROOT_TESTS) -m "not slow"
@@ -44,6 +46,9 @@ conformance: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/run.py
+
+walk: $(VENV)/.installed-dev
+	@$(BIN)/python tools/walk.py
 
 soak: $(VENV)/.installed-dev
 	TOOLCRIB_TEST_SIZES=full $(MAKE) integration

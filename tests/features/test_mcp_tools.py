@@ -270,7 +270,7 @@ def _(stage: Stage) -> None:
     summary = stage.run.log.summary
     assert summary is not None
     usage = tuple(summary["usage"][name] for name in ("input", "output", "cached"))
-    assert usage == stage.desk.person.counted(stage.model.told)
+    assert usage == stage.desk.person.counted(stage.model.usages)
 
 
 @then("the log counts 1 denial")

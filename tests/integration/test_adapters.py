@@ -34,7 +34,6 @@ from toolcrib.agent_loop.run import run_agent
 from toolcrib.config.from_code import StdioServer
 from toolcrib.run_events import ToolStatus
 from toolcrib.testing import PROVIDERS, Break, Call, Hold, Refuse, Say, ScriptedModel, Step, Together, scripted
-from toolcrib.testing import server as line
 
 KEY = "sk-given-by-hand"
 MEETING = Path(__file__).parent.parent / "servers_own" / "meeting.py"
@@ -288,11 +287,7 @@ async def test_an_answer_without_a_word_is_asked_for_again(provider: str) -> Non
 
 
 async def test_google_says_in_the_body_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolcrib.testing.server.response", _without_the_header)
+    monkeypatch.setattr("toolcrib.testing.server.retry_header", lambda _: {})
     with scripted("google", [Refuse(429, retry_after=0.01), Say("At last.")]) as model:
         events = await told(options("google", model))
     assert [event.delay for event in of(Retrying, events)] == [0.01]
-
-
-def _without_the_header(status: int, content: Mapping[str, Any], more: Mapping[str, str]) -> bytes:
-    return line.response(status, content, {name: value for name, value in more.items() if name != "Retry-After"})

@@ -253,9 +253,9 @@ def test_a_session_goes_on_with_what_was_said_before(scene: Scene, own_tools: Ow
 def test_the_tokens_of_a_run_are_those_that_the_model_told_in_it(scene: Scene) -> None:
     with serving(Anthropic(), (Say("So much for now."), Call("__echo", {"n": 2}))) as model:
         session = scene.run_with(model, OwnTools.NONE).session
-        before = len(model.told)
+        before = len(model.usages)
         usage = scene.run_with(model, OwnTools.NONE, session=session).reader.told.usage
-    told = model.told[before:]
+    told = model.usages[before:]
     assert (usage.input, usage.cached, usage.output) == (
         sum(one.fresh for one in told),
         sum(one.cached for one in told),

@@ -411,7 +411,7 @@ def test_its_lines_become_events_that_say_whose_tool_it_was_and_how_it_ended(sce
     assert over[1].text == "no"
     said = [(event.role, event.text) for event in events if event.kind is AgentEventKind.MESSAGE]
     assert said == [("user", PROMPT), ("assistant", "I look."), ("assistant", "Done.")]
-    told, cost = reader.told, ran.model.told
+    told, cost = reader.told, ran.model.usages
     assert (told.session, told.text, told.failure) == (ran.session, "Done.", "")
     assert told.usage.input == sum(each.read for each in cost)
     assert told.usage.cached == sum(each.cached for each in cost)

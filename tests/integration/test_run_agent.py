@@ -157,11 +157,11 @@ async def test_a_run_with_every_provider(provider: str, desk: StdioServer, notes
     # What the server saw: nothing that did not fit.
     assert [call["arguments"] for call in noted(notes, "call")] == [{"a": 2, "b": 3}, {"a": 4, "b": 5}, {}]
     steps_told = [event.usage for event in events if isinstance(event, StepFinished)]
-    assert [usage.input_tokens for usage in steps_told] == [one.read for one in model.told]
+    assert [usage.input_tokens for usage in steps_told] == [one.read for one in model.usages]
     assert last.usage == ModelUsage(
-        input_tokens=sum(one.read for one in model.told),
-        output_tokens=sum(one.output for one in model.told),
-        cache_read_tokens=sum(one.cached for one in model.told),
+        input_tokens=sum(one.read for one in model.usages),
+        output_tokens=sum(one.output for one in model.usages),
+        cache_read_tokens=sum(one.cached for one in model.usages),
         requests=3,
     )
     assert "Be brief." in json.dumps(model.bodies[0])

@@ -47,7 +47,7 @@ def test_every_provider_and_every_step_is_on_the_page() -> None:
         name for name in testing.__all__ if isinstance(one := getattr(testing, name), type) and issubclass(one, Step)
     }
     assert {name for name in steps - {"Step"} if f"| `{name}(" not in PAGE} == set()
-    assert {name for name in testing.__all__ if not re.search(rf"\b{name}\b", PAGE)} <= {"PROVIDERS", "Request"}
+    assert {name for name in testing.__all__ if not re.search(rf"\b{name}\b", PAGE)} <= {"PROVIDERS", "RecordedRequest"}
 
 
 def test_the_script_on_the_page_can_be_read() -> None:

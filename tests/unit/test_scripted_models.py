@@ -288,7 +288,7 @@ def test_a_script_goes_on_where_the_conversation_stands_and_says_the_same_when_a
         _, later = ask(model, asked)
         assert later["content"][0]["input"] == {"n": 3}
         assert model.results == ("one", "two")
-        assert len({told.fresh for told in model.told}) == 3
+        assert len({told.fresh for told in model.usages}) == 3
         assert model.left == (steps[-1],)
 
 
@@ -542,7 +542,7 @@ def test_whatever_comes_the_next_one_is_served(steady: ScriptedModel, noise: byt
     ("written", "step"),
     [
         ({"call": "echo", "arguments": {"n": 1}, "says": "So."}, Call("echo", {"n": 1}, says="So.")),
-        ({"anyway": "echo", "namespace": "x"}, CallByName("echo", namespace="x")),
+        ({"call_by_name": "echo", "namespace": "x"}, CallByName("echo", namespace="x")),
         ({"garble": "echo", "text": "{"}, Garble("echo", "{")),
         ({"together": [{"call": "a"}, {"garble": "b"}]}, Together([Call("a"), Garble("b")])),
         ({"say": "Cut", "ending": "length"}, Say("Cut", ending=AnswerEnding.LENGTH)),

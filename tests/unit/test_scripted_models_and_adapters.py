@@ -135,7 +135,7 @@ async def test_each_adapter_reads_the_same_story(provider: str, streamed: bool) 
         assert [tool.name for tool in model.offered] == ["add", "fail"]
         counted = [message.usage for message in messages if isinstance(message, ModelResponse)]
         assert [(used.input_tokens, used.cache_read_tokens, used.output_tokens) for used in counted] == [
-            (told.read, told.cached, told.output) for told in model.told
+            (told.read, told.cached, told.output) for told in model.usages
         ]
         finished = [message.finish_reason for message in messages if isinstance(message, ModelResponse)]
         assert finished[-1] == "stop"

@@ -1,10 +1,10 @@
 """A scripted model by itself: `python -m toolcrib.testing PROVIDER SCRIPT.json`.
 
 In: a file with the steps, `{"steps": [{"call": "workspace_read_file", "arguments": {…}}, …], "last_words": "…"}`. Out:
-the model's base URL on stdout; it answers until stdin is closed. A step is one of `call`, `anyway` (with `namespace`),
-`garble` (with `text`), `together` (a list of these), `say`, `refuse` (an HTTP status, with `retry_after`) and `break`
-(a text, with `status`); all may have `thinking`, `ending`, `stop_reason` and `cut_after`, and calls `says`. Where
-requests without tools are about something else, as with the coding agents, the file says `"toolless": "aside"`.
+the model's base URL on stdout; it answers until stdin is closed. A step is one of `call`, `call_by_name` (with
+`namespace`), `garble` (with `text`), `together` (a list of these), `say`, `refuse` (an HTTP status, with `retry_after`)
+and `break` (a text, with `status`); all may have `thinking`, `ending`, `stop_reason` and `cut_after`, and calls `says`.
+Where requests without tools are about something else, as with the coding agents, the file says `"toolless": "aside"`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolcrib.testing.server import PROVIDERS, serving
 
 _STEPS: Mapping[str, tuple[Callable[..., Step], tuple[str, ...]]] = {
     "call": (Call, ("arguments",)),
-    "anyway": (CallByName, ("arguments", "namespace")),
+    "call_by_name": (CallByName, ("arguments", "namespace")),
     "garble": (Garble, ("text",)),
     "say": (Say, ()),
     "refuse": (Refuse, ("retry_after",)),

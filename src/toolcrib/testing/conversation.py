@@ -113,8 +113,8 @@ class Hold:
         self._reached = threading.Event()
         self._released = threading.Event()
 
-    def stand(self) -> None:
-        """The model stands here."""
+    def wait(self) -> None:
+        """The model waits here."""
         self._reached.set()
         self._released.wait(self.LIMIT)
 

@@ -8,15 +8,15 @@ anything in the test. What did not fit the script fails the test at the end of `
 from __future__ import annotations
 
 import contextlib
-import enum
+import http.client
+import http.server
 import json
 import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import Any, BinaryIO
+from typing import Any
 
 from toolcrib.testing.anthropic import Anthropic
 from toolcrib.testing.conversation import (
@@ -33,137 +33,6 @@ from toolcrib.testing.openai_chat import OpenAIChat, OpenRouter
 from toolcrib.testing.openai_responses import OpenAIResponses
 from toolcrib.testing.script import Script, Step, Toolless
 from toolcrib.testing.wire import Message, WireFormat, event
-
-MOST_HEADERS = 200
-LONGEST_LINE = 65536
-PHRASES = {int(status): status.phrase for status in HTTPStatus}
-
-
-@dataclass(frozen=True, kw_only=True)
-class HttpRequest:
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    """By names in lower case."""
-    content: bytes
-
-
-class HttpConnection:
-    def __init__(self, connection: socket.socket) -> None:
-        # What is said is said at once: no waiting for more of it.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = connection
-        self._in = connection.makefile("rb")
-
-    def close(self) -> None:
-        self._in.close()
-
-    def next(self) -> HttpRequest | None:
-        """The next request; None when the client is gone, or says what is no HTTP."""
-        first = self._in.readline(LONGEST_LINE).split()
-        if len(first) != 3:
-            return None
-        method, path, _ = (word.decode("latin-1") for word in first)
-        headers = _headers(self._in)
-        if headers.get("expect", "").lower() == "100-continue":
-            self._socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        return HttpRequest(method=method, path=path, headers=headers, content=_content(self._in, headers))
-
-    def write(self, data: bytes) -> None:
-        self._socket.sendall(data)
-
-
-def response(status: int, content: Mapping[str, Any], more: Mapping[str, str]) -> bytes:
-    """An answer in one piece."""
-    data = json.dumps(content).encode()
-    return _head(status, {"Content-Type": "application/json", "Content-Length": str(len(data)), **more}) + data
-
-
-def stream_head() -> bytes:
-    return _head(200, {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"})
-
-
-def chunk(data: bytes) -> bytes:
-    """A part of a stream; an empty one is its end."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def _headers(stream: BinaryIO) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for _ in range(MOST_HEADERS):
-        line = stream.readline(LONGEST_LINE)
-        if line in (b"\r\n", b"\n", b""):
-            break
-        name, _, value = line.decode("latin-1").partition(":")
-        headers[name.strip().lower()] = value.strip()
-    return headers
-
-
-def _content(stream: BinaryIO, headers: Mapping[str, str]) -> bytes:
-    if headers.get("transfer-encoding", "").lower() != "chunked":
-        return stream.read(int(headers.get("content-length", 0)))
-    parts: list[bytes] = []
-    while size := int(stream.readline(LONGEST_LINE).partition(b";")[0] or b"0", 16):
-        parts.append(stream.read(size))
-        stream.readline(LONGEST_LINE)
-    _headers(stream)
-    return b"".join(parts)
-
-
-def _head(status: int, headers: Mapping[str, str]) -> bytes:
-    lines = [f"HTTP/1.1 {status} {PHRASES.get(status, 'As Scripted')}", *(f"{k}: {v}" for k, v in headers.items())]
-    return "\r\n".join([*lines, "", ""]).encode("latin-1")
-
-
-class ConnectionFate(enum.StrEnum):
-    """What becomes of the connection."""
-
-    GO_ON = "go on"
-    CLOSE = "close"
-
-
-@dataclass(frozen=True, kw_only=True)
-class HttpAnswer:
-    first: bytes
-    """Up to where it is held."""
-    hold: Hold | None
-    rest: bytes
-    then: ConnectionFate
-
-
-def make_answer(provider: WireFormat, turn: ModelTurn, path: str, body: dict[str, Any]) -> HttpAnswer | Refusal:
-    whole = provider.whole(turn, path, body)
-    if whole is None:
-        return _streamed(turn, _messages(provider, turn, path, body))
-    if turn.cut is not None and turn.cut.status and not whole.get("error"):
-        return Refusal(status=turn.cut.status, message="interrupted, as scripted")
-    data = response(200, whole, {})
-    if turn.cut is not None and not turn.cut.status:
-        return HttpAnswer(first=b"", hold=turn.hold, rest=data[:-1], then=ConnectionFate.CLOSE)
-    return HttpAnswer(first=b"", hold=turn.hold, rest=data, then=ConnectionFate.GO_ON)
-
-
-def _messages(provider: WireFormat, turn: ModelTurn, path: str, body: dict[str, Any]) -> list[Message]:
-    messages = list(provider.write(turn, path, body))[: turn.cut_after]
-    if turn.cut is None:
-        return messages
-    begun = messages[: len(messages) // 2]
-    return [*begun, provider.interruption(turn.cut.status, turn, body)] if turn.cut.status else begun
-
-
-def _streamed(turn: ModelTurn, messages: list[Message]) -> HttpAnswer:
-    chunks = [chunk(event(message)) for message in messages]
-    dead = turn.cut is not None and not turn.cut.status
-    end = b"" if dead else chunk(b"")
-    # In the middle, unless it is all said at once.
-    at = min(1, len(chunks) - 1)
-    return HttpAnswer(
-        first=b"".join([stream_head(), *chunks[:at]]),
-        hold=turn.hold,
-        rest=b"".join([*chunks[at:], end]),
-        then=ConnectionFate.CLOSE if dead else ConnectionFate.GO_ON,
-    )
-
 
 CLOSE_LIMIT = 5.0
 """Seconds that a connection has to end with the model."""
@@ -194,7 +63,7 @@ class ScriptedModel:
     """What the provider's clients take as base URL."""
     script: Script = field(repr=False)
     requests: list[RecordedRequest] = field(default_factory=list)
-    told: list[TurnUsage] = field(default_factory=list)
+    usages: list[TurnUsage] = field(default_factory=list)
     """What each answer was said to cost."""
     faults: list[Exception] = field(default_factory=list)
     """What did not fit."""
@@ -240,6 +109,58 @@ class ScriptedModel:
             raise ScriptMismatch(str(self.faults[0])) from self.faults[0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class HttpAnswer:
+    """All of it is made before the first byte is sent, so that an answer that cannot be made is refused as such."""
+
+    headers: Mapping[str, str]
+    first: bytes
+    """Up to where it is held."""
+    hold: Hold | None
+    rest: bytes
+    cut: bool
+    """Whether the connection ends with it, in the middle of the answer."""
+
+
+def make_answer(provider: WireFormat, turn: ModelTurn, path: str, body: dict[str, Any]) -> HttpAnswer | Refusal:
+    whole = provider.whole(turn, path, body)
+    if whole is None:
+        return _streamed(turn, _messages(provider, turn, path, body))
+    if turn.cut is not None and turn.cut.status and not whole.get("error"):
+        return Refusal(status=turn.cut.status, message="interrupted, as scripted")
+    data = json.dumps(whole).encode()
+    cut = turn.cut is not None and not turn.cut.status
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+    return HttpAnswer(headers=headers, first=b"", hold=turn.hold, rest=data[:-1] if cut else data, cut=cut)
+
+
+def _messages(provider: WireFormat, turn: ModelTurn, path: str, body: dict[str, Any]) -> list[Message]:
+    messages = list(provider.write(turn, path, body))[: turn.cut_after]
+    if turn.cut is None:
+        return messages
+    begun = messages[: len(messages) // 2]
+    return [*begun, provider.interruption(turn.cut.status, turn, body)] if turn.cut.status else begun
+
+
+def _streamed(turn: ModelTurn, messages: list[Message]) -> HttpAnswer:
+    chunks = [_chunk(event(message)) for message in messages]
+    cut = turn.cut is not None and not turn.cut.status
+    # In the middle, unless it is all said at once.
+    at = min(1, len(chunks) - 1)
+    return HttpAnswer(
+        headers={"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"},
+        first=b"".join(chunks[:at]),
+        hold=turn.hold,
+        rest=b"".join([*chunks[at:], b"" if cut else _chunk(b"")]),
+        cut=cut,
+    )
+
+
+def _chunk(data: bytes) -> bytes:
+    """A part of a stream; an empty one is its end."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
 @contextlib.contextmanager
 def serving(
     provider: WireFormat, steps: Sequence[Step], *, last_words: str = "Done.", toolless: Toolless = Toolless.ASIDE
@@ -258,6 +179,8 @@ def serving(
 
 
 class _Server(socketserver.TCPServer):
+    """Not `http.server.HTTPServer`, which asks for the name of its own address first: that may take seconds."""
+
     # Many runs may begin at once; one that finds no place in the queue would wait for a second.
     request_queue_size = 128
 
@@ -268,79 +191,105 @@ class _Server(socketserver.TCPServer):
         self._open: dict[threading.Thread, socket.socket] = {}
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._open = {thread: line for thread, line in self._open.items() if thread.is_alive()}
+        self._open = {thread: connection for thread, connection in self._open.items() if thread.is_alive()}
         thread = threading.Thread(target=self._serve, args=(request, client_address), daemon=True)
         self._open[thread] = request
         thread.start()
 
     def _serve(self, request: socket.socket, client_address: Any) -> None:
-        # A client that was ended in the meantime wants no answer.
-        with contextlib.suppress(OSError):
+        # A client that was ended in the meantime wants no answer, and one that speaks no HTTP gets none.
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             self.finish_request(request, client_address)
         self.shutdown_request(request)
 
     def server_close(self) -> None:
         super().server_close()
-        for thread, line in self._open.items():
+        for thread, connection in self._open.items():
             with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
             thread.join(CLOSE_LIMIT)
 
 
-class _Handler(socketserver.BaseRequestHandler):
+class _Handler(http.server.BaseHTTPRequestHandler):
     server: _Server
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
-    def handle(self) -> None:
-        line = HttpConnection(self.request)
-        with contextlib.closing(line):
-            while (asked := line.next()) is not None:
-                if (
-                    self._reply(line, asked) is ConnectionFate.CLOSE
-                    or asked.headers.get("connection", "").lower() == "close"
-                ):
-                    return
+    def do_HEAD(self) -> None:
+        self._send_headers(404, {})
+        self.close_connection = True
 
-    def _reply(self, line: HttpConnection, asked: HttpRequest) -> ConnectionFate:
-        provider = self.server.provider
-        if asked.method == "HEAD":
-            line.write(response(404, {}, {}))
-            return ConnectionFate.CLOSE
-        if asked.method != "POST" or not provider.is_turn(asked.path):
-            # Lists of models, counts of tokens and the like: a client gets on without them.
-            line.write(response(404, provider.refusal(404, f"There is nothing at {asked.path}.", None), {}))
-            return ConnectionFate.GO_ON
-        answer = self._answer(asked)
+    def do_GET(self) -> None:
+        self._refuse(Refusal(status=404, message=f"There is nothing at {self.path}."))
+
+    def do_POST(self) -> None:
+        content = self._content()
+        if not self.server.provider.is_turn(self.path):
+            # Counts of tokens and the like: a client gets on without them.
+            self.do_GET()
+            return
+        answer = self._answer(content)
         if isinstance(answer, Refusal):
-            told = provider.refusal(answer.status, answer.message, answer.retry_after)
-            after = {} if answer.retry_after is None else {"Retry-After": f"{answer.retry_after:g}"}
-            line.write(response(answer.status, told, after))
-            return ConnectionFate.GO_ON
-        line.write(answer.first)
+            self._refuse(answer)
+            return
+        self._send_headers(200, answer.headers)
+        self.wfile.write(answer.first)
         if answer.hold is not None:
-            answer.hold.stand()
-        line.write(answer.rest)
-        return answer.then
+            answer.hold.wait()
+        self.wfile.write(answer.rest)
+        self.close_connection |= answer.cut
 
-    def _answer(self, asked: HttpRequest) -> HttpAnswer | Refusal:
+    def _refuse(self, refusal: Refusal) -> None:
+        content = self.server.provider.refusal(refusal.status, refusal.message, refusal.retry_after)
+        data = json.dumps(content).encode()
+        kind = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+        self._send_headers(refusal.status, {**kind, **retry_header(refusal)})
+        self.wfile.write(data)
+
+    def _send_headers(self, status: int, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _content(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts: list[bytes] = []
+        while size := int(self.rfile.readline().partition(b";")[0] or b"0", 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        http.client.parse_headers(self.rfile)
+        return b"".join(parts)
+
+    def _answer(self, content: bytes) -> HttpAnswer | Refusal:
         provider, model = self.server.provider, self.server.model
         body: dict[str, Any] = {}
         conversation: RequestConversation | None = None
         try:
-            body = json.loads(asked.content)
+            body = json.loads(content)
             conversation = provider.read(body)
             turn = model.script.next(conversation)
             if isinstance(turn, Refusal):
                 return turn
-            made = make_answer(provider, turn, asked.path, body)
-            model.told.append(turn.usage)
+            made = make_answer(provider, turn, self.path, body)
+            model.usages.append(turn.usage)
             return made
         except Exception as fault:
             model.faults.append(fault)
             return Refusal(status=400, message=str(fault))
         finally:
+            headers = {name.lower(): value for name, value in self.headers.items()}
             model.requests.append(
-                RecordedRequest(path=asked.path, headers=asked.headers, body=body, conversation=conversation)
+                RecordedRequest(path=self.path, headers=headers, body=body, conversation=conversation)
             )
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is logged: `ScriptedModel.requests` has it all."""
+
+
+def retry_header(refusal: Refusal) -> dict[str, str]:
+    return {} if refusal.retry_after is None else {"Retry-After": f"{refusal.retry_after:g}"}
 
 
 PROVIDERS: Mapping[str, Callable[[], WireFormat]] = {

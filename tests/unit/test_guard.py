@@ -1,0 +1,132 @@
+"""The guard of `make check` fails when it should, and the walk counts what it says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import guard
+import walk
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "one.py").write_text("import json\n\n\nclass One:\n    pass\n\n\nclass _Hidden:\n    pass\n")
+    (folder / "two.py").write_text("class Two:\n    pass\n\n\nclass _Hidden:\n    pass\n")
+    return folder
+
+
+def found(package: Path, *allowed: dict[str, str]) -> list[str]:
+    return guard.losses(guard.read_sources(package), allowed)
+
+
+def test_nothing_is_found_where_nothing_is_wrong(package: Path) -> None:
+    assert found(package) == []
+
+
+def test_two_public_classes_of_one_name_are_found_also_inside_others(package: Path) -> None:
+    (package / "sub").mkdir()
+    (package / "sub" / "three.py").write_text("def make():\n    class One:\n        pass\n    return One\n")
+    [loss] = found(package)
+    assert "class One" in loss
+    assert "one.py:4" in loss
+    assert "sub/three.py:2" in loss
+
+
+@pytest.mark.parametrize(
+    ("statement", "module"),
+    [("import json", "json"), ("from a.b import c", "a.b"), ("from . import c", "."), ("import a, b", "a, b")],
+)
+def test_an_import_inside_a_function_needs_a_line_with_a_reason(package: Path, statement: str, module: str) -> None:
+    (package / "late.py").write_text(f"class C:\n    async def f(self):\n        def g():\n            {statement}\n")
+    entry = {"file": "late.py", "module": module}
+    [loss] = found(package)
+    assert loss.startswith(f"late.py: {module} is imported inside a function")
+    [loss] = found(package, {**entry, "reason": ""})
+    assert "is imported inside a function" in loss
+    assert found(package, {**entry, "reason": "It is slow."}) == []
+
+
+def test_a_line_of_the_list_that_nothing_needs_is_found(package: Path) -> None:
+    [loss] = found(package, {"file": "one.py", "module": "json", "reason": "It is slow."})
+    assert "no import of json inside a function" in loss
+
+
+def test_the_list_is_short(package: Path) -> None:
+    imports = "".join(f"    import m{number}\n" for number in range(guard.MOST_LATE_IMPORTS + 1))
+    (package / "late.py").write_text(f"def f():\n{imports}")
+    allowed = [
+        {"file": "late.py", "module": f"m{number}", "reason": "It is slow."}
+        for number in range(guard.MOST_LATE_IMPORTS + 1)
+    ]
+    [loss] = found(package, *allowed)
+    assert loss.startswith(f"{guard.MOST_LATE_IMPORTS + 1} imports are inside functions")
+
+
+def test_a_file_that_is_too_long_is_found(package: Path) -> None:
+    (package / "long.py").write_text("\n" * guard.MOST_LINES)
+    assert found(package) == []
+    (package / "long.py").write_text("\n" * (guard.MOST_LINES + 1))
+    [loss] = found(package)
+    assert loss.startswith(f"long.py: {guard.MOST_LINES + 1} lines")
+
+
+@pytest.mark.parametrize(("calls", "losses"), [(90, 0), (100, 0), (110, 0), (111, 1)])
+def test_calls_may_grow_by_a_tenth(calls: int, losses: int) -> None:
+    assert len(list(guard.more_calls({walk.CALL: 100}, {walk.CALL: calls}))) == losses
+
+
+def test_a_request_without_a_figure_is_found() -> None:
+    [loss] = guard.more_calls({}, {walk.LIST: 1})
+    assert "--record" in loss
+
+
+def test_recording_writes_the_calls_of_now(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures, late = tmp_path / "figures.json", tmp_path / "late.toml"
+    late.write_text("allowed = []\n")
+    figures.write_text(json.dumps({walk.CALL: 100, walk.LIST: 10}))
+    for name, value in (("SOURCES", package), ("FIGURES", figures), ("LATE_IMPORTS", late)):
+        monkeypatch.setattr(guard, name, value)
+    monkeypatch.setattr(guard, "count_calls", lambda: {walk.CALL: 200, walk.LIST: 10})
+    monkeypatch.setattr(sys, "argv", ["guard.py"])
+    assert guard.main() == 1
+    assert capsys.readouterr().out.startswith("tools/call: 200 calls, 100 are recorded.")
+    monkeypatch.setattr(sys, "argv", ["guard.py", "--record"])
+    assert guard.main() == 0
+    assert json.loads(figures.read_text()) == {walk.CALL: 200, walk.LIST: 10}
+
+
+def test_what_is_recorded_is_what_the_guard_counts() -> None:
+    assert json.loads(guard.FIGURES.read_text()).keys() == {walk.CALL, walk.LIST}
+
+
+async def test_a_walk_counts_each_call_of_ours_once_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    files = {
+        "one/a.py": "import asyncio\nasync def ask(b):\n    await asyncio.sleep(0)\n    return [b(n) for n in 'xy']\n",
+        "two/b.py": "def twice(n):\n    return once(n) * 2\ndef once(n):\n    return n\n",
+    }
+    spaces: dict[str, dict[str, object]] = {}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        exec(compile(text, str(tmp_path / name), "exec"), spaces.setdefault(name, {}))  # noqa: S102
+    monkeypatch.setattr(walk, "PACKAGE", tmp_path)
+    ask, twice = spaces["one/a.py"]["ask"], spaces["two/b.py"]["twice"]
+    with walk.Recorder().installed() as recorder:
+        found = await recorder.record(lambda: ask(twice))  # type: ignore[operator]
+    assert [(one.file, one.function, one.depth) for one in found.calls] == [
+        ("one/a.py", "ask", 0),
+        *[("two/b.py", "twice", 1), ("two/b.py", "once", 2)] * 2,
+    ]
+    assert found.files == {"one/a.py": 1, "two/b.py": 4}
+    assert found.changes == 2

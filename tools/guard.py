@@ -1,0 +1,138 @@
+"""Fails when something that was gained is lost again: `make check` runs it.
+
+In: the sources under `src/toolcrib`, the figures in `guard.json`, the allowed imports in `late_imports.toml`. Out: a
+line for each loss, and exit code 1. It counts calls (`walk`), not time, so it says the same on a loaded machine.
+
+    python tools/guard.py             # check
+    python tools/guard.py --record    # check, and write down the calls of now
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import json
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import walk
+
+HERE = Path(__file__).parent
+SOURCES = HERE.parent / "src" / "toolcrib"
+FIGURES = HERE / "guard.json"
+LATE_IMPORTS = HERE / "late_imports.toml"
+
+GROWTH = 1.10
+"""How much the calls of a request may grow over the recorded figure."""
+MOST_LATE_IMPORTS = 19
+MOST_LINES = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    file: str
+    """Within the package."""
+    lines: int
+    tree: ast.Module
+
+
+def read_sources(folder: Path) -> list[Source]:
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text()
+        file = path.relative_to(folder).as_posix()
+        found.append(Source(file=file, lines=len(text.splitlines()), tree=ast.parse(text)))
+    return found
+
+
+def more_calls(recorded: Mapping[str, int], counted: Mapping[str, int]) -> Iterator[str]:
+    for method, calls in counted.items():
+        before = recorded.get(method)
+        if before is None:
+            yield f"{method}: no figure is recorded. Run `python tools/guard.py --record`."
+        elif calls > before * GROWTH:
+            yield (
+                f"{method}: {calls} calls, {before} are recorded. `make walk` shows them; if they are worth it, "
+                "run `python tools/guard.py --record`."
+            )
+
+
+def shared_names(sources: Sequence[Source]) -> Iterator[str]:
+    """Two public classes of one name."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for source in sources:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{source.file}:{node.lineno}")
+    for name, where in sorted(places.items()):
+        if len(where) > 1:
+            yield f"class {name}: {', '.join(where)}. Give each a name of its own."
+
+
+def late_imports(sources: Sequence[Source]) -> list[tuple[str, str]]:
+    """The imports inside functions: file and module."""
+    found = {}
+    for source in sources:
+        for function in ast.walk(source.tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Import | ast.ImportFrom):
+                        # A function within a function is walked twice.
+                        found[source.file, node.lineno] = _imported(node)
+    return [(file, module) for (file, _), module in found.items()]
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> str:
+    if isinstance(node, ast.ImportFrom):
+        return "." * node.level + (node.module or "")
+    return ", ".join(alias.name for alias in node.names)
+
+
+def stray_imports(found: Sequence[tuple[str, str]], allowed: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Imports inside functions that are not on the list, and lines of the list that are of no use."""
+    listed = {(entry["file"], entry["module"]) for entry in allowed if entry.get("reason")}
+    for file, module in found:
+        if (file, module) not in listed:
+            yield f"{file}: {module} is imported inside a function. Import it at the top, or list it with a reason."
+    for entry in allowed:
+        if (entry["file"], entry["module"]) not in found:
+            yield f"late_imports.toml: {entry['file']} has no import of {entry['module']} inside a function."
+    if len(found) > MOST_LATE_IMPORTS:
+        yield f"{len(found)} imports are inside functions, at most {MOST_LATE_IMPORTS} may be."
+
+
+def long_files(sources: Sequence[Source]) -> Iterator[str]:
+    for source in sources:
+        if source.lines > MOST_LINES:
+            yield f"{source.file}: {source.lines} lines, at most {MOST_LINES}. Split it where it has two subjects."
+
+
+def losses(sources: Sequence[Source], allowed: Sequence[Mapping[str, str]]) -> list[str]:
+    """What can be seen without running anything."""
+    return [*shared_names(sources), *stray_imports(late_imports(sources), allowed), *long_files(sources)]
+
+
+def count_calls() -> dict[str, int]:
+    return {method: len(found.calls) for method, found in asyncio.run(walk.walks()).items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fails when something that was gained is lost again.")
+    parser.add_argument("--record", action="store_true", help="write down the calls of now")
+    record = parser.parse_args().record
+    found = losses(read_sources(SOURCES), tomllib.loads(LATE_IMPORTS.read_text())["allowed"])
+    counted = count_calls()
+    if record:
+        FIGURES.write_text(json.dumps(counted, indent=2) + "\n")
+    found += more_calls(json.loads(FIGURES.read_text()), counted)
+    sys.stdout.writelines(f"{loss}\n" for loss in found)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""Counts the Python calls of one warm `tools/call` and one warm `tools/list`, and shows where they go.
+
+In: nothing. It opens a gateway in this process, with a store, an audit log, an agent with rules, and a real stdio
+server (`bench/echo_stdio.py`), and sends requests to its ASGI app. Out: for each request the files, the calls and the
+changes of package, and the files in order as a Markdown table for ARCHITECTURE.md. `guard` compares the number of calls
+with the recorded one.
+
+    make walk
+    python tools/walk.py --calls    # every call by itself, indented by its depth
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import toolcrib
+from toolcrib.config.paths import Paths
+from toolcrib.core.crib import Crib
+from toolcrib.gateway.http import HttpGateway
+from toolcrib.policy import rule_from
+from toolcrib.servers.model import ServerState
+
+PACKAGE = Path(toolcrib.__file__).parent
+UPSTREAM = Path(__file__).parent.parent / "bench" / "echo_stdio.py"
+PORT = 4321
+VERSION = "2026-07-28"
+CALL, LIST = "tools/call", "tools/list"
+WARM_UP, MEASURED = 20, 9
+"""Requests before the first that is counted, and those that are; the median of these counts, since now and then a
+background task of the gateway runs in between."""
+LIMIT = 60.0
+_NOT_CALLED = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"})
+"""Frames of their own in some versions of Python only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Called:
+    """A call of a function of ours."""
+
+    file: str
+    function: str
+    depth: int
+    """How many frames of ours are below it, in its thread."""
+    caller: str | None
+    """The file of the nearest of them."""
+
+    @property
+    def changes_package(self) -> bool:
+        return self.caller is not None and package_of(self.caller) != package_of(self.file)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The calls of one request, in order."""
+
+    calls: Sequence[Called]
+
+    @property
+    def files(self) -> Counter[str]:
+        """How many calls each file has, in the order in which they are first entered."""
+        return Counter(one.file for one in self.calls)
+
+    @property
+    def changes(self) -> int:
+        return sum(one.changes_package for one in self.calls)
+
+    def __str__(self) -> str:
+        return f"{len(self.files)} files, {len(self.calls)} calls, {self.changes} changes of package"
+
+
+def package_of(file: str) -> str:
+    first, _, rest = file.partition("/")
+    return first if rest else first.removesuffix(".py")
+
+
+class Recorder:
+    """Notes calls in all threads that are started after `installed`, and in this one, while a request is recorded."""
+
+    def __init__(self) -> None:
+        self._calls: list[Called] | None = None
+        self._files: dict[CodeType, str | None] = {}
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[Recorder]:
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+        try:
+            yield self
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+    async def record(self, request: Callable[[], Awaitable[None]]) -> Walk:
+        self._calls = calls = []
+        try:
+            await request()
+        finally:
+            self._calls = None
+        return Walk(calls)
+
+    def _note(self, frame: FrameType, event: str, _: Any) -> None:
+        calls = self._calls
+        if calls is None or event != "call" or (file := self._file(frame.f_code)) is None or not _begins(frame):
+            return
+        below = self._below(frame)
+        caller = below[0] if below else None
+        calls.append(Called(file=file, function=frame.f_code.co_qualname, depth=len(below), caller=caller))
+
+    def _below(self, frame: FrameType) -> list[str]:
+        files = []
+        under = frame.f_back
+        while under is not None:
+            if (file := self._file(under.f_code)) is not None:
+                files.append(file)
+            under = under.f_back
+        return files
+
+    def _file(self, code: CodeType) -> str | None:
+        """Its path within the package; None for what is not ours."""
+        if code not in self._files:
+            path = Path(code.co_filename)
+            ours = path.is_relative_to(PACKAGE) and code.co_name not in _NOT_CALLED
+            self._files[code] = path.relative_to(PACKAGE).as_posix() if ours else None
+        return self._files[code]
+
+
+def _begins(frame: FrameType) -> bool:
+    """Not after an `await` or a `yield`: there the argument of RESUME is not 0."""
+    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti + 1] & 3 == 0
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[Callable[[str], Awaitable[None]]]:
+    """A gateway as a daemon has it; what is given sends it a request of an agent, and checks the answer."""
+    home, data = folder / "home", folder / "t"
+    home.mkdir()
+    data.mkdir()
+    server = {"command": sys.executable, "args": [str(UPSTREAM), "modern", "8"]}
+    (data / "config.json").write_text(json.dumps({"mcpServers": {"echo": server}}))
+    rules = [
+        rule_from({"allow": "echo:*"}, where="walk"),
+        rule_from({"deny": "echo:big", "when": {"size": {"one_of": ["1"]}}}, where="walk"),
+    ]
+    async with Crib(
+        paths=Paths.of_user({"TOOLCRIB_HOME": str(data), "HOME": str(home)}), root=home, environ={}
+    ) as crib:
+        token = (await crib.roster.add("walker", profile="nothing", rules=rules)).token
+        gateway = HttpGateway(crib, token="o" * 43, port=PORT)
+        async with asyncio.timeout(LIMIT):
+            while crib.status()["echo"].state is not ServerState.READY:  # noqa: ASYNC110 - no event holds the state
+                await asyncio.sleep(0.01)
+        try:
+            yield lambda method: ask(gateway, token, method)
+        finally:
+            gateway.close()
+
+
+async def ask(gateway: HttpGateway, token: str, method: str) -> None:
+    params: dict[str, Any] = {"name": "echo_echo", "arguments": {"text": "hello"}} if method == CALL else {}
+    meta = {"io.modelcontextprotocol/protocolVersion": VERSION, "io.modelcontextprotocol/clientCapabilities": {}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}).encode()
+    headers = {
+        "host": f"127.0.0.1:{PORT}",
+        "authorization": f"Bearer {token}",
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": VERSION,
+        "mcp-method": method,
+        **({"mcp-name": params["name"]} if params else {}),
+    }
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "raw_path": b"/mcp",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    arrived = [{"type": "http.request", "body": body}]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if not arrived:
+            # The client stays until it has its answer.
+            await asyncio.get_running_loop().create_future()
+        return arrived.pop()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await gateway(scope, receive, send)
+    answer = json.loads(b"".join(message.get("body", b"") for message in sent))
+    if answer.get("result", {"isError": True}).get("isError"):
+        raise RuntimeError(f"{method} was answered with {answer}")
+
+
+async def walks() -> dict[str, Walk]:
+    """By method, the walk with the median number of calls."""
+    with tempfile.TemporaryDirectory(prefix="tcw-") as folder, Recorder().installed() as recorder:
+        async with opened(Path(folder)) as request:
+            return {method: await _median(recorder, request, method) for method in (CALL, LIST)}
+
+
+async def _median(recorder: Recorder, request: Callable[[str], Awaitable[None]], method: str) -> Walk:
+    for _ in range(WARM_UP):
+        await request(method)
+    found = [await recorder.record(lambda: request(method)) for _ in range(MEASURED)]
+    return sorted(found, key=lambda walk: len(walk.calls))[MEASURED // 2]
+
+
+def table(walk: Walk) -> str:
+    rows = [f"| {file} | {calls} | {_summary(file)} |" for file, calls in walk.files.items()]
+    return "\n".join(["| file | calls | what it is |", "|---|---|---|", *rows])
+
+
+def _summary(file: str) -> str:
+    words = ast.get_docstring(ast.parse((PACKAGE / file).read_text())) or ""
+    return words.partition("\n")[0].replace("|", "\\|")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The way of a warm tools/call and of a warm tools/list.")
+    parser.add_argument("--calls", action="store_true", help="every call by itself")
+    words = parser.parse_args()
+    for method, walk in asyncio.run(walks()).items():
+        shown = (
+            [f"{'  ' * one.depth}{one.file}: {one.function}" for one in walk.calls] if words.calls else [table(walk)]
+        )
+        sys.stdout.write("\n".join([f"`{method}`: {walk}", "", *shown, "", ""]))
+
+
+if __name__ == "__main__":
+    main()
