@@ -306,12 +306,12 @@ HOLDER = """
 import asyncio, json, os, sys
 from pathlib import Path
 from toolcrib.config.paths import Paths
-from toolcrib.runs.house import Wanted, open_house
+from toolcrib.daemon_client.lease import LeaseRequest, open_lease_client
 
 async def main(conversation, workdir):
-    async with open_house(Paths.of_user(os.environ), Path(workdir), dict(os.environ)) as house:
+    async with open_lease_client(Paths.of_user(os.environ), Path(workdir), dict(os.environ)) as house:
         lease = await house.lease(
-            Wanted(client="claude", profile="developer", workdir=Path(workdir), conversation=conversation, lives=600.0)
+            LeaseRequest(client="claude", profile="developer", workdir=Path(workdir), conversation=conversation, lives=600.0)
         )
         told = {"agent": lease.agent, "token": lease.token, "endpoint": lease.url, "folder": str(lease.folder),
                 "daemon": lease.daemon, "for_runs": lease.for_runs}

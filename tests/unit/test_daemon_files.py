@@ -105,8 +105,8 @@ def test_the_lock_of_a_killed_process_is_free_at_once(paths: Paths, monkeypatch:
     monkeypatch.setattr("toolcrib.daemon_client.lifetime._PATIENCE", 0.0)
     code = (
         "import os, sys, time; from pathlib import Path; from toolcrib.config import Paths;"
-        "from toolcrib.daemon_client.lifetime import held\n"
-        "with held(Paths.of_user(os.environ)): print('held', flush=True); time.sleep(600)"
+        "from toolcrib.daemon_client.lifetime import daemon_lock\n"
+        "with daemon_lock(Paths.of_user(os.environ)): print('held', flush=True); time.sleep(600)"
     )
     environ = {**os.environ, "TOOLCRIB_HOME": str(paths.config_dir)}
     with subprocess.Popen([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE) as other:

@@ -39,7 +39,7 @@ def test_help_has_words_for_every_name(name: str) -> None:
     words = found.__doc__ or ""
     assert words, name
     assert not words.startswith(f"{name}("), "only what dataclass makes of the fields"
-    if inspect.isclass(found) and issubclass(found, toolcrib.Counter):
+    if inspect.isclass(found) and issubclass(found, toolcrib.ToolProvider):
         methods = inspect.getmembers(found, inspect.isfunction)
         assert [key for key, one in methods if not key.startswith("_") and not inspect.getdoc(one)] == []
 

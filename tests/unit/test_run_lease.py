@@ -188,7 +188,7 @@ async def test_a_lease_is_given_back_once_and_its_last_notes_are_still_read() ->
         lease = await house.lease(wanted())
         await asyncio.gather(lease.release(), lease.release())
         assert over.is_set(), "who releases waits for the daemon's end of it"
-        assert [type(note).__name__ for note in await noted(lease.notes())] == ["Listed"]
+        assert [type(note).__name__ for note in await noted(lease.notes())] == ["ListingSeen"]
         assert await noted(lease.notes()) == []
         await lease.release()
 

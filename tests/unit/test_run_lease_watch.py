@@ -176,7 +176,7 @@ async def test_a_listing_is_measured_as_it_was_handed_out_and_counted_once(
     shown = b"[" + by_name["files_read"].render("files_read") + b"]"
     counted: list[bytes] = []
     real = row.count_tokens
-    monkeypatch.setattr(watching.tokens, "count", lambda data: counted.append(data) or real(data))
+    monkeypatch.setattr(watching.row, "count_tokens", lambda data: counted.append(data) or real(data))
     bus = Bus()
     with AgentWatch(bus, "mine") as watch:
         for _ in range(2):
