@@ -311,7 +311,8 @@ from toolcrib.daemon_client.lease import LeaseRequest, open_lease_client
 async def main(conversation, workdir):
     async with open_lease_client(Paths.of_user(os.environ), Path(workdir), dict(os.environ)) as house:
         lease = await house.lease(
-            LeaseRequest(client="claude", profile="developer", workdir=Path(workdir), conversation=conversation, lives=600.0)
+            LeaseRequest(client="claude", profile="developer", workdir=Path(workdir), conversation=conversation,
+                         lives=600.0)
         )
         told = {"agent": lease.agent, "token": lease.token, "endpoint": lease.url, "folder": str(lease.folder),
                 "daemon": lease.daemon, "for_runs": lease.for_runs}

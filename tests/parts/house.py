@@ -41,9 +41,6 @@ class Slow:
     def tools_in(self, project: Project) -> tuple[bytes, ...]:
         return self.tools
 
-    def outdated(self, project: Project) -> bool:
-        return False
-
     def absence(self, project: Project) -> str:
         return ""
 

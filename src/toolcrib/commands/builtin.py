@@ -62,9 +62,6 @@ class CommandServer:
         wanted = self.crib is not None and self.crib.home.config.settings.jobs.for_agents
         return self.tools if wanted else self._without_jobs
 
-    def outdated(self, project: Project) -> bool:
-        return False
-
     def absence(self, project: Project) -> str:
         return ""
 

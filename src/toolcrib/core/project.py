@@ -1,7 +1,7 @@
 """One project's view: its configuration, the servers that serve it, and the catalog they add up to.
 
-In: a `Config` and the servers that `Crib` acquired for it. Out: the `Shelf` that the door resolves names at, and a
-word to subscribers when the catalog changed. Two projects may share a server; each has a catalog of its own.
+In: a `Config` and the servers that `Crib` acquired for it. Out: the `ToolSource` that the door resolves names in, and a
+notice to subscribers when the catalog changed. Two projects may share a server; each has a catalog of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,10 +41,8 @@ class BuiltinServer(Protocol):
 
     name: str
 
-    def tools_in(self, project: Project) -> tuple[bytes, ...]: ...
-
-    def outdated(self, project: Project) -> bool:
-        """Whether `tools_in` would say something else by now. Asked on every look at the catalog."""
+    def tools_in(self, project: Project) -> tuple[bytes, ...]:
+        """Asked when the project's catalog is built. A server whose tools change calls `project.changed()`."""
         ...
 
     def absence(self, project: Project) -> str:
@@ -56,6 +56,22 @@ class BuiltinServer(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class _InUse:
+    """Counts one user of a project while it is entered. Holds no state of its own, so a project has only one."""
+
+    __slots__ = ("_project",)
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+
+    def __enter__(self) -> None:
+        self._project.users += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._project.users -= 1
+        self._project.touch()
 
 
 class Project:
@@ -73,39 +89,36 @@ class Project:
         self.servers: dict[str, Server] = {}
         self.chosen: dict[str, frozenset[str]] = {}
         """By server: the only tools of it that are shown here; of a server that is not named, all are."""
+        self.catalog = Catalog(version=0)
+        """All tools of this moment. A new snapshot takes its place when something changed."""
         self.users = 0
-        """Connections that work in this project now; `Crib` lets it go some time after the last one."""
+        """Connections and requests that use this project now."""
         self.touched = 0.0
-        """When it was last used by a request that stands for itself, by the loop's clock."""
+        """When it was last used, by the monotonic clock. `Projects` lets it go some time after that."""
+        self._in_use = _InUse(self)
         self._builtins = builtins
         self._next_version = next_version
         self._trusted = trusted
-        self._catalog: Catalog | None = None
-        self._last: Catalog | None = None
-        self._named = config.settings.names
-        self._told_version = 0
-        self._told_idle: set[str] = set()
+        self._names = config.settings.names
+        self._announced_version = 0
+        self._logged_idle: set[str] = set()
         self._subscribers: list[Callable[[], None]] = []
-        self._told: asyncio.Handle | None = None
+        self._announcement: asyncio.Handle | None = None
 
-    @property
-    def catalog(self) -> Catalog:
-        """The catalog as the servers have it now; made when it is asked for, after a change."""
-        if any(builtin.outdated(self) for builtin in self._builtins.values()):
-            self.changed()
-        if self._catalog is None:
-            listings = {
-                name: self._shown(name, server.tools)
-                for name, server in self.servers.items()
-                if server.tools is not None
-            }
-            listings.update({name: builtin.tools_in(self) for name, builtin in self._builtins.items()})
-            self._catalog = self._built(listings)
-        return self._catalog
+    def in_use(self) -> AbstractContextManager[None]:
+        """Keeps the project and its servers while it is entered."""
+        return self._in_use
 
-    def _built(self, listings: dict[str, tuple[bytes, ...]]) -> Catalog:
-        """A new snapshot, or the last one where nothing that a client sees has changed."""
-        last = self._last
+    def touch(self) -> None:
+        """Keeps the project for some more time, as a use of it does."""
+        self.touched = time.monotonic()
+
+    def _built(self) -> Catalog:
+        """A new snapshot, or the last one if nothing that a client sees has changed."""
+        listings = {
+            name: self._shown(name, server.tools) for name, server in self.servers.items() if server.tools is not None
+        }
+        listings.update({name: builtin.tools_in(self) for name, builtin in self._builtins.items()})
         covered = {name: self._trusted(server.config) for name, server in self.servers.items()}
         trusted = {name: digests for name, digests in covered.items() if digests is not None}
         folders = {name: server.config.reads_from(self.root) for name, server in self.servers.items()}
@@ -114,20 +127,20 @@ class Project:
             listings,
             version=self._next_version(),
             limit=LONGEST_NAME,
-            previous=last,
+            previous=self.catalog,
             believed=frozenset(trusted.keys() | self._builtins.keys()),
             covered=trusted,
             folders={name: str(folder) for name, folder in folders.items() if folder is not None},
             rules=self.config.tools,
         )
-        if last is not None and made.tools == last.tools and self._named is self.config.settings.names:
-            return last
-        self._last, self._named = made, self.config.settings.names
+        if self.catalog.version and made.tools == self.catalog.tools and self._names is self.config.settings.names:
+            return self.catalog
+        self._names = self.config.settings.names
         if all(server.tools is not None for server in self.servers.values()):
             idle = {error.text() for error in made.idle_rules()}
-            for text in sorted(idle - self._told_idle):
+            for text in sorted(idle - self._logged_idle):
                 log.warning("a rule of `tools:` does nothing: %s", text)
-            self._told_idle |= idle
+            self._logged_idle |= idle
         return made
 
     def _shown(self, server: str, definitions: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -184,18 +197,21 @@ class Project:
             raise ServerUnavailable(f"The server {server} was just removed.", remedy="List the tools again.")
         return found
 
-    def changed(self) -> None:
-        """A server's tools, or the set of servers, are not what they were: tell whoever listens, once a turn."""
-        self._catalog = None
-        if self._told is None:
-            self._told = asyncio.get_running_loop().call_soon(self._tell)
+    def rebuild(self) -> None:
+        """Builds the catalog from what the servers list now."""
+        self.catalog = self._built()
 
-    def _tell(self) -> None:
-        self._told = None
-        version = self.catalog.version
-        if version == self._told_version:
+    def changed(self) -> None:
+        """The servers, their tools or the trust in them changed: rebuilds, and notifies once per turn of the loop."""
+        self.rebuild()
+        if self._announcement is None:
+            self._announcement = asyncio.get_running_loop().call_soon(self._announce)
+
+    def _announce(self) -> None:
+        self._announcement = None
+        if self.catalog.version == self._announced_version:
             return
-        self._told_version = version
+        self._announced_version = self.catalog.version
         for subscriber in tuple(self._subscribers):
             subscriber()
 

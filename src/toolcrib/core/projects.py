@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -91,17 +92,20 @@ class Projects:
             await asyncio.gather(*self._background, return_exceptions=True)
 
     async def at(self, root: Path) -> Project:
-        found = self.by_root.get(root)
-        return found if found is not None else await self._to_its_end(self._opened(root))
+        project = self.by_root.get(root)
+        if project is None:
+            project = await self._to_its_end(self._opened(root))
+        # It must not be let go before whoever asked begins to use it.
+        project.touch()
+        return project
 
     @contextlib.asynccontextmanager
     async def working_in(self, root: Path) -> AsyncIterator[Project]:
         project = await self.at(root)
-        project.users += 1
         try:
-            yield project
+            with project.in_use():
+                yield project
         finally:
-            project.users -= 1
             self._plan_farewell(project)
 
     async def reload(self) -> None:
@@ -122,6 +126,8 @@ class Projects:
             )
             self.by_root[root] = project
             project.subscribe(lambda: self._announce(project))
+            # Readers that come while the servers are acquired find the built-in tools.
+            project.rebuild()
             # Whoever asked may be gone by now; then nobody would come to leave.
             self._plan_farewell(project)
             await self._connect(project)
@@ -206,7 +212,7 @@ class Projects:
     async def farewell(self, project: Project) -> None:
         """Lets the project go, unless somebody uses it, or did so lately."""
         async with self._wiring:
-            rest = PROJECT_LINGER - (asyncio.get_running_loop().time() - project.touched)
+            rest = PROJECT_LINGER - (time.monotonic() - project.touched)
             if project.users > 0 or rest > 0:
                 self._plan_farewell(project, None if project.users > 0 else rest)
                 return

@@ -2,7 +2,8 @@
 
 In: a call that came through the door. Out: the tool's result. An agent's folder is the one it was added with; the owner
 and clients without a name work in their project. A folder's workspace is made when first needed and let go some time
-after its last use; its settings are read again when their files change.
+after its last use. Its settings are read again when their files change: each call looks at them, and a background task
+looks at those of the projects, whose catalogs have the tools.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 WORKSPACE_LINGER = 300.0
 """Seconds that a folder's workspace stays after its last use."""
 LOOK_AGAIN = 1.0
-"""Seconds after which the files of a project's settings are looked at again before its tools are listed."""
+"""Seconds between two looks at the files of the projects' settings."""
 MOST_SESSIONS = 4096
 """Conversations whose use is counted; beyond it the one that was quiet for the longest begins anew."""
 
@@ -64,17 +65,22 @@ class WorkspaceServer:
         self._crib: Crib | None = None
         self._trusted: frozenset[str] = frozenset()
         self._open: dict[Path, _OpenWorkspace] = {}
-        self._looked: dict[Path, float] = {}
         self._sessions: OrderedDict[tuple[str, str, str], WorkspaceSession] = OrderedDict()
         self._leaving: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
 
     async def refresh(self, crib: Crib) -> None:
         self._crib = crib
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch(crib))
         self._trusted = await crib.trust.files()
         for root in list(self._open):
             self._let_go(root)
 
     async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         for root in list(self._open):
             self._let_go(root, now=True)
         await asyncio.gather(*self._leaving)
@@ -179,14 +185,21 @@ class WorkspaceServer:
         opened.used = self._clock()
         return opened
 
-    def outdated(self, project: Project) -> bool:
-        """Whether the project's list may no longer be what its settings say; looked at once a second at most."""
-        now = self._clock()
-        if now - self._looked.get(project.root, 0.0) < LOOK_AGAIN:
-            return False
-        self._looked[project.root] = now
-        opened = self._open.get(project.root)
-        return opened is not None and opened.stamp != self._stamp_of(project.root)
+    async def _watch(self, crib: Crib) -> None:
+        """Has a project's catalog rebuilt when the files of its settings changed; looks at them in a thread."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN)
+            projects = [project for project in crib.projects if project.root in self._open]
+            stamps = await asyncio.to_thread(
+                lambda roots: [*map(self._stamp_of, roots)], [one.root for one in projects]
+            )
+            for project, stamp in zip(projects, stamps, strict=True):
+                opened = self._open.get(project.root)
+                if opened is not None and opened.stamp != stamp:
+                    project.changed()
+
+    def _stamps(self, roots: list[Path]) -> list[Stamp]:
+        return [self._stamp_of(root) for root in roots]
 
     def _stamp_of(self, root: Path) -> Stamp:
         return tuple(map(_stamp, settings_files(root, self._home.environ)))
@@ -199,7 +212,6 @@ class WorkspaceServer:
 
     def _let_go(self, root: Path, *, now: bool = False) -> None:
         opened = self._open.pop(root)
-        self._looked.pop(root, None)
         opened.over = True
         if now or not opened.users:
             self._end(opened)

@@ -103,9 +103,7 @@ class Authenticator:
         workdir = guest.workdir
         if workdir is None:
             return self._crib.home
-        project = await self._crib.project(self.root_of(guest, workdir))
-        project.touched = self._loop.time()
-        return project
+        return await self._crib.project(self.root_of(guest, workdir))
 
     def root_of(self, guest: Principal, workdir: Path) -> Path:
         root, seen = self._roots.get(workdir, (workdir, 0.0))

@@ -226,10 +226,10 @@ class HttpGateway:
         end = None if under_way is None else under_way.begin(key, exchange.take_back)
         interrupt = exchange.interrupt
         client.session.begin(interrupt)
-        client.project.users += 1
         reply: Reply | None = None
         try:
-            reply = await self._desk.answer(message, era, client, exchange.notify)
+            with client.project.in_use():
+                reply = await self._desk.answer(message, era, client, exchange.notify)
         except asyncio.CancelledError:
             if exchange.stopped is None and not exchange.gone:
                 raise
@@ -241,15 +241,10 @@ class HttpGateway:
             log.exception("%s failed", message.method)
             reply = Rejected(ErrorCase.FAILED).reply(era, message.id)
         finally:
-            self._leave(client, interrupt)
+            client.session.over(interrupt)
             if end is not None:
                 end()
         await exchange.finish(reply)
-
-    def _leave(self, client: RequestContext, interrupt: Callable[[], None]) -> None:
-        client.session.over(interrupt)
-        client.project.users -= 1
-        client.project.touched = self._loop.time()
 
     async def _get(self, visitor: AdmittedRequest, receive: Receive, send: Send) -> None:
         check_legacy_method(visitor.headers)
@@ -299,14 +294,14 @@ class HttpGateway:
         unsubscribe = client.project.subscribe(lambda: stream.offer(notice)) if notice is not None else lambda: None
         self._streams[stream] = _Open(client.guest.name, notice, hang_up)
         client.session.begin(hang_up)
-        client.project.users += 1
         writer = asyncio.create_task(stream.run())
         watcher = asyncio.create_task(until_disconnected(receive))
         try:
-            await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            with client.project.in_use():
+                await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             unsubscribe()
-            self._leave(client, hang_up)
+            client.session.over(hang_up)
             del self._streams[stream]
             for task in (writer, watcher):
                 task.cancel()
