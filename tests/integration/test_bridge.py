@@ -486,7 +486,7 @@ def test_the_bridge_imports_nothing_heavy(home: Home) -> None:
             "pydantic",
             "yaml",
             "sqlalchemy",
-            "aiohttp",
+            "websockets",
             "msgspec",
             "subprocess",
         }

@@ -205,11 +205,27 @@ async def test_a_stream_of_events_that_floods_is_ended_with_the_reason(way: str,
         await server.stop()
 
 
+@pytest.mark.parametrize(("count", "told"), [(3000, None), (5000, "more pieces than are taken")])
+async def test_a_websocket_may_send_a_message_in_pieces_up_to_a_number(
+    count: int, told: str | None, start_server: StartServer, bench: Bench
+) -> None:
+    far = start_server([sys.executable, str(OWN / "ws_server.py")])
+    server = await bench.started(Transport.WEBSOCKET, url=far.url("ws"))
+    if told is None:
+        assert (await server.call(call("pieces", count=count))).result == b'{"content": []}'
+    else:
+        with pytest.raises(ServerFailure, match=told):
+            await server.call(call("pieces", count=count))
+
+
 @pytest.mark.usefixtures("impatient")
-async def test_a_websocket_that_floods_is_ended_with_the_reason(start_server: StartServer, bench: Bench) -> None:
+@pytest.mark.parametrize("what", ["messages", "pings"])
+async def test_a_websocket_that_floods_is_ended_with_the_reason(
+    what: str, start_server: StartServer, bench: Bench
+) -> None:
     far = start_server([sys.executable, str(OWN / "ws_server.py")])
     server, quiet = await bench.started(Transport.WEBSOCKET, url=far.url("ws")), await bench.stdio()
-    flood = asyncio.create_task(server.call(call("flood")))
+    flood = asyncio.create_task(server.call(call("flood", what=what)))
     assert await calls_until(flood, quiet) >= 2
     with pytest.raises(ServerFailure, match="floods us"):
         await flood

@@ -711,6 +711,7 @@ async def test_our_headers_do_not_follow_a_redirect_to_another_origin(transport:
         server = await bench.started(web_config(url, Transport(transport), headers={"X-Key": "secret-key"}))
         assert server.status.state is ServerState.AWAY
         assert "elsewhere" in server.status.last_error
+        assert set(odd.redirected) == {f"127.0.0.1:{odd.port}"}
         await server.stop()
 
 
@@ -908,14 +909,14 @@ async def test_a_crash_takes_along_what_the_server_had_started(bench: Bench) -> 
 KILLED = """
 import asyncio, json, os, sys
 from pathlib import Path
-from toolcrib.config.model import Layer, ServerConfig, Source, Transport
+from toolcrib.config.model import Layer, ServerConfig, ConfigSource, Transport
 from toolcrib.events import Bus
 from toolcrib.servers.model import ToolCall
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 
 async def main():
-    config = ServerConfig(name="odd", transport=Transport.STDIO, source=Source(layer=Layer.FLAGS),
+    config = ServerConfig(name="odd", transport=Transport.STDIO, source=ConfigSource(layer=Layer.FLAGS),
                           command=sys.executable, args=("-I", "-S", sys.argv[1]), env={"ODD": "stubborn"})
     server = Server(config, root=Path.cwd(), on_tools=lambda server: None, bus=Bus(), reaper=Reaper())
     server.start()

@@ -44,6 +44,8 @@ class OddWeb:
         self.port = 0
         self.requests: list[Seen] = []
         self.session = 0
+        self.redirected: list[str] = []
+        """The hosts that were asked for when a redirect was the answer."""
         self.status: int | None = None
         """Answers everything with this status, where set."""
         self.token = ""
@@ -200,6 +202,7 @@ class OddWeb:
             await response.write(b"id: e2\ndata: " + self.resumable + b"\n\n")
             return response
         if self.status == 307:
+            self.redirected.append(request.headers["Host"])
             return web.Response(status=307, headers={"Location": self.url.replace("127.0.0.1", "localhost")})
         if request.path == "/sse":
             return await self.standing(request)

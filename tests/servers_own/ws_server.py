@@ -31,6 +31,13 @@ class Peer:
     async def say(self, **message: Any) -> None:
         await self.socket.send_str(json.dumps({"jsonrpc": "2.0", **message}))
 
+    async def frame(self, data: bytes, *, opcode: int, last: bool) -> None:
+        """One frame of a message, by hand: the library writes whole messages."""
+        transport = self.socket._req.transport
+        assert transport is not None
+        transport.write(bytes([opcode | (0x80 if last else 0), len(data)]) + data)
+        await asyncio.sleep(0)
+
     async def list_changed(self) -> None:
         await self.say(method="notifications/tools/list_changed")
 
@@ -38,14 +45,14 @@ class Peer:
         params = message.get("params") or {}
         token = (params.get("_meta") or {}).get("progressToken")
         try:
-            result = await self.result(message["method"], params, token)
+            result = await self.result(message["id"], message["method"], params, token)
         except RpcError as error:
             reply = {"code": error.code, "message": error.message, "data": error.data}
             await self.say(id=message["id"], error=reply)
         else:
             await self.say(id=message["id"], result=result)
 
-    async def result(self, method: str, params: dict[str, Any], token: Any) -> dict[str, Any]:
+    async def result(self, own_id: Any, method: str, params: dict[str, Any], token: Any) -> dict[str, Any]:
         if method == "initialize":
             return {
                 "protocolVersion": params["protocolVersion"],
@@ -56,8 +63,17 @@ class Peer:
             return {"tools": self.toolbox.tools}
         if method == "tools/call" and params["name"] == "flood":
             while True:
-                await self.say(method="notifications/message")
+                if params.get("arguments", {}).get("what") != "pings":
+                    await self.say(method="notifications/message")
                 await self.socket.ping()
+        if method == "tools/call" and params["name"] == "pieces":
+            text = json.dumps({"jsonrpc": "2.0", "id": own_id, "result": {"content": []}}).encode()
+            count = params["arguments"]["count"]
+            await self.frame(b" ", opcode=1, last=False)
+            for _ in range(count - 2):
+                await self.frame(b" ", opcode=0, last=False)
+            await self.frame(text, opcode=0, last=True)
+            await asyncio.Event().wait()
         if method == "tools/call":
             caller = Caller(self, token)
             return await self.toolbox.call(params["name"], params.get("arguments") or {}, params.get("_meta"), caller)

@@ -378,7 +378,17 @@ def test_help_imports_nothing_heavy(home: Path) -> None:
         [sys.executable, "-X", "importtime", "-m", "toolcrib", "--help"], check=True, capture_output=True, timeout=60
     )
     imported = {line.rpartition(b"|")[2].strip().decode() for line in listed.stderr.splitlines()}
-    assert not imported & {"rich", "asyncio", "mcp", "pydantic", "yaml", "sqlalchemy", "aiohttp", "msgspec", "uvloop"}
+    assert not imported & {
+        "rich",
+        "asyncio",
+        "mcp",
+        "pydantic",
+        "yaml",
+        "sqlalchemy",
+        "websockets",
+        "msgspec",
+        "uvloop",
+    }
 
 
 def test_the_manual_is_made_of_the_help_pages_as_they_are() -> None:

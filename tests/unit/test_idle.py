@@ -51,18 +51,22 @@ def tools(**servers: list[str]) -> Tools:
 @pytest.mark.parametrize(
     ("transform", "message", "meant"),
     [
-        (FixArguments({"repo_pth": "."}), "Fix: no tool has an argument 'repo_pth'.", "repo_path"),
-        (FixArguments({"repo_path": ".", "dept": 1}), "Fix: no tool has an argument 'dept'.", "depth"),
+        (FixArguments({"repo_pth": "."}), "FixArguments: no tool has an argument 'repo_pth'.", "repo_path"),
+        (FixArguments({"repo_path": ".", "dept": 1}), "FixArguments: no tool has an argument 'dept'.", "depth"),
         (
             FixArguments({"repo_path": "."}, tools="gti:*"),
-            "Fix: no tool is 'gti:*'.",
+            "FixArguments: no tool is 'gti:*'.",
             "There are: git_status, git:git_status",
         ),
-        (FixArguments({"repo_path": "."}, tools=iter(["git_statu"])), "Fix: no tool is 'git_statu'.", "git_status"),
-        (DefaultArguments({"dpth": 1}), "Default: no tool has an argument 'dpth'.", "depth"),
-        (RenameArguments({"repopath": "folder"}), "RenameArgument: no tool has an argument 'repopath'.", "repo_path"),
-        (RenameTools({"git_statsu": "s"}), "Rename: no tool is 'git_statsu'.", "git_status"),
-        (RenameTools({"git_push": "p", "git:git_psh": "s"}), "Rename: no tool is 'git:git_psh'.", "git:git_push"),
+        (
+            FixArguments({"repo_path": "."}, tools=iter(["git_statu"])),
+            "FixArguments: no tool is 'git_statu'.",
+            "git_status",
+        ),
+        (DefaultArguments({"dpth": 1}), "DefaultArguments: no tool has an argument 'dpth'.", "depth"),
+        (RenameArguments({"repopath": "folder"}), "RenameArguments: no tool has an argument 'repopath'.", "repo_path"),
+        (RenameTools({"git_statsu": "s"}), "RenameTools: no tool is 'git_statsu'.", "git_status"),
+        (RenameTools({"git_push": "p", "git:git_psh": "s"}), "RenameTools: no tool is 'git:git_psh'.", "git:git_push"),
     ],
 )
 def test_a_name_that_no_tool_has_is_refused_with_the_nearest(transform: Transform, message: str, meant: str) -> None:

@@ -28,10 +28,9 @@ from toolcrib.core.server_registry import ServerRegistry
 from toolcrib.errors import ServerUnavailable
 from toolcrib.events import Bus
 from toolcrib.servers import server as server_module
-from toolcrib.servers.link import Peer, ServerLink
+from toolcrib.servers.link import LinkContext, Peer, ServerLink
 from toolcrib.servers.model import Era, ServerAnswer, ServerState
 from toolcrib.servers.server import Server
-from toolcrib.servers.transports import LinkContext
 
 LIVES = (
     {"a": ("come", "change", "return"), "b": ("come", "change", "return"), "c": ("fail", "come", "change")}
@@ -107,7 +106,8 @@ class Far:
 def far(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Far]]:
     """Servers of this test, anew for each order; no pauses."""
     present: dict[str, Far] = {}
-    monkeypatch.setattr(server_module, "open_link", lambda config, around: present[config.name].opened(around))
+    open_link = staticmethod(lambda config, around: present[config.name].opened(around))
+    monkeypatch.setattr(Server, "_open_link", open_link)
     monkeypatch.setattr(server_module, "_CALM", 0)
     monkeypatch.setattr(Server, "_pause", lambda self: 0)
 

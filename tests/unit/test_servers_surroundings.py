@@ -267,6 +267,8 @@ def test_a_new_reaper_knows_the_files_of_the_old(tmp_path: Path) -> None:
 
 @pytest.mark.req("BNS-9")
 def test_importing_servers_loads_neither_the_sdk_nor_the_http_client() -> None:
-    code = "import sys, toolcrib.servers.pool; print([m for m in ('mcp', 'aiohttp', 'pydantic') if m in sys.modules])"
+    code = (
+        "import sys, toolcrib.servers.pool; print([m for m in ('mcp', 'websockets', 'pydantic') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.strip() == "[]"

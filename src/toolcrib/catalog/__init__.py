@@ -5,8 +5,8 @@ against their schemas. Above: `policy`, `listing`, `calls`. Below: `servers`, `c
 """
 
 from toolcrib.catalog.names import GATEWAY_LIMIT, Names
-from toolcrib.catalog.param_headers import param_headers
 from toolcrib.catalog.snapshot import Catalog, Listings
 from toolcrib.catalog.tool import Tool
+from toolcrib.servers.param_headers import param_headers
 
 __all__ = ["GATEWAY_LIMIT", "Catalog", "Listings", "Names", "Tool", "param_headers"]

@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Raw
 
 from toolcrib.catalog.names import Names
-from toolcrib.catalog.param_headers import headers_of, marked_properties, without_annotations
 from toolcrib.config.model import ANNOTATIONS, NameStyle
+from toolcrib.servers.param_headers import headers_of, marked_properties, without_annotations
 from toolcrib.servers.wire import deeper_than
 
 Undo = Callable[[dict[str, Any]], dict[str, Any]]

@@ -22,11 +22,13 @@ from msgspec import UNSET
 from toolcrib.config.auth import has_new_token
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ProtocolViolation, ServerUnavailable
-from toolcrib.servers import post_client, sdk, web, wire
+from toolcrib.servers import post_client, web, wire
 from toolcrib.servers.address import Address
 from toolcrib.servers.framing import SseEvent, SseParser, TooLarge
 from toolcrib.servers.link import HANDED_ON, Peer, ServerLink, SessionExpired
 from toolcrib.servers.model import Era, ServerAnswer
+from toolcrib.servers.param_headers import encode_header_value
+from toolcrib.servers.sdk import HttpObserver, SdkSession, open_http_session
 from toolcrib.servers.web import explain_network, explain_status
 
 log = logging.getLogger(__name__)
@@ -70,10 +72,10 @@ class HttpLink(ServerLink):
         self._own_headers = {name: value for name, value in config.headers.items() if name.lower() not in _OURS}
         self._head = b""
         self._session_id: str | None = None
-        self._talk: sdk.SdkSession | None = None
+        self._talk: SdkSession | None = None
         self._in_flight = 0
 
-    def meet(self, peer: Peer, session_id: str | None, talk: sdk.SdkSession) -> None:
+    def meet(self, peer: Peer, session_id: str | None, talk: SdkSession) -> None:
         """Negotiation is through: from here on requests can be made."""
         self._peer = peer
         self._talk = talk
@@ -134,7 +136,7 @@ class HttpLink(ServerLink):
     def _request_head(self, method: str, params: Mapping[str, Any], extra: Mapping[str, str]) -> bytes:
         if self.peer.era is Era.LEGACY:
             return self._head + _JSON_AND_EVENTS
-        name = f"Mcp-Name: {sdk.header_value(params['name'])}\r\n" if method == "tools/call" else ""
+        name = f"Mcp-Name: {encode_header_value(params['name'])}\r\n" if method == "tools/call" else ""
         marked = web.head_lines(extra) if extra else b""
         return b"%b%bMcp-Method: %b\r\n%b%b" % (self._head, _JSON_AND_EVENTS, method.encode(), name.encode(), marked)
 
@@ -326,34 +328,35 @@ def _forgot_session(status: int, error: bytes | None) -> bool:
 @contextlib.asynccontextmanager
 async def open_http(
     config: ServerConfig, on_tools_changed: Callable[[], None], known: Era | None, probe_limit: float
-) -> AsyncIterator[tuple[HttpLink, sdk.SdkSession]]:
+) -> AsyncIterator[tuple[HttpLink, SdkSession]]:
     proxy = web.proxy_for(config.url)
-    watch = sdk.HttpObserver()
+    observer = HttpObserver()
     late: asyncio.TimerHandle | None = None
 
     def check() -> None:
-        if watch.refusal:
-            raise ServerUnavailable(watch.refusal)
-        if watch.failure is not None:
-            raise ServerUnavailable(explain_network(watch.failure, config.url))
-        if watch.status in {401, 403}:
-            raise ServerUnavailable(explain_status(watch.status, config.url))
+        if observer.refusal:
+            raise ServerUnavailable(observer.refusal)
+        if observer.failure is not None:
+            raise ServerUnavailable(explain_network(observer.failure, config.url))
+        if observer.status in {401, 403}:
+            raise ServerUnavailable(explain_status(observer.status, config.url))
 
     async with web.shared_post_client(verify=config.verify_tls) as lease:
         link = HttpLink(config, lease, proxy=proxy, on_tools_changed=on_tools_changed)
         try:
-            async with sdk.open_http_session(
+            async with open_http_session(
                 config.url,
                 headers=config.headers,
                 tls=web.tls_context(verify=config.verify_tls),
                 proxy=proxy,
-                watch=watch,
+                observer=observer,
                 check=check,
                 notice=link.notice,
-                intake=link.intake,
+                budget=link.intake,
             ) as talk:
-                link.meet(await _negotiate(talk, known, probe_limit, watch, check, config), watch.session_id, talk)
-                watch.on_unreachable = link.lose
+                peer = await _negotiate(talk, known, probe_limit, observer, check, config)
+                link.meet(peer, observer.session_id, talk)
+                observer.on_unreachable = link.lose
                 # A legacy server tells of changes on a stream that opens some time after we first listed.
                 if link.peer.era is Era.LEGACY and link.peer.tells_changes:
                     late = asyncio.get_running_loop().call_later(_EARS_OPEN, on_tools_changed)
@@ -367,18 +370,18 @@ async def open_http(
 
 
 async def _negotiate(
-    talk: sdk.SdkSession,
+    talk: SdkSession,
     known: Era | None,
     probe_limit: float,
-    watch: sdk.HttpObserver,
+    observer: HttpObserver,
     check: Callable[[], None],
     config: ServerConfig,
 ) -> Peer:
-    """The SDK's words for an HTTP failure are thin; what the watch saw says more."""
+    """The SDK's words for an HTTP failure are thin; what the observer saw says more."""
     try:
         return await talk.negotiate(known=known, probe_limit=probe_limit)
     except ServerUnavailable:
         check()
-        if watch.status is not None and watch.status >= 400:
-            raise ServerUnavailable(explain_status(watch.status, config.url)) from None
+        if observer.status is not None and observer.status >= 400:
+            raise ServerUnavailable(explain_status(observer.status, config.url)) from None
         raise

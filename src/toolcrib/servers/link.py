@@ -15,7 +15,8 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from toolcrib import __version__
 from toolcrib.errors import CallTimeout, ServerUnavailable
@@ -80,12 +81,28 @@ def pieces(chunk: bytes) -> Iterator[bytes]:
         yield chunk[start : start + PIECE]
 
 
+if TYPE_CHECKING:
+    from toolcrib.servers.reaper import Reaper
+    from toolcrib.servers.stdio import StderrLog
+
 log = logging.getLogger(__name__)
 
 CLIENT_INFO = {"name": "toolcrib", "version": __version__}
 
 TOOLS_CHANGED = "notifications/tools/list_changed"
 PROGRESS = "notifications/progress"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkContext:
+    """What a link needs beside its configuration."""
+
+    root: Path | None
+    reaper: Reaper
+    stderr: StderrLog
+    on_tools_changed: Callable[[], None]
+    known_era: Era | None = None
+    """What the server spoke last time; None: find out."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from toolcrib.config.auth import with_token
 from toolcrib.config.masking import Masker, secrets_of_server
@@ -26,12 +26,11 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.config.parse import Unreadable
 from toolcrib.errors import ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, ServerStateChanged
-from toolcrib.servers.link import EndedEarly, Peer, ServerLink, SessionExpired
+from toolcrib.servers.link import EndedEarly, LinkContext, Peer, ServerLink, SessionExpired
 from toolcrib.servers.model import Era, OnProgress, ServerAnswer, ServerState, ServerStatus, ToolCall
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.stdio import StderrLog
 from toolcrib.servers.tool_listing import list_tools
-from toolcrib.servers.transports import LinkContext, open_link
 from toolcrib.servers.web import explain, root_cause
 
 log = logging.getLogger(__name__)
@@ -50,7 +49,20 @@ _STOP = (3.0, 0.5, 0.5)
 _QUIET_STATES = frozenset({ServerState.CONNECTING, ServerState.STOPPED})
 
 
+OpenLink = Callable[[ServerConfig, LinkContext], contextlib.AbstractAsyncContextManager[ServerLink]]
+
+
+def _load_transports() -> OpenLink:
+    """The one place that imports the MCP SDK, with all that needs it: it takes half a second, so it happens in a
+    thread, when the first server connects."""
+    from toolcrib.servers.transports import open_link  # noqa: PLC0415 - see above
+
+    return open_link
+
+
 class Server:
+    _open_link: ClassVar[OpenLink | None] = None
+
     def __init__(
         self,
         config: ServerConfig,
@@ -285,7 +297,9 @@ class Server:
         )
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(limit):
-                link = await stack.enter_async_context(open_link(await self._current_config(), around))
+                if Server._open_link is None:
+                    Server._open_link = await asyncio.to_thread(_load_transports)
+                link = await stack.enter_async_context(Server._open_link(await self._current_config(), around))
                 tools = await list_tools(link, limit)
             self._ready(link, tools)
             try:

@@ -15,9 +15,10 @@ from msgspec import Raw
 
 from toolcrib.config.masking import printable
 from toolcrib.errors import METHOD_NOT_FOUND, ProtocolViolation, ServerUnavailable
-from toolcrib.servers import sdk, wire
+from toolcrib.servers import wire
 from toolcrib.servers.link import ServerLink
 from toolcrib.servers.model import Era
+from toolcrib.servers.param_headers import header_fault
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,6 @@ def _take(link: ServerLink, raw: bytes, tools: dict[str, bytes]) -> None:
 def _header_fault(raw: bytes) -> str | None:
     """The specification wants tools with wrong header marks left out."""
     try:
-        return sdk.fault_in_headers(_tools.decode(raw).inputSchema)
+        return header_fault(_tools.decode(raw).inputSchema)
     except (msgspec.MsgspecError, RecursionError) as error:
         return str(error)

@@ -2,7 +2,8 @@
 
 In: `ServerConfig`, root, and what was learnt of the server before. Out: `open_link`, an async context manager that
 yields a `ServerLink`. Each transport is a context manager of its own (`stdio`, `http`, `sse`, `websocket`); this is
-the one place that chooses. `server` enters and leaves it, always in its supervisor's task.
+the one place that chooses. `server` enters and leaves it, always in its supervisor's task. It imports this module when
+the first server connects, since the SDK comes with it.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from toolcrib.config.model import ServerConfig, Transport
 from toolcrib.errors import ServerUnavailable
-from toolcrib.servers import sdk
-from toolcrib.servers.link import EndedEarly, ServerLink
+from toolcrib.servers.http import open_http
+from toolcrib.servers.link import EndedEarly, LinkContext, ServerLink
 from toolcrib.servers.model import Era
 from toolcrib.servers.pipe import PipeLink
-from toolcrib.servers.reaper import Reaper
-from toolcrib.servers.stdio import StderrLog, open_stdio
+from toolcrib.servers.sdk import SdkSession, open_session
+from toolcrib.servers.sse import open_sse
+from toolcrib.servers.stdio import open_stdio
+from toolcrib.servers.websocket import open_websocket
 
 _PROBE_SHARE = 0.4
 """The part of the connect limit that a server gets to answer the modern probe before the legacy opening is tried."""
@@ -28,18 +29,6 @@ _SUBSCRIBE_LIMIT = 2.0
 """Seconds to wait for a subscription's acknowledgement, so that no change falls between it and the first list."""
 
 _LAST_WORDS = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkContext:
-    """What a link needs beside its configuration."""
-
-    root: Path | None
-    reaper: Reaper
-    stderr: StderrLog
-    on_tools_changed: Callable[[], None]
-    known_era: Era | None = None
-    """What the server spoke last time; None: find out."""
 
 
 def effective_transport(config: ServerConfig) -> Transport:
@@ -57,12 +46,10 @@ async def open_link(config: ServerConfig, around: LinkContext) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def _opened(config: ServerConfig, around: LinkContext) -> AsyncIterator[tuple[ServerLink, sdk.SdkSession]]:
+async def _opened(config: ServerConfig, around: LinkContext) -> AsyncIterator[tuple[ServerLink, SdkSession]]:
     probe_limit = config.connect_timeout * _PROBE_SHARE
     transport = effective_transport(config)
     if transport is Transport.HTTP:
-        from toolcrib.servers.http import open_http  # noqa: PLC0415 - needs aiohttp, which others need not
-
         async with open_http(config, around.on_tools_changed, around.known_era, probe_limit) as opened:
             yield opened
         return
@@ -84,17 +71,13 @@ def _pipe(
             on_tools_changed=around.on_tools_changed,
         )
     if transport is Transport.SSE:
-        from toolcrib.servers.sse import open_sse  # noqa: PLC0415 - as above
-
         return open_sse(config, around.on_tools_changed)
-    from toolcrib.servers.websocket import open_websocket  # noqa: PLC0415 - as above
-
     return open_websocket(config, around.on_tools_changed)
 
 
 @contextlib.asynccontextmanager
-async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> AsyncIterator[sdk.SdkSession]:
-    async with sdk.open_session(link.send) as talk:
+async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> AsyncIterator[SdkSession]:
+    async with open_session(link.send) as talk:
         link.listen(talk)
         try:
             link.meet(await talk.negotiate(known=known, probe_limit=probe_limit))
@@ -108,7 +91,7 @@ async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> 
 
 
 @contextlib.asynccontextmanager
-async def _subscribed(link: ServerLink, talk: sdk.SdkSession, on_gap: Callable[[], None]) -> AsyncIterator[None]:
+async def _subscribed(link: ServerLink, talk: SdkSession, on_gap: Callable[[], None]) -> AsyncIterator[None]:
     """Modern servers tell of changes only to those who subscribed."""
     if link.peer.era is not Era.MODERN or not link.peer.tells_changes:
         yield

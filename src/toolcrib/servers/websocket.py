@@ -1,6 +1,9 @@
-"""WebSocket (`ws://`, `wss://`): one text frame is one message, subprotocol `mcp`.
+"""WebSocket (`ws://`, `wss://`): one frame is one message, subprotocol `mcp`.
 
-In: the address. Out: `open_websocket`, a `PipeLink`. Neighbours: `web` (connections, TLS, proxies).
+In: the address. Out: `open_websocket`, a `PipeLink`. Neighbours: `web` (TLS, proxies, failures explained).
+
+Of the library's defaults none is taken that counts: messages have our own limit and are never compressed, pings are
+rare, and no redirect is followed.
 """
 
 from __future__ import annotations
@@ -10,25 +13,71 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import cast
 
-import aiohttp
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidProxy,
+    InvalidStatus,
+    ProxyError,
+    TooManyFragments,
+)
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Response
+from websockets.typing import Subprotocol
 
+from toolcrib.config.masking import printable
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
 from toolcrib.servers.framing import TooLarge
+from toolcrib.servers.link import InputBudget
 from toolcrib.servers.pipe import PipeLink
 from toolcrib.servers.web import explain_network, explain_status
 
-log = logging.getLogger(__name__)
+_PING_INTERVAL = 120.0
+_PING_TIMEOUT = 60.0
+"""What a busy server has for its answer; a shorter one would cut off servers that block while working."""
+_CLOSE_TIMEOUT = 1.0
+_WAITING_FRAMES = 4
+"""Received and not taken yet; each may be as large as a message. Then reading pauses."""
+_FRAME_COST = 0.00005
+"""Seconds that the library spends on a frame before we see it."""
+_TOO_MANY_FRAGMENTS = "It sent a message in more pieces than are taken."
 
-_HEARTBEAT = 120.0
-"""Half of it is what a busy server has for its answer; a shorter one would cut off servers that block while working."""
-_CLOSE = 1.0
-_FRAME = 0.00005
-"""Seconds that aiohttp spends on a frame before we see it."""
+_quiet = logging.getLogger(f"{__name__}.protocol")
+# At the level of debugging the library writes whole requests, keys included.
+_quiet.setLevel(logging.WARNING)
 
-Socket = aiohttp.ClientWebSocketResponse[bool]
+
+class _Connect(connect):
+    def process_redirect(self, exc: Exception) -> Exception:
+        """Follows none: our headers were meant for this address alone."""
+        return exc
+
+
+class _Connection(ClientConnection):
+    """Charges the server for pings and pongs, which are answered and dropped before anybody sees them."""
+
+    budget: InputBudget | None = None
+    _resting = False
+
+    def process_event(self, event: Response | Frame) -> None:  # type: ignore[override]
+        super().process_event(event)
+        if self.budget is None or not isinstance(event, Frame) or event.opcode not in (Opcode.PING, Opcode.PONG):
+            return
+        self.budget.charge(_FRAME_COST)
+        if (pause := self.budget.pause) and not self._resting:
+            self._resting = True
+            self.transport.pause_reading()
+            self.loop.call_later(pause, self._read_on)
+
+    def _read_on(self) -> None:
+        self._resting = False
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
 
 @contextlib.asynccontextmanager
@@ -37,12 +86,13 @@ async def open_websocket(config: ServerConfig, on_tools_changed: Callable[[], No
 
         async def send(message: bytes) -> None:
             try:
-                await socket.send_frame(message, aiohttp.WSMsgType.TEXT)
-            except (aiohttp.ClientError, OSError) as error:
-                reason = explain_network(error, config.url)
-                raise ServerUnavailable(f"Server '{config.name}': {reason} The call did not run.") from None
+                await socket.send(message, text=True)
+            except ConnectionClosed as closed:
+                why = _why(closed, config.url)
+                raise ServerUnavailable(f"Server '{config.name}': {why} The call did not run.") from None
 
         link = PipeLink(config.name, send=send, on_tools_changed=on_tools_changed)
+        socket.budget = link.intake
         reading = asyncio.create_task(_read(socket, link, config))
         try:
             yield link
@@ -53,67 +103,61 @@ async def open_websocket(config: ServerConfig, on_tools_changed: Callable[[], No
             await link.end_errands(limit=0)
 
 
-async def _read(socket: Socket, link: PipeLink, config: ServerConfig) -> None:
-    while True:
-        frame = await socket.receive()
-        began = time.thread_time()
-        if frame.type is aiohttp.WSMsgType.TEXT:
-            if link.receive(frame.data):
-                continue
-        elif frame.type is aiohttp.WSMsgType.PING:
-            await socket.pong(frame.data)
-        elif frame.type is aiohttp.WSMsgType.PONG:
-            pass
-        elif frame.type is aiohttp.WSMsgType.BINARY:
-            log.warning("%s: skipped a binary frame of %d bytes", link.name, len(frame.data))
-        elif frame.type is aiohttp.WSMsgType.ERROR:
-            if socket.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG:
-                link.condemn(str(TooLarge.message(config.max_message)))
-            link.lose(explain_network(frame.data, config.url))
-            return
-        else:
-            code = f" (code {socket.close_code})" if socket.close_code else ""
-            link.lose(f"The server has closed the connection{code}.")
-            return
-        link.intake.charge(time.thread_time() - began + _FRAME)
-        await link.intake.rest()
+async def _read(socket: _Connection, link: PipeLink, config: ServerConfig) -> None:
+    try:
+        while True:
+            message = await socket.recv(decode=False)
+            began = time.thread_time()
+            if not link.receive(message):
+                link.intake.charge(time.thread_time() - began + _FRAME_COST)
+                await link.intake.rest()
+    except ConnectionClosed as closed:
+        if closed.sent is not None and closed.sent.code == CloseCode.MESSAGE_TOO_BIG and not closed.rcvd_then_sent:
+            in_pieces = isinstance(closed.__cause__, TooManyFragments)
+            link.condemn(_TOO_MANY_FRAGMENTS if in_pieces else str(TooLarge.message(config.max_message)))
+        link.lose(_why(closed, config.url))
+
+
+def _why(closed: ConnectionClosed, url: str) -> str:
+    if closed.rcvd is None and isinstance(closed.__cause__, OSError):
+        return explain_network(closed.__cause__, url)
+    if closed.sent is not None and not closed.rcvd_then_sent:
+        return f"The connection to {web.shown_url(url)} failed ({printable(closed.sent.reason)})."
+    code = CloseCode.ABNORMAL_CLOSURE if closed.rcvd is None else closed.rcvd.code
+    return f"The server has closed the connection (code {int(code)})."
 
 
 @contextlib.asynccontextmanager
-async def _connected(config: ServerConfig) -> AsyncIterator[Socket]:
-    context = await asyncio.to_thread(web.tls_context, verify=config.verify_tls)
-    # aiohttp follows redirects of a handshake unasked; our headers must not travel to where they lead.
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=context),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        middlewares=(_stay_here,),
-    ) as session:
-        try:
-            socket = await session.ws_connect(
-                config.url,
-                protocols=("mcp",),
-                headers=dict(config.headers),
-                proxy=web.proxy_for(config.url),
-                heartbeat=_HEARTBEAT,
-                # Answered here, where a flood of them is noticed.
-                autoping=False,
-                max_msg_size=config.max_message,
-                decode_text=False,
-                timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE),
-            )
-        except aiohttp.WSServerHandshakeError as error:
-            raise ServerUnavailable(explain_status(error.status, config.url)) from None
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ServerUnavailable(explain_network(error, config.url)) from None
-        try:
-            yield socket
-        finally:
-            await socket.close()
-
-
-async def _stay_here(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    response = await handler(request)
-    if 300 <= response.status < 400:
-        response.close()
-        raise ServerUnavailable(f"{web.shown_url(str(request.url))} sends us elsewhere; give the final address.")
-    return response
+async def _connected(config: ServerConfig) -> AsyncIterator[_Connection]:
+    tls = config.url.lower().startswith("wss:")
+    try:
+        socket = await _Connect(
+            config.url,
+            subprotocols=[Subprotocol("mcp")],
+            additional_headers=dict(config.headers),
+            user_agent_header=None,
+            proxy=web.proxy_for(config.url),
+            compression=None,
+            # The supervisor has a limit on connecting.
+            open_timeout=None,
+            ping_interval=_PING_INTERVAL,
+            ping_timeout=_PING_TIMEOUT,
+            close_timeout=_CLOSE_TIMEOUT,
+            max_size=config.max_message,
+            max_queue=_WAITING_FRAMES,
+            logger=_quiet,
+            create_connection=_Connection,
+            ssl=await asyncio.to_thread(web.tls_context, verify=config.verify_tls) if tls else None,
+        )
+    except InvalidStatus as error:
+        status = error.response.status_code
+        elsewhere = f"{web.shown_url(config.url)} sends us elsewhere; give the final address."
+        raise ServerUnavailable(elsewhere if 300 <= status < 400 else explain_status(status, config.url)) from None
+    except (ProxyError, InvalidProxy, ImportError):
+        raise ServerUnavailable(f"The proxy for {web.shown_url(config.url)} cannot be used, or refused it.") from None
+    except (InvalidHandshake, OSError) as error:
+        raise ServerUnavailable(explain_network(error, config.url)) from None
+    try:
+        yield cast("_Connection", socket)
+    finally:
+        await socket.close()

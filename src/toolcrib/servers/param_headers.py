@@ -57,17 +57,35 @@ def headers_of(marked: Mapping[Path, str], arguments: Mapping[str, Any]) -> dict
 
 def marked_properties(schema: Mapping[str, Any]) -> dict[Path, str]:
     """Where the marks are and what they say; empty if any of them is invalid."""
+    try:
+        return _marks(schema)
+    except ValueError:
+        return {}
+
+
+def header_fault(schema: Any) -> str | None:
+    """What is wrong with a schema's marks, if anything: the specification wants such a tool left out."""
+    try:
+        _marks(schema)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _marks(schema: Any) -> dict[Path, str]:
     marked: dict[Path, str] = {}
-    seen: set[str] = set()
     for path, node in _positions(schema):
         if MARK not in node:
             continue
-        token = node[MARK]
-        valid = path and isinstance(token, str) and _TOKEN.fullmatch(token)
-        kind = node.get("type")
-        if not valid or not isinstance(kind, str) or kind not in _MARKABLE_TYPES or token.lower() in seen:
-            return {}
-        seen.add(token.lower())
+        token, where = node[MARK], ".".join(path)
+        if not path:
+            raise ValueError(f"{MARK} is not on a property that `properties` alone lead to")
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            raise ValueError(f"{MARK} of {where!r} is no name that a header can have")
+        if not isinstance(kind := node.get("type"), str) or kind not in _MARKABLE_TYPES:
+            raise ValueError(f"{MARK} of {where!r} is not on a string, integer or boolean")
+        if token.lower() in map(str.lower, marked.values()):
+            raise ValueError(f"{MARK} of {where!r} is the name of another property's header too")
         marked[path] = token
     return marked
 
@@ -84,7 +102,7 @@ def without_annotations(schema: bytes) -> bytes:
     return _stripped(schema, 0)
 
 
-def _positions(root: Mapping[str, Any]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+def _positions(root: Any) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Every schema inside `root`; the path is empty where not `properties` alone led."""
     waiting: list[tuple[Path, bool, Any]] = [((), True, root)]
     while waiting:

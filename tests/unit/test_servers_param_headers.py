@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.shared import inbound
 
-from toolcrib.catalog.param_headers import MARK, encode_header_value, marked_properties, param_headers
+from toolcrib.servers.param_headers import MARK, encode_header_value, marked_properties, param_headers
 
 _scalar = st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.floats(allow_nan=False)
 _keys = st.sampled_from(["a", "b", MARK, "properties", "items"])
