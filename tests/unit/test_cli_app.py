@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import toolcrib
-from toolcrib.cli.app import run
+from toolcrib.cli.app import app, run
 from toolcrib.cli.manual import manual
 from toolcrib.cli.output import say_json, say_line, visible
 
@@ -389,6 +390,12 @@ def test_help_imports_nothing_heavy(home: Path) -> None:
         "msgspec",
         "uvloop",
     }
+    assert not [name for name in imported if name.startswith("toolcrib.cli.") and "_command" in name]
+
+
+def test_every_summary_is_the_one_of_the_command_itself() -> None:
+    for command in get_command(app).commands.values():
+        assert command.get_short_help_str(1000) == command.load().get_short_help_str(1000)
 
 
 def test_the_manual_is_made_of_the_help_pages_as_they_are() -> None:
@@ -438,8 +445,6 @@ def test_config_check_fails_where_something_is_wrong(daemon: Daemon, capsys: pyt
 def test_with_servers_of_its_own_a_command_does_not_ask_the_daemon(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import toolcrib.commands.local
-
     asked: list[Any] = []
 
     @contextlib.asynccontextmanager
@@ -450,7 +455,7 @@ def test_with_servers_of_its_own_a_command_does_not_ask_the_daemon(
 
         yield ask
 
-    monkeypatch.setattr(toolcrib.commands.local, "opened", opened)
+    monkeypatch.setattr("toolcrib.cli.in_process.local_commands", opened)
     assert run(["tools", "--mcp-server", "files=cat", "--mcp-server", "b=http://x/it's"]) == 0
     assert asked == [("tool:list", {}, ("files=cat", "b=http://x/it's"), Path.cwd())]
     assert daemon.asked == []
@@ -491,8 +496,6 @@ def test_a_broken_configuration_is_told_beside_the_servers(daemon: Daemon, capsy
 def test_up_warns_of_a_broken_configuration(
     how: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import toolcrib.daemon.detach
-
     import toolcrib.daemon.process
 
     ready = {"endpoint": "http://127.0.0.1:1/mcp", "pid": 7, "token_file": "/t", "problems": ["p"], "untrusted": ["u"]}
@@ -503,7 +506,7 @@ def test_up_warns_of_a_broken_configuration(
 
     described = ready
     monkeypatch.setattr(toolcrib.daemon.process, "run_foreground", foreground)
-    monkeypatch.setattr(toolcrib.daemon_client.detach, "start_detached", lambda root, flags: described)
+    monkeypatch.setattr("toolcrib.cli.up_command.start_detached", lambda root, flags: described)
     assert run(["up", *how]) == 0
     told = capsys.readouterr().err
     assert "Problem: p\n" in told

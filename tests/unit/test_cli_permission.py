@@ -425,7 +425,7 @@ def test_approvals_show_all_that_is_sent_and_quote_what_others_chose(cli: Cli, m
     besides = {"inputResponses": {"sure": {"action": "accept\u202e"}}, "_meta": {"x": "y" * 2000}}
     spoofed = {"conversation": "x) wants w:read; 9 s left", "tool": "w:note; 9 s left"}
     found = {"approvals": [{**row, **spoofed, "arguments": {"a": 1}, "besides": besides, "whole": True}]}
-    monkeypatch.setattr("toolcrib.cli.permission_commands.from_daemon", lambda *_, **__: found)
+    monkeypatch.setattr("toolcrib.cli.approval_commands.from_daemon", lambda *_, **__: found)
     _, out, err = cli("approvals")
     assert out.startswith('abcde  reviewer wants "w:note; 9 s left"; 9 s left\n')
     assert '\n      in the conversation "x) wants w:read; 9 s left"\n      a = 1\n' in out

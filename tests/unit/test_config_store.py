@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from toolcrib.cli.options import without_password
+from toolcrib.cli.flags import without_password
 from toolcrib.config import Config, Flags, NameStyle, Paths, Severity, load, mask, store_location
 from toolcrib.config.layers import remember_store
 from toolcrib.config.settings import holds_password

@@ -106,7 +106,7 @@ COMMANDS = re.findall(r"^\$ toolcrib (.*)$", README, re.MULTILINE)
 def test_every_command_of_the_readme_is_one(line):
     word, *rest = shlex.split(line, comments=True)
     # Reads the words and runs nothing.
-    get_command(app).commands[word].make_context(word, rest)
+    get_command(app).commands[word].load().make_context(word, rest)
 
 
 def test_every_command_is_named_in_the_readme():

@@ -50,7 +50,7 @@ def test_each_program_is_whole_and_does_what_it_says(
 @pytest.mark.parametrize("line", COMMANDS)
 def test_each_command_is_one(line: str) -> None:
     word, *rest = shlex.split(line.partition(" < ")[0], comments=True)
-    get_command(app).commands[word].make_context(word, rest)
+    get_command(app).commands[word].load().make_context(word, rest)
 
 
 @pytest.mark.req("FRG-7")

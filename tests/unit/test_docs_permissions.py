@@ -46,7 +46,7 @@ def test_the_table_shows_every_verdict() -> None:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_is_one(line: str) -> None:
     word, *rest = shlex.split(line, comments=True)
-    command = get_command(app).commands[word]
+    command = get_command(app).commands[word].load()
     while hasattr(command, "commands"):
         command = command.commands[rest.pop(0)]
     # Reads the words and runs nothing.

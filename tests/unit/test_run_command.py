@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import toolcrib.runs.agent
 
+import toolcrib.cli.run_command
 from parts.run_logs import message, metadata, summary, written
 from parts.run_words import CALL, OLD, Terminal, made_project
 from parts.stand_in import LOG, Script, code_agent
@@ -41,7 +41,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
 
     def play(**script: Any) -> list[dict[str, Any]]:
         made: list[dict[str, Any]] = []
-        monkeypatch.setattr(toolcrib.coding_agents.code_agent, "CodeAgent", code_agent(Script(**script), made))
+        monkeypatch.setattr(toolcrib.cli.run_command, "CodeAgent", code_agent(Script(**script), made))
         return made
 
     return play
@@ -386,12 +386,12 @@ def test_a_reader_that_leaves_ends_the_run_in_order(play: Play, monkeypatch: pyt
 INTERRUPTIBLE = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import toolcrib.runs.agent
+import toolcrib.cli.run_command
 from parts.run_logs import message
 from parts.stand_in import Script, code_agent
 from toolcrib.cli.app import run
 script = Script(events=(message("begun"), message("x")), waits=True, stubborn=sys.argv[2] == "stubborn")
-toolcrib.coding_agents.code_agent.CodeAgent = code_agent(script, [])
+toolcrib.cli.run_command.CodeAgent = code_agent(script, [])
 sys.exit(run(["run", "claude", "x", *sys.argv[3:]]))
 """
 

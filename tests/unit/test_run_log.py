@@ -125,7 +125,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from parts.run_logs import SEALS, message, metadata
-from toolcrib.runs.log import RunLog
+from toolcrib.coding_agents.run_log import RunLog
 log = RunLog.open(Path(sys.argv[1]), metadata(), seals=SEALS)
 for number in range(50):
     log.event(message(f"{number} " + "x" * 3000))

@@ -480,7 +480,7 @@ def test_a_loop_that_is_closed_while_a_program_runs_takes_it_along() -> None:
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from toolcrib.runs.process import Running
+from toolcrib.coding_agents.program_process import RunningProgram
 
 TREE = '''
 import os, signal, time
@@ -493,7 +493,7 @@ time.sleep(600)
 '''
 
 async def main():
-    running = await Running.start([sys.executable, "-I", "-c", TREE], environ=ENVIRON, cwd=Path("/"), stdin="")
+    running = await RunningProgram.start([sys.executable, "-I", "-c", TREE], environ=ENVIRON, cwd=Path("/"), stdin="")
     async for line in running.lines():
         print(line.text, flush=True)
 

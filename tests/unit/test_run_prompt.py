@@ -16,11 +16,11 @@ TESTS = Path(__file__).parents[1]
 ASKED = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import toolcrib.runs.agent
+import toolcrib.cli.run_command
 from parts.stand_in import Script, code_agent
 from toolcrib.cli.app import run
 made = []
-toolcrib.coding_agents.code_agent.CodeAgent = code_agent(Script(), made)
+toolcrib.cli.run_command.CodeAgent = code_agent(Script(), made)
 code = run(["run", "claude", *sys.argv[2:]])
 sys.stdout.write("".join(repr(one["prompt"]) for one in made if "prompt" in one))
 sys.exit(code)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from toolcrib.cli.connected_agents import connected_files
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, say, say_json, size_of, table
 from toolcrib.cli.perform import perform
@@ -21,7 +22,9 @@ from toolcrib.cli.project import working_folder
 
 AGENT_COLUMNS = ("name", "profile", "workdir", "parent", "expires", "last used")
 
-agent = typer.Typer(rich_markup_mode=None, help="Agents: who may use Toolcrib, each with a token of its own.")
+commands = typer.Typer(rich_markup_mode=None)
+agent = typer.Typer(help="Agents: who may use Toolcrib, each with a token of its own.")
+commands.add_typer(agent, name="agent")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The agent's name.")]
 
@@ -162,8 +165,6 @@ def rotate(name: Name, *, as_json: AsJson = False) -> int:
 @agent.command()
 def remove(name: Name, *, as_json: AsJson = False) -> int:
     """End an agent and its children; their tokens are void at once."""
-    from toolcrib.cli.connect_command import connected_files  # noqa: PLC0415
-
     # What is known of them goes with the agent.
     noted = connected_files()
     found = perform("agent:remove", {"name": name})
@@ -197,7 +198,8 @@ _PRIORITIES = ColumnPriorities(
     text="conversation", cut={"agent": 12}, optional=("listings", "results", "failed", "under way", "denied")
 )
 
-sessions = typer.Typer(rich_markup_mode=None, help="List the sessions, or end some.")
+sessions = typer.Typer(help="List the sessions, or end some.")
+commands.add_typer(sessions, name="sessions")
 
 _Agent = Annotated[str | None, typer.Option("--agent", metavar="AGENT", help="Only this agent's.")]
 

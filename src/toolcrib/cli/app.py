@@ -1,7 +1,7 @@
-"""The command line as a whole: which word leads to which function, and how an error ends.
+"""The command line as a whole: which module has which command, and how an error ends.
 
 In: the words after `toolcrib`. Out: an exit code: 0, the error's own (`errors.py`), or 10 for a tool that failed.
-Everything a command needs is imported when it runs; `toolcrib --help` shows the price of each import here.
+A command's module is imported when the command is used; `toolcrib --help` needs none of them.
 """
 
 from __future__ import annotations
@@ -12,35 +12,94 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
 
 from toolcrib import __version__
-from toolcrib.cli import (
-    agent_commands,
-    audit_commands,
-    config_commands,
-    connect_command,
-    daemon_commands,
-    job_commands,
-    permission_commands,
-    run_command,
-    runs_commands,
-    server_commands,
-    tool_commands,
-    workspace_commands,
-)
-from toolcrib.cli import agent_commands as session_commands
-from toolcrib.cli import permission_commands as approval_commands
 from toolcrib.cli.output import report, say
 from toolcrib.errors import ToolcribError, UsageError
 
 PROGRAM = "toolcrib"
 
+_COMMANDS = (
+    ("up", "up_command", "Start the daemon, in the foreground or detached."),
+    ("down", "daemon_commands", "Stop the daemon and every server it started."),
+    ("status", "daemon_commands", "Show the daemon: endpoint, process, servers, and what is wrong."),
+    ("logs", "daemon_commands", "Show the daemon's log, or a server's."),
+    ("servers", "server_commands", "List the servers with their state, era, transport, tools and last error."),
+    ("add", "add_command", "Add a server and connect to it."),
+    ("remove", "server_commands", "Remove a server from the configuration; its tools go with it."),
+    ("restart", "server_commands", "Disconnect from a server and connect again, in the running daemon."),
+    ("tools", "tool_commands", "List the tools of all servers, or of one."),
+    ("call", "tool_commands", "Call a tool and print what it answers."),
+    ("connect", "connect_command", "Show the entry that points a client at Toolcrib; write it, or take it out again."),
+    (
+        "trust",
+        "trust_commands",
+        "Show what a project's file would do, and allow it after your yes; or trust what a server says of its tools.",
+    ),
+    (
+        "untrust",
+        "trust_commands",
+        "Take the trust in a project's file back, and what it started ends; or no longer believe a server's word.",
+    ),
+    ("allow", "permission_commands", "Allow an agent tools that its profile does not."),
+    ("deny", "permission_commands", "Deny an agent tools, whatever else allows them."),
+    ("why", "permission_commands", "Say whether an agent may use a tool, by which rule, and what would change that."),
+    ("approvals", "approval_commands", "Show the calls that wait for your word."),
+    ("approve", "approval_commands", "Let a waiting call pass."),
+    ("refuse", "approval_commands", "Refuse a waiting call."),
+    (
+        "stdio",
+        "stdio_command",
+        "Be the MCP server that a client starts in its project: a bridge to the daemon, which is started if none runs.",
+    ),
+    ("run", "run_command", "Run a coding agent with Toolcrib's tools, under a profile and on the record."),
+    ("runs", "runs_commands", "List the runs of this project, show one, or follow one."),
+    ("job", "job_commands", "Have agents work in the background: submit, list, show, result, cancel."),
+    ("config", "config_commands", "Check, show and find the configuration."),
+    ("clock", "daemon_commands", "Confirm the system's clock after it was set."),
+    ("agent", "agent_commands", "Agents: who may use Toolcrib, each with a token of its own."),
+    ("profile", "profile_commands", "Profiles: sets of rules that agents share."),
+    ("audit", "audit_commands", "Show the book of calls and changes, or verify it."),
+    ("sessions", "agent_commands", "List the sessions, or end some."),
+    ("workspace", "workspace_commands", "Check and set up the tools that work in a folder."),
+)
+"""Name, module and summary. The summary is the first sentence of the command's own help, which a test compares."""
+
+
+class LazyCommand(TyperCommand):
+    """A command's name and summary; the command itself is in a module that has a `typer.Typer` named `commands`."""
+
+    def __init__(self, name: str, module: str, summary: str) -> None:
+        super().__init__(name, help=summary)
+        self._module = module
+
+    def load(self) -> Any:
+        module = import_module(f"toolcrib.cli.{self._module}")
+        return get_group(module.commands).commands[str(self.name)]
+
+
+class LazyGroup(TyperGroup):
+    """Knows all commands by name and summary, and loads the one that is used."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: LazyCommand(name, module, summary) for name, module, summary in _COMMANDS}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, LazyCommand) else command, rest
+
+
 app = typer.Typer(
     name=PROGRAM,
+    cls=LazyGroup,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -68,55 +127,6 @@ def _root(
         ),
     ] = False,
 ) -> None: ...
-
-
-def stdio(
-    *,
-    agent: Annotated[str, typer.Option(metavar="NAME", help="Serve as this agent, with what it may do.")] = "",
-) -> int:
-    """Be the MCP server that a client starts in its project: a bridge to the daemon, which is started if none runs.
-
-    The project is CLAUDE_PROJECT_DIR where the client sets it, else the nearest folder upwards with .toolcrib or .git,
-    else the working folder. TOOLCRIB_CONVERSATION names the conversation; without it every bridge is one of its own.
-    """
-    from toolcrib.cli.bridge import run_bridge  # noqa: PLC0415
-
-    return run_bridge(agent)
-
-
-for function in (
-    daemon_commands.up,
-    daemon_commands.down,
-    daemon_commands.status,
-    daemon_commands.logs,
-    server_commands.servers,
-    server_commands.add,
-    server_commands.remove,
-    server_commands.restart,
-    tool_commands.tools,
-    tool_commands.call,
-    connect_command.connect,
-    config_commands.trust,
-    config_commands.untrust,
-    permission_commands.allow,
-    permission_commands.deny,
-    permission_commands.why,
-    approval_commands.approvals,
-    approval_commands.approve,
-    approval_commands.refuse,
-    stdio,
-):
-    app.command()(function)
-app.command(cls=run_command.ProgramWordsCommand)(run_command.run)
-app.add_typer(runs_commands.runs, name="runs")
-app.add_typer(job_commands.job, name="job")
-app.add_typer(config_commands.config, name="config")
-app.add_typer(daemon_commands.clock, name="clock")
-app.add_typer(agent_commands.agent, name="agent")
-app.add_typer(permission_commands.profile, name="profile")
-app.add_typer(audit_commands.audit, name="audit")
-app.add_typer(session_commands.sessions, name="sessions")
-app.add_typer(workspace_commands.workspace, name="workspace")
 
 
 def run(words: Sequence[str]) -> int:

@@ -176,7 +176,9 @@ _ALWAYS_THERE = ("owner", "client")
 _WIDE = 140
 """Columns of a terminal that has room for the rules of allowed calls too."""
 
-audit = typer.Typer(rich_markup_mode=None, help="Show the book of calls and changes, or verify it.")
+commands = typer.Typer(rich_markup_mode=None)
+audit = typer.Typer(help="Show the book of calls and changes, or verify it.")
+commands.add_typer(audit, name="audit")
 
 _When = "Ago (90s, 1h, 2d) or a time (2026-11-16T10:00)."
 

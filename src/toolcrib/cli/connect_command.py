@@ -6,105 +6,31 @@ an entry is removed with that entry; no other agent is. `coding_agents` knows th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from toolcrib.cli.connected_agents import (
+    ConnectedAgent,
+    agent_folders,
+    assign_file,
+    get_or_create_agent,
+    known_agent,
+    release_file,
+    remove_agent,
+)
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, say, say_json
-from toolcrib.cli.perform import daemon_runs, from_daemon, paths, perform, root
-from toolcrib.coding_agents import client_files
-from toolcrib.coding_agents.client_files import ConnectNote
+from toolcrib.cli.perform import daemon_runs, from_daemon, paths, root
+from toolcrib.coding_agents.client_files import ClientEntry, EntryOutcome, write_private_file
+from toolcrib.coding_agents.client_spec import ClientScope, ClientSpec, labels
+from toolcrib.coding_agents.clients import client_named
 from toolcrib.errors import ToolcribError, UsageError
-from toolcrib.identity.agent_folders import AgentFolders
-
-if TYPE_CHECKING:
-    from toolcrib.coding_agents.client_files import ClientEntry, EntryOutcome
-    from toolcrib.coding_agents.client_spec import ClientScope, ClientSpec
-
-
-NEW_AGENT_PROFILE = "developer"
-"""What a client may do for which nothing was said: use every tool, and change nothing of Toolcrib's own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConnectedAgent:
-    name: str
-    profile: str
-    new: bool = False
-    """It was made just now."""
-
-
-def agent_folders() -> AgentFolders:
-    return AgentFolders(paths().agents)
-
-
-def known_agent(name: str) -> ConnectedAgent:
-    """The agent of this name; `NotFound` where there is none."""
-    shown = perform("agent:show", {"name": name})
-    return ConnectedAgent(name=name, profile=str(shown["profile"]))
-
-
-def get_or_create_agent(name: str) -> ConnectedAgent:
-    """The agent of this name, made now if there is none."""
-    there = {agent["name"]: agent for agent in perform("agent:list")["agents"]}
-    if name in there:
-        return ConnectedAgent(name=name, profile=str(there[name]["profile"]))
-    perform("agent:add", {"name": name, "profile": NEW_AGENT_PROFILE})
-    return ConnectedAgent(name=name, profile=NEW_AGENT_PROFILE, new=True)
-
-
-def assign_file(who: ConnectedAgent, file: Path) -> tuple[str, ...]:
-    """Notes that the file's entry names this agent now; ends and tells those that were made for the one before."""
-    before = client_files.read_connect_note(agent_folders(), who.name)
-    client_files.write_connect_note(
-        agent_folders(), who.name, ConnectNote(files=before.files | {str(file)}, made=before.made or who.new)
-    )
-    return release_file(file, but=who.name)
-
-
-def release_file(file: Path, *, but: str = "") -> tuple[str, ...]:
-    """Ends the agents that were made for this file and for no other."""
-    ended = []
-    for name in _agent_names():
-        before = client_files.read_connect_note(agent_folders(), name)
-        if name == but or str(file) not in before.files:
-            continue
-        rest = before.files - {str(file)}
-        if before.made and not rest:
-            remove_agent(name)
-            ended.append(name)
-        else:
-            client_files.write_connect_note(agent_folders(), name, ConnectNote(files=rest, made=before.made))
-    return tuple(ended)
-
-
-def connected_files() -> dict[str, frozenset[str]]:
-    """By agent: the files into which `connect` wrote an entry that names it."""
-    found = {}
-    for name in _agent_names():
-        # Whatever is wrong with the note, an agent must be removable.
-        with contextlib.suppress(ToolcribError):
-            found[name] = client_files.read_connect_note(agent_folders(), name).files
-    return found
-
-
-def remove_agent(name: str) -> None:
-    perform("agent:remove", {"name": name})
-
-
-def _agent_names() -> list[str]:
-    try:
-        return sorted(path.name for path in paths().agents.iterdir() if path.is_dir())
-    except FileNotFoundError:
-        return []
-
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8665/mcp"
 
@@ -144,6 +70,10 @@ class _ConnectResult:
     generated: Path | None = None
 
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
+@commands.command()
 def connect(
     client: Annotated[str, typer.Argument(metavar="claude|codex|gemini|generic", help="The client.")],
     *,
@@ -166,9 +96,6 @@ def connect(
     With --agent and nothing to write, a file for runs of that agent is made in its private folder: it holds the agent's
     token, and goes with the agent. An agent that --write made ends when --remove takes its entry out.
     """
-    from toolcrib.coding_agents.client_files import ClientEntry  # noqa: PLC0415
-    from toolcrib.coding_agents.clients import client_named  # noqa: PLC0415
-
     if write and remove:
         raise UsageError("--write and --remove are opposites.", remedy="Choose one.")
     if not (conversation.isascii() and conversation.isprintable() and len(conversation) <= 200):
@@ -187,8 +114,6 @@ def connect(
 
 
 def _scope(word: str) -> ClientScope:
-    from toolcrib.coding_agents.client_spec import ClientScope  # noqa: PLC0415
-
     try:
         return ClientScope(word)
     except ValueError as error:
@@ -196,8 +121,6 @@ def _scope(word: str) -> ClientScope:
 
 
 def _entry(wish: _ConnectRequest) -> dict[str, Any]:
-    from toolcrib.coding_agents.client_spec import labels  # noqa: PLC0415
-
     if wish.http:
         return wish.client.http(url=_endpoint(), labels=labels(wish.name, wish.conversation))
     bridge = _bridge(wish.scope.value == "project")
@@ -207,13 +130,9 @@ def _entry(wish: _ConnectRequest) -> dict[str, Any]:
 
 
 def _shown(wish: _ConnectRequest) -> _ConnectResult:
-    from toolcrib.coding_agents.client_files import EntryOutcome  # noqa: PLC0415
-
     if not wish.agent:
         return _ConnectResult(outcome=EntryOutcome.SHOWN)
     # dropped import
-    from toolcrib.coding_agents.client_files import write_private_file  # noqa: PLC0415
-
     who = known_agent(wish.agent)
     url = _endpoint()
     file = write_private_file(agent_folders(), who.name, wish.client, url=url, conversation=wish.conversation)

@@ -1,6 +1,6 @@
-"""`up`, `down`, `status`, `logs`: the daemon's life as a person sees it.
+"""`down`, `status`, `logs`, `clock`: the daemon that runs.
 
-In: words of the command line. Out: an exit code. The process itself is `toolcrib.daemon`'s business.
+In: words of the command line. Out: an exit code. `up_command` starts it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toolcrib.cli.options import AsJson, well_formed, without_password
+from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import duration, hint, say, say_json, say_line, working
 from toolcrib.cli.perform import daemon_pid, daemon_runs, from_daemon, paths, perform, root
 from toolcrib.cli.server_commands import hint_problems, server_table
@@ -28,70 +28,10 @@ STOP_WITHIN = 10.0
 """Seconds that it has to end. It needs less than five, whatever its servers do; a busy machine may need more."""
 
 
-def up(
-    *,
-    port: Annotated[
-        int | None, typer.Option(help="The port of the endpoint on 127.0.0.1; 0 takes any free one.", min=0, max=65535)
-    ] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the endpoint answers.")] = False,
-    mcp_server: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--mcp-server",
-            metavar="NAME=URL|COMMAND",
-            callback=well_formed,
-            help="A server beside those of the files; may be repeated.",
-        ),
-    ] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL|FILE",
-            callback=without_password,
-            help="The database, postgresql://user@host/name or a SQLite file, without a password.",
-        ),
-    ] = None,
-    unsafe_no_sandbox: Annotated[
-        bool,
-        typer.Option(
-            "--unsafe-no-sandbox",
-            help="Dangerous: the workspace's commands run as you, confined by nothing; each is written down.",
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> int:
-    """Start the daemon, in the foreground or detached."""
-    from toolcrib.config.model import Flags  # noqa: PLC0415
-
-    def tell(daemon: dict[str, Any]) -> None:
-        if as_json:
-            say_json(daemon)
-        else:
-            say(f"Toolcrib runs: {daemon['endpoint']} (pid {daemon['pid']})")
-            hint(f"Its token is in {daemon['token_file']}.")
-            _hint_sandbox(daemon)
-            hint_problems(daemon)
-            if daemon.get("workspace"):
-                hint("Tools for this folder are there already: `toolcrib tools workspace`.")
-            hint('Next: `toolcrib add NAME -- COMMAND`, `toolcrib connect claude`, `toolcrib run claude "…"`.')
-        sys.stdout.flush()
-
-    flags = Flags(mcp_servers=tuple(mcp_server or ()), port=port, store=store, unsafe_no_sandbox=unsafe_no_sandbox)
-    if not detach:
-        from toolcrib.daemon.process import run_foreground  # noqa: PLC0415
-
-        code = run_foreground(root(), flags, ready=tell)
-        if sys.stderr.isatty():
-            hint("Stopped.")
-        return code
-    from toolcrib.daemon_client.detach import start_detached  # noqa: PLC0415
-
-    with working("starting the daemon …"):
-        started = start_detached(root(), flags)
-    tell(started)
-    return 0
+commands = typer.Typer(rich_markup_mode=None)
 
 
+@commands.command()
 def down(*, as_json: AsJson = False) -> int:
     """Stop the daemon and every server it started."""
     if not daemon_runs():
@@ -135,6 +75,7 @@ def down(*, as_json: AsJson = False) -> int:
     return 0
 
 
+@commands.command()
 def status(*, as_json: AsJson = False) -> int:
     """Show the daemon: endpoint, process, servers, and what is wrong."""
     found = from_daemon("system:status")
@@ -157,7 +98,7 @@ def status(*, as_json: AsJson = False) -> int:
         say(f"{name + ':':<12}{value}")
     if found.get("for_runs"):
         hint("It was started for runs of coding agents, and ends with the last of them.")
-    _hint_sandbox(found)
+    hint_sandbox(found)
     _hint_audit(found)
     _hint_clock(found)
     if found.get("servers"):
@@ -169,7 +110,8 @@ def status(*, as_json: AsJson = False) -> int:
     return 0
 
 
-clock = typer.Typer(rich_markup_mode=None, help="Confirm the system's clock after it was set.")
+clock = typer.Typer(help="Confirm the system's clock after it was set.")
+commands.add_typer(clock, name="clock")
 
 
 @clock.command("confirm")
@@ -196,7 +138,7 @@ def _hint_clock(found: dict[str, Any]) -> None:
         )
 
 
-def _hint_sandbox(found: dict[str, Any]) -> None:
+def hint_sandbox(found: dict[str, Any]) -> None:
     if found.get("unsafe_no_sandbox"):
         hint("WARNING: the workspace's commands run WITHOUT A SANDBOX: what an agent runs, it runs as you.")
 
@@ -209,6 +151,7 @@ def _hint_audit(found: dict[str, Any]) -> None:
         hint(f"{waiting} call{'s wait' if waiting > 1 else ' waits'} for your word: `toolcrib approvals`.")
 
 
+@commands.command()
 def logs(
     server: Annotated[
         str | None, typer.Argument(metavar="SERVER", help="A server, for what it wrote to its standard error.")

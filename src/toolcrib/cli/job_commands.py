@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toolcrib.cli.options import AsJson
+from toolcrib.cli.options import AsJson, whole_prompt
 from toolcrib.cli.output import TOOL_ERROR, ColumnPriorities, TableCut, duration, hint, say, say_json, table
 from toolcrib.cli.perform import from_daemon
 from toolcrib.cli.project import working_folder
@@ -22,7 +22,9 @@ from toolcrib.errors import UsageError
 
 COLUMNS = ("job", "status", "with", "submitter", "took", "prompt")
 
-job = typer.Typer(rich_markup_mode=None, help="Have agents work in the background: submit, list, show, result, cancel.")
+commands = typer.Typer(rich_markup_mode=None)
+job = typer.Typer(help="Have agents work in the background: submit, list, show, result, cancel.")
+commands.add_typer(job, name="job")
 
 _LOOK_AGAIN = 5.0
 """Seconds that one question to the daemon waits."""
@@ -53,8 +55,6 @@ def submit(
     as_json: AsJson = False,
 ) -> int:
     """Submit a job. It runs in the daemon, also after this terminal is closed."""
-    from toolcrib.cli.options import whole_prompt  # noqa: PLC0415 - only here
-
     if timeout is not None and not math.isfinite(timeout):
         raise UsageError(f"{timeout} is no number of seconds.", remedy="Say for instance --timeout 600.")
     params: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The entry: tells the bridge from the commands before anything is imported for either.
+"""The entry: tells the bridge from the commands before anything is imported for the commands.
 
 In: `sys.argv`. Out: an exit code. `bridge` is the thin way, `app` everything else.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from toolcrib.cli.bridge import run_bridge
 from toolcrib.signals import reset_signals
 
 
@@ -15,10 +16,8 @@ def main() -> int:
     words = sys.argv[1:]
     match words:
         case ["stdio"] | ["stdio", "--agent", _]:
-            # A bridge starts without the command line's imports.
-            from toolcrib.cli.bridge import run_bridge  # noqa: PLC0415
-
             return run_bridge(*words[2:])
+    # A bridge starts in the time of a bare interpreter, without the command line's imports.
     from toolcrib.cli.app import run  # noqa: PLC0415
 
     return run(words)

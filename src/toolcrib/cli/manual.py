@@ -12,7 +12,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from toolcrib.cli.app import PROGRAM, app
+from toolcrib.cli.app import PROGRAM, LazyCommand, app
 
 WIDTH = 100
 
@@ -71,7 +71,8 @@ def _pages(command: Any, name: str, parent: Any) -> Iterator[tuple[str, str]]:
     with context:
         yield name, "\n".join(line.rstrip() for line in command.get_help(context).strip().splitlines())
         for inner, below in getattr(command, "commands", {}).items():
-            yield from _pages(below, f"{name} {inner}", context)
+            real = below.load() if isinstance(below, LazyCommand) else below
+            yield from _pages(real, f"{name} {inner}", context)
 
 
 if __name__ == "__main__":

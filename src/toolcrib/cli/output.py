@@ -1,7 +1,7 @@
 """What a command prints: JSON for programs, text and tables for people, errors for both.
 
 In: results as plain JSON values, tool results of either protocol version. Out: stdout and stderr. Tables fit the
-terminal's width; `rich` is imported only when a table or a spinner is drawn. Control characters in text from
+terminal's width; `terminal` imports `rich` when a table or a spinner is drawn. Control characters in text from
 servers are made visible on a terminal.
 """
 
@@ -10,20 +10,19 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
-import os
 import re
 import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from toolcrib.daemon_client.command_client import RemoteError
 from toolcrib.errors import ToolcribError
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from toolcrib.cli.terminal import Terminal
 
 
 GAP = 2
@@ -226,44 +225,33 @@ def table(
     state_column: str = "state",
     yielding: ColumnPriorities | None = None,
 ) -> TableCut:
-    """Draws the rows. If it is said how columns make room, every row has one line on a terminal; a pipe gets it all."""
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
+    """Draws the rows. With `yielding` every row has one line on a terminal; a pipe gets it all."""
     texts = [[visible("-" if value in (None, "") else str(value)).replace("\n", " ") for value in row] for row in rows]
-    room = screen_width()
-    console = Console(file=sys.stdout, width=room or _UNBOUNDED, **styles())
+    drawn = terminal(sys.stdout, width=screen_width() or _UNBOUNDED)
     natural = {
         column: max(len(text) for text in (column, *(row[place] for row in texts)))
         for place, column in enumerate(columns)
     }
-    widths = fit_columns(natural, console.width, yielding) if yielding else natural
-    drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for column, width in widths.items():
-        if yielding:
-            drawn.add_column(column, overflow="ellipsis", no_wrap=True, max_width=width)
-        else:
-            drawn.add_column(column, overflow="fold")
-    for row in texts:
-        cells = [(column, text) for column, text in zip(columns, row, strict=True) if column in widths]
-        drawn.add_row(
-            *(
-                Text(text, style=_STATE_COLOURS.get(text, "") if column == state_column else "")
-                for column, text in cells
-            )
-        )
-    with console.capture() as captured:
-        console.print(drawn)
+    widths = fit_columns(natural, drawn.width, yielding) if yielding else natural
+    cells = [
+        [
+            (text, _STATE_COLOURS.get(text, "") if column == state_column else "")
+            for column, text in zip(columns, row, strict=True)
+            if column in widths
+        ]
+        for row in texts
+    ]
     # Cells are padded to their column's width; the spaces after the last one say nothing.
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    lines = drawn.table(widths, cells, one_line_each=yielding is not None)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
     return TableCut.NOTHING if widths == natural else TableCut.SOME
 
 
-def styles() -> dict[str, Any]:
-    """For a console: NO_COLOR means no bold either."""
-    plain = bool(os.environ.get("NO_COLOR"))
-    return {"color_system": None, "highlight": False} if plain else {}
+def terminal(stream: TextIO, width: int | None = None) -> Terminal:
+    # `rich` takes as long as all other imports of a command together, and most output needs none of it.
+    from toolcrib.cli.terminal import Terminal  # noqa: PLC0415
+
+    return Terminal(stream, width)
 
 
 @contextlib.contextmanager
@@ -272,18 +260,16 @@ def working(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    shown: list[Status] = []
+    shown: list[Terminal] = []
     lock = threading.Lock()
     over = threading.Event()
 
     def show() -> None:
-        from rich.console import Console  # noqa: PLC0415
-
+        screen = terminal(sys.stderr)
         with lock:
             if not over.is_set():
-                status = Console(stderr=True, **styles()).status(text)
-                status.start()
-                shown.append(status)
+                screen.spin(text)
+                shown.append(screen)
 
     timer = threading.Timer(_SLOW, show)
     timer.daemon = True
@@ -294,8 +280,8 @@ def working(text: str) -> Iterator[None]:
         timer.cancel()
         with lock:
             over.set()
-        for status in shown:
-            status.stop()
+        for screen in shown:
+            screen.stop()
 
 
 def duration(seconds: float | None) -> str:

@@ -22,11 +22,6 @@ from toolcrib.errors import AlreadyRunning, DaemonNotRunning
 ANSWER_WITHIN = 60.0
 """Seconds for a command that says nothing else: longer than any server may take to connect."""
 
-_SERVERS_REMEDY = (
-    "The daemon knows nothing of servers that are given for one command: add the server with `toolcrib add`, end the "
-    "daemon with `toolcrib down`, or give this command a database of its own: `TOOLCRIB_STORE=FILE toolcrib …`."
-)
-
 OnEvent = Callable[[dict[str, Any]], None]
 
 
@@ -110,39 +105,10 @@ def asking(name: str, params: dict[str, Any], servers: Sequence[str]) -> Iterato
         yield ask_here
 
 
-@contextlib.contextmanager
 def _opened_in_process(
     name: str, params: dict[str, Any], servers: Sequence[str], on_event: OnEvent | None
-) -> Iterator[AskCommand]:
-    # Heavy, and needed only where no daemon runs.
-    import asyncio  # noqa: PLC0415
+) -> contextlib.AbstractContextManager[AskCommand]:
+    # The store, the servers and an event loop: heavy, and needed only where no daemon runs.
+    from toolcrib.cli.in_process import opened  # noqa: PLC0415
 
-    from toolcrib.commands.local import excludes_daemon, local_commands  # noqa: PLC0415
-    from toolcrib.config.model import Flags  # noqa: PLC0415
-    from toolcrib.daemon_client.lifetime import daemon_lock  # noqa: PLC0415
-
-    async def emit(event: dict[str, Any]) -> None:
-        if on_event is not None:
-            on_event(event)
-
-    flags = Flags(mcp_servers=tuple(servers))
-    alone = daemon_lock(paths()) if excludes_daemon(name) else contextlib.nullcontext()
-    with alone, asyncio.Runner() as runner:
-        local = local_commands(name, params, flags=flags, root=root(), emit=emit)
-        try:
-            asked = runner.run(local.__aenter__())
-        except AlreadyRunning as other:
-            raise AlreadyRunning(
-                other.message, remedy=_SERVERS_REMEDY if servers else other.remedy, data=other.data
-            ) from None
-
-        def ask_here(name: str, params: dict[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-            async def answered() -> dict[str, Any]:
-                return await asked(name, params)
-
-            return runner.run(answered())
-
-        try:
-            yield ask_here
-        finally:
-            runner.run(local.__aexit__(None, None, None))
+    return opened(name, params, servers=servers, on_event=on_event, paths=paths(), root=root())

@@ -1,13 +1,11 @@
-"""`allow`, `deny`, `why`, `profile`, and `approvals`, `approve`, `refuse`: what agents may use, and why.
+"""`allow`, `deny`, `why`: what agents may use, and why.
 
 In: words of the command line. Out: an exit code; `why` returns 5 where the answer is no. The daemon reads the rules;
-calls that wait for an approval are in the daemon alone. Arguments are shown exactly as the agent sent them.
+here only words become conditions.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -15,122 +13,14 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, say, say_json, table
-from toolcrib.cli.perform import ANSWER_WITHIN, AskCommand, asking, from_daemon, perform
+from toolcrib.cli.output import hint, say, say_json
+from toolcrib.cli.perform import ANSWER_WITHIN, AskCommand, asking, perform
 from toolcrib.cli.tool_commands import arguments_from, schema_of
 from toolcrib.config.model import RESERVED_SERVER_NAMES
-from toolcrib.config.show import visible
-from toolcrib.errors import ConfigError, DaemonNotRunning, Denied, ToolcribError, UsageError
+from toolcrib.errors import ConfigError, Denied, ToolcribError, UsageError
+from toolcrib.policy import Rule, RuleEffect, condition_from, rule_data
 
-_WAIT_SECONDS = 25.0
-"""Seconds that one question to the daemon waits."""
-_MARGIN = 15.0
-_LONGEST = 1000
-"""Characters of an argument in the list; a call that is named is shown whole."""
-_WORD = re.compile(r"[A-Za-z0-9_.:-]+")
-
-ApprovalId = Annotated[str, typer.Argument(metavar="ID", help="The call, as `toolcrib approvals` names it.")]
-Always = Annotated[
-    bool, typer.Option("--always", help="From now on, for this agent and this very tool: make a rule of it.")
-]
-
-
-def approvals(
-    id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="One call, with its arguments whole, however long.")
-    ] = None,
-    *,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until there is one.")] = False,
-    as_json: AsJson = False,
-) -> int:
-    """Show the calls that wait for your word."""
-    if id is not None and wait:
-        raise UsageError("ID and --wait exclude each other.", remedy="Give one of them.")
-    found = _ask_daemon("approval:list", {} if id is None else {"id": id})
-    while wait and not found["approvals"]:
-        found = _ask_daemon("approval:list", {"wait": _WAIT_SECONDS})
-    if as_json:
-        say_json(found)
-        return 0
-    for row in found["approvals"]:
-        _say_approval(row, None if id else _LONGEST)
-    if not found["approvals"]:
-        say("Nothing waits for an answer.")
-    else:
-        hint("Answer with `toolcrib approve ID` or `toolcrib refuse ID`; --always makes a rule of it.")
-    return 0
-
-
-def _say_approval(row: Mapping[str, Any], longest: int | None) -> None:
-    """What the agent wrote stands as JSON: in it nothing passes for something else."""
-    say(visible(f"{row['id']}  {row['agent']} wants {_quoted_name(row['tool'])}; {row['left']:.0f} s left"))
-    say(visible(f"      asked because of {row['rule']}"))
-    if row["conversation"] != "default":
-        say(visible(f"      in the conversation {_json(row['conversation'])}"))
-    whole = row["whole"]
-    for line in map(
-        visible, (*_value_lines(row["arguments"]), *(f"sent besides: {one}" for one in _value_lines(row["besides"])))
-    ):
-        say(f"      {line[:longest]}{'' if line[:longest] == line else '…'}")
-        whole = whole and line[:longest] == line
-    if not whole:
-        hint(f"      That is not all of it: `toolcrib approvals {row['id']}` shows the whole call.")
-
-
-def _value_lines(said: Any) -> list[str]:
-    return (
-        [f"{_quoted_name(name)} = {_json(value)}" for name, value in said.items()] if isinstance(said, dict) else [said]
-    )
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _quoted_name(name: str) -> str:
-    return name if _WORD.fullmatch(name) else _json(name)
-
-
-def approve(id: ApprovalId, *, always: Always = False, as_json: AsJson = False) -> int:
-    """Let a waiting call pass."""
-    return _answer(id, approved=True, always=always, as_json=as_json)
-
-
-def refuse(id: ApprovalId, *, always: Always = False, as_json: AsJson = False) -> int:
-    """Refuse a waiting call."""
-    return _answer(id, approved=False, always=always, as_json=as_json)
-
-
-def _answer(id: str, *, approved: bool, always: bool, as_json: bool) -> int:
-    found = _ask_daemon("approval:answer", {"id": id, "approved": approved, "always": always})
-    if as_json:
-        say_json(found)
-        return 0
-    call = found["approval"]
-    what = visible(f"{call['tool']} for {call['agent']}")
-    others = len(found["answered"]) - 1
-    if found["answered"]:
-        more = f", and {others} more that asked the same" if others > 0 else ""
-        say(f"{'Approved' if approved else 'Refused'}: {what}{more}.")
-    else:
-        hint(f"The call waits no longer: {what}.")
-    if found["rule"]:
-        say(f"From now on: {visible(found['rule'].partition(': ')[2])}.")
-    return 0
-
-
-def _ask_daemon(name: str, params: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return from_daemon(name, params, timeout=params.get("wait", 0.0) + _MARGIN)
-    except DaemonNotRunning as gone:
-        if isinstance(gone.__cause__, FileNotFoundError | ConnectionRefusedError):
-            raise DaemonNotRunning(
-                "No daemon runs, so no call can wait for an answer.", remedy=gone.remedy
-            ) from gone.__cause__
-        raise
-
-
-profile = typer.Typer(rich_markup_mode=None, help="Profiles: sets of rules that agents share.")
+commands = typer.Typer(rich_markup_mode=None)
 
 AgentName = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's name.")]
 Tools = Annotated[
@@ -155,6 +45,7 @@ Where = Annotated[
 Remove = Annotated[bool, typer.Option("--remove", help="Take this very rule away.")]
 
 
+@commands.command()
 def allow(
     agent: AgentName,
     tools: Tools,
@@ -170,6 +61,7 @@ def allow(
     return _say_changed(perform("permission:allow", params), as_json=as_json)
 
 
+@commands.command()
 def deny(
     agent: AgentName,
     tools: Tools,
@@ -198,8 +90,6 @@ def _rule(
 
 
 def _conditions(lines: Sequence[str]) -> dict[str, Any]:
-    from toolcrib.policy import Rule, RuleEffect, condition_from, rule_data  # noqa: PLC0415 - heavy
-
     try:
         rule = Rule(effect=RuleEffect.ALLOW, tools="*", when=tuple(map(condition_from, lines)))
     except ConfigError as error:
@@ -250,6 +140,7 @@ def _coverage_lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{floor['tools']} of them stay denied, which no rule changes: {floor['rule']}."
 
 
+@commands.command()
 def why(
     agent: AgentName,
     tool: Annotated[str, typer.Argument(metavar="TOOL", help="`server:tool`, or any full name of it.")],
@@ -336,84 +227,3 @@ def _annotations_line(found: Mapping[str, Any]) -> str:
         f"{server} is not believed, so the tool counts as {counts}; "
         f"`toolcrib trust --server {quoted}` lets its server's word count."
     )
-
-
-@profile.command("list")
-def list_profiles(*, as_json: AsJson = False) -> int:
-    """List the profiles, and which agents have them."""
-    found = perform("profile:list")
-    if as_json:
-        say_json(found)
-        return 0
-    rows = [
-        (
-            row["name"],
-            "built in" if row["builtin"] else "yours",
-            row["rules"],
-            row["own_tools"],
-            ", ".join(row["agents"]),
-            row["description"],
-        )
-        for row in found["profiles"]
-    ]
-    table(("profile", "whose", "rules", "own tools", "agents", "description"), rows)
-    return 0
-
-
-ProfileName = Annotated[str, typer.Argument(metavar="NAME", help="The profile.")]
-
-
-@profile.command()
-def show(name: ProfileName, *, as_json: AsJson = False) -> int:
-    """Show a profile's rules, as `profile edit --file` takes them."""
-    found = perform("profile:show", {"name": name})
-    if as_json:
-        say_json(found)
-        return 0
-    from toolcrib.cli.profile_commands import profile_yaml  # noqa: PLC0415 - YAML
-
-    whose = "built in" if found["builtin"] else "yours"
-    say(f"# {name}, {whose}; agents: {', '.join(found['agents']) or 'none'}")
-    say(profile_yaml(found).rstrip())
-    return 0
-
-
-@profile.command()
-def edit(
-    name: ProfileName,
-    *,
-    file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Take the content from there instead of an editor; - is stdin.")
-    ] = None,
-    copy: Annotated[
-        str | None, typer.Option(metavar="PROFILE", help="Begin a new profile with the rules of this one.")
-    ] = None,
-    as_json: AsJson = False,
-) -> int:
-    """Change a profile, or make one, in your editor ($VISUAL or $EDITOR). Its agents have the new rules at once."""
-    from toolcrib.cli.profile_commands import edit_profile, profile_from_file  # noqa: PLC0415 - YAML
-
-    if file is not None and copy is not None:
-        raise UsageError("--file and --copy exclude each other.", remedy="Give one of them.")
-    found = edit_profile(name, copy, perform) if file is None else profile_from_file(name, file, perform)
-    if as_json:
-        say_json(found)
-    elif found["changed"]:
-        count = f"{found['rules']} {'rule' if found['rules'] == 1 else 'rules'}"
-        say(f"{name}: {count}; agents: {', '.join(found['agents']) or 'none yet'}.")
-        if not found["agents"]:
-            hint(f"Next: `toolcrib agent add AGENT --profile {name}`.")
-    else:
-        say("Nothing was changed.")
-    return 0
-
-
-@profile.command()
-def remove(name: ProfileName, *, as_json: AsJson = False) -> int:
-    """Remove a profile of yours that no agent has."""
-    found = perform("profile:remove", {"name": name})
-    if as_json:
-        say_json(found)
-    else:
-        say(f"Removed {name}.")
-    return 0

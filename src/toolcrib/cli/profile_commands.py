@@ -1,7 +1,7 @@
-"""A profile as a text that a person edits: YAML with the language explained at its head.
+"""`profile list|show|edit|remove`: sets of rules, edited as YAML with the language explained at its head.
 
-In: a profile's name, and an editor or a file. Out: what `profile:put` said. A text with a mistake is kept, and the
-error says where.
+In: words of the command line, an editor or a file. Out: an exit code. A text with a mistake is kept, and the error
+says where it is.
 """
 
 from __future__ import annotations
@@ -13,14 +13,22 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any
 
+import typer
 import yaml
 
+from toolcrib.cli.options import AsJson
+from toolcrib.cli.output import hint, say, say_json, table
+from toolcrib.cli.perform import perform
 from toolcrib.config.parse import Unreadable, parse_yaml
 from toolcrib.errors import ConfigError, NotFound, ToolcribError, UsageError
 from toolcrib.policy import OwnTools, profile_from
 from toolcrib.signals import with_default_signals
+
+commands = typer.Typer(rich_markup_mode=None)
+profile = typer.Typer(help="Profiles: sets of rules that agents share.")
+commands.add_typer(profile, name="profile")
 
 GUIDE = """\
 # The profile {name}. A deny wins, wherever it stands; what no rule allows is denied; the order never matters.
@@ -38,10 +46,6 @@ GUIDE = """\
 #       options.sql: {{matches: "select .*"}}
 # own_tools: edit                       # what `toolcrib run` lets a program do by itself: none, read, edit, all
 """
-
-
-class Perform(Protocol):
-    def __call__(self, name: str, params: dict[str, Any], /) -> dict[str, Any]: ...
 
 
 def profile_yaml(profile: Mapping[str, Any]) -> str:
@@ -70,7 +74,7 @@ def read_profile(name: str, text: str) -> dict[str, Any]:
     return {"name": name} | {key: value for key, value in data.items() if value is not None}
 
 
-def profile_from_file(name: str, file: str, perform: Perform) -> dict[str, Any]:
+def profile_from_file(name: str, file: str) -> dict[str, Any]:
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except OSError as error:
@@ -80,8 +84,8 @@ def profile_from_file(name: str, file: str, perform: Perform) -> dict[str, Any]:
     return perform("profile:put", read_profile(name, text))
 
 
-def edit_profile(name: str, copy: str | None, perform: Perform) -> dict[str, Any]:
-    before = _initial_text(name, copy, perform)
+def edit_profile(name: str, copy: str | None) -> dict[str, Any]:
+    before = _initial_text(name, copy)
     editor = _editor()
     handle, place = tempfile.mkstemp(prefix="toolcrib-profile-", suffix=".yml")
     file = Path(place)
@@ -106,7 +110,7 @@ def edit_profile(name: str, copy: str | None, perform: Perform) -> dict[str, Any
     return found
 
 
-def _initial_text(name: str, copy: str | None, perform: Perform) -> str:
+def _initial_text(name: str, copy: str | None) -> str:
     """What the editor shows first: the profile as it is, the rules of another one, or none yet."""
     known = {row["name"]: row for row in perform("profile:list", {})["profiles"]}
     if name in known and known[name]["builtin"]:
@@ -149,3 +153,80 @@ def _run(editor: list[str], file: Path) -> None:
             f"The editor ended with exit code {done.returncode}, so nothing was changed.",
             remedy="Edit again, or use --file FILE.",
         )
+
+
+@profile.command("list")
+def list_profiles(*, as_json: AsJson = False) -> int:
+    """List the profiles, and which agents have them."""
+    found = perform("profile:list")
+    if as_json:
+        say_json(found)
+        return 0
+    rows = [
+        (
+            row["name"],
+            "built in" if row["builtin"] else "yours",
+            row["rules"],
+            row["own_tools"],
+            ", ".join(row["agents"]),
+            row["description"],
+        )
+        for row in found["profiles"]
+    ]
+    table(("profile", "whose", "rules", "own tools", "agents", "description"), rows)
+    return 0
+
+
+ProfileName = Annotated[str, typer.Argument(metavar="NAME", help="The profile.")]
+
+
+@profile.command()
+def show(name: ProfileName, *, as_json: AsJson = False) -> int:
+    """Show a profile's rules, as `profile edit --file` takes them."""
+    found = perform("profile:show", {"name": name})
+    if as_json:
+        say_json(found)
+        return 0
+    whose = "built in" if found["builtin"] else "yours"
+    say(f"# {name}, {whose}; agents: {', '.join(found['agents']) or 'none'}")
+    say(profile_yaml(found).rstrip())
+    return 0
+
+
+@profile.command()
+def edit(
+    name: ProfileName,
+    *,
+    file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Take the content from there instead of an editor; - is stdin.")
+    ] = None,
+    copy: Annotated[
+        str | None, typer.Option(metavar="PROFILE", help="Begin a new profile with the rules of this one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Change a profile, or make one, in your editor ($VISUAL or $EDITOR). Its agents have the new rules at once."""
+    if file is not None and copy is not None:
+        raise UsageError("--file and --copy exclude each other.", remedy="Give one of them.")
+    found = edit_profile(name, copy) if file is None else profile_from_file(name, file)
+    if as_json:
+        say_json(found)
+    elif found["changed"]:
+        count = f"{found['rules']} {'rule' if found['rules'] == 1 else 'rules'}"
+        say(f"{name}: {count}; agents: {', '.join(found['agents']) or 'none yet'}.")
+        if not found["agents"]:
+            hint(f"Next: `toolcrib agent add AGENT --profile {name}`.")
+    else:
+        say("Nothing was changed.")
+    return 0
+
+
+@profile.command()
+def remove(name: ProfileName, *, as_json: AsJson = False) -> int:
+    """Remove a profile of yours that no agent has."""
+    found = perform("profile:remove", {"name": name})
+    if as_json:
+        say_json(found)
+    else:
+        say(f"Removed {name}.")
+    return 0

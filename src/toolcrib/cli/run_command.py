@@ -6,26 +6,30 @@ it on stderr; `--json` gives one object. The exit code says how the run ended. `
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from toolcrib.cli.options import AsJson
+from toolcrib.cli.options import AsJson, whole_prompt
 from toolcrib.cli.output import TOOL_ERROR, error_data, hint, say_line
+from toolcrib.cli.run_text import USUAL_PROFILES, EventDetail
+from toolcrib.cli.run_view import RunJsonView, RunTextView, RunView, masked
+from toolcrib.coding_agents.code_agent import LONGEST, CodeAgent, RunStream
+from toolcrib.coding_agents.run_folder import LogSeals
+from toolcrib.coding_agents.run_history import conversation_state
+from toolcrib.coding_agents.run_result import ExecutionResult, RunStatus
+from toolcrib.commands.duration import parse_duration
+from toolcrib.config.paths import project_of
 from toolcrib.errors import ToolcribError, UsageError
 from toolcrib.signals import ending_signals
-
-if TYPE_CHECKING:
-    from toolcrib.cli.run_view import RunView
-    from toolcrib.coding_agents.code_agent import CodeAgent, RunStream
-    from toolcrib.coding_agents.run_result import ExecutionResult, RunStatus
 
 PROFILE = "developer"
 STOPPED = 12
@@ -48,6 +52,10 @@ class ProgramWordsCommand(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[-- WORDS...]"]
 
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
+@commands.command(cls=ProgramWordsCommand)
 def run(
     context: typer.Context,
     client: Annotated[str, typer.Argument(metavar="claude|codex|gemini", help="The coding agent.")],
@@ -99,11 +107,6 @@ def run(
     run in order; a second one ends it at once. 4: the program is missing or too old, or there is no such conversation.
     7: no daemon could be had.
     """
-    from toolcrib.cli.options import whole_prompt  # noqa: PLC0415
-    from toolcrib.cli.run_text import EventDetail  # noqa: PLC0415
-    from toolcrib.cli.run_view import RunJsonView, RunTextView  # noqa: PLC0415
-    from toolcrib.coding_agents.code_agent import CodeAgent  # noqa: PLC0415
-
     try:
         agent = CodeAgent(
             client,
@@ -134,11 +137,6 @@ def exit_code(status: RunStatus) -> int:
 
 
 def _profile(given: str | None, conversation: str, workdir: Path, client: str) -> str:
-    from toolcrib.cli.run_text import USUAL_PROFILES  # noqa: PLC0415
-    from toolcrib.coding_agents.run_folder import LogSeals  # noqa: PLC0415
-    from toolcrib.coding_agents.run_history import conversation_state  # noqa: PLC0415
-    from toolcrib.config.paths import project_of  # noqa: PLC0415
-
     if given is not None or not conversation:
         return given or PROFILE
     root, seals = project_of(workdir.expanduser()), LogSeals.of_user(os.environ)
@@ -151,9 +149,6 @@ def _profile(given: str | None, conversation: str, workdir: Path, client: str) -
 
 
 def _seconds(text: str) -> float:
-    from toolcrib.coding_agents.code_agent import LONGEST  # noqa: PLC0415
-    from toolcrib.commands.duration import parse_duration  # noqa: PLC0415
-
     # Without a unit, seconds; `1h30m` is one part after the other.
     parts = re.findall("[0-9.]+[a-z]", text) if _PARTS.fullmatch(text) else [f"{text}s"]
     seconds = [parse_duration(part) or 0.0 for part in parts]
@@ -166,8 +161,6 @@ def _seconds(text: str) -> float:
 
 
 def _follow(agent: CodeAgent, prompt: str, conversation: str, view: RunView) -> int:
-    import asyncio  # noqa: PLC0415
-
     stream = agent.stream(prompt, conversation=conversation)
     view.starting(agent.client.title)
     try:
@@ -181,10 +174,6 @@ def _follow(agent: CodeAgent, prompt: str, conversation: str, view: RunView) -> 
 
 async def _watched(stream: RunStream, view: RunView) -> ExecutionResult | None:
     """None: it was interrupted before it began."""
-    import asyncio  # noqa: PLC0415
-
-    from toolcrib.cli.run_view import masked  # noqa: PLC0415
-
     with _signals(view):
         try:
             async with stream:
@@ -199,8 +188,6 @@ async def _watched(stream: RunStream, view: RunView) -> ExecutionResult | None:
 @contextlib.contextmanager
 def _signals(view: RunView) -> Iterator[None]:
     """The first ends the run in order, the second at once: what it started ends with this process."""
-    import asyncio  # noqa: PLC0415
-
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     told: list[signal.Signals] = []
 

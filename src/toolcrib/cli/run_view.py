@@ -1,7 +1,7 @@
 """A run as it happens, printed for a person beside the answer, or for a program as JSON.
 
 In: its events and its result, as lines of `run_text`. Out: stdout and stderr, with colours and a spinner on a
-terminal. Control characters are made visible. `rich` is imported only for a terminal.
+terminal. Control characters are made visible.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import textwrap
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeAlias
+from typing import Any, Protocol, TextIO, TypeAlias
 
-from toolcrib.cli.output import hint, say, say_line, styles, visible
+from toolcrib.cli.output import hint, say, say_line, terminal, visible
 from toolcrib.cli.run_text import (
     AllEventLines,
     EventDetail,
@@ -30,36 +30,25 @@ from toolcrib.cli.run_text import (
 from toolcrib.coding_agents.run_result import ExecutionResult, RunMetadata, RunStatus, RunSummary, ToolListSize
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.status import Status
-    from rich.text import Text
-
 
 class RunScreen:
     """What is said beside the output does not end a run when it cannot be said any more: a terminal was closed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._console: Console | None = None
-        self._sign: Status | None = None
+        self._terminal = terminal(stream) if stream.isatty() else None
         self._broken = False
-        if stream.isatty():
-            from rich.console import Console  # noqa: PLC0415
-
-            self._console = Console(file=stream, **styles())
 
     def write(self, line: StyledLine = ()) -> None:
         if self._broken:
             return
         try:
-            if self._console is None:
+            if self._terminal is None:
                 self._stream.write("".join(visible(text) for text, _ in line).rstrip() + "\n")
                 self._stream.flush()
             else:
-                for drawn in _drawn(line, self._console):
-                    # A path that is longer than the line is not broken: it stays one that can be copied.
-                    self._console.print(drawn, soft_wrap=True)
+                for pieces in _wrapped(line, self._terminal.width):
+                    self._terminal.write(pieces)
         except OSError:
             if self._stream is not sys.stderr:
                 raise
@@ -67,39 +56,28 @@ class RunScreen:
 
     def wait(self, text: str) -> None:
         """Shows on a terminal that something goes on, and what."""
-        if self._console is None or self._broken:
-            return
-        from rich.text import Text  # noqa: PLC0415
-
-        shown = Text(visible(one_line(text)))
-        if self._sign is None:
-            self._sign = self._console.status(shown)
-            self._sign.start()
-        else:
-            self._sign.update(shown)
+        if self._terminal is not None and not self._broken:
+            self._terminal.spin(visible(one_line(text)))
 
     def still(self) -> None:
-        """Ends the sign of life; the terminal is as it was."""
-        if self._sign is not None:
-            sign, self._sign = self._sign, None
+        """Ends the spinner; the terminal is as it was."""
+        if self._terminal is not None:
             try:
-                sign.stop()
+                self._terminal.stop()
             except OSError:
                 self._broken = True
 
 
-def _drawn(line: StyledLine, console: Console) -> Iterator[Text]:
-    """As many as it takes; only rows are broken by us, between words."""
-    from rich.text import Text  # noqa: PLC0415
-
-    pieces = [(visible(text), style) for text, style in line]
+def _wrapped(line: StyledLine, width: int) -> Iterator[StyledLine]:
+    """As many lines as it takes; only labelled ones are wrapped, between words."""
+    pieces = tuple((visible(text), style) for text, style in line)
     if not isinstance(line, LabelledLine):
-        yield Text.assemble(*pieces)
+        yield pieces
         return
     label, (text, style) = pieces
-    room = max(1, console.width - len(label[0]))
+    room = max(1, width - len(label[0]))
     for part in textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]:
-        yield Text.assemble(label, (part, style))
+        yield (label, (part, style))
         label = (" " * len(label[0]), "")
 
 

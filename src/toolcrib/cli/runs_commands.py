@@ -10,18 +10,44 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import ColumnPriorities, TableCut, hint, say, say_json, say_line, shortened, table
-
-if TYPE_CHECKING:
-    from toolcrib.coding_agents.run_folder import LogSeals
-    from toolcrib.coding_agents.run_history import LogEntry, RecordedRun
-    from toolcrib.run_events import AgentEvent
+from toolcrib.cli.project import working_folder
+from toolcrib.cli.run_text import (
+    EventDetail,
+    EventLines,
+    EventTimes,
+    RunFacts,
+    closing_lines,
+    event_line,
+    heading_lines,
+    one_line,
+    seconds_text,
+    time_text,
+    unfinished_lines,
+)
+from toolcrib.cli.run_view import RunScreen
+from toolcrib.coding_agents.run_folder import LogSeals
+from toolcrib.coding_agents.run_history import (
+    LAST,
+    LogEntry,
+    RecordedRun,
+    count_runs,
+    find_run,
+    follow_log,
+    log_entries,
+    session_of,
+)
+from toolcrib.coding_agents.run_history import recorded_runs as on_shelf
+from toolcrib.coding_agents.run_result import RunMetadata, RunStatus, RunSummary
+from toolcrib.config.paths import project_of
+from toolcrib.run_events import AgentEvent
 
 COLUMNS = ("run", "when", "client", "conversation", "profile", "status", "time", "tools", "tokens", "prompt")
 
@@ -32,7 +58,9 @@ _PRIORITIES = ColumnPriorities(
 )
 _PROMPT = 200
 
-runs = typer.Typer(rich_markup_mode=None, help="List the runs of this project, show one, or follow one.")
+commands = typer.Typer(rich_markup_mode=None)
+runs = typer.Typer(help="List the runs of this project, show one, or follow one.")
+commands.add_typer(runs, name="runs")
 
 _Workdir = Annotated[
     Path | None, typer.Option("--workdir", metavar="DIR", help="A folder of the project; where you are otherwise.")
@@ -49,11 +77,6 @@ def list_runs(
     as_json: AsJson = False,
 ) -> int:
     """List the runs of this project, the newest first; `runs show` tells how one went, `runs tail` follows it."""
-    from itertools import islice  # noqa: PLC0415
-
-    from toolcrib.coding_agents.run_history import count_runs  # noqa: PLC0415
-    from toolcrib.coding_agents.run_history import recorded_runs as on_shelf  # noqa: PLC0415
-
     context.obj = workdir
     if context.invoked_subcommand is not None:
         return 0
@@ -82,8 +105,6 @@ def show(
     as_json: AsJson = False,
 ) -> int:
     """Tell how a run went: what it was asked, what it said and called, what was denied, what it came to."""
-    from toolcrib.coding_agents.run_history import find_run, log_entries  # noqa: PLC0415
-
     run = find_run(_root(context, workdir), which, _seals())
     if as_json:
         told = _described(run)
@@ -107,8 +128,6 @@ def tail(
     as_json: AsJson = False,
 ) -> int:
     """Follow a run until it ends; --json prints the lines of its log."""
-    from toolcrib.coding_agents.run_history import LAST, find_run, follow_log  # noqa: PLC0415
-
     root = _root(context, workdir)
     run = _running(root) if which is None else find_run(root, which, _seals())
     run = run or find_run(root, LAST, _seals())
@@ -122,29 +141,19 @@ def tail(
 
 def _root(context: typer.Context, workdir: Path | None) -> Path:
     """--workdir may stand before `show` or after it."""
-    from toolcrib.cli.project import working_folder  # noqa: PLC0415
-    from toolcrib.config.paths import project_of  # noqa: PLC0415
-
     given = workdir or context.obj
     return project_of(given.expanduser() if given else working_folder())
 
 
 def _seals() -> LogSeals:
-    from toolcrib.coding_agents.run_folder import LogSeals  # noqa: PLC0415
-
     return LogSeals.of_user(os.environ)
 
 
 def _running(root: Path) -> RecordedRun | None:
-    from toolcrib.coding_agents.run_history import recorded_runs as on_shelf  # noqa: PLC0415
-    from toolcrib.coding_agents.run_result import RunStatus  # noqa: PLC0415
-
     return next((run for run in on_shelf(root, _seals()) if run.status is RunStatus.RUNNING), None)
 
 
 def _named(entries: Iterable[LogEntry]) -> Iterator[tuple[str, LogEntry]]:
-    from toolcrib.coding_agents.run_result import RunMetadata, RunSummary  # noqa: PLC0415
-
     for entry in entries:
         yield (
             "metadata" if isinstance(entry, RunMetadata) else "summary" if isinstance(entry, RunSummary) else "event",
@@ -153,27 +162,10 @@ def _named(entries: Iterable[LogEntry]) -> Iterator[tuple[str, LogEntry]]:
 
 
 def _events_of(entries: Iterable[LogEntry]) -> Iterator[AgentEvent]:
-    from toolcrib.run_events import AgentEvent  # noqa: PLC0415
-
     return (entry for entry in entries if isinstance(entry, AgentEvent))
 
 
 def _say_run(run: RecordedRun, entries: Iterable[LogEntry], *, events: bool) -> None:
-    from toolcrib.cli.run_text import (  # noqa: PLC0415  # noqa: PLC0415
-        EventDetail,
-        EventLines,
-        EventTimes,
-        RunFacts,
-        closing_lines,
-        event_line,
-        heading_lines,
-        unfinished_lines,
-    )
-    from toolcrib.cli.run_view import RunScreen  # noqa: PLC0415
-    from toolcrib.coding_agents.run_history import session_of  # noqa: PLC0415
-    from toolcrib.coding_agents.run_result import RunSummary  # noqa: PLC0415
-    from toolcrib.run_events import AgentEvent  # noqa: PLC0415
-
     screen = RunScreen(sys.stdout)
     telling, seen = EventLines(EventTimes.SHOWN), RunFacts()
     for line in heading_lines(run.metadata, run.status, EventDetail.ALL if events else EventDetail.USUAL):
@@ -205,8 +197,6 @@ def _say_run(run: RecordedRun, entries: Iterable[LogEntry], *, events: bool) -> 
 
 
 def _cells(run: RecordedRun) -> tuple[Any, ...]:
-    from toolcrib.cli.run_text import one_line, seconds_text, time_text  # noqa: PLC0415
-
     about, summary = run.metadata, run.summary
     called = None if summary is None else sum(summary.tools.values())
     denied = f" ({summary.denials} denied)" if summary is not None and summary.denials else ""

@@ -1,12 +1,10 @@
-"""`servers`, `add`, `remove`, `restart`: the servers behind Toolcrib.
+"""`servers`, `remove`, `restart`: the servers behind Toolcrib.
 
 In: words of the command line. Out: an exit code. Every one of them is a command of the registry with a face.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -15,11 +13,7 @@ import typer
 
 from toolcrib.cli.options import AsJson, McpServers
 from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, say, say_json, table
-from toolcrib.cli.perform import daemon_pid, from_daemon, perform, root
-from toolcrib.cli.project import working_folder
-from toolcrib.config.show import visible
-from toolcrib.daemon_client.command_client import RemoteError
-from toolcrib.errors import ServerUnavailable, UsageError
+from toolcrib.cli.perform import from_daemon, perform
 
 COLUMNS = ("name", "state", "era", "transport", "tools", "believed", "pid", "uptime", "last error")
 MOST_PROBLEMS = 10
@@ -28,7 +22,8 @@ MOST_TOOLS = 5
 """Names of tools beside a server; `servers --json` has them all."""
 
 _PRIORITIES = ColumnPriorities(text="last error", optional=("uptime", "pid", "era"))
-_UNSET = re.compile(r"\$\{(\w+)\}, which is not set")
+
+commands = typer.Typer(rich_markup_mode=None)
 
 
 def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
@@ -54,8 +49,8 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
             hint(_untrusted(row["name"], changed))
         if tasks := row.get("tasks_only"):
             hint(f"{row['name']}: not listed, since they run only as tasks, which is not supported: {_named(tasks)}.")
-        if row.get("last_error") and _has_stderr(row):
-            hint(_logs(row["name"]))
+        if row.get("last_error") and has_stderr(row):
+            hint(logs_hint(row["name"]))
 
 
 def _untrusted(server: str, tools: Sequence[str]) -> str:
@@ -70,12 +65,12 @@ def _named(tools: Sequence[str]) -> str:
     return ", ".join(tools[:MOST_TOOLS]) + (" …" if len(tools) > MOST_TOOLS else "")
 
 
-def _has_stderr(row: Mapping[str, Any]) -> bool:
+def has_stderr(row: Mapping[str, Any]) -> bool:
     """Whether a server's program was started and left something to read."""
     return row.get("transport") == "stdio" and bool(row.get("stderr"))
 
 
-def _logs(name: str) -> str:
+def logs_hint(name: str) -> str:
     return f"`toolcrib logs {shlex.quote(name)}` shows what it wrote."
 
 
@@ -88,6 +83,7 @@ def hint_problems(found: Mapping[str, Any]) -> None:
         hint(f"`toolcrib config check` shows {len(problems) - MOST_PROBLEMS} more.")
 
 
+@commands.command()
 def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
     """List the servers with their state, era, transport, tools and last error."""
     found = perform("server:list", servers=mcp_server or ())
@@ -108,144 +104,7 @@ def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
     return 0
 
 
-def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the server shall be called.")],
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND", help="The program that is the server.")
-    ] = None,
-    *,
-    url: Annotated[str | None, typer.Option(help="Where the server is: http(s):// or ws(s)://.")] = None,
-    transport: Annotated[
-        str | None, typer.Option(help="http, sse, websocket or stdio, where the rest does not say it.")
-    ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(metavar="'K: V'", help="A header; ${VAR} stays in the file as it is.")
-    ] = None,
-    env: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A variable for the program.")] = None,
-    cwd: Annotated[
-        str | None, typer.Option(help="The folder to start the program in; `project`: that of each project.")
-    ] = None,
-    project: Annotated[
-        bool, typer.Option("--project", help="Write .toolcrib/config.yml of this project, not the user's file.")
-    ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a server of the same name.")] = False,
-    as_json: AsJson = False,
-) -> int:
-    """Add a server and connect to it. Exit code 6: it was added, but does not answer."""
-    entry = entry_from(
-        command=command or [], url=url, transport=transport, headers=header or [], env=env or [], cwd=cwd
-    )
-    _warn_of_disguises(entry)
-    params: dict[str, Any] = {"name": name, "entry": entry, "scope": "project" if project else "user"}
-    if replace:
-        params["replace"] = True
-    if not project and command and cwd in (None, "project"):
-        _settle(entry)
-    try:
-        found = perform("server:add", params)
-    except RemoteError as error:
-        _say_where_variables_are(error)
-        raise
-    answers = found.get("state") in ("ready", "disabled")
-    if as_json:
-        say_json(found)
-    else:
-        _say_added(name, found)
-    return 0 if answers else ServerUnavailable.exit_code
-
-
-def _warn_of_disguises(entry: Mapping[str, Any]) -> None:
-    """A command line that was copied from a page may hold characters that look like others."""
-    for word in (entry.get("command", ""), *entry.get("args", ()), entry.get("url", "")):
-        if (shown := visible(word)) != word:
-            hint(f"Characters that hide or look like others are spelled out here: {shown}")
-
-
-def _settle(entry: dict[str, Any]) -> None:
-    """A server of the user's file holds in every project, and starts in a folder where no file of this one is."""
-    from toolcrib.config.launching import needs_project, portable_words  # noqa: PLC0415 - only this command
-
-    words, told = portable_words([entry["command"], *entry["args"]], working_folder(), root())
-    entry |= {"command": words[0], "args": words[1:]}
-    if "cwd" not in entry and needs_project(words):
-        entry["cwd"] = "project"
-        told.append("This server needs the project's folder: cwd: project is added.")
-    if entry.get("cwd") == "project":
-        told.append("It starts in the folder of each project, and may read or obey the files there.")
-    for sentence in told:
-        hint(sentence)
-
-
-def _say_where_variables_are(error: RemoteError) -> None:
-    """A variable that is set here, but not where the daemon runs, wants another remedy than one that is nowhere."""
-    unset = _UNSET.findall(error.message)
-    if unset and all(name in os.environ for name in unset):
-        pid = daemon_pid()
-        which = "The daemon" if pid is None else f"The daemon (pid {pid})"
-        error.remedy = f"{which} was started without it: `toolcrib down`, then `toolcrib up` here."
-
-
-def _say_added(name: str, found: Mapping[str, Any]) -> None:
-    match found.get("state"):
-        case "ready":
-            count = found.get("tools", 0)
-            say(f"Added {name} to {found['file']}.")
-            tools = f"{count} {'tool' if count == 1 else 'tools'}"
-            say(f"It is ready: {tools}. `toolcrib tools {shlex.quote(name)}` lists them.")
-        case "disabled":
-            say(f"Added {name} to {found['file']}. It is switched off.")
-        case _:
-            why = found.get("last_error") or "it is still connecting."
-            hint(f"Added {name} to {found['file']}, but it does not answer: {why}")
-            if _has_stderr(found):
-                hint(_logs(name))
-            if daemon_pid() is not None:
-                hint("The daemon keeps trying: `toolcrib servers` shows its state.")
-
-
-def entry_from(
-    *,
-    command: Sequence[str],
-    url: str | None,
-    transport: str | None,
-    headers: Sequence[str],
-    env: Sequence[str],
-    cwd: str | None,
-) -> dict[str, Any]:
-    """The entry as the configuration will hold it."""
-    if bool(command) == bool(url):
-        raise UsageError(
-            "A server needs either a command or --url.",
-            remedy="`toolcrib add NAME -- COMMAND ARGS...` or `toolcrib add NAME --url URL`.",
-        )
-    if command and headers:
-        raise UsageError("--header goes with --url.", remedy="For a program, use --env K=V.")
-    if url and (env or cwd):
-        raise UsageError("--env and --cwd go with a command.", remedy="For a URL, use --header 'K: V'.")
-    entry: dict[str, Any] = {}
-    if command:
-        entry |= {"command": command[0], "args": list(command[1:])}
-    if url:
-        entry["url"] = url
-    if transport:
-        entry["transport"] = transport
-    if headers:
-        entry["headers"] = dict(_pair(header, ":", "--header 'K: V'") for header in headers)
-    if env:
-        entry["env"] = dict(_pair(variable, "=", "--env K=V") for variable in env)
-    if cwd:
-        entry["cwd"] = cwd
-    return entry
-
-
-def _pair(text: str, sign: str, form: str) -> tuple[str, str]:
-    key, found, value = text.partition(sign)
-    if not found or not key.strip():
-        # The value may be a secret: only the part before the sign is ever repeated.
-        raise UsageError(f"An option does not have the form {form}.", remedy=f"Write {form}.")
-    return key.strip(), value.strip() if sign == ":" else value
-
-
+@commands.command()
 def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="The server.")], *, as_json: AsJson = False) -> int:
     """Remove a server from the configuration; its tools go with it."""
     found = perform("server:remove", {"name": name})
@@ -256,6 +115,7 @@ def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="The server.
     return 0
 
 
+@commands.command()
 def restart(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The server.")], *, as_json: AsJson = False
 ) -> int:

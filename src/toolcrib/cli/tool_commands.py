@@ -184,6 +184,10 @@ def _file(key: str, name: str) -> str:
         raise InvalidArguments(f"{key}: the file {name!r} is not UTF-8 text.") from error
 
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
+@commands.command()
 def tools(
     server: Annotated[str | None, typer.Argument(metavar="SERVER", help="Only this server's.")] = None,
     *,
@@ -209,6 +213,7 @@ def _first_line(text: Any) -> str:
     return lines[0][:100] if lines else ""
 
 
+@commands.command()
 def call(
     tool: Annotated[str, typer.Argument(metavar="TOOL", help="`server:tool`, or any full name of it.")],
     words: Annotated[

@@ -20,13 +20,16 @@ from toolcrib.cli.perform import perform
 from toolcrib.cli.perform import root as project
 from toolcrib.config.paths import PROJECT_FOLDER, WORKSPACE_NAMES, configs_in
 from toolcrib.errors import ConfigError, NotFound, UsageError
+from toolcrib.workspace.settings.example import EXAMPLE
 
 CODE_REFUSED = 11
 """The exit code of `workspace check` where not everything is in force."""
 
 _SAID_ELSEWHERE = frozenset({"sandbox", "unsafe", "warning", "network", "git", "holds", "refusal", "probes"})
 
-workspace = typer.Typer(rich_markup_mode=None, help="Check and set up the tools that work in a folder.")
+commands = typer.Typer(rich_markup_mode=None)
+workspace = typer.Typer(help="Check and set up the tools that work in a folder.")
+commands.add_typer(workspace, name="workspace")
 
 Root = Annotated[
     Path | None, typer.Option("--root", metavar="DIR", help="The folder; the project that you are in otherwise.")
@@ -57,8 +60,6 @@ def init(
     as_json: AsJson = False,
 ) -> int:
     """Write .toolcrib/workspace.yml, with every setting switched off."""
-    from toolcrib.workspace.settings.example import EXAMPLE  # noqa: PLC0415
-
     folder = _folder(root) / PROJECT_FOLDER
     held = configs_in(folder, WORKSPACE_NAMES)
     if held and not force:

@@ -20,8 +20,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import msgspec
-
 from toolcrib.coding_agents import json_entry, toml_entry
 from toolcrib.coding_agents.client_spec import SERVER_NAME, ClientFileFormat, ClientScope, ClientSpec, labels
 from toolcrib.coding_agents.clients import CLIENTS
@@ -250,26 +248,3 @@ def _conversation(client: ClientSpec, text: str) -> str:
         return ""
     headers = [value for value in entry.values() if isinstance(value, dict)] if isinstance(entry, dict) else []
     return next((str(found) for known in headers if (found := known.get("X-Toolcrib-Conversation"))), "")
-
-
-_NOTE = "connected.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConnectNote:
-    files: frozenset[str] = frozenset()
-    """Those whose entries name the agent."""
-    made: bool = False
-    """Whether `connect` made the agent."""
-
-
-def read_connect_note(folders: AgentFolders, agent: str) -> ConnectNote:
-    text = folders.get(agent, _NOTE)
-    try:
-        return ConnectNote() if text is None else msgspec.json.decode(text, type=ConnectNote)
-    except msgspec.MsgspecError:
-        return ConnectNote()
-
-
-def write_connect_note(folders: AgentFolders, agent: str, content: ConnectNote) -> None:
-    folders.put(agent, _NOTE, msgspec.json.encode(content, order="sorted").decode())

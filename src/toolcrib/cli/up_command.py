@@ -1,0 +1,89 @@
+"""`up`: starts the daemon, in the foreground or detached.
+
+In: words of the command line. Out: an exit code. `daemon.process` is the daemon, `daemon_client.detach` starts one
+that outlives this process.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from toolcrib.cli.daemon_commands import hint_sandbox
+from toolcrib.cli.flags import well_formed_servers, without_password
+from toolcrib.cli.options import AsJson
+from toolcrib.cli.output import hint, say, say_json, working
+from toolcrib.cli.perform import root
+from toolcrib.cli.server_commands import hint_problems
+from toolcrib.config.model import Flags
+from toolcrib.daemon_client.detach import start_detached
+
+commands = typer.Typer(rich_markup_mode=None)
+
+
+@commands.command()
+def up(
+    *,
+    port: Annotated[
+        int | None, typer.Option(help="The port of the endpoint on 127.0.0.1; 0 takes any free one.", min=0, max=65535)
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the endpoint answers.")] = False,
+    mcp_server: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mcp-server",
+            metavar="NAME=URL|COMMAND",
+            help="A server beside those of the files; may be repeated.",
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL|FILE",
+            help="The database, postgresql://user@host/name or a SQLite file, without a password.",
+        ),
+    ] = None,
+    unsafe_no_sandbox: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-no-sandbox",
+            help="Dangerous: the workspace's commands run as you, confined by nothing; each is written down.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Start the daemon, in the foreground or detached."""
+
+    def tell(daemon: dict[str, Any]) -> None:
+        if as_json:
+            say_json(daemon)
+        else:
+            say(f"Toolcrib runs: {daemon['endpoint']} (pid {daemon['pid']})")
+            hint(f"Its token is in {daemon['token_file']}.")
+            hint_sandbox(daemon)
+            hint_problems(daemon)
+            if daemon.get("workspace"):
+                hint("Tools for this folder are there already: `toolcrib tools workspace`.")
+            hint('Next: `toolcrib add NAME -- COMMAND`, `toolcrib connect claude`, `toolcrib run claude "…"`.')
+        sys.stdout.flush()
+
+    flags = Flags(
+        mcp_servers=well_formed_servers(mcp_server or ()),
+        port=port,
+        store=without_password(store),
+        unsafe_no_sandbox=unsafe_no_sandbox,
+    )
+    if not detach:
+        # The whole daemon, which a detached one imports in a process of its own.
+        from toolcrib.daemon.process import run_foreground  # noqa: PLC0415
+
+        code = run_foreground(root(), flags, ready=tell)
+        if sys.stderr.isatty():
+            hint("Stopped.")
+        return code
+    with working("starting the daemon …"):
+        started = start_detached(root(), flags)
+    tell(started)
+    return 0
