@@ -42,7 +42,7 @@ async def opened() -> AsyncIterator[AuditLog]:
         log = await AuditLog.open(store, commits, folder=Path(made), mask=Masker(SECRETS))
         # The first row makes the key, the first result loads the table of tokens.
         Call(log, 0).finish()
-        await log.kept()
+        await log.flush()
         try:
             yield log
         finally:
@@ -95,7 +95,7 @@ async def hot_path(calls: int, rounds: int) -> Figure:
                 for number in range(calls):
                     work(number)
                 taken[name].append((time.perf_counter() - began) / calls * 1e6)
-                await log.kept()
+                await log.flush()
     for name, values in taken.items():
         figure.add((name,), {"µs": rounded(statistics.median(values))})
     return figure
@@ -118,7 +118,7 @@ async def grouped(calls: int, rounds: int) -> Figure:
             for number in range(calls):
                 Call(log, number).finish()
             began, cpu = time.perf_counter(), time.process_time()
-            await log.kept()
+            await log.flush()
             rates.append(2 * calls / (time.perf_counter() - began))
             costs.append((time.process_time() - cpu) / (2 * calls) * 1e6)
     values = {"per second": rounded(statistics.median(rates)), "cpu µs each": rounded(statistics.median(costs))}
@@ -142,7 +142,7 @@ async def kept(seconds: float) -> Figure:
             async def caller(log: AuditLog, end: float, times: list[float]) -> None:
                 while (began := time.perf_counter()) < end:
                     Call(log, len(times))
-                    await log.kept()
+                    await log.flush()
                     times.append(time.perf_counter() - began)
 
             await asyncio.gather(*(caller(log, end, times) for _ in range(waiters)))
@@ -168,7 +168,7 @@ async def beside_others(seconds: float, rounds: int) -> Figure:
                 cpu, before = time.process_time(), len(turns[name])
                 await _turns(seconds, work, turns[name])
                 costs[name].append((time.process_time() - cpu) / (len(turns[name]) - before) * 1e6)
-                await log.kept()
+                await log.flush()
     for name, values in turns.items():
         cuts = statistics.quantiles(values, n=100)
         cost = statistics.median(costs[name])
@@ -203,8 +203,8 @@ async def verified(entries: int) -> Figure:
         for number in range(entries // 2):
             Call(log, number).finish()
             if number % 5000 == 0:
-                await log.kept()
-        await log.kept()
+                await log.flush()
+        await log.flush()
         turns: list[float] = []
         beside = asyncio.create_task(_turns(3600, _nothing, turns))
         began = time.perf_counter()

@@ -60,8 +60,8 @@ class CallIntended(CallEvent):
 @dataclass(frozen=True, kw_only=True)
 class CallFinished(CallEvent):
     outcome: str
-    """ok, failed, tool_error, error, timeout, cancelled, away, refused; denied, invalid and unknown mostly without an
-    intent"""
+    """ok, failed, tool_error, error, timeout, cancelled, unavailable, refused; denied, invalid and unknown mostly without
+    an intent"""
     duration: float
     result_size: int = 0
     failure: str = ""
@@ -127,22 +127,22 @@ class Bus:
 
     def __init__(self) -> None:
         self._subscribers: dict[type[Event], list[Callable[[Event], object]]] = {}
+        self.heard: frozenset[type[Event]] = frozenset()
+        """The kinds that somebody subscribed to; an event of any other need not even be made."""
 
     def subscribe(self, subscriber: Callable[[Event], object], *kinds: type[Event]) -> Callable[[], None]:
         """Returns the call that ends the subscription."""
         for kind in kinds:
             self._subscribers.setdefault(kind, []).append(subscriber)
+        self.heard |= set(kinds)
 
         def unsubscribe() -> None:
             for kind in kinds:
                 if subscriber in self._subscribers[kind]:
                     self._subscribers[kind].remove(subscriber)
+            self.heard = frozenset(kind for kind, listening in self._subscribers.items() if listening)
 
         return unsubscribe
-
-    def hears(self, kind: type[Event]) -> bool:
-        """Whether anybody listens to this kind; where nobody does, an event need not even be made."""
-        return bool(self._subscribers.get(kind))
 
     def publish(self, event: Event) -> None:
         for subscriber in tuple(self._subscribers.get(type(event), ())):

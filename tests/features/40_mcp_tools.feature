@@ -132,7 +132,7 @@ Feature: A coding agent at work with Toolcrib's tools
     And the model was told of the second call that the server is gone
     And the third call was done by a new ledger
     And the book has 2 calls of "ledger:note", allowed, with the outcome "ok"
-    And the book has 1 call of "ledger:note", allowed, with the outcome "away"
+    And the book has 1 call of "ledger:note", allowed, with the outcome "unavailable"
     And nothing of the run is left, and my own settings are as they were
 
     Examples:

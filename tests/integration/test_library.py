@@ -347,7 +347,7 @@ async def test_a_source_of_ones_own_is_all_there_is(environ, notes, tmp_path, so
     async with Crib.from_config(given, root=tmp_path, environ={**environ, "TOOL": "my_tool"}) as crib:
         assert {offer.name: offer.server for offer in crib.tools()} == {"my_tool": "mine"}
         await crib.call("my_tool", {"nonce": source})
-        await crib.book.kept()
+        await crib.book.flush()
         rows = await crib.book.query(tool="mine:my_tool")
         assert [row["kind"] for row in rows] == ["intent", "outcome"], "the user's book has it"
     async with Crib.from_config(root=tmp_path, environ=environ) as crib:

@@ -18,7 +18,7 @@ from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.gateway.http import HttpGateway
-from toolcrib.policy import Caller
+from toolcrib.identity.principal import RequestContext
 from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
 
 PORT = 4321
@@ -44,8 +44,8 @@ class Slow:
     def absence(self, project: Project) -> str:
         return ""
 
-    def target(self, project: Project, caller: Caller) -> CallTarget:
-        return _Asked(self, project)
+    def target(self, request: RequestContext[Project]) -> CallTarget:
+        return _Asked(self, request.project)
 
     async def refresh(self, crib: Crib) -> None:
         """Nothing depends on the configuration."""

@@ -16,8 +16,8 @@ from toolcrib.commands.registry import CommandHost, JobRequest
 from toolcrib.config import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.daemon_client.lifetime import ActiveLeases
+from toolcrib.identity.principal import OWNER, Principal
 from toolcrib.jobs.queue import JobQueue
-from toolcrib.policy import OWNER, Caller
 from toolcrib.store.jobs import JobRow
 
 LIMIT = 60.0
@@ -122,10 +122,10 @@ async def resettle(desk: JobQueue, **settings: Any) -> None:
     await desk.crib.reload()
 
 
-async def agent(desk: JobQueue, name: str, **wanted: Any) -> Caller:
+async def agent(desk: JobQueue, name: str, **wanted: Any) -> Principal:
     assert desk.crib is not None
     made = await desk.crib.roster.add(name, **{"profile": "developer", **wanted})
-    return Caller(agent=name, permission=made.agent.permission)
+    return Principal.fixed(name, made.agent.permission)
 
 
 def order(prompt: str = "do it", **wanted: Any) -> JobRequest:

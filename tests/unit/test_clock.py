@@ -15,7 +15,7 @@ from toolcrib.commands.local import NoDaemon
 from toolcrib.commands.registry import CommandContext, Via
 from toolcrib.config import Paths
 from toolcrib.core.crib import Crib
-from toolcrib.policy import OWNER
+from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.store import clock as module
 from toolcrib.store import identity as rows
 from toolcrib.store.clock import DAY, ExpiryClock
@@ -132,10 +132,14 @@ async def test_a_confirmed_clock_deletes_what_is_too_old(hands: Hands, crib: Cal
         await one.roster.add("scout", profile="read-only", lives=8 * 3600)
         for _ in range(44):
             one.book.note(AuditEntry(kind=EntryKind.CHANGE, outcome="kept"))
-        await one.book.kept()
+        await one.book.flush()
         hands.wall += 100 * DAY
         context = CommandContext(
-            crib=one, project=one.home, caller=OWNER, host=NoDaemon(), via=Via.SOCKET, emit=lambda _: asyncio.sleep(0)
+            crib=one,
+            request=RequestContext(OWNER, one.home),
+            host=NoDaemon(),
+            via=Via.SOCKET,
+            emit=lambda _: asyncio.sleep(0),
         )
         assert (await registry.run("system:status", {}, context))["clock"] == {"ahead": 100 * DAY}
         assert await registry.run("clock:confirm", {}, context) == {"seconds": 100 * DAY}

@@ -34,13 +34,14 @@ from toolcrib.core.project import Project
 from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.errors import Denied, UnknownCommand, UsageError
 from toolcrib.events import Bus
+from toolcrib.identity.principal import CLIENT, OWNER, Principal, RequestContext
 from toolcrib.listing import Listings
-from toolcrib.policy import BUILTIN, CLIENT, OWNER, Caller, Verdict, decide, permission
+from toolcrib.policy import BUILTIN, Verdict, permission
 from toolcrib.servers.model import ToolCall
 
 pytestmark = pytest.mark.req("KSI-6")
 
-STRANGER = Caller(agent="stranger", permission=permission(BUILTIN["nothing"]))
+STRANGER = Principal.fixed("stranger", permission(BUILTIN["nothing"]))
 
 
 class NoHost:
@@ -58,11 +59,13 @@ async def nowhere(event: dict[str, Any]) -> None:
     raise AssertionError(f"nobody streams: {event}")
 
 
-def context(caller: Caller = OWNER) -> CommandContext:
+def asked(caller: Principal, project: Any = None) -> RequestContext[Project]:
+    return RequestContext(caller, cast(Project, project))
+
+
+def context(caller: Principal = OWNER) -> CommandContext:
     """For commands that use nothing but their parameters."""
-    return CommandContext(
-        crib=cast(Crib, None), project=cast(Project, None), caller=caller, host=NoHost(), via=Via.SOCKET, emit=nowhere
-    )
+    return CommandContext(crib=cast(Crib, None), request=asked(caller), host=NoHost(), via=Via.SOCKET, emit=nowhere)
 
 
 class Paint(Parameters):
@@ -80,7 +83,7 @@ def small() -> CommandRegistry:
 
         More than the first line is nobody's business.
         """
-        return {"colour": params.colour, "coats": params.coats, "by": context.caller.agent}
+        return {"colour": params.colour, "coats": params.coats, "by": context.principal.name}
 
     @made.command("wall:look", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
     async def look(context: CommandContext, _: Parameters) -> dict[str, Any]:
@@ -202,9 +205,9 @@ class Shelf:
     def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
         return self.catalog.find(name, shown=shown, style=style)
 
-    def target(self, server: str, caller: Caller) -> Any:
+    def target(self, server: str, request: RequestContext[Any]) -> Any:
         assert server == "crib"
-        return self._server.target(cast(Project, None), caller)
+        return self._server.target(request)
 
 
 def called(name: str, arguments: str | None = "{}") -> CallRequest:
@@ -214,7 +217,7 @@ def called(name: str, arguments: str | None = "{}") -> CallRequest:
 
 async def test_a_command_called_as_a_tool_answers_as_one(small: CommandRegistry) -> None:
     shelf = Shelf(wired(small))
-    outcome = await Door(Bus()).call(shelf, OWNER, called("crib_wall_paint", '{"colour":"red"}'))
+    outcome = await Door(Bus()).call(asked(OWNER, shelf), called("crib_wall_paint", '{"colour":"red"}'))
     told = json.loads(outcome.answer.result or b"")
     assert told["structuredContent"] == {"colour": "red", "coats": 1, "by": "owner"}
     assert json.loads(told["content"][0]["text"]) == told["structuredContent"]
@@ -225,23 +228,23 @@ async def test_a_command_called_as_a_tool_answers_as_one(small: CommandRegistry)
 async def test_a_command_without_parameters_may_be_called_with_none(
     small: CommandRegistry, arguments: str | None
 ) -> None:
-    outcome = await Door(Bus()).call(Shelf(wired(small)), OWNER, called("crib_wall_look", arguments))
+    outcome = await Door(Bus()).call(asked(OWNER, Shelf(wired(small))), called("crib_wall_look", arguments))
     assert json.loads(outcome.answer.result or b"")["structuredContent"] == {"seen": True}
 
 
 async def test_a_stranger_is_neither_shown_nor_given_a_command(small: CommandRegistry) -> None:
     shelf = Shelf(wired(small))
-    assert json.loads(Listings(NameStyle.SERVER).tools(shelf.catalog, STRANGER)) == []
+    assert json.loads(Listings(NameStyle.SERVER).tools(shelf.catalog, STRANGER.permission())) == []
     for name in ("crib_wall_paint", "crib_wall_look"):
         with pytest.raises(Denied):
-            await Door(Bus()).call(shelf, STRANGER, called(name, '{"colour":"red"}'))
+            await Door(Bus()).call(asked(STRANGER, shelf), called(name, '{"colour":"red"}'))
 
 
 async def test_even_past_the_door_a_stranger_changes_nothing(small: CommandRegistry) -> None:
     """Two locks: should the policy ever let a caller through, the command itself still asks who it is."""
     server = wired(small)
     call = ToolCall(name="wall_paint", params={"arguments": msgspec.Raw(b'{"colour":"red"}')})
-    answer = await server.target(cast(Project, None), STRANGER).call(call)
+    answer = await server.target(asked(STRANGER)).call(call)
     told = json.loads(answer.result or b"")
     assert told["isError"] is True
     assert "may not use" in told["content"][0]["text"]
@@ -255,7 +258,7 @@ async def test_an_error_of_a_command_is_told_to_the_model() -> None:
         """Fail."""
         raise UsageError("It is a wall.", remedy="Leave it.")
 
-    outcome = await Door(Bus()).call(Shelf(wired(made)), OWNER, called("crib_wall_break"))
+    outcome = await Door(Bus()).call(asked(OWNER, Shelf(wired(made))), called("crib_wall_break"))
     told = json.loads(outcome.answer.result or b"")
     assert (told["isError"], told["content"][0]["text"]) == (True, "It is a wall. Leave it.")
 
@@ -263,7 +266,7 @@ async def test_an_error_of_a_command_is_told_to_the_model() -> None:
 async def test_commands_that_are_not_wired_yet_say_so(small: CommandRegistry) -> None:
     server = CommandServer(small, NoHost())
     with pytest.raises(RuntimeError, match="before they were wired"):
-        await server.target(cast(Project, None), OWNER).call(ToolCall(name="wall_look"))
+        await server.target(asked(OWNER)).call(ToolCall(name="wall_look"))
 
 
 def test_a_command_knows_to_whom_it_is_open() -> None:
@@ -286,36 +289,36 @@ def test_a_command_knows_to_whom_it_is_open() -> None:
 @pytest.mark.req("KSI-6")
 def test_a_client_at_the_bridge_sees_and_uses_only_commands_that_change_nothing() -> None:
     catalog = Catalog.build({"crib": CommandServer(registry, NoHost()).tools}, version=1)
-    shown = {tool["name"] for tool in json.loads(Listings(NameStyle.SERVER).tools(catalog, CLIENT))}
+    shown = {tool["name"] for tool in json.loads(Listings(NameStyle.SERVER).tools(catalog, CLIENT.permission()))}
     jobs = {"submit_job", "list_jobs", "get_job_result", "cancel_job"}
     assert shown == {"crib_system_health", "crib_system_stats", "crib_server_list", *jobs}
-    assert decide(CLIENT, catalog.find("crib_server_add")).verdict is Verdict.DENY
-    assert decide(CLIENT, catalog.find("crib_system_health")).verdict is Verdict.ALLOW
+    assert CLIENT.permission().decide(catalog.find("crib_server_add"), None).verdict is Verdict.DENY
+    assert CLIENT.permission().decide(catalog.find("crib_system_health"), None).verdict is Verdict.ALLOW
 
 
 @pytest.mark.req("KSI-6")
 def test_another_server_s_tools_are_the_client_s_whatever_they_claim() -> None:
     definition = b'{"name":"delete","annotations":{"readOnlyHint":false}}'
     catalog = Catalog.build({"files": (definition,)}, version=1)
-    assert decide(CLIENT, catalog.find("files:delete")).verdict is Verdict.ALLOW
+    assert CLIENT.permission().decide(catalog.find("files:delete"), None).verdict is Verdict.ALLOW
 
 
-TRUSTED = Caller(agent="t", permission=permission(BUILTIN["trusted"]))
+TRUSTED = Principal.fixed("t", permission(BUILTIN["trusted"]))
 
 
 @pytest.mark.parametrize(("caller", "may"), [(OWNER, True), (TRUSTED, True), (CLIENT, False), (STRANGER, False)])
-def test_raw_commands_are_shown_to_the_trusted_and_the_owner_alone(caller: Caller, may: bool) -> None:
+def test_raw_commands_are_shown_to_the_trusted_and_the_owner_alone(caller: Principal, may: bool) -> None:
     catalog = Catalog.build({"crib": CommandServer(registry, NoHost()).tools}, version=1, believed=frozenset({"crib"}))
-    shown = {tool["name"] for tool in json.loads(Listings(NameStyle.SERVER).tools(catalog, caller))}
+    shown = {tool["name"] for tool in json.loads(Listings(NameStyle.SERVER).tools(catalog, caller.permission()))}
     assert ("crib_raw_command" in shown) is may
 
 
-def at_the_door(caller: Caller, made: CommandRegistry = registry) -> CommandContext:
+def at_the_door(caller: Principal, made: CommandRegistry = registry) -> CommandContext:
     """A context whose commands can be called as tools."""
     crib = SimpleNamespace(door=Door(Bus()))
     server = CommandServer(made, NoHost())
     server.crib = cast(Crib, crib)
-    return replace(context(caller), crib=cast(Crib, crib), project=cast(Project, Shelf(server)), via=Via.MCP)
+    return replace(context(), crib=cast(Crib, crib), request=asked(caller, Shelf(server)), via=Via.MCP)
 
 
 @pytest.mark.parametrize("command", ["agent:add", "audit:query", "permission:allow", "server:add", "session:end"])

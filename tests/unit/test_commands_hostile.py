@@ -18,8 +18,8 @@ from toolcrib.core.crib import Crib
 from toolcrib.daemon.socket import _read_command
 from toolcrib.errors import ToolcribError, UsageError
 from toolcrib.identity.agent import _folder as agent_folder
+from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.jobs.submission import _folder as job_folder
-from toolcrib.policy import OWNER
 
 pytestmark = pytest.mark.req("KSI-6")
 
@@ -74,7 +74,9 @@ async def context(tmp_path: Path) -> AsyncIterator[CommandContext]:
 
     async with crib:
         await crib.roster.add("x", profile="read-only", workdir=tmp_path)
-        yield CommandContext(crib=crib, project=crib.home, caller=OWNER, host=host, via=Via.SOCKET, emit=nowhere)
+        yield CommandContext(
+            crib=crib, request=RequestContext(OWNER, crib.home), host=host, via=Via.SOCKET, emit=nowhere
+        )
 
 
 async def test_text_that_no_field_can_use_is_refused_with_the_name_of_the_field(context: CommandContext) -> None:

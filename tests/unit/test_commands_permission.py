@@ -21,7 +21,8 @@ from toolcrib.core.crib import Crib
 from toolcrib.errors import ConfigError, NotFound, StoreError, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import AuditedChange
 from toolcrib.identity.agent import Agent, MintedAgent
-from toolcrib.policy import OWNER, Caller, Verdict
+from toolcrib.identity.principal import OWNER, Principal, RequestContext
+from toolcrib.policy import Verdict
 from toolcrib.store import Store
 from toolcrib.store import servers as tools
 from toolcrib.store.servers import all_trusted_servers as trusted_servers
@@ -47,10 +48,14 @@ class Desk:
         self.crib = crib
 
     async def run(
-        self, name: str, /, *, caller: Caller = OWNER, via: Via = Via.SOCKET, **params: Any
+        self, name: str, /, *, caller: Principal = OWNER, via: Via = Via.SOCKET, **params: Any
     ) -> dict[str, Any]:
         context = CommandContext(
-            crib=self.crib, project=self.crib.home, caller=caller, host=cast(CommandHost, None), via=via, emit=nowhere
+            crib=self.crib,
+            request=RequestContext(caller, self.crib.home),
+            host=cast(CommandHost, None),
+            via=via,
+            emit=nowhere,
         )
         found = await registry.run(name, params, context)
         assert json.loads(json.dumps(found)) == found, "what a command says is plain JSON"
@@ -435,7 +440,7 @@ async def changes(desk: Desk) -> list[tuple[str, str, dict[str, Any]]]:
 @pytest.mark.req("KSI-8")
 async def test_the_book_says_who_added_and_removed_which_server(desk: Desk) -> None:
     file = str(desk.crib.paths.user_config)
-    deputy = dataclasses.replace(OWNER, agent="deputy")
+    deputy = dataclasses.replace(OWNER, name="deputy")
     entry = {"command": "/none/such", "args": ["--token", "hunter2hunter2"], "env": {"KEY": "in-the-env"}}
     await desk.run("server:add", caller=deputy, via=Via.MCP, name="new", entry=entry)
     await desk.run("server:remove", name="new")

@@ -13,7 +13,7 @@ from toolcrib.config.settings import SETTINGS, USER_ONLY_SETTINGS
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.events import ConfigProblem, Event
-from toolcrib.policy import OWNER
+from toolcrib.identity.principal import OWNER
 from toolcrib.store import Store, servers
 
 pytestmark = pytest.mark.req("BNS-3")
@@ -49,7 +49,7 @@ async def other(crib: Crib, tmp_path: Path, text: str = "") -> Project:
 
 
 def listed(crib: Crib, project: Project) -> list[str]:
-    return [tool["name"] for tool in json.loads(crib.listings(project).tools(project.catalog, OWNER))]
+    return [tool["name"] for tool in json.loads(crib.listings(project).tools(project.catalog, OWNER.permission()))]
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,13 @@ from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
 from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ProtocolViolation, ServerUnavailable, UnknownTool
 from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, Event
-from toolcrib.policy import BUILTIN, OWNER, Caller, permission
+from toolcrib.identity.principal import OWNER, Principal, RequestContext
+from toolcrib.policy import BUILTIN, permission
 from toolcrib.servers.model import ServerAnswer, ToolCall
 
 pytestmark = pytest.mark.req("BNS-5", "ENG-3")
 
-STRANGER = Caller(agent="stranger", permission=permission(BUILTIN["nothing"]))
+STRANGER = Principal.fixed("stranger", permission(BUILTIN["nothing"]))
 READ = b'{"name":"read","inputSchema":{"type":"object","properties":{"path":{"type":"string"}},"required":["path"]}}'
 
 
@@ -38,8 +39,8 @@ class Shelf:
         self._steps.append("resolve")
         return self._catalog.find(name, shown=shown, style=style)
 
-    def target(self, server: str, caller: Caller) -> Shelf:
-        self._steps.append(f"target {server} for {caller.agent}")
+    def target(self, server: str, request: RequestContext[Any]) -> Shelf:
+        self._steps.append(f"target {server} for {request.principal.name}")
         return self
 
     async def call(self, call: ToolCall, *, timeout: float | None = None, on_progress: Any = None) -> ServerAnswer:
@@ -70,9 +71,11 @@ class Book:
         self.events.append(event)
         self.steps.append("outcome" if isinstance(event, CallFinished) else "intent")
 
-    async def call(self, arguments: str | None = '{"path":"x"}', *, caller: Caller = OWNER, **more: Any) -> Any:
+    async def call(self, arguments: str | None = '{"path":"x"}', *, caller: Principal = OWNER, **more: Any) -> Any:
         params = {} if arguments is None else {"arguments": msgspec.Raw(arguments.encode())}
-        return await self.door.call(self.shelf, caller, CallRequest(tool="files_read", params=params, **more))
+        return await self.door.call(
+            RequestContext(caller, self.shelf), CallRequest(tool="files_read", params=params, **more)
+        )
 
     @property
     def line(self) -> tuple[CallIntended, CallFinished]:
@@ -124,7 +127,7 @@ async def test_what_came_raw_goes_on_raw_under_the_servers_own_name() -> None:
     book = Book()
     raw = msgspec.Raw(b'{ "path" : "x", "n":1.0 }')
     request = CallRequest(tool="files:read", params={"arguments": raw, "future": msgspec.Raw(b"[ 1]")}, meta={"k": 1})
-    await book.door.call(book.shelf, OWNER, request)
+    await book.door.call(RequestContext(OWNER, book.shelf), request)
     (call,) = book.shelf.calls
     assert call.name == "read"
     assert {key: bytes(value) for key, value in call.params.items()} == {
@@ -169,7 +172,7 @@ async def test_arguments_that_do_not_fit_go_no_further(arguments: str | None) ->
 async def test_an_unknown_tool_is_told_and_not_called() -> None:
     book = Book()
     with pytest.raises(UnknownTool):
-        await book.door.call(book.shelf, OWNER, CallRequest(tool="files_reed"))
+        await book.door.call(RequestContext(OWNER, book.shelf), CallRequest(tool="files_reed"))
     (told,) = book.events
     assert isinstance(told, CallFailed)
     assert (told.name, told.server, told.outcome) == ("files_reed", "", "unknown")
@@ -185,8 +188,8 @@ async def test_an_unknown_tool_is_told_and_not_called() -> None:
         (ServerAnswer(result=b'{"isError":false}'), "ok"),
         (ServerAnswer(error=b'{"code":1,"message":"no"}'), "error"),
         (CallTimeout("slow"), "timeout"),
-        (ServerUnavailable("gone"), "away"),
-        (ProtocolViolation("odd"), "away"),
+        (ServerUnavailable("gone"), "unavailable"),
+        (ProtocolViolation("odd"), "unavailable"),
         (asyncio.CancelledError(), "cancelled"),
         (ValueError("a mistake of ours"), "error"),
     ],
@@ -237,7 +240,7 @@ async def test_a_subscriber_that_fails_does_not_cost_the_call(caplog: pytest.Log
     steps: list[str] = []
     shelf = Shelf(steps, lambda call: ServerAnswer(result=b"{}"))
     params = {"arguments": msgspec.Raw(b'{"path":"x"}')}
-    outcome = await Door(bus).call(shelf, OWNER, CallRequest(tool="files_read", params=params))
+    outcome = await Door(bus).call(RequestContext(OWNER, shelf), CallRequest(tool="files_read", params=params))
     assert outcome.answer.result == b"{}"
     assert "a subscriber failed" in caplog.text
 

@@ -19,18 +19,8 @@ from toolcrib.config.model import NameStyle
 from toolcrib.errors import AuditUnwritable, Denied, NotFound, StoreError, UnknownTool
 from toolcrib.events import AgentEnded, Bus, PermissionChanged
 from toolcrib.identity.approvals import Approvals
-from toolcrib.policy import (
-    BUILTIN,
-    Caller,
-    Condition,
-    OneOf,
-    Permission,
-    Profile,
-    Rule,
-    RuleEffect,
-    RuleOrigin,
-    permission,
-)
+from toolcrib.identity.principal import Principal, RequestContext
+from toolcrib.policy import BUILTIN, Condition, OneOf, Permission, Profile, Rule, RuleEffect, RuleOrigin, permission
 from toolcrib.servers.model import ServerAnswer, ToolCall
 
 pytestmark = pytest.mark.req("KSI-5", "KSI-8")
@@ -71,8 +61,8 @@ class Workshop:
         self.counted: list[tuple[str, int]] = []
         self.door = Door(
             self.bus,
-            book=cast(Any, self),
-            roster=cast(Any, self),
+            audit=cast(Any, self),
+            registry=cast(Any, self),
             approvals=self.approvals,
             sessions=cast(Any, SimpleNamespace(count=lambda _, outcome, size: self.counted.append((outcome, size)))),
         )
@@ -81,20 +71,20 @@ class Workshop:
     def list_anew(self, *, believed: frozenset[str], **listings: tuple[bytes, ...]) -> None:
         self._catalog = Catalog.build({"files": (READ, WRITE, HIDDEN), **listings}, version=1, believed=believed)
 
-    # The book.
+    # The audit log.
 
     def note(self, entry: AuditEntry) -> None:
         self.entries.append(entry)
         self.steps.append(entry.kind)
         self.noted.set()
 
-    async def kept(self) -> None:
+    async def flush(self) -> None:
         await self.durable.wait()
         if self.broken is not None:
             raise self.broken
         self.steps.append("durable")
 
-    # The roster.
+    # The registry.
 
     def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Any:
         if shown is not None:
@@ -105,7 +95,7 @@ class Workshop:
 
     # The server.
 
-    def target(self, server: str, caller: Caller) -> Workshop:
+    def target(self, server: str, request: RequestContext[Any]) -> Workshop:
         return self
 
     async def call(self, call: ToolCall, **_: Any) -> ServerAnswer:
@@ -116,9 +106,10 @@ class Workshop:
     async def use(
         self, tool: str, arguments: str = "{}", meta: Mapping[str, Any] = MappingProxyType({}), **params: bytes
     ) -> Any:
-        caller = Caller(agent="a", permission=self.agents["a"], conversation="c", session=self.session)
+        principal = Principal.fixed("a", self.agents["a"])
+        context = RequestContext(principal, cast(Any, self), cast(Any, self.session), "c")
         sent = {"arguments": msgspec.Raw(arguments.encode()), **{key: msgspec.Raw(raw) for key, raw in params.items()}}
-        return await self.door.call(cast(Any, self), caller, CallRequest(tool=tool, params=sent, meta=meta))
+        return await self.door.call(context, CallRequest(tool=tool, params=sent, meta=meta))
 
     @property
     def outcomes(self) -> list[str]:
@@ -184,9 +175,9 @@ async def test_a_name_that_no_tool_has_is_written_down_and_suggests_only_what_is
 @pytest.mark.parametrize("style", list(NameStyle))
 async def test_a_suggestion_is_spelled_as_the_caller_knows_the_tools(style: NameStyle) -> None:
     shop = Workshop()
-    caller = Caller(agent="a", permission=shop.agents["a"])
+    context = RequestContext(Principal.fixed("a", shop.agents["a"]), cast(Any, shop))
     with pytest.raises(UnknownTool) as caught:
-        await shop.door.call(cast(Any, shop), caller, CallRequest(tool="writ", style=style))
+        await shop.door.call(context, CallRequest(tool="writ", style=style))
     (near, *_) = caught.value.data["nearest"]
     assert near == shop._catalog.find("files:write").public(style)
     assert f"Did you mean {near}" in caught.value.remedy

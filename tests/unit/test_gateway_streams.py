@@ -11,6 +11,7 @@ import pytest
 
 from toolcrib.errors import ErrorCase
 from toolcrib.gateway import streams
+from toolcrib.gateway.dispatcher import PendingRequest
 from toolcrib.gateway.messages import Reply
 from toolcrib.gateway.streams import PostExchange, SseResponse, event, send_json
 
@@ -123,22 +124,24 @@ class TestEventStream:
 
 
 async def exchanged(
-    wire: Wire, work: Callable[[PostExchange], Awaitable[Reply | None]], *, gone_means_cancel: bool = True
-) -> PostExchange:
+    wire: Wire,
+    work: Callable[[PostExchange, PendingRequest], Awaitable[Reply]],
+    *,
+    cancelled_by_leaving: bool = True,
+) -> tuple[PostExchange, PendingRequest]:
     """One exchange in a task of its own, as the gateway holds it."""
-    made: list[PostExchange] = []
+    made: list[tuple[PostExchange, PendingRequest]] = []
 
     async def run() -> None:
-        exchange = PostExchange(asyncio.get_running_loop(), wire.receive, wire.send)
-        made.append(exchange)
-        exchange.watch(gone_means_cancel=gone_means_cancel)
-        reply: Reply | None
+        request = PendingRequest(asyncio.current_task(), cancelled_by_leaving=cancelled_by_leaving)
+        exchange = PostExchange(asyncio.get_running_loop(), wire.receive, wire.send, request)
+        made.append((exchange, request))
         try:
-            reply = await work(exchange)
+            reply = await work(exchange, request)
         except asyncio.CancelledError:
-            if exchange.stopped is None and not exchange.gone:
+            if request.stopped is None:
                 raise
-            reply = Reply(b"taken back")
+            reply = Reply(b"cancelled")
         await exchange.finish(reply)
 
     before = asyncio.all_tasks()
@@ -153,7 +156,7 @@ class TestExchange:
     async def test_a_quick_answer_is_plain_json(self) -> None:
         wire = Wire()
 
-        async def work(exchange: PostExchange) -> Reply:
+        async def work(exchange: PostExchange, request: PendingRequest) -> Reply:
             return Reply(b"{}", 400)
 
         await exchanged(wire, work)
@@ -163,7 +166,7 @@ class TestExchange:
     async def test_word_on_the_way_makes_it_a_stream_with_the_answer_last(self) -> None:
         wire = Wire()
 
-        async def work(exchange: PostExchange) -> Reply:
+        async def work(exchange: PostExchange, request: PendingRequest) -> Reply:
             exchange.notify(b'{"p":1}')
             await wire.until(b'{"p":1}')
             exchange.notify(b'{"p":2}')
@@ -176,62 +179,63 @@ class TestExchange:
     async def test_nothing_is_said_after_the_answer(self) -> None:
         wire = Wire()
 
-        async def work(exchange: PostExchange) -> Reply:
+        async def work(exchange: PostExchange, request: PendingRequest) -> Reply:
             return Reply(b"{}")
 
-        exchange = await exchanged(wire, work)
+        exchange, request = await exchanged(wire, work)
         exchange.notify(b"late")
-        exchange.take_back()
+        request.cancel()
+        request.disconnect()
         await asyncio.sleep(0)
         assert wire.body == b"{}"
-        assert exchange.stopped is None
+        assert request.stopped is None
 
     @pytest.mark.usefixtures("hasty")
     async def test_a_long_silence_makes_it_a_stream_that_shows_life(self) -> None:
         wire = Wire()
 
-        async def work(exchange: PostExchange) -> Reply:
+        async def work(exchange: PostExchange, request: PendingRequest) -> Reply:
             await wire.until(b": still here")
             return Reply(b'{"r":1}')
 
         await exchanged(wire, work)
         assert wire.body.endswith(event(b'{"r":1}'))
 
-    async def test_a_call_taken_back_is_answered_so(self) -> None:
+    async def test_a_cancelled_call_is_answered_so(self) -> None:
         wire = Wire()
 
-        async def work(exchange: PostExchange) -> Reply:
-            asyncio.get_running_loop().call_soon(exchange.take_back)
+        async def work(exchange: PostExchange, request: PendingRequest) -> Reply:
+            asyncio.get_running_loop().call_soon(request.cancel)
             await asyncio.Event().wait()
             raise AssertionError
 
-        exchange = await exchanged(wire, work)
-        assert exchange.stopped is ErrorCase.TAKEN_BACK
-        assert wire.body == b"taken back"
+        _, request = await exchanged(wire, work)
+        assert request.stopped is ErrorCase.TAKEN_BACK
+        assert wire.body == b"cancelled"
 
     async def test_a_call_whose_session_ends_is_stopped_and_what_stopped_it_first_counts(self) -> None:
         wire = Wire()
 
-        async def work(exchange: PostExchange) -> Reply:
-            asyncio.get_running_loop().call_soon(exchange.interrupt)
-            asyncio.get_running_loop().call_soon(exchange.take_back)
+        async def work(exchange: PostExchange, request: PendingRequest) -> Reply:
+            asyncio.get_running_loop().call_soon(request.interrupt)
+            asyncio.get_running_loop().call_soon(request.cancel)
             await asyncio.Event().wait()
             raise AssertionError
 
-        exchange = await exchanged(wire, work)
-        assert exchange.stopped is ErrorCase.ENDED
+        _, request = await exchanged(wire, work)
+        assert request.stopped is ErrorCase.ENDED
 
     @pytest.mark.usefixtures("hasty")
     async def test_a_client_that_goes_away_ends_the_work(self) -> None:
         wire = Wire()
 
-        async def work(exchange: PostExchange) -> Reply:
+        async def work(exchange: PostExchange, request: PendingRequest) -> Reply:
             wire.leave()
             await asyncio.Event().wait()
             raise AssertionError
 
-        exchange = await exchanged(wire, work)
-        assert exchange.gone
+        _, request = await exchanged(wire, work)
+        assert request.disconnected
         assert wire.sent == []
 
     @pytest.mark.usefixtures("hasty")
@@ -239,14 +243,14 @@ class TestExchange:
         wire = Wire()
         done = asyncio.Event()
 
-        async def work(exchange: PostExchange) -> Reply:
+        async def work(exchange: PostExchange, request: PendingRequest) -> Reply:
             wire.leave()
             # Silence turns it into a stream only after the watcher has seen the client go.
             await wire.until(b": still here")
             done.set()
             return Reply(b"{}")
 
-        exchange = await exchanged(wire, work, gone_means_cancel=False)
+        _, request = await exchanged(wire, work, cancelled_by_leaving=False)
         assert done.is_set()
-        assert exchange.gone
-        assert exchange.stopped is None
+        assert request.disconnected
+        assert request.stopped is None

@@ -22,8 +22,9 @@ from toolcrib.commands.registry import CommandContext, CommandHost, Via
 from toolcrib.commands.run import own_tools_of, settings_in
 from toolcrib.config.paths import project_of
 from toolcrib.errors import Denied, NotFound, UsageError
+from toolcrib.identity.principal import CLIENT, OWNER, RequestContext
 from toolcrib.jobs.queue import JobQueue
-from toolcrib.policy import CLIENT, OWNER, OwnTools, Rule, RuleEffect, RuleOrigin
+from toolcrib.policy import OwnTools, Rule, RuleEffect, RuleOrigin
 from toolcrib.store.jobs import JobRow
 
 pytestmark = pytest.mark.req("KAI-9")
@@ -44,8 +45,7 @@ async def lent(house: House, desk: JobQueue, row: JobRow) -> AsyncIterator[dict[
     host = SimpleNamespace(jobs=desk, leases=house.leases, describe=lambda: described)
     context = CommandContext(
         crib=desk.crib,
-        project=await desk.crib.project(project_of(Path(row.workdir))),
-        caller=OWNER,
+        request=RequestContext(OWNER, await desk.crib.project(project_of(Path(row.workdir)))),
         host=cast("CommandHost", host),
         via=Via.SOCKET,
         emit=told.put,

@@ -13,8 +13,9 @@ from toolcrib.commands.registry import JobRequest
 from toolcrib.commands.run import own_tools_of
 from toolcrib.daemon_client.lifetime import ActiveLeases, DaemonLifetime
 from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, ToolcribError, UsageError
+from toolcrib.identity.principal import CLIENT, OWNER, Principal
 from toolcrib.jobs.worker import LONGEST_RESULT
-from toolcrib.policy import CLIENT, OWNER, Caller, OwnTools, Rule, RuleEffect, RuleOrigin
+from toolcrib.policy import OwnTools, Rule, RuleEffect, RuleOrigin
 from toolcrib.store.jobs import JobStatus
 from toolcrib.workspace.settings.model import DEFAULTS
 
@@ -91,11 +92,11 @@ async def test_everybody_sees_their_own_and_their_childrens_jobs_and_the_owner_a
         parent, other = await agent(desk, "lead"), await agent(desk, "other")
         child = await agent(desk, "helper", parent="lead")
         jobs = {
-            who.agent: (await desk.submit(who, house.root, order(who.agent))).id
+            who.name: (await desk.submit(who, house.root, order(who.name))).id
             for who in (parent, child, other, CLIENT, OWNER)
         }
 
-        async def seen(caller: Caller) -> set[str]:
+        async def seen(caller: Principal) -> set[str]:
             rows, total = await desk.latest(caller, status=None, most=50)
             assert total == len(rows)
             return {row.submitter for row in rows}

@@ -13,11 +13,12 @@ import pytest
 
 from parts.job_house import LIMIT, House, agent, order, over, resettle
 from toolcrib.errors import ConfigError, NotFound, UsageError
+from toolcrib.identity.principal import CLIENT, OWNER
 from toolcrib.jobs import queue as desks
 from toolcrib.jobs import worker as workers
 from toolcrib.jobs.queue import FairOrder, JobQueue
 from toolcrib.jobs.worker import ActiveJob, start_worker
-from toolcrib.policy import CLIENT, OWNER, Rule, RuleEffect, RuleOrigin
+from toolcrib.policy import Rule, RuleEffect, RuleOrigin
 from toolcrib.policy.rule import rule_from
 from toolcrib.store import jobs
 from toolcrib.store.jobs import JobRow, JobStatus

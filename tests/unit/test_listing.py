@@ -13,8 +13,9 @@ import pytest
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import NameStyle
 from toolcrib.core.provider import ToolProvider
+from toolcrib.identity.principal import OWNER
 from toolcrib.listing import Listings, full
-from toolcrib.policy import BUILTIN, OWNER, Caller, decide, permission, profile_from
+from toolcrib.policy import BUILTIN, Permission, permission, profile_from
 
 pytestmark = pytest.mark.req("ENG-3", "ENG-10")
 
@@ -29,20 +30,20 @@ def catalog(version: int, *definitions: bytes) -> Catalog:
 def test_a_listing_asked_for_again_is_the_very_same_object() -> None:
     listings = Listings(NameStyle.SERVER)
     known = catalog(1, A, B)
-    assert listings.tools(known, OWNER) is listings.tools(known, OWNER)
+    assert listings.tools(known, OWNER.permission()) is listings.tools(known, OWNER.permission())
 
 
 def test_a_new_version_of_the_catalog_is_listed_anew() -> None:
     listings = Listings(NameStyle.SERVER)
-    first = listings.tools(catalog(1, A), OWNER)
-    second = listings.tools(catalog(2, A, B), OWNER)
+    first = listings.tools(catalog(1, A), OWNER.permission())
+    second = listings.tools(catalog(2, A, B), OWNER.permission())
     assert [tool["name"] for tool in json.loads(first)] == ["files_a"]
     assert [tool["name"] for tool in json.loads(second)] == ["files_a", "files_b"]
 
 
 def test_two_catalogs_with_the_same_tools_list_the_same_bytes() -> None:
-    assert Listings(NameStyle.SERVER).tools(catalog(1, A, B), OWNER) == Listings(NameStyle.SERVER).tools(
-        catalog(9, A, B), OWNER
+    assert Listings(NameStyle.SERVER).tools(catalog(1, A, B), OWNER.permission()) == Listings(NameStyle.SERVER).tools(
+        catalog(9, A, B), OWNER.permission()
     )
 
 
@@ -55,17 +56,17 @@ def test_two_catalogs_with_the_same_tools_list_the_same_bytes() -> None:
     ],
 )
 def test_names_are_in_the_style_that_was_chosen(style: NameStyle, spelled: list[str]) -> None:
-    assert names(Listings(style).tools(catalog(1, A, B), OWNER)) == spelled
+    assert names(Listings(style).tools(catalog(1, A, B), OWNER.permission())) == spelled
 
 
 def test_all_but_the_name_is_the_servers_own() -> None:
-    (tool,) = json.loads(Listings(NameStyle.SERVER).tools(catalog(1, A), OWNER), parse_float=str)
+    (tool,) = json.loads(Listings(NameStyle.SERVER).tools(catalog(1, A), OWNER.permission()), parse_float=str)
     assert tool == {"name": "files_a", "inputSchema": {"type": "object"}, "x-own": ["1.0", None]}
 
 
-def may(*rules: dict[str, Any]) -> Caller:
+def may(*rules: dict[str, Any]) -> Permission:
     profile = profile_from("mine", {"rules": list(rules)})
-    return Caller(agent="x", permission=permission(profile, agent="x", workdir=Path("/nowhere")))
+    return permission(profile, agent="x", workdir=Path("/nowhere"))
 
 
 def names(listing: bytes) -> list[str]:
@@ -94,12 +95,12 @@ def test_what_may_be_called_is_listed_also_if_a_person_is_asked_or_arguments_dec
 @pytest.mark.req("KSI-5")
 def test_a_server_that_is_believed_anew_is_listed_anew() -> None:
     reads = b'{"name":"r","annotations":{"readOnlyHint":true}}'
-    caller = Caller(agent="x", permission=permission(BUILTIN["read-only"], agent="x"))
+    reader = permission(BUILTIN["read-only"], agent="x")
     listings = Listings(NameStyle.SERVER)
     before = Catalog.build({"files": (reads,)}, version=1)
     after = Catalog.build({"files": (reads,)}, version=2, previous=before, believed=frozenset({"files"}))
-    assert names(listings.tools(before, caller)) == []
-    assert names(listings.tools(after, caller)) == ["files_r"]
+    assert names(listings.tools(before, reader)) == []
+    assert names(listings.tools(after, reader)) == ["files_r"]
 
 
 def test_agents_that_may_do_the_same_share_a_listing() -> None:
@@ -111,44 +112,44 @@ def test_agents_that_may_do_the_same_share_a_listing() -> None:
 def test_one_profile_never_sees_what_was_made_for_another() -> None:
     listings = Listings(NameStyle.SERVER)
     known = catalog(1, A, B)
-    stranger = Caller(agent="x", permission=permission(BUILTIN["nothing"]))
-    assert json.loads(listings.tools(known, OWNER)) != []
+    stranger = permission(BUILTIN["nothing"])
+    assert json.loads(listings.tools(known, OWNER.permission())) != []
     assert listings.tools(known, stranger) == b"[]"
-    assert json.loads(listings.tools(known, OWNER)) != []
+    assert json.loads(listings.tools(known, OWNER.permission())) != []
 
 
-def test_callers_of_one_profile_share_a_listing_whatever_their_conversation() -> None:
+def test_callers_of_one_profile_share_a_listing_whatever_their_name() -> None:
     listings = Listings(NameStyle.SERVER)
     known = catalog(1, A)
-    other = Caller(agent="owner", permission=OWNER.permission, conversation="another")
-    assert listings.tools(known, OWNER) is listings.tools(known, other)
+    other = permission(BUILTIN["owner"], agent="another")
+    assert listings.tools(known, OWNER.permission()) is listings.tools(known, other)
 
 
 def test_an_empty_catalog_is_an_empty_list() -> None:
-    assert Listings(NameStyle.SERVER).tools(Catalog.build({}, version=1), OWNER) == b"[]"
+    assert Listings(NameStyle.SERVER).tools(Catalog.build({}, version=1), OWNER.permission()) == b"[]"
 
 
 def test_only_so_many_listings_are_kept_and_the_one_used_last_stays() -> None:
     listings = Listings(NameStyle.SERVER)
     first = catalog(0, A)
-    made = listings.tools(first, OWNER)
+    made = listings.tools(first, OWNER.permission())
     for version in range(1, full._KEPT * 3):
-        listings.tools(catalog(version, A), OWNER)
-        assert listings.tools(first, OWNER) is made
+        listings.tools(catalog(version, A), OWNER.permission())
+        assert listings.tools(first, OWNER.permission()) is made
     assert len(listings._kept) == full._KEPT
 
 
 def test_only_so_many_bytes_are_kept_but_always_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     listings = Listings(NameStyle.SERVER)
-    size = len(listings.tools(catalog(0, A), OWNER))
+    size = len(listings.tools(catalog(0, A), OWNER.permission()))
     monkeypatch.setattr(full, "_KEPT_BYTES", 3 * size)
     for version in range(1, 10):
-        listings.tools(catalog(version, A), OWNER)
+        listings.tools(catalog(version, A), OWNER.permission())
     assert [version for version, *_ in listings._kept] == [7, 8, 9]
     large = catalog(10, A, B, *(f'{{"name":"t{number}"}}'.encode() for number in range(100)))
-    assert listings.tools(large, OWNER) is listings.tools(large, OWNER)
+    assert listings.tools(large, OWNER.permission()) is listings.tools(large, OWNER.permission())
     assert [version for version, *_ in listings._kept] == [10]
-    listings.tools(catalog(11, A), OWNER)
+    listings.tools(catalog(11, A), OWNER.permission())
     assert listings._size == size
 
 
@@ -158,9 +159,9 @@ def test_a_tool_that_runs_only_as_a_task_is_not_listed_and_a_call_says_why(caplo
 
     caplog.set_level(logging.INFO)
     known = catalog(1, tool("now", "forbidden"), tool("either", "optional"), tool("later", "required"))
-    listed = json.loads(Listings(NameStyle.SERVER).tools(known, OWNER))
+    listed = json.loads(Listings(NameStyle.SERVER).tools(known, OWNER.permission()))
     assert [one["name"] for one in listed] == ["files_now", "files_either"]
     in_a_program = ToolProvider.tools(cast(Any, SimpleNamespace(catalog=known, _call_tool=None, all_known=True)))
     assert list(in_a_program.names) == ["now", "either"]
-    assert "only as a task" in decide(OWNER, known.find("files:later")).rule
+    assert "only as a task" in OWNER.permission().decide(known.find("files:later"), None).rule
     assert "files:later is not listed" in caplog.text

@@ -12,11 +12,9 @@ import pytest
 
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
+from toolcrib.identity.principal import CLIENT, OWNER
 from toolcrib.policy import (
     BUILTIN,
-    CLIENT,
-    OWNER,
-    Caller,
     Decision,
     Permission,
     Profile,
@@ -24,7 +22,6 @@ from toolcrib.policy import (
     RuleEffect,
     RuleOrigin,
     Verdict,
-    decide,
     permission,
     profile_from,
     rule_from,
@@ -329,13 +326,10 @@ def test_every_rule_that_speaks_of_a_tool_can_be_told() -> None:
     ]
 
 
-def test_a_caller_is_who_asks_whatever_session_it_is_counted_in() -> None:
-    assert Caller(agent="a", permission=LEAD, session=object()) == Caller(agent="a", permission=LEAD)
-    assert Caller(agent="a", permission=LEAD) != Caller(agent="a", permission=permission(NOTHING))
-    assert Caller(agent="a", permission=LEAD).conversation == "default"
+def test_the_owner_and_a_client_have_the_permissions_of_their_profiles() -> None:
     assert (OWNER.profile, CLIENT.profile) == ("owner", "developer")
-    assert decide(OWNER, TOOLS["changes"]).verdict is ALLOW
-    assert decide(CLIENT, TOOLS["changes"]).verdict is DENY
+    assert OWNER.permission().decide(TOOLS["changes"], None).verdict is ALLOW
+    assert CLIENT.permission().decide(TOOLS["changes"], None).verdict is DENY
 
 
 def test_the_same_effects_are_rules_and_verdicts() -> None:

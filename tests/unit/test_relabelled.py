@@ -15,15 +15,15 @@ from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import NameStyle, RuleAction, ToolRule
 from toolcrib.core.daemon_catalog import UNKNOWN_SERVER, DaemonCatalog
-from toolcrib.listing import ORIGIN_KEY, Listings, ReaderKind
-from toolcrib.policy import OWNER
+from toolcrib.identity.principal import OWNER, ReaderKind
+from toolcrib.listing import ORIGIN_KEY, Listings
 
 pytestmark = pytest.mark.req("ENG-10")
 
 
 def listed(catalog: Catalog, style: NameStyle = NameStyle.SERVER) -> tuple[bytes, ...]:
     """As the endpoint gives it to a program."""
-    array = Listings(style).tools(catalog, OWNER, ReaderKind.PROGRAM)
+    array = Listings(style).tools(catalog, OWNER.permission(), ReaderKind.PROGRAM)
     return tuple(bytes(one) for one in msgspec.json.decode(array, type=list[msgspec.Raw]))
 
 

@@ -128,7 +128,7 @@ def test_the_end_waits_for_the_gateways_word_and_not_for_ever() -> None:
         ("unknown", ToolStatus.UNKNOWN),
         ("timeout", ToolStatus.TIMEOUT),
         ("cancelled", ToolStatus.CANCELLED),
-        ("away", ToolStatus.UNAVAILABLE),
+        ("unavailable", ToolStatus.UNAVAILABLE),
     ],
 )
 def test_a_call_that_the_program_never_prints_is_told_all_the_same(outcome: str, status: ToolStatus) -> None:

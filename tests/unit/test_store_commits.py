@@ -109,9 +109,9 @@ class Locked:
 async def test_what_settled_waited_for_is_there_in_its_order(store: Store, commits: GroupCommit) -> None:
     for number in range(20):
         commits.add(put, (number, "x"))
-    await commits.settled()
+    await commits.flush()
     assert await store.read(kept) == list(range(20))
-    await commits.settled()
+    await commits.flush()
 
 
 @pytest.mark.req("KSI-5")
@@ -132,11 +132,11 @@ async def test_what_comes_while_a_transaction_is_written_shares_the_next(store: 
     work = Counting()
     work.go_on.clear()
     commits.add(work, 0)
-    waiters = [asyncio.create_task(commits.settled())]
+    waiters = [asyncio.create_task(commits.flush())]
     await eventually(work.began.is_set)
     for number in range(1, 50):
         commits.add(work, number)
-        waiters.append(asyncio.create_task(commits.settled()))
+        waiters.append(asyncio.create_task(commits.flush()))
         await asyncio.sleep(0)
     work.go_on.set()
     await asyncio.wait_for(asyncio.gather(*waiters), LIMIT)
@@ -148,7 +148,7 @@ async def test_items_of_several_works_share_a_transaction(store: Store, commits:
     for number in range(3):
         commits.add(first, number)
         commits.add(second, -number)
-    await commits.settled()
+    await commits.flush()
     assert (first.batches, second.batches) == ([[0, 1, 2]], [[0, -1, -2]])
 
 
@@ -156,7 +156,7 @@ async def test_a_watcher_hears_of_the_commit_before_anybody_who_waits(store: Sto
     watching = Watching()
     commits.watch(put, watching)
     commits.add(put, (1, "x"))
-    await commits.settled()
+    await commits.flush()
     assert watching.seen == ["committed", "told"]
 
 
@@ -167,14 +167,14 @@ async def test_a_watcher_that_fails_has_nothing_written_twice(store: Store, comm
 
     commits.watch(put, Failing())
     commits.add(put, (1, "x"))
-    await commits.settled()
+    await commits.flush()
     assert await store.read(kept) == [1]
     assert commits.dropped == 0
 
 
 async def test_who_no_longer_waits_does_not_disturb_the_others(store: Store, commits: GroupCommit) -> None:
     commits.add(put, (1, "x"))
-    gone, stays = asyncio.create_task(commits.settled()), asyncio.create_task(commits.settled())
+    gone, stays = asyncio.create_task(commits.flush()), asyncio.create_task(commits.flush())
     await asyncio.sleep(0)
     gone.cancel()
     await asyncio.wait_for(stays, LIMIT)
@@ -189,7 +189,7 @@ async def test_a_locked_database_is_told_at_once_and_nothing_is_lost(
     with Locked(tmp_path / "crib.db"):
         commits.add(put, (1, "x"))
         with pytest.raises(StoreError, match="locked"):
-            await commits.settled()
+            await commits.flush()
         assert commits.failure is not None
         tried = 0
         run = sqlite_store.run
@@ -203,10 +203,10 @@ async def test_a_locked_database_is_told_at_once_and_nothing_is_lost(
         for number in range(2, 102):
             commits.add(put, (number, "x"))
             with pytest.raises(StoreError, match="locked"):
-                await commits.settled()
+                await commits.flush()
         assert tried < 50, "a caller is refused at once, and does not wait for the lock itself"
     await eventually(lambda: commits.failure is None)
-    await commits.settled()
+    await commits.flush()
     assert await sqlite_store.read(kept) == list(range(1, 102))
     assert commits.dropped == 0
     await commits.close()
@@ -225,7 +225,7 @@ async def test_however_often_somebody_asks_it_is_tried_seldom_while_it_fails(sto
     asked = 0
     while tries < 3:
         with pytest.raises(StoreError):
-            await commits.settled()
+            await commits.flush()
         asked += 1
         await asyncio.sleep(0)
     assert asked > 10 * tries
@@ -242,10 +242,10 @@ async def test_a_full_disk_passes_by_itself(sqlite_store: Store) -> None:
     for number in range(2000):
         commits.add(put, (number, "x" * 20))
     with pytest.raises(StoreError, match="no room"):
-        await commits.settled()
+        await commits.flush()
     await sqlite_store.write(room, 1_000_000)
     await eventually(lambda: commits.failure is None)
-    await commits.settled()
+    await commits.flush()
     assert await sqlite_store.read(kept) == list(range(2000))
     await commits.close()
 
@@ -259,12 +259,12 @@ async def test_beyond_the_bound_the_newest_are_lost_and_counted(sqlite_store: St
         for number in range(25):
             commits.add(put, (number, "x"))
         with pytest.raises(StoreError):
-            await commits.settled()
+            await commits.flush()
     await eventually(lambda: 15 in watching.seen)
     assert await sqlite_store.read(kept) == list(range(10))
     assert commits.dropped == 15
     commits.add(put, (99, "x"))
-    await commits.settled()
+    await commits.flush()
     assert await sqlite_store.read(kept) == [*range(10), 99]
     await commits.close()
 
@@ -278,7 +278,7 @@ async def test_large_items_count_by_their_size(store: Store) -> None:
     await eventually(lambda: 3 in watching.seen)
     assert (work.batches, commits.dropped) == ([[0, 1]], 3)
     commits.add(work, 5, 400)
-    await commits.settled()
+    await commits.flush()
     assert work.batches[-1] == [5]
     await commits.close()
 
@@ -287,7 +287,7 @@ async def test_one_item_alone_is_never_too_large(store: Store) -> None:
     commits = GroupCommit(store, most_bytes=1000)
     work = Counting()
     commits.add(work, 0, 4000)
-    await commits.settled()
+    await commits.flush()
     assert (work.batches, commits.dropped) == ([[0]], 0)
     await commits.close()
 
@@ -300,16 +300,16 @@ async def test_nobody_is_told_that_what_found_no_room_is_durable(store: Store) -
     work.go_on.clear()
     for number in range(3):
         commits.add(work, number)
-    before = asyncio.create_task(commits.settled())
+    before = asyncio.create_task(commits.flush())
     await eventually(work.began.is_set)
     commits.add(work, 3)
     with pytest.raises(StoreError, match="was not kept"):
-        await asyncio.wait_for(commits.settled(), LIMIT)
+        await asyncio.wait_for(commits.flush(), LIMIT)
     work.go_on.set()
     await asyncio.wait_for(before, LIMIT)
     await eventually(lambda: 1 in watching.seen)
     commits.add(work, 4)
-    await asyncio.wait_for(commits.settled(), LIMIT)
+    await asyncio.wait_for(commits.flush(), LIMIT)
     assert work.batches == [[0, 1, 2], [4]]
     await commits.close()
 
@@ -322,11 +322,11 @@ async def test_who_waits_for_an_item_that_is_dropped_is_told_so_and_who_waits_fo
         raise ValueError("a mistake")
 
     commits.add(put, (1, "x"))
-    before = asyncio.create_task(commits.settled())
+    before = asyncio.create_task(commits.flush())
     await asyncio.sleep(0)
     commits.add(never, 2)
     with pytest.raises(StoreError, match="dropped"):
-        await asyncio.wait_for(commits.settled(), LIMIT)
+        await asyncio.wait_for(commits.flush(), LIMIT)
     await asyncio.wait_for(before, LIMIT)
     assert await store.read(kept) == [1]
 
@@ -340,15 +340,15 @@ async def test_an_item_that_the_database_never_takes_holds_nobody_up(
 ) -> None:
     for number in range(30):
         commits.add(put, (number, "x"))
-    await commits.settled()
+    await commits.flush()
     for number in range(30, 60):
         commits.add(put, (number, "x"))
     commits.add(put, poison)
     for number in range(60, 90):
         commits.add(put, (number, "x"))
     with pytest.raises(StoreError, match="dropped"):
-        await commits.settled()
-    await commits.settled()
+        await commits.flush()
+    await commits.flush()
     assert await store.read(kept) == list(range(90))
     assert commits.dropped == 1
     assert commits.failure is None
@@ -362,8 +362,8 @@ async def test_a_mistake_of_one_work_does_not_take_the_others_along(store: Store
     commits.add(mistaken, 2)
     commits.add(put, (3, "x"))
     with pytest.raises(StoreError):
-        await commits.settled()
-    await commits.settled()
+        await commits.flush()
+    await commits.flush()
     assert await store.read(kept) == [1, 3]
 
 
@@ -383,7 +383,7 @@ async def test_a_work_that_never_succeeds_is_not_told_of_its_losses_without_end(
     commits.watch(mistaken, watching)
     commits.add(mistaken, 1)
     with pytest.raises(StoreError, match="dropped"):
-        await commits.settled()
+        await commits.flush()
     await asyncio.wait_for(commits.close(), LIMIT)
     assert (watching.seen, commits.dropped) == ([], 1)
 
@@ -396,7 +396,7 @@ async def test_the_end_writes_what_there_is(store: Store) -> None:
     assert await store.read(kept) == list(range(1200))
     commits.add(put, (5000, "x"))
     with pytest.raises(StoreError, match="closed"):
-        await commits.settled()
+        await commits.flush()
 
 
 async def test_the_end_comes_also_while_nothing_can_be_written(sqlite_store: Store, tmp_path: Path) -> None:
@@ -404,5 +404,5 @@ async def test_the_end_comes_also_while_nothing_can_be_written(sqlite_store: Sto
     with Locked(tmp_path / "crib.db"):
         commits.add(put, (1, "x"))
         with pytest.raises(StoreError):
-            await commits.settled()
+            await commits.flush()
         await asyncio.wait_for(commits.close(), LIMIT)

@@ -188,12 +188,12 @@ async def test_a_closed_store_says_so_and_leaves_no_thread(store_url: str) -> No
 _WRITER = textwrap.dedent(
     """
     import sys
-    from toolcrib.store import Database, tools, trust
+    from toolcrib.store import Database, servers
     url, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
     with Database.open(url, busy_timeout=30) as database:
         for number in range(count):
-            database.write(trust.trust_file, f"/{name}/{number}", "aa")
-            database.write(tools.remember, "id", f"/{name}", [b"x" * 5000, str(number).encode()])
+            database.write(servers.trust_file, f"/{name}/{number}", "aa")
+            database.write(servers.remember_tools, "id", f"/{name}", [b"x" * 5000, str(number).encode()])
             print(number, flush=True)
     """
 )

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.req("KSI-3")
 HOLDS = """
 import sys
 from toolcrib.store import Database
-from toolcrib.store.lock import Holder
-with Database.open(sys.argv[1], holder=Holder(home="/first", daemon=sys.argv[2] == "daemon")):
+from toolcrib.store.lock import StoreHolder
+with Database.open(sys.argv[1], holder=StoreHolder(home="/first", daemon=sys.argv[2] == "daemon")):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -17,9 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from toolcrib.errors import StoreError
-from toolcrib.store import Database, Store, servers
-from toolcrib.store import identity as agents
-from toolcrib.store import identity as sessions
+from toolcrib.store import Database, Store, identity, servers
 from toolcrib.store.identity import AgentRow, LegacySessionRow, ProfileRow, SessionRow
 from toolcrib.store.schema import storable
 
@@ -59,8 +57,8 @@ def test_known_tools_are_written_only_when_they_change(database: Database) -> No
 
 @pytest.mark.req("ENG-10")
 def test_a_server_that_is_forgotten_is_forgotten_in_every_project(database: Database) -> None:
-    for identity, root in (("gone", "/a"), ("gone", None), ("stays", "/a")):
-        database.write(servers.remember_tools, identity, root, DEFINITIONS)
+    for server, root in (("gone", "/a"), ("gone", None), ("stays", "/a")):
+        database.write(servers.remember_tools, server, root, DEFINITIONS)
     database.write(servers.forget_tools, "gone")
     assert database.read(servers.load_tools, "gone", "/a") is None
     assert database.read(servers.load_tools, "gone", None) is None
@@ -92,8 +90,8 @@ def test_trust_is_bound_to_a_path_and_its_content(database: Database) -> None:
 
 @pytest.mark.req("KSI-5")
 def test_a_server_is_trusted_with_definitions_until_it_is_not(database: Database) -> None:
-    for identity, name, digests in (("one", "files", {"a": "x"}), ("two", "git", {}), ("one", "files", {"b": "x"})):
-        database.write(servers.trust_server, identity, name, digests)
+    for server, name, digests in (("one", "files", {"a": "x"}), ("two", "git", {}), ("one", "files", {"b": "x"})):
+        database.write(servers.trust_server, server, name, digests)
     assert database.read(servers.all_trusted_servers) == {"one": {"a", "b"}, "two": frozenset()}
     database.write(servers.untrust_definitions, "one", ["a"])
     assert database.read(servers.all_trusted_servers)["one"] == {"b"}
@@ -128,38 +126,38 @@ def test_agents_their_rules_and_profiles_are_there_after_a_restart(store_url: st
     child = agent("child", parent="reviewer", created_at=2.5)
     profile = ProfileRow(name="mine", content='{"rules": []}', changed_at=4.5)
     with Database.open(store_url) as database:
-        assert database.write(agents.add_agent, reviewer)
-        assert database.write(agents.add_agent, child)
+        assert database.write(identity.add_agent, reviewer)
+        assert database.write(identity.add_agent, child)
         rules = [
-            database.write(agents.add_rule, name, origin="agent", rule=text, added_at=3.5)
+            database.write(identity.add_rule, name, origin="agent", rule=text, added_at=3.5)
             for name, text in (("reviewer", '{"allow": "git:*"}'), ("child", '{"deny": "*"}'), ("reviewer", "{}"))
         ]
-        database.write(agents.put_profile, dataclasses.replace(profile, content="before"))
-        database.write(agents.put_profile, profile)
+        database.write(identity.put_profile, dataclasses.replace(profile, content="before"))
+        database.write(identity.put_profile, profile)
     with Database.open(store_url) as database:
-        assert database.read(agents.all_agents) == (reviewer, child)
-        assert database.read(agents.all_rules) == tuple(rules)
-        assert database.read(agents.all_profiles) == (profile,)
-        database.write(agents.drop_rules, [rules[0].id, rules[2].id])
-        assert database.read(agents.all_rules) == (rules[1],)
-        assert database.write(agents.drop_profile, "mine") is True
-        assert database.write(agents.drop_profile, "mine") is False
+        assert database.read(identity.all_agents) == (reviewer, child)
+        assert database.read(identity.all_rules) == tuple(rules)
+        assert database.read(identity.all_profiles) == (profile,)
+        database.write(identity.drop_rules, [rules[0].id, rules[2].id])
+        assert database.read(identity.all_rules) == (rules[1],)
+        assert database.write(identity.drop_profile, "mine") is True
+        assert database.write(identity.drop_profile, "mine") is False
 
 
 @pytest.mark.req("KSI-2")
 def test_a_name_that_is_taken_stays_with_who_has_it(database: Database) -> None:
     first = agent("reviewer")
-    assert database.write(agents.add_agent, first) is True
-    assert database.write(agents.add_agent, agent("reviewer", digest=b"other", profile="owner")) is False
-    assert database.read(agents.all_agents) == (first,)
+    assert database.write(identity.add_agent, first) is True
+    assert database.write(identity.add_agent, agent("reviewer", digest=b"other", profile="owner")) is False
+    assert database.read(identity.all_agents) == (first,)
 
 
 @pytest.mark.req("KSI-2")
 def test_a_new_token_takes_the_old_ones_place(database: Database) -> None:
-    database.write(agents.add_agent, agent("reviewer", expires_at=5.0))
-    assert database.write(agents.change_token, "reviewer", b"new", None) is True
-    assert database.read(agents.all_agents) == (agent("reviewer", digest=b"new"),)
-    assert database.write(agents.change_token, "nobody", b"x", None) is False
+    database.write(identity.add_agent, agent("reviewer", expires_at=5.0))
+    assert database.write(identity.change_token, "reviewer", b"new", None) is True
+    assert database.read(identity.all_agents) == (agent("reviewer", digest=b"new"),)
+    assert database.write(identity.change_token, "nobody", b"x", None) is False
 
 
 def test_the_digest_of_a_token_is_not_shown() -> None:
@@ -169,41 +167,41 @@ def test_the_digest_of_a_token_is_not_shown() -> None:
 @pytest.mark.req("KSI-2", "KSI-7")
 def test_agents_take_their_rules_and_sessions_along_and_leave_those_of_others(database: Database) -> None:
     for name in ("parent", "child", "stays"):
-        database.write(agents.add_agent, agent(name))
-        database.write(agents.add_rule, name, origin="agent", rule="{}", added_at=1.0)
-        database.write(sessions.put_sessions, [session(name), session(name, "second")])
-        database.write(sessions.begin_legacy_sessions, [legacy(f"l_{name}", name)])
-    database.write(sessions.put_sessions, [session("owner")])
-    database.write(agents.remove_agents, ["parent", "child", "never was"])
-    database.write(agents.remove_agents, [])
-    assert [row.name for row in database.read(agents.all_agents)] == ["stays"]
-    assert [row.agent for row in database.read(agents.all_rules)] == ["stays"]
-    assert sorted(row.agent for row in database.read(sessions.all_sessions)) == ["owner", "stays", "stays"]
-    assert [row.id for row in database.read(sessions.all_legacy_sessions)] == ["l_stays"]
+        database.write(identity.add_agent, agent(name))
+        database.write(identity.add_rule, name, origin="agent", rule="{}", added_at=1.0)
+        database.write(identity.put_sessions, [session(name), session(name, "second")])
+        database.write(identity.begin_legacy_sessions, [legacy(f"l_{name}", name)])
+    database.write(identity.put_sessions, [session("owner")])
+    database.write(identity.remove_agents, ["parent", "child", "never was"])
+    database.write(identity.remove_agents, [])
+    assert [row.name for row in database.read(identity.all_agents)] == ["stays"]
+    assert [row.agent for row in database.read(identity.all_rules)] == ["stays"]
+    assert sorted(row.agent for row in database.read(identity.all_sessions)) == ["owner", "stays", "stays"]
+    assert [row.id for row in database.read(identity.all_legacy_sessions)] == ["l_stays"]
 
 
 def test_a_rule_for_an_agent_that_is_gone_is_refused(database: Database) -> None:
     with pytest.raises(StoreError, match="does not fit"):
-        database.write(agents.add_rule, "nobody", origin="agent", rule="{}", added_at=1.0)
-    assert database.read(agents.all_rules) == ()
+        database.write(identity.add_rule, "nobody", origin="agent", rule="{}", added_at=1.0)
+    assert database.read(identity.all_rules) == ()
 
 
 def test_a_counter_only_grows(store_url: str) -> None:
     with Database.open(store_url) as database:
-        assert database.read(agents.version, "permissions") == 0
-        assert [database.write(agents.next_version, "permissions") for _ in range(3)] == [1, 2, 3]
-        assert database.write(agents.next_version, "other") == 1
+        assert database.read(identity.version, "permissions") == 0
+        assert [database.write(identity.next_version, "permissions") for _ in range(3)] == [1, 2, 3]
+        assert database.write(identity.next_version, "other") == 1
     with Database.open(store_url) as database:
-        assert database.read(agents.version, "permissions") == 3
+        assert database.read(identity.version, "permissions") == 3
 
 
 _COUNTS = textwrap.dedent(
     """
     import sys
-    from toolcrib.store import Database, agents
+    from toolcrib.store import Database, identity
     with Database.open(sys.argv[1], busy_timeout=30) as database:
         for _ in range(40):
-            print(database.write(agents.next_version, "permissions"))
+            print(database.write(identity.next_version, "permissions"))
     """
 )
 
@@ -224,50 +222,50 @@ def test_sessions_are_there_after_a_restart_with_every_number(store_url: str) ->
     counted = session("a", "c1", used_at=9.5, calls=3, denied=1, failed=2, listings=4, result_bytes=big, tokens=big)
     plain = session("a", "c2", catalog_version=7, permission_version=8)
     with Database.open(store_url) as database:
-        database.write(sessions.put_sessions, [session("a", "c1"), plain, counted])
-        database.write(sessions.begin_legacy_sessions, [legacy("l1", "a", "c1"), legacy("l2", "a", "c2")])
+        database.write(identity.put_sessions, [session("a", "c1"), plain, counted])
+        database.write(identity.begin_legacy_sessions, [legacy("l1", "a", "c1"), legacy("l2", "a", "c2")])
     with Database.open(store_url) as database:
-        assert database.read(sessions.all_sessions) == (plain, counted)
-        database.write(sessions.put_sessions, [dataclasses.replace(plain, used_at=10.5)])
-        assert [row.conversation for row in database.read(sessions.all_sessions)] == ["c1", "c2"]
-        assert set(database.read(sessions.all_legacy_sessions)) == {legacy("l1", "a", "c1"), legacy("l2", "a", "c2")}
+        assert database.read(identity.all_sessions) == (plain, counted)
+        database.write(identity.put_sessions, [dataclasses.replace(plain, used_at=10.5)])
+        assert [row.conversation for row in database.read(identity.all_sessions)] == ["c1", "c2"]
+        assert set(database.read(identity.all_legacy_sessions)) == {legacy("l1", "a", "c1"), legacy("l2", "a", "c2")}
 
 
 @pytest.mark.req("KSI-7")
 def test_a_session_that_ends_takes_its_legacy_ids_along(database: Database) -> None:
-    database.write(sessions.put_sessions, [session("a", "one"), session("a", "two"), session("b", "one")])
+    database.write(identity.put_sessions, [session("a", "one"), session("a", "two"), session("b", "one")])
     database.write(
-        sessions.begin_legacy_sessions, [legacy("l1", "a", "one"), legacy("l2", "a", "two"), legacy("l3", "b", "one")]
+        identity.begin_legacy_sessions, [legacy("l1", "a", "one"), legacy("l2", "a", "two"), legacy("l3", "b", "one")]
     )
-    database.write(sessions.end_sessions, [("a", "one"), ("b", "two")])
-    assert {(row.agent, row.conversation) for row in database.read(sessions.all_sessions)} == {
+    database.write(identity.end_sessions, [("a", "one"), ("b", "two")])
+    assert {(row.agent, row.conversation) for row in database.read(identity.all_sessions)} == {
         ("a", "two"),
         ("b", "one"),
     }
-    assert {row.id for row in database.read(sessions.all_legacy_sessions)} == {"l2", "l3"}
-    database.write(sessions.end_legacy_sessions, ["l3"])
-    database.write(sessions.end_sessions, [("a", "two")])
-    assert [row.agent for row in database.read(sessions.all_sessions)] == ["b"]
-    assert database.read(sessions.all_legacy_sessions) == ()
+    assert {row.id for row in database.read(identity.all_legacy_sessions)} == {"l2", "l3"}
+    database.write(identity.end_legacy_sessions, ["l3"])
+    database.write(identity.end_sessions, [("a", "two")])
+    assert [row.agent for row in database.read(identity.all_sessions)] == ["b"]
+    assert database.read(identity.all_legacy_sessions) == ()
 
 
 @pytest.mark.req("KSI-7")
 def test_a_legacy_id_for_a_session_that_ended_is_left_out_and_the_others_are_kept(database: Database) -> None:
-    database.write(sessions.put_sessions, [session("a")])
-    database.write(sessions.begin_legacy_sessions, [legacy("l1", "a"), legacy("l2", "gone"), legacy("l3", "a")])
-    assert {row.id for row in database.read(sessions.all_legacy_sessions)} == {"l1", "l3"}
+    database.write(identity.put_sessions, [session("a")])
+    database.write(identity.begin_legacy_sessions, [legacy("l1", "a"), legacy("l2", "gone"), legacy("l3", "a")])
+    assert {row.id for row in database.read(identity.all_legacy_sessions)} == {"l1", "l3"}
 
 
 def test_two_processes_may_keep_the_same_conversation(database: Database) -> None:
-    database.write(sessions.put_sessions, [session("a", id="s_mine")])
-    database.write(sessions.begin_legacy_sessions, [legacy("l1", "a")])
-    database.write(sessions.put_sessions, [session("a", id="s_theirs")])
-    assert [row.id for row in database.read(sessions.all_sessions)] == ["s_theirs"]
-    assert [row.id for row in database.read(sessions.all_legacy_sessions)] == ["l1"]
+    database.write(identity.put_sessions, [session("a", id="s_mine")])
+    database.write(identity.begin_legacy_sessions, [legacy("l1", "a")])
+    database.write(identity.put_sessions, [session("a", id="s_theirs")])
+    assert [row.id for row in database.read(identity.all_sessions)] == ["s_theirs"]
+    assert [row.id for row in database.read(identity.all_legacy_sessions)] == ["l1"]
 
 
 @pytest.mark.parametrize(
-    "work", [sessions.put_sessions, sessions.end_sessions, sessions.begin_legacy_sessions, sessions.end_legacy_sessions]
+    "work", [identity.put_sessions, identity.end_sessions, identity.begin_legacy_sessions, identity.end_legacy_sessions]
 )
 def test_nothing_to_keep_is_no_mistake(database: Database, work: Callable[[sa.Connection, list[Any]], None]) -> None:
     database.write(work, [])
@@ -282,12 +280,12 @@ UNKEEPABLE = ["/p/\udcff", "/p\0", "\ud800"]
 def test_a_text_that_an_engine_cannot_hold_is_refused_by_both(database: Database, text: str) -> None:
     row = session("a", text)
     with pytest.raises(StoreError, match="cannot hold the text") as raised:
-        database.write(sessions.put_sessions, [session("b"), row])
+        database.write(identity.put_sessions, [session("b"), row])
     assert raised.value.remedy
     assert raised.value.text().isascii()
-    assert database.read(sessions.all_sessions) == ()
+    assert database.read(identity.all_sessions) == ()
     with pytest.raises(StoreError, match="cannot hold the text"):
-        database.write(sessions.end_sessions, [("a", text)])
+        database.write(identity.end_sessions, [("a", text)])
 
 
 @given(text=st.text(alphabet=st.characters(codec=None) | st.sampled_from("\0\ud800\udfff\\")))

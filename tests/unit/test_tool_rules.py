@@ -31,7 +31,8 @@ from toolcrib.config.values import EntryContext, ValueReader
 from toolcrib.errors import Denied, InvalidArguments, UnknownTool
 from toolcrib.events import Bus, CallFinished
 from toolcrib.identity.approvals import Approvals
-from toolcrib.policy import BUILTIN, Caller, Condition, OneOf, Rule, RuleEffect, RuleOrigin, permission
+from toolcrib.identity.principal import Principal, RequestContext
+from toolcrib.policy import BUILTIN, Condition, OneOf, Rule, RuleEffect, RuleOrigin, permission
 from toolcrib.servers.model import ServerAnswer, ToolCall
 
 REPO = {
@@ -370,23 +371,23 @@ class Gate:
         self._catalog = catalog(*given_rules)
         everything = (Rule(effect=RuleEffect.ALLOW, tools="*", origin=RuleOrigin.AGENT, holder="a"),)
         granted = permission(BUILTIN["nothing"], agent="a", rules=allowed or everything)
-        self.caller = Caller(agent="a", permission=granted, conversation="c")
+        self.context = RequestContext(Principal.fixed("a", granted), self, conversation="c")
         self.forwarded: list[tuple[str, Any]] = []
         self.written: list[AuditEntry] = []
         self.bus = Bus()
         self.approvals = Approvals(self.bus, limit=5.0, mask=lambda text: text)
-        self._door = Door(self.bus, book=cast(Any, self), approvals=self.approvals)
+        self._door = Door(self.bus, audit=cast(Any, self), approvals=self.approvals)
 
     def note(self, entry: AuditEntry) -> None:
         self.written.append(entry)
 
-    async def kept(self) -> None:
+    async def flush(self) -> None:
         return
 
     def find(self, name: str, shown: Callable[[Tool], bool] | None = None, style: NameStyle | None = None) -> Tool:
         return self._catalog.find(name, shown=shown, style=style)
 
-    def target(self, server: str, caller: Caller) -> Any:
+    def target(self, server: str, request: RequestContext[Any]) -> Any:
         async def call(call: ToolCall, **_: Any) -> ServerAnswer:
             self.forwarded.append((f"{server}:{call.name}", msgspec.json.decode(call.params["arguments"])))
             return ServerAnswer(result=b'{"content":[]}')
@@ -395,7 +396,7 @@ class Gate:
 
     async def use(self, name: str, arguments: Any) -> None:
         params = {"arguments": msgspec.Raw(msgspec.json.encode(arguments))}
-        await self._door.call(self, self.caller, CallRequest(tool=name, params=params))
+        await self._door.call(self.context, CallRequest(tool=name, params=params))
 
 
 SHAPED = (

@@ -1,7 +1,7 @@
 """The book itself: notes entries, shows them, checks them, and lets the oldest go.
 
 In: entries from `calls` and `crib`. Out: rows of a hash chain in the store, with the head anchored beside it. `note`
-only hands an entry to the group commit; whoever must know that it is durable waits for `kept`.
+only hands an entry to the group commit; whoever must know that it is durable waits for `flush`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class AuditLog:
     def __init__(self, store: Store, commits: GroupCommit, writer: AuditWriter, retention: Retention) -> None:
         self._store = store
         self._commits = commits
+        self.flush = commits.flush
+        """Returns when all that was noted before is durable; `StoreError` at once if it cannot be."""
         self._writer = writer
         self._retention = retention
         self._pruning = asyncio.create_task(self._prune_for_ever())
@@ -95,10 +97,6 @@ class AuditLog:
             else:
                 size += len(entry.result)
         self._commits.add(self._writer, entry, size)
-
-    async def kept(self) -> None:
-        """Returns when all that was noted before is durable; `StoreError` at once if it cannot be."""
-        await self._commits.settled()
 
     async def query(
         self,

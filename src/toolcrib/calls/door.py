@@ -1,8 +1,8 @@
 """A call's way: resolve the name → decide → undo what the configuration changed → check the arguments → ask a person,
 where the rule says so → write the intent → forward raw → write the outcome.
 
-In: a `CallRequest`, who makes it, and the `ToolSource` (catalog and servers) it is made at. Out: the server's raw
-answer, or an error of ours. Nothing else in Toolcrib may reach a server's tools.
+In: a `CallRequest` and its `RequestContext`: who makes it, and the `ToolSource` (catalog and servers) it is made at.
+Out: the server's raw answer, or an error of ours. Nothing else in Toolcrib may reach a server's tools.
 
 A call that may change something leaves only once its intent is durable, and its answer only once its outcome is. An
 active call whose caller loses the permission is stopped, wherever it waits.
@@ -11,6 +11,7 @@ active call whose caller loses the permission is stopped, wherever it waits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -29,7 +30,8 @@ from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
 from toolcrib.errors import AuditUnwritable, CallTimeout, Denied, ServerFailure, StoreError, ToolcribError, UnknownTool
 from toolcrib.events import Bus, CallFailed
-from toolcrib.policy import Caller, Decision, Verdict, decide
+from toolcrib.identity.principal import RequestContext
+from toolcrib.policy import Decision, Verdict
 from toolcrib.run_events import failure_in
 from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
 from toolcrib.servers.wire import result_type
@@ -40,36 +42,12 @@ if TYPE_CHECKING:
     from toolcrib.identity.registry import AgentRegistry
     from toolcrib.identity.sessions import SessionRegistry
 
-
-_ADDED = "wait_for_previous"
-_decode = msgspec.json.Decoder(dict[str, Raw]).decode
-
-
-def without_client_arguments(tool: Tool, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
-    """The very same params where there is nothing to take out; otherwise every other value keeps its bytes."""
-    arguments = params.get("arguments")
-    if arguments is None or _ADDED.encode() not in bytes(arguments) or _ADDED in _declared(tool):
-        return params
-    try:
-        given = _decode(arguments)
-    except msgspec.MsgspecError:
-        # Not an object: the check that follows says so.
-        return params
-    given.pop(_ADDED, None)
-    return {**params, "arguments": Raw(msgspec.json.encode(given))}
-
-
-def _declared(tool: Tool) -> Mapping[str, object]:
-    properties = tool.shown.input_schema.get("properties")
-    return properties if isinstance(properties, dict) else {}
-
-
 log = logging.getLogger(__name__)
 
 PROCESS = f"{os.getpid():x}-{time.time_ns():x}"
 """The beginning of every call's id: which process, also where a later one has the same number."""
 _LONGEST_UNKNOWN = 4096
-"""Characters that are taken of a name that no tool has; the book keeps fewer, once it has masked them."""
+"""Characters that are taken of a name that no tool has; the audit log keeps fewer, once it has masked them."""
 
 
 class CallTarget(Protocol):
@@ -87,7 +65,7 @@ class ToolSource(Protocol):
         """Raises `UnknownTool`, which suggests only tools that are `shown`, as they are called in this style."""
         ...
 
-    def target(self, server: str, caller: Caller) -> CallTarget: ...
+    def target(self, server: str, request: RequestContext[Any]) -> CallTarget: ...
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,89 +96,94 @@ class Door:
         self,
         bus: Bus,
         *,
-        book: AuditLog | None = None,
-        roster: AgentRegistry | None = None,
+        audit: AuditLog | None = None,
+        registry: AgentRegistry | None = None,
         approvals: Approvals | None = None,
         sessions: SessionRegistry | None = None,
     ) -> None:
         """Without them: nothing is recorded, nobody is known whose permission could change, nobody can be asked."""
         self._bus = bus
-        self._book = book
+        self._audit = audit
         self._approvals = approvals
         self._sessions = sessions
         self._checker = ArgumentChecker()
         self._numbers = itertools.count(1)
-        self._under_way = None if roster is None else ActiveCalls(bus, roster, approvals)
+        self._active = None if registry is None else ActiveCalls(bus, registry, approvals)
         self.in_flight = 0
         self.finished = 0
 
-    async def call(self, shelf: ToolSource, caller: Caller, request: CallRequest) -> CallOutcome:
-        tool = self._found(shelf, caller, request)
-        params = without_client_arguments(tool, request.params)
+    async def call(self, context: RequestContext[ToolSource], request: CallRequest) -> CallOutcome:
+        permission = context.principal.permission()
+        call_id = f"{PROCESS}-{next(self._numbers)}"
+        try:
+            tool = context.project.find(request.tool, permission.shows, request.style)
+        except (UnknownTool, ServerFailure) as error:
+            self._note_not_found(
+                call_id, context, request, "unknown" if isinstance(error, UnknownTool) else "unavailable"
+            )
+            raise
+        params = request.params
         arguments = params.get("arguments")
-        line = CallRecord(
-            self._next_id(),
-            caller,
+        if arguments is not None and _CLIENTS_OWN_BYTES in bytes(arguments):
+            params = without_client_arguments(tool, params)
+            arguments = params["arguments"]
+        record = CallRecord(
+            call_id,
+            context,
+            permission,
             tool,
-            decide(caller, tool),
             name=request.tool,
             arguments=None if arguments is None else bytes(arguments),
             meta=request.meta,
             bus=self._bus,
-            book=self._book,
+            audit=self._audit,
             sessions=self._sessions,
         )
-        params = self._check(line, params)
-        if self._under_way is not None:
-            self._under_way.begin(line)
+        params = self._check(record, params)
+        if self._active is not None:
+            self._active.begin(record)
         try:
-            if line.decision.verdict is Verdict.ASK:
-                await self._ask(line, _besides(request, params))
-                _refuse_changed(shelf, line, request)
-            answer = await self._forward(shelf, line, request, params)
+            if record.decision.verdict is Verdict.ASK:
+                await self._ask(record, _besides(request, params))
+                _refuse_changed(record, request)
+            answer = await self._forward(record, request, params)
         except asyncio.CancelledError:
-            if line.stopped is None:
+            if record.stopped is None:
                 raise
-            if line.task is not None:
-                line.task.uncancel()
-            stopped = _denied(line.caller, tool, line.stopped)
-            if line.left:
+            if record.task is not None:
+                record.task.uncancel()
+            stopped = _denied(record, record.stopped)
+            if record.left:
                 stopped.remedy = "It was stopped while under way and may have run."
             raise stopped from None
         finally:
-            if self._under_way is not None:
-                self._under_way.end(line)
+            if self._active is not None:
+                self._active.end(record)
         return CallOutcome(answer, tool)
 
-    def _found(self, shelf: ToolSource, caller: Caller, request: CallRequest) -> Tool:
-        try:
-            return shelf.find(
-                request.tool, lambda tool: decide(caller, tool).verdict is not Verdict.DENY, request.style
-            )
-        except (UnknownTool, ServerFailure) as error:
-            self._note_not_found(caller, request, "unknown" if isinstance(error, UnknownTool) else "away")
-            raise
-
-    def _note_not_found(self, caller: Caller, request: CallRequest, outcome: str) -> None:
+    def _note_not_found(
+        self, call_id: str, context: RequestContext[ToolSource], request: CallRequest, outcome: str
+    ) -> None:
         name = request.tool[:_LONGEST_UNKNOWN]
-        if self._book is not None:
-            self._book.note(
+        agent = context.principal.name
+        if self._audit is not None:
+            self._audit.note(
                 AuditEntry(
                     kind=EntryKind.OUTCOME,
                     at=time.time(),
-                    agent=caller.agent,
-                    session="" if caller.session is None else caller.session.id,
-                    conversation=caller.conversation,
+                    agent=agent,
+                    session="" if context.session is None else context.session.id,
+                    conversation=context.conversation,
                     tool=name,
                     outcome=outcome,
                 )
             )
-        if self._bus.hears(CallFailed):
+        if CallFailed in self._bus.heard:
             arguments = request.params.get("arguments")
             self._bus.publish(
                 CallFailed(
-                    call_id=self._next_id(),
-                    caller=caller.agent,
+                    call_id=call_id,
+                    caller=agent,
                     name=name,
                     tool=name,
                     server="",
@@ -213,81 +196,77 @@ class Door:
                 )
             )
 
-    def _next_id(self) -> str:
-        return f"{PROCESS}-{next(self._numbers)}"
-
-    def _check(self, line: CallRecord, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
+    def _check(self, record: CallRecord, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
         """Whether the caller may use the tool, and may do so with these arguments; the params as its server takes
         them."""
         # Who may not use a tool at all does not learn its schema from what is said of the arguments.
-        self._refuse_denied(line)
-        seen: CallerView | None = None
+        if record.decision.verdict is Verdict.DENY:
+            raise _refused(record)
+        view: CallerView | None = None
         try:
-            if line.tool.shape is not None and line.tool.shape.undo:
-                params, seen = self._undone(line, params)
-            line.checked = self._checker.check(line.tool, params.get("arguments"), seen=seen)
+            if record.tool.shape is not None and record.tool.shape.undo:
+                params, view = self._undone(record, params)
+            record.checked = self._checker.check(record.tool, params.get("arguments"), seen=view)
         except ToolcribError:
-            line.finish("invalid")
+            record.finish("invalid")
             raise
-        line.decision = decide(line.caller, line.tool, line.checked)
-        self._refuse_denied(line)
+        record.decision = record.permission.decide(record.tool, record.checked)
+        if record.decision.verdict is Verdict.DENY:
+            raise _refused(record)
         return params
 
-    def _undone(self, line: CallRecord, params: Mapping[str, Raw]) -> tuple[Mapping[str, Raw], CallerView]:
+    def _undone(self, record: CallRecord, params: Mapping[str, Raw]) -> tuple[Mapping[str, Raw], CallerView]:
         """What is wrong is told in the words that the caller was shown."""
-        tool = line.tool
+        tool = record.tool
         given = self._checker.check(tool.shown, params.get("arguments"))
-        line.taken = msgspec.json.encode(tool.taken(given))
-        seen = CallerView(schema=tool.shown.input_schema, own=partial(tool.callers_own, given))
-        return {**params, "arguments": Raw(line.taken)}, seen
+        record.taken = msgspec.json.encode(tool.taken(given))
+        view = CallerView(schema=tool.shown.input_schema, own=partial(tool.callers_own, given))
+        return {**params, "arguments": Raw(record.taken)}, view
 
-    @staticmethod
-    def _refuse_denied(line: CallRecord) -> None:
-        if line.decision.verdict is Verdict.DENY:
-            line.finish("denied")
-            raise _denied(line.caller, line.tool, line.decision)
-
-    async def _ask(self, line: CallRecord, besides: bytes) -> None:
+    async def _ask(self, record: CallRecord, besides: bytes) -> None:
         if self._approvals is None:
-            line.finish("denied")
-            raise Denied(f"{line.tool.display} needs a person's word, and nobody can be asked here.")
+            record.finish("denied")
+            raise Denied(f"{record.tool_name} needs a person's word, and nobody can be asked here.")
         try:
             answer = await self._approvals.ask(
-                call=line.call_id,
-                agent=line.caller.agent,
-                conversation=line.caller.conversation,
-                tool=line.tool.display,
-                rule=line.decision.rule,
-                arguments=line.taken or b"{}",
+                call=record.call_id,
+                agent=record.agent,
+                conversation=record.context.conversation,
+                tool=record.tool_name,
+                rule=record.decision.rule,
+                arguments=record.taken or b"{}",
                 besides=besides,
             )
         except BaseException:
-            line.finish("denied" if line.stopped else "cancelled")
+            record.finish("denied" if record.stopped else "cancelled")
             raise
-        line.decision = Decision(Verdict.ASK, f"{line.decision.rule}; {answer.why}")
+        record.decision = Decision(Verdict.ASK, f"{record.decision.rule}; {answer.why}")
         if not answer.approved:
-            line.finish("denied")
-            raise _denied(line.caller, line.tool, line.decision, answer.remedy)
+            raise _refused(record, answer.remedy)
 
-    async def _forward(
-        self, shelf: ToolSource, line: CallRecord, request: CallRequest, params: Mapping[str, Raw]
-    ) -> ServerAnswer:
-        tool = line.tool
-        may_change = not tool.reads_only
-        headers = tool.param_headers(line.checked)
+    async def _forward(self, record: CallRecord, request: CallRequest, params: Mapping[str, Raw]) -> ServerAnswer:
+        tool, context = record.tool, record.context
+        audit = None if tool.reads_only else self._audit
+        headers = tool.param_headers(record.checked)
         call = ToolCall(name=tool.name, params=params, meta=request.meta, headers=headers)
-        line.intend()
-        if may_change and self._book is not None:
-            await self._written_down(line, self._book)
-            _refuse_changed(shelf, line, request)
+        record.intend()
+        if audit is not None:
+            try:
+                await audit.flush()
+            except StoreError as error:
+                raise _not_written(record, error) from error
+            except BaseException:
+                # Cancelled, or no longer permitted, before it left.
+                record.finish("denied" if record.stopped else "cancelled")
+                raise
+            _refuse_changed(record, request)
         self.in_flight += 1
-        line.left = True
+        record.left = True
         try:
-            answer = await shelf.target(tool.server, line.caller).call(
-                call, timeout=request.timeout, on_progress=request.on_progress
-            )
+            target: CallTarget = context.project.target(tool.server, context)
+            answer = await target.call(call, timeout=request.timeout, on_progress=request.on_progress)
         except BaseException as error:
-            line.finish("denied" if line.stopped else _failure(error))
+            record.finish("denied" if record.stopped else _failure(error))
             raise
         finally:
             self.in_flight -= 1
@@ -295,34 +274,34 @@ class Door:
         if not request.takes_input:
             answer = _refuse_unfinished(answer, tool)
         outcome, failure = _ended(answer)
-        line.finish(outcome, answer.result or answer.error or b"", failure=failure)
-        if may_change and self._book is not None:
-            await self._outcome_kept(self._book)
+        record.finish(outcome, answer.result or answer.error or b"", failure=failure)
+        if audit is not None:
+            # The call has run: its answer is given also if its outcome can only be written later.
+            with contextlib.suppress(StoreError):
+                await audit.flush()
         return answer
 
-    @staticmethod
-    async def _written_down(line: CallRecord, book: AuditLog) -> None:
-        try:
-            await book.kept()
-        except StoreError as error:
-            line.finish("refused")
-            raise AuditUnwritable(
-                f"{line.tool.display} did not run: it may change something, and the book cannot be written. "
-                f"{error.message}",
-                remedy=error.remedy,
-            ) from error
-        except BaseException:
-            # Taken back, or no longer permitted, before it left.
-            line.finish("denied" if line.stopped else "cancelled")
-            raise
 
-    @staticmethod
-    async def _outcome_kept(book: AuditLog) -> None:
-        """The call has run: its answer is given also if its outcome can only be written later."""
-        try:
-            await book.kept()
-        except StoreError:
-            return
+_CLIENTS_OWN = "wait_for_previous"
+"""Gemini CLI offers every tool with this parameter of its own, by which its model says whether a call waits for the one
+before, and sends it on to the server, which may refuse it."""
+_CLIENTS_OWN_BYTES = _CLIENTS_OWN.encode()
+_decode_arguments = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def without_client_arguments(tool: Tool, params: Mapping[str, Raw]) -> Mapping[str, Raw]:
+    """The very same params where there is nothing to take out; otherwise every other value keeps its bytes."""
+    declared = tool.shown.input_schema.get("properties")
+    if isinstance(declared, dict) and _CLIENTS_OWN in declared:
+        return params
+    try:
+        given = _decode_arguments(params["arguments"])
+    except (KeyError, msgspec.MsgspecError):
+        # Not an object: the check that follows says so.
+        return params
+    if given.pop(_CLIENTS_OWN, None) is None:
+        return params
+    return {**params, "arguments": Raw(msgspec.json.encode(given))}
 
 
 _ASK_THE_OWNER = "Ask the owner of this machine to allow it."
@@ -336,28 +315,43 @@ def _besides(request: CallRequest, params: Mapping[str, Raw]) -> bytes:
     return msgspec.json.encode(found) if found else b""
 
 
-def _refuse_changed(shelf: ToolSource, line: CallRecord, request: CallRequest) -> None:
+def _refuse_changed(record: CallRecord, request: CallRequest) -> None:
     """What was decided, or approved by a person, was this very tool: not another that took its name meanwhile.
 
     The name that it was called by may mean several tools by now; its own still means this one.
     """
-    for name in (request.tool, line.tool.display):
+    for name in (request.tool, record.tool_name):
         try:
-            if shelf.find(name, lambda _: False).is_still(line.tool):
+            found = record.context.project.find(name, lambda _: False)
+            if found is record.tool or found.is_still(record.tool):
                 return
         except ToolcribError as error:
             log.debug("%s is not there any more: %s", name, error.message)
-    line.finish("denied")
-    raise Denied(f"{line.tool.display} changed while the call waited, so it did not run.", remedy="Call again.")
+    record.finish("denied")
+    raise Denied(f"{record.tool_name} changed while the call waited, so it did not run.", remedy="Call again.")
 
 
-def _denied(caller: Caller, tool: Tool, decision: Decision, remedy: str = _ASK_THE_OWNER) -> Denied:
+def _refused(record: CallRecord, remedy: str = _ASK_THE_OWNER) -> Denied:
+    record.finish("denied")
+    return _denied(record, record.decision, remedy)
+
+
+def _denied(record: CallRecord, decision: Decision, remedy: str = _ASK_THE_OWNER) -> Denied:
     # Where nothing can be allowed, a model must not send its person to try.
-    can_be_allowed = decision is not AGENT_ENDED and caller.permission.floor(tool) is None
+    can_be_allowed = decision is not AGENT_ENDED and record.permission.floor(record.tool) is None
     return Denied(
-        f"{caller.agent} may not use {tool.display}: {decision.rule}.",
+        f"{record.agent} may not use {record.tool_name}: {decision.rule}.",
         remedy=remedy if can_be_allowed else "",
-        data={"rule": decision.rule, "tool": tool.display},
+        data={"rule": decision.rule, "tool": record.tool_name},
+    )
+
+
+def _not_written(record: CallRecord, error: StoreError) -> AuditUnwritable:
+    record.finish("refused")
+    return AuditUnwritable(
+        f"{record.tool_name} did not run: it may change something, and the audit log cannot be written. "
+        f"{error.message}",
+        remedy=error.remedy,
     )
 
 
@@ -368,7 +362,7 @@ def _failure(error: BaseException) -> str:
         case CallTimeout():
             return "timeout"
         case ServerFailure():
-            return "away"
+            return "unavailable"
         case _:
             return "error"
 
@@ -406,5 +400,5 @@ def _ended(answer: ServerAnswer) -> tuple[str, str]:
         return "ok", ""
     if flagged.failed is True:
         return "tool_error", ""
-    failure = failure_in(flagged.meta)
+    failure = failure_in(flagged.meta) if flagged.meta else ""
     return ("failed", failure) if failure else ("ok", "")

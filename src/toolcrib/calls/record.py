@@ -1,9 +1,9 @@
 """One call from its beginning to its end, and all calls that are not over yet.
 
 In: who calls what and what became of it, and what the bus reports of agents. Out: entries for the audit log, events,
-counts for the caller's session. Whenever a caller's permission changes, its active calls are judged again: one that
-is no longer permitted is stopped, wherever it waits; one that waits for a person and needs no asking any more goes
-on. All of it happens before whoever changed the permission hears that it is done. `door` is the only neighbour.
+counts for the session. Whenever an agent's permission changes, its active calls are judged again: one that is no longer
+permitted is stopped, wherever it waits; one that waits for a person and needs no asking any more goes on. All of it
+happens before whoever changed the permission hears that it is done. `door` is the only neighbour.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.catalog.tool import Tool
 from toolcrib.errors import NotFound
 from toolcrib.events import AgentEnded, Bus, CallFailed, CallFinished, CallIntended, Event, PermissionChanged
-from toolcrib.policy import Caller, Decision, Verdict
+from toolcrib.identity.principal import RequestContext
+from toolcrib.policy import Decision, Permission, Verdict
 
 if TYPE_CHECKING:
     from toolcrib.audit import AuditLog
@@ -27,77 +28,86 @@ if TYPE_CHECKING:
 
 
 class CallRecord:
+    """Without an audit log (a library's `Client`) only the events remain."""
+
     __slots__ = (
+        "_audit",
         "_began",
-        "_book",
         "_bus",
         "_noted",
         "_sessions",
+        "agent",
         "arguments",
         "call_id",
-        "caller",
         "checked",
+        "context",
         "decision",
         "left",
         "meta",
         "name",
+        "permission",
         "stopped",
         "taken",
         "task",
         "tool",
+        "tool_name",
     )
 
     def __init__(
         self,
         call_id: str,
-        caller: Caller,
+        context: RequestContext[Any],
+        permission: Permission,
         tool: Tool,
-        decision: Decision,
         *,
         name: str,
         arguments: bytes | None,
         meta: Mapping[str, Any],
         bus: Bus,
-        book: AuditLog | None,
+        audit: AuditLog | None,
         sessions: SessionRegistry | None,
     ) -> None:
         self.call_id = call_id
-        self.caller = caller
+        self.context = context
+        self.agent = context.principal.name
+        self.permission = permission
+        """As it was when the call began; `ActiveCalls` stops the call if a later one denies it."""
         self.tool = tool
-        self.decision = decision
+        self.tool_name = tool.display
+        self.decision = permission.decide(tool, None)
         self.name = name
         """As the caller called the tool."""
         self.meta = meta
         self.checked: dict[str, Any] = {}
         """The arguments, decoded."""
         self.stopped: Decision | None = None
-        """The decision that ended the call while it was under way."""
+        """The decision that ended the call while it was active."""
         self.left = False
         """Whether it was handed to its server: from then on it may have run."""
         self.task: asyncio.Task[object] | None = None
         self.arguments = arguments
         """As the caller gave them."""
         self.taken = arguments
-        """As the tool takes them: this is what is kept, and shown to who is asked."""
+        """As the tool takes them: this is what is kept, and shown to the person who is asked."""
         self._noted = False
-        """Whether they stand in the intent: then the outcome does not repeat them."""
+        """Whether they are in the intent: then the outcome does not repeat them."""
         self._bus = bus
-        self._book = book
+        self._audit = audit
         self._sessions = sessions
         self._began = time.monotonic()
 
     def intend(self) -> None:
         """The call is about to leave: from here on it may have run."""
-        if self._book is not None:
-            self._book.note(self._entry(EntryKind.INTENT))
+        if self._audit is not None:
+            self._audit.note(self._entry(EntryKind.INTENT))
             self._noted = True
-        if self._bus.hears(CallIntended):
+        if CallIntended in self._bus.heard:
             self._bus.publish(
                 CallIntended(
                     call_id=self.call_id,
-                    caller=self.caller.agent,
+                    caller=self.agent,
                     name=self.name,
-                    tool=self.tool.display,
+                    tool=self.tool_name,
                     server=self.tool.server,
                     decision=self.decision.verdict,
                     rule=self.decision.rule,
@@ -108,8 +118,8 @@ class CallRecord:
 
     def finish(self, outcome: str, result: bytes = b"", *, failure: str = "") -> None:
         duration = time.monotonic() - self._began
-        session = self.caller.session
-        if self._book is not None:
+        session = self.context.session
+        if self._audit is not None:
             entry = self._entry(EntryKind.OUTCOME)
             entry.outcome = outcome
             entry.duration = duration
@@ -117,17 +127,17 @@ class CallRecord:
             entry.result = result or None
             if session is not None:
                 entry.counted = session.add_tokens
-            self._book.note(entry)
+            self._audit.note(entry)
         if self._sessions is not None and session is not None:
             self._sessions.count(session, outcome, len(result))
         kind = CallFinished if outcome == "ok" else CallFailed
-        if self._bus.hears(kind):
+        if kind in self._bus.heard:
             self._bus.publish(
                 kind(
                     call_id=self.call_id,
-                    caller=self.caller.agent,
+                    caller=self.agent,
                     name=self.name,
-                    tool=self.tool.display,
+                    tool=self.tool_name,
                     server=self.tool.server,
                     decision=self.decision.verdict,
                     rule=self.decision.rule,
@@ -141,16 +151,15 @@ class CallRecord:
             )
 
     def _entry(self, kind: EntryKind) -> AuditEntry:
-        caller = self.caller
-        session = caller.session
+        session = self.context.session
         return AuditEntry(
             kind=kind,
             at=time.time(),
             call=self.call_id,
-            agent=caller.agent,
+            agent=self.agent,
             session="" if session is None else session.id,
-            conversation=caller.conversation,
-            tool=self.tool.display,
+            conversation=self.context.conversation,
+            tool=self.tool_name,
             server=self.tool.server,
             decision=self.decision.verdict,
             rule=self.decision.rule,
@@ -163,48 +172,48 @@ AGENT_ENDED = Decision(Verdict.DENY, "the agent has ended or its token was repla
 
 
 class ActiveCalls:
-    def __init__(self, bus: Bus, roster: AgentRegistry, approvals: Approvals | None) -> None:
-        self._roster = roster
+    def __init__(self, bus: Bus, registry: AgentRegistry, approvals: Approvals | None) -> None:
+        self._registry = registry
         self._approvals = approvals
-        self._lines: dict[str, set[CallRecord]] = {}
+        self._by_agent: dict[str, set[CallRecord]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         bus.subscribe(self._judge_again, PermissionChanged, AgentEnded)
 
-    def begin(self, line: CallRecord) -> None:
+    def begin(self, call: CallRecord) -> None:
         if self._loop is None:
             # Kept, because asking for it costs a system call in some versions of Python.
             self._loop = asyncio.get_running_loop()
-        line.task = asyncio.current_task(self._loop)
-        lines = self._lines.get(line.caller.agent)
-        if lines is None:
-            lines = self._lines[line.caller.agent] = set()
-        lines.add(line)
+        call.task = asyncio.current_task(self._loop)
+        active = self._by_agent.get(call.agent)
+        if active is None:
+            active = self._by_agent[call.agent] = set()
+        active.add(call)
 
-    def end(self, line: CallRecord) -> None:
-        lines = self._lines.get(line.caller.agent)
-        if lines is not None:
-            lines.discard(line)
-            if not lines:
-                del self._lines[line.caller.agent]
+    def end(self, call: CallRecord) -> None:
+        active = self._by_agent.get(call.agent)
+        if active is not None:
+            active.discard(call)
+            if not active:
+                del self._by_agent[call.agent]
 
     def _judge_again(self, event: Event) -> None:
         if not isinstance(event, PermissionChanged | AgentEnded):
             return
         stopped: set[asyncio.Task[object]] = set()
-        for line in tuple(self._lines.get(event.agent, ())):
-            decision = self._today(line) if isinstance(event, PermissionChanged) else AGENT_ENDED
-            if decision.verdict is Verdict.DENY and line.task is not None:
-                line.stopped = decision
-                stopped.add(line.task)
+        for call in tuple(self._by_agent.get(event.agent, ())):
+            decision = self._decide_now(call) if isinstance(event, PermissionChanged) else AGENT_ENDED
+            if decision.verdict is Verdict.DENY and call.task is not None:
+                call.stopped = decision
+                stopped.add(call.task)
             elif decision.verdict is Verdict.ALLOW and self._approvals is not None:
-                self._approvals.release(line.call_id, why=decision.rule)
-        # A command that calls another has two lines in one task: once is enough for both.
+                self._approvals.release(call.call_id, why=decision.rule)
+        # A command that calls another has two calls in one task: once is enough for both.
         for task in stopped:
             task.cancel("no longer permitted")
 
-    def _today(self, line: CallRecord) -> Decision:
+    def _decide_now(self, call: CallRecord) -> Decision:
         try:
-            agent = self._roster.find(line.caller.agent)
+            agent = self._registry.find(call.agent)
         except NotFound:
             return AGENT_ENDED
-        return agent.permission.decide(line.tool, line.checked)
+        return agent.permission.decide(call.tool, call.checked)

@@ -31,7 +31,7 @@ _STATUS = {
     "unknown": ToolStatus.UNKNOWN,
     "timeout": ToolStatus.TIMEOUT,
     "cancelled": ToolStatus.CANCELLED,
-    "away": ToolStatus.UNAVAILABLE,
+    "unavailable": ToolStatus.UNAVAILABLE,
 }
 """By the book's word for an outcome; every other is an error."""
 

@@ -22,7 +22,7 @@ from toolcrib.errors import Denied, NotFound, UsageError
 from toolcrib.events import CatalogChanged, PermissionChanged, ServerStateChanged
 from toolcrib.identity.agent import Agent, MintedAgent
 from toolcrib.identity.sessions import Session
-from toolcrib.policy import Caller, Profile, RuleEffect, Verdict, decide, rule_data
+from toolcrib.policy import Permission, Profile, RuleEffect, rule_data
 
 
 def _described(context: CommandContext, agent: Agent, used_at: float | None) -> dict[str, Any]:
@@ -162,8 +162,7 @@ async def servers(context: CommandContext, params: AgentToken) -> dict[str, Any]
         async with context.crib.working_in(root) as project:
             while True:
                 changed.clear()
-                caller = Caller(agent=agent.name, permission=roster.find(agent.name).permission)
-                seen = _visible_servers(project, caller)
+                seen = _visible_servers(project, roster.find(agent.name).permission)
                 if seen != told:
                     await context.emit({"servers": seen})
                     told = seen
@@ -172,12 +171,12 @@ async def servers(context: CommandContext, params: AgentToken) -> dict[str, Any]
         leave()
 
 
-def _visible_servers(project: Project, caller: Caller) -> list[dict[str, Any]]:
-    """The servers of which the caller may use a tool, or could, were it known."""
+def _visible_servers(project: Project, permission: Permission) -> list[dict[str, Any]]:
+    """The servers of which somebody with this permission may use a tool, or could, were it known."""
     found = []
     for name, server in sorted(project.servers.items()):
         tools = project.catalog.of_server(name) if server.tools is not None else (most_harmless(name, name),)
-        if any(decide(caller, tool).verdict is not Verdict.DENY for tool in tools):
+        if any(map(permission.shows, tools)):
             found.append({"name": name, "state": server.status.state.value})
     return found
 

@@ -25,7 +25,7 @@ OUTCOMES = (
     "error",
     "timeout",
     "cancelled",
-    "away",
+    "unavailable",
     "denied",
     "invalid",
     "unknown",

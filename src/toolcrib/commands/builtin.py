@@ -24,7 +24,7 @@ from toolcrib.core.crib import Crib
 from toolcrib.core.project import BuiltinServer, Project
 from toolcrib.core.workspace import WorkspaceServer
 from toolcrib.errors import ToolcribError
-from toolcrib.policy import Caller
+from toolcrib.identity.principal import RequestContext
 from toolcrib.policy.permission import OWNER_MARK
 from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
 
@@ -65,15 +65,13 @@ class CommandServer:
     def absence(self, project: Project) -> str:
         return ""
 
-    def target(self, project: Project, caller: Caller) -> _CommandTarget:
-        return _CommandTarget(self, project, caller)
+    def target(self, request: RequestContext[Project]) -> _CommandTarget:
+        return _CommandTarget(self, request)
 
-    async def answer(self, call: ToolCall, project: Project, caller: Caller) -> ServerAnswer:
+    async def answer(self, call: ToolCall, request: RequestContext[Project]) -> ServerAnswer:
         if self.crib is None:
             raise RuntimeError("the commands were asked before they were wired")
-        context = CommandContext(
-            crib=self.crib, project=project, caller=caller, host=self._host, via=Via.MCP, emit=_discard
-        )
+        context = CommandContext(crib=self.crib, request=request, host=self._host, via=Via.MCP, emit=_discard)
         arguments = msgspec.json.decode(call.params.get("arguments", b"{}")) or {}
         try:
             found = await self._registry.run(self._commands[call.name].name, arguments, context)
@@ -87,8 +85,7 @@ class _CommandTarget:
     """The commands, as one caller in one project sees them."""
 
     server: CommandServer
-    project: Project
-    caller: Caller
+    request: RequestContext[Project]
 
     async def call(
         self,
@@ -97,7 +94,7 @@ class _CommandTarget:
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> ServerAnswer:
-        return await self.server.answer(call, self.project, self.caller)
+        return await self.server.answer(call, self.request)
 
 
 async def _discard(_: dict[str, Any]) -> None:

@@ -60,7 +60,7 @@ async def trust(context: CommandContext, params: TrustFile) -> dict[str, Any]:
             f"{file} is not what it was when you looked at it.", remedy="Look again with `toolcrib trust`."
         )
     await context.crib.trust.add_file(file, digest)
-    await context.crib.reload(by=context.caller.agent)
+    await context.crib.reload(by=context.principal.name)
     return {"file": str(file), "sha256": digest}
 
 
@@ -68,7 +68,7 @@ async def trust(context: CommandContext, params: TrustFile) -> dict[str, Any]:
 async def untrust(context: CommandContext, params: UntrustFile) -> dict[str, Any]:
     """Take the trust in a project's file back; what it started ends."""
     was_trusted = await context.crib.trust.remove_file(Path(params.file))
-    await context.crib.reload(by=context.caller.agent)
+    await context.crib.reload(by=context.principal.name)
     return {"file": params.file, "was_trusted": was_trusted}
 
 

@@ -77,7 +77,7 @@ async def submit(context: CommandContext, params: SubmitJob) -> dict[str, Any]:
         timeout=params.timeout,
         max_steps=params.max_steps,
     )
-    return _described(await context.host.jobs.submit(context.caller, context.project.root, order))
+    return _described(await context.host.jobs.submit(context.principal, context.project.root, order))
 
 
 class ListJobs(Parameters):
@@ -89,7 +89,7 @@ class ListJobs(Parameters):
 async def list_jobs(context: CommandContext, params: ListJobs) -> dict[str, Any]:
     """List your jobs, the newest first."""
     status = None if params.status is None else JobStatus(params.status)
-    rows, total = await context.host.jobs.latest(context.caller, status=status, most=params.limit)
+    rows, total = await context.host.jobs.latest(context.principal, status=status, most=params.limit)
     return {"jobs": [{**_described(row), "prompt": _short(row.prompt)} for row in rows], "total": total}
 
 
@@ -107,7 +107,7 @@ class JobResultParameters(Parameters):
 )
 async def result(context: CommandContext, params: JobResultParameters) -> dict[str, Any]:
     """Get a job's status and, once it is over, its text or what went wrong."""
-    row = await context.host.jobs.result(context.caller, params.job, wait=params.wait)
+    row = await context.host.jobs.result(context.principal, params.job, wait=params.wait)
     return {
         **_described(row),
         "text": row.text,
@@ -125,4 +125,4 @@ class JobId(Parameters):
 @registry.command("job:cancel", parameters=JobId, effect=CommandEffect.WORKS, reach=Availability.EVERYWHERE)
 async def cancel(context: CommandContext, params: JobId) -> dict[str, Any]:
     """End a job that waits or runs, with all that it started. What it did until then stays."""
-    return _described(await context.host.jobs.cancel(context.caller, params.job))
+    return _described(await context.host.jobs.cancel(context.principal, params.job))

@@ -20,7 +20,7 @@ from toolcrib.config import Flags, Paths
 from toolcrib.core.crib import Crib
 from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.errors import DaemonNotRunning
-from toolcrib.policy import OWNER
+from toolcrib.identity.principal import OWNER, RequestContext
 
 _WAITS_FOR_ALL = frozenset({"server:list", "system:health", "system:status"})
 _NEEDS_NONE = frozenset(
@@ -99,7 +99,9 @@ async def local_commands(
     async with crib:
         if name in _WAITS_FOR_ALL or _is_a_command(name, params):
             await crib.home.settled()
-        context = CommandContext(crib=crib, project=crib.home, caller=OWNER, host=host, via=Via.SOCKET, emit=emit)
+        context = CommandContext(
+            crib=crib, request=RequestContext(OWNER, crib.home), host=host, via=Via.SOCKET, emit=emit
+        )
         yield lambda name, params: registry.run(name, params, context)
 
 

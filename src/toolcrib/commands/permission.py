@@ -24,10 +24,9 @@ from toolcrib.config.paths import project_of
 from toolcrib.core.project import Project
 from toolcrib.errors import ConfigError, NotFound, ToolcribError, UsageError
 from toolcrib.identity.agent import Agent
+from toolcrib.identity.principal import CLIENT, OWNER
 from toolcrib.policy import (
     BUILTIN,
-    CLIENT,
-    OWNER,
     Decision,
     OwnTools,
     Permission,
@@ -150,7 +149,7 @@ class PermissionCase:
             decides = [match.rule for match in matches if str(match.rule) == decision.rule]
             if not decides or (decision.verdict is Verdict.ASK and decides[0].origin is RuleOrigin.PROFILE):
                 # An allow of its own is enough here.
-                if self.agent not in (OWNER.agent, CLIENT.agent):
+                if self.agent not in (OWNER.name, CLIENT.name):
                     yield f"`toolcrib allow {self.agent} {shlex.quote(self.tool.display)}`"
                 return
             yield self._without(decides[0])
@@ -311,8 +310,8 @@ async def why(context: CommandContext, params: WhyParameters) -> dict[str, Any]:
 
 def _permission(context: CommandContext, agent: str) -> Permission:
     for always in (OWNER, CLIENT):
-        if agent == always.agent:
-            return always.permission
+        if agent == always.name:
+            return always.permission()
     return context.crib.roster.find(agent).permission
 
 

@@ -22,7 +22,7 @@ from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.errors import DaemonNotRunning, Denied, UnknownCommand, UsageError
-from toolcrib.policy import OWNER, Caller
+from toolcrib.identity.principal import OWNER, Principal, RequestContext
 from toolcrib.store.jobs import JobRow, JobStatus
 
 AGENT = "agent"
@@ -47,19 +47,21 @@ class JobRequest:
 class JobService(Protocol):
     """Everybody sees their own jobs and those of their children; the owner sees all."""
 
-    async def submit(self, caller: Caller, root: Path, order: JobRequest) -> JobRow:
+    async def submit(self, principal: Principal, root: Path, order: JobRequest) -> JobRow:
         """Durable when it returns. `root` is the project that the caller is in."""
         ...
 
-    async def latest(self, caller: Caller, *, status: JobStatus | None, most: int) -> tuple[tuple[JobRow, ...], int]:
+    async def latest(
+        self, principal: Principal, *, status: JobStatus | None, most: int
+    ) -> tuple[tuple[JobRow, ...], int]:
         """The newest first, and how many there are in all."""
         ...
 
-    async def result(self, caller: Caller, job: str, *, wait: float) -> JobRow:
+    async def result(self, principal: Principal, job: str, *, wait: float) -> JobRow:
         """As it is when it ends, or after `wait` seconds."""
         ...
 
-    async def cancel(self, caller: Caller, job: str) -> JobRow:
+    async def cancel(self, principal: Principal, job: str) -> JobRow:
         """It has ended when it returns; one that had ended before stays as it was."""
         ...
 
@@ -71,16 +73,16 @@ class JobService(Protocol):
 class NoJobs:
     """Only a daemon runs in the background."""
 
-    async def submit(self, caller: Caller, root: Path, order: JobRequest) -> NoReturn:
+    async def submit(self, principal: Principal, root: Path, order: JobRequest) -> NoReturn:
         _refuse_job()
 
-    async def latest(self, caller: Caller, *, status: JobStatus | None, most: int) -> NoReturn:
+    async def latest(self, principal: Principal, *, status: JobStatus | None, most: int) -> NoReturn:
         _refuse_job()
 
-    async def result(self, caller: Caller, job: str, *, wait: float) -> NoReturn:
+    async def result(self, principal: Principal, job: str, *, wait: float) -> NoReturn:
         _refuse_job()
 
-    async def cancel(self, caller: Caller, job: str) -> NoReturn:
+    async def cancel(self, principal: Principal, job: str) -> NoReturn:
         _refuse_job()
 
     def running(self, job: str) -> NoReturn:
@@ -194,12 +196,19 @@ class CommandContext:
     """What a command may use."""
 
     crib: Crib
-    project: Project
-    caller: Caller
+    request: RequestContext[Project]
     host: CommandHost
     via: Via
     emit: Callable[[dict[str, Any]], Awaitable[None]]
     """Sends an event before the result, for commands that stream."""
+
+    @property
+    def principal(self) -> Principal:
+        return self.request.principal
+
+    @property
+    def project(self) -> Project:
+        return self.request.project
 
 
 CommandFunction = Callable[[CommandContext, Any], Awaitable[dict[str, Any]]]
@@ -219,11 +228,11 @@ class Command:
         """Its name inside the server `crib`; in the catalog it becomes `crib_<namespace>_<action>`."""
         return self.name.replace(":", "_")
 
-    def open_to(self, caller: Caller) -> bool:
+    def open_to(self, principal: Principal) -> bool:
         """The floor under every permission; what a profile allows of the rest is the policy's to say."""
         return (
             self.effect in (CommandEffect.READS, CommandEffect.CARRIES, CommandEffect.WORKS)
-            or caller.profile == OWNER.profile
+            or principal.profile == OWNER.profile
         )
 
 
@@ -258,9 +267,9 @@ class CommandRegistry:
 
     async def run(self, name: str, params: Mapping[str, Any], context: CommandContext) -> dict[str, Any]:
         command = self.find(name)
-        if not command.open_to(context.caller):
+        if not command.open_to(context.principal):
             raise Denied(
-                f"{context.caller.agent} may not use {name}: it is the owner's alone.",
+                f"{context.principal.name} may not use {name}: it is the owner's alone.",
                 remedy="The owner may, from the command line.",
             )
         try:

@@ -37,8 +37,9 @@ from toolcrib.core.project import Project
 from toolcrib.daemon_client.lifetime import DaemonLifetime
 from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, ToolcribError, UsageError
 from toolcrib.identity.agent import Agent
+from toolcrib.identity.principal import OWNER
 from toolcrib.identity.registry import AgentRegistry
-from toolcrib.policy import OWNER, Caller, Permission, Rule, RuleEffect, RuleOrigin, Verdict
+from toolcrib.policy import Permission, Rule, RuleEffect, RuleOrigin, Verdict
 from toolcrib.policy.profile import OwnTools, OwnToolsLimit, own_tools_limit
 from toolcrib.servers.model import ServerState
 from toolcrib.store.jobs import JobRow
@@ -258,7 +259,7 @@ def _refuse_another(context: CommandContext, params: LeaseParameters, job: JobRo
         raise Denied(f"The job {job.id} was submitted with something else.", remedy="Submit it again.")
     if Path(job.workdir).resolve() != Path(job.workdir):
         raise _moved(job)
-    if job.submitter != OWNER.agent and context.project.root != Path(job.root):
+    if job.submitter != OWNER.name and context.project.root != Path(job.root):
         raise Denied(
             f"{job.workdir} was in the project {job.root} when the job was submitted, and is in another now.",
             remedy="Submit it again from there.",
@@ -289,12 +290,11 @@ async def _lease(
     context: CommandContext, agent: Agent, token: str, job: JobRow | None, params: LeaseParameters
 ) -> dict[str, Any]:
     crib, project, host = context.crib, context.project, context.host.describe()
-    caller = Caller(agent=agent.name, permission=agent.permission)
-    job_with = "" if job is None or job.submitter == OWNER.agent else job.runs
+    job_with = "" if job is None or job.submitter == OWNER.name else job.runs
     settings = await settings_in(crib, agent.workdir or project.root)
     own = own_tools_of(crib, project, agent, settings, ci=params.ci, job_with=job_with)
     listings = crib.listings(project)
-    names = offered_names(listings.tools(project.catalog, caller), project.catalog.by_public(listings.style))
+    names = offered_names(listings.tools(project.catalog, agent.permission), project.catalog.by_public(listings.style))
     return {
         "agent": agent.name,
         "token": token,

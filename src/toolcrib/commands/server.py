@@ -18,7 +18,7 @@ from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, home_of, 
 from toolcrib.config.values import EntryContext
 from toolcrib.errors import ConfigError, Denied, StoreError, UnknownServer, UsageError
 from toolcrib.events import AuditedChange
-from toolcrib.policy import OWNER, Verdict, decide
+from toolcrib.identity.principal import OWNER
 from toolcrib.servers.model import ServerState
 
 
@@ -68,7 +68,7 @@ def _new_or_changed(context: CommandContext, config: ServerConfig) -> list[str]:
 @registry.command("server:list", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
 async def list_servers(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """List the MCP servers behind Toolcrib with their state, protocol era, number of tools and last error."""
-    if context.caller.profile != OWNER.profile:
+    if context.principal.profile != OWNER.profile:
         return {"servers": [describe_for_agent(context, name) for name in usable_servers(context)]}
     return {
         "servers": [describe_server(context, name) for name in sorted(context.project.config.servers)],
@@ -78,11 +78,9 @@ async def list_servers(context: CommandContext, _: Parameters) -> dict[str, Any]
 
 def usable_servers(context: CommandContext) -> list[str]:
     """The servers of which the caller may use at least one tool; what the others do is none of its business."""
-    project, caller = context.project, context.caller
+    project, permission = context.project, context.principal.permission()
     return [
-        name
-        for name in sorted(project.config.servers)
-        if any(decide(caller, tool).verdict is not Verdict.DENY for tool in project.catalog.of_server(name))
+        name for name in sorted(project.config.servers) if any(map(permission.shows, project.catalog.of_server(name)))
     ]
 
 
@@ -93,7 +91,7 @@ def describe_for_agent(context: CommandContext, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "state": None if server is None else server.status.state,
-        "tools": sum(decide(context.caller, tool).verdict is not Verdict.DENY for tool in tools),
+        "tools": sum(map(context.principal.permission().shows, tools)),
     }
 
 
@@ -161,7 +159,7 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
         raise StoreError(
             f"Nothing was changed, because the book could not be written: {error.message}", remedy=error.remedy
         ) from error
-    await crib.reload(by=context.caller.agent, besides=params.name)
+    await crib.reload(by=context.principal.name, besides=params.name)
     if params.name not in project.config.servers:
         problems = [str(problem) for problem in project.config.problems if params.name in problem.key]
         raise ConfigError(
@@ -194,7 +192,7 @@ async def _trust_edited(context: CommandContext, file: Path, edited: ConfigEdit)
 
 async def _record(context: CommandContext, what: str, name: str, file: Path, **more: str) -> None:
     detail = {"server": name, "file": str(file), **more, "via": str(context.via)}
-    await context.crib.note(AuditedChange(what=what, agent=context.caller.agent, detail=detail))
+    await context.crib.note(AuditedChange(what=what, agent=context.principal.name, detail=detail))
 
 
 class ServerName(Parameters):
@@ -211,7 +209,7 @@ async def remove(context: CommandContext, params: ServerName) -> dict[str, Any]:
         _configured(context, params.name)
         raise
     await _trust_edited(context, file, edited)
-    await context.crib.reload(by=context.caller.agent, besides=params.name)
+    await context.crib.reload(by=context.principal.name, besides=params.name)
     await _record(context, "server removed", params.name, file)
     return {"server": params.name, "file": str(file)}
 

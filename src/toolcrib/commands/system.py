@@ -22,7 +22,7 @@ from toolcrib.commands.server import (
 from toolcrib.config.model import Severity
 from toolcrib.errors import UnknownServer
 from toolcrib.events import AuditedChange
-from toolcrib.policy import OWNER
+from toolcrib.identity.principal import OWNER
 from toolcrib.servers.model import ServerState
 from toolcrib.servers.pool import instance_key
 from toolcrib.store.clock import keep
@@ -31,7 +31,7 @@ from toolcrib.store.clock import keep
 @registry.command("system:health", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
 async def health(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Say whether Toolcrib and the servers behind it work, and what is wrong with those that do not."""
-    if context.caller.profile != OWNER.profile:
+    if context.principal.profile != OWNER.profile:
         return _health_for_agent(context)
     states = [server.status for server in context.project.servers.values()]
     away = [

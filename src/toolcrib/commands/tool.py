@@ -61,8 +61,7 @@ async def call(context: CommandContext, params: CallToolParameters) -> dict[str,
         # It may be the tool of a server that is still on its way.
         await context.project.settled()
     outcome = await context.crib.door.call(
-        context.project,
-        context.caller,
+        context.request,
         CallRequest(
             tool=params.tool,
             params={"arguments": msgspec.Raw(msgspec.json.encode(params.arguments))},
@@ -92,7 +91,7 @@ async def raw(context: CommandContext, params: RawCommand) -> dict[str, Any]:
     # Through the door, like any other call: it is judged and written down for what it is.
     arguments = msgspec.Raw(msgspec.json.encode(params.parameters))
     request = CallRequest(tool=f"crib:{command.tool}", params={"arguments": arguments})
-    outcome = await context.crib.door.call(context.project, context.caller, request)
+    outcome = await context.crib.door.call(context.request, request)
     result = read_answer(outcome.answer)
     if result.is_error or not isinstance(result.structured, dict):
         raise ToolError(result.text)

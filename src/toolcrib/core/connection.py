@@ -53,7 +53,7 @@ from toolcrib.servers.web import explain_status
 _OUTCOME_OF_ERROR: tuple[tuple[type[BaseException], str], ...] = (
     (asyncio.CancelledError, "cancelled"),
     (CallTimeout, "timeout"),
-    (ServerFailure, "away"),
+    (ServerFailure, "unavailable"),
     (Denied, "denied"),
     (InvalidArguments, "invalid"),
     (UnknownTool, "unknown"),

@@ -34,10 +34,10 @@ from toolcrib.core.trust import Trust, trusted_files
 from toolcrib.errors import UsageError
 from toolcrib.events import AuditedChange, Bus
 from toolcrib.identity.approvals import Approvals
+from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.identity.registry import AgentRegistry
 from toolcrib.identity.sessions import SessionRegistry
 from toolcrib.listing import Listings
-from toolcrib.policy import OWNER
 from toolcrib.servers.model import ServerState, ServerStatus
 from toolcrib.servers.reaper import Reaper
 from toolcrib.store import Store
@@ -277,7 +277,7 @@ class Crib(AsyncResource, ToolProvider):
         async with self._projects.working_in(root) as project:
             yield project
 
-    async def reload(self, *, by: str = OWNER.agent, besides: str = "") -> None:
+    async def reload(self, *, by: str = OWNER.name, besides: str = "") -> None:
         """Reads the configuration of every project again and starts, stops or exchanges what changed, nothing else.
 
         The book says which servers came, went or changed, `besides` the one that it speaks of already.
@@ -346,7 +346,7 @@ class Crib(AsyncResource, ToolProvider):
         self, name: str, arguments: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> Result:
         with self._advising(timeout):
-            outcome = await self.door.call(self.home, OWNER, call_request(name, arguments, timeout))
+            outcome = await self.door.call(RequestContext(OWNER, self.home), call_request(name, arguments, timeout))
         return read_answer(outcome.answer)
 
     @property

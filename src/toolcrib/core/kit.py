@@ -28,7 +28,7 @@ from toolcrib.core.provider import AsyncResource, ToolProvider, call_request
 from toolcrib.core.results import Result, read_answer
 from toolcrib.errors import ServerUnavailable, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import Bus, CatalogChanged, ServerStateChanged
-from toolcrib.policy import OWNER, Caller
+from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.servers.model import ServerState, ServerStatus
 from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.server import Server
@@ -138,7 +138,7 @@ class Kit(AsyncResource, ToolProvider):
     ) -> Result:
         self._refuse_closed()
         with self._advising(timeout):
-            outcome = await self._door.call(self, OWNER, call_request(name, arguments, timeout))
+            outcome = await self._door.call(RequestContext(OWNER, self), call_request(name, arguments, timeout))
         return read_answer(outcome.answer)
 
     async def refresh(self, server: str) -> None:
@@ -158,7 +158,7 @@ class Kit(AsyncResource, ToolProvider):
                 self._live(server)
             raise
 
-    def target(self, server: str, _caller: Caller) -> Server:
+    def target(self, server: str, _request: RequestContext[Kit]) -> Server:
         """Who answers the calls of this server's tools."""
         return self._live(server)
 

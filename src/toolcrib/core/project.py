@@ -23,7 +23,7 @@ from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import WORKSPACE, Config, NameStyle, ServerConfig
 from toolcrib.config.paths import slug
 from toolcrib.errors import ServerUnavailable, UnknownTool
-from toolcrib.policy import Caller
+from toolcrib.identity.principal import RequestContext
 from toolcrib.servers.model import ServerState
 from toolcrib.servers.server import Server
 
@@ -49,7 +49,7 @@ class BuiltinServer(Protocol):
         """Why there are no tools in this project, if there are none."""
         ...
 
-    def target(self, project: Project, caller: Caller) -> CallTarget: ...
+    def target(self, request: RequestContext[Project]) -> CallTarget: ...
 
     async def refresh(self, crib: Crib) -> None:
         """Called before the first project is opened, and when the configuration is read again."""
@@ -188,10 +188,10 @@ class Project:
             if problem.key.split(".")[1:2] == [meant]:
                 unknown.remedy = str(problem)
 
-    def target(self, server: str, caller: Caller) -> CallTarget:
+    def target(self, server: str, request: RequestContext[Project]) -> CallTarget:
         builtin = self._builtins.get(server)
         if builtin is not None:
-            return builtin.target(self, caller)
+            return builtin.target(request)
         found = self.servers.get(server)
         if found is None:
             raise ServerUnavailable(f"The server {server} was just removed.", remedy="List the tools again.")

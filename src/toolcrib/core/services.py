@@ -20,9 +20,9 @@ from toolcrib.config.model import DaemonSettings
 from toolcrib.events import AuditedChange, Bus
 from toolcrib.identity.agent import naming_tokens
 from toolcrib.identity.approvals import Approvals
+from toolcrib.identity.principal import CLIENT, OWNER
 from toolcrib.identity.registry import AgentRegistry
 from toolcrib.identity.sessions import SessionRegistry
-from toolcrib.policy import CLIENT, OWNER
 from toolcrib.store import Store
 from toolcrib.store.clock import ExpiryClock, watch
 from toolcrib.store.clock import load as load_clock
@@ -31,14 +31,14 @@ from toolcrib.store.commits import GroupCommit
 
 async def write_change(book: AuditLog, change: AuditedChange) -> None:
     """Writes down that something was changed, by the owner where no agent is named; durable when it returns."""
-    agent = change.agent or OWNER.agent
+    agent = change.agent or OWNER.name
     book.note(
         AuditEntry(kind=EntryKind.CHANGE, at=change.at, agent=agent, outcome=change.what, detail=dict(change.detail))
     )
-    await book.kept()
+    await book.flush()
 
 
-_BUILTIN_AGENTS = frozenset({OWNER.agent, CLIENT.agent})
+_BUILTIN_AGENTS = frozenset({OWNER.name, CLIENT.name})
 
 
 class Services:
@@ -104,7 +104,7 @@ async def open_services(
             return f"agent {agent.name}" if agent else ""
 
         approvals = Approvals(bus, mask=lambda text: naming_tokens(mask.named(text), holder))
-        door = Door(bus, book=book, roster=roster, approvals=approvals, sessions=sessions)
+        door = Door(bus, audit=book, registry=roster, approvals=approvals, sessions=sessions)
         yield Services(
             commits=commits,
             book=book,

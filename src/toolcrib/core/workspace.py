@@ -23,7 +23,7 @@ from toolcrib.config.model import WORKSPACE
 from toolcrib.core.project import Project
 from toolcrib.errors import CallTimeout, StoreError, ToolcribError, WorkspaceError
 from toolcrib.events import AuditedChange
-from toolcrib.policy import Caller
+from toolcrib.identity.principal import RequestContext
 from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
 from toolcrib.workspace.session import WorkspaceSession
 from toolcrib.workspace.settings.load import load_settings, settings_files
@@ -105,20 +105,22 @@ class WorkspaceServer:
             return error.text()
         return ""
 
-    def target(self, project: Project, caller: Caller) -> _WorkspaceTarget:
-        return _WorkspaceTarget(self, Path(caller.permission.folder or project.root), caller)
+    def target(self, request: RequestContext[Project]) -> _WorkspaceTarget:
+        return _WorkspaceTarget(self, Path(request.principal.permission().folder or request.project.root), request)
 
-    async def answer(self, call: ToolCall, root: Path, caller: Caller, on_progress: OnProgress | None) -> ServerAnswer:
+    async def answer(
+        self, call: ToolCall, root: Path, request: RequestContext[Project], on_progress: OnProgress | None
+    ) -> ServerAnswer:
         try:
             opened = self._at(root)
-            await self._note_unsafe(opened.workspace, call.name, caller)
+            await self._note_unsafe(opened.workspace, call.name, request.principal.name)
         except ToolcribError as error:
             return ServerAnswer(result=_failed(error.text()))
         opened.users += 1
         try:
             arguments = bytes(call.params.get("arguments", b"{}"))
             result = await opened.workspace.call(
-                call.name, arguments, session=self._session(opened.workspace, caller), on_progress=on_progress
+                call.name, arguments, session=self._session(opened.workspace, request), on_progress=on_progress
             )
         finally:
             opened.users -= 1
@@ -127,9 +129,9 @@ class WorkspaceServer:
                 self._end(opened)
         return ServerAnswer(result=result)
 
-    def _session(self, workspace: Workspace, caller: Caller) -> WorkspaceSession:
+    def _session(self, workspace: Workspace, request: RequestContext[Project]) -> WorkspaceSession:
         """What the conversation has used up; it outlives the workspace, so that nobody gets more by waiting."""
-        key = (str(workspace.root), caller.agent, caller.conversation)
+        key = (str(workspace.root), request.principal.name, request.conversation)
         found = self._sessions.get(key)
         if found is None:
             found = self._sessions[key] = WorkspaceSession(workspace.settings.limits)
@@ -139,14 +141,14 @@ class WorkspaceServer:
         self._sessions.move_to_end(key)
         return found
 
-    async def _note_unsafe(self, workspace: Workspace, tool: str, caller: Caller) -> None:
+    async def _note_unsafe(self, workspace: Workspace, tool: str, agent: str) -> None:
         """What runs without a sandbox is written down as such before it runs."""
         if self._unsafe and workspace.runs_code(tool):
             try:
                 await self._home.note(
                     AuditedChange(
                         what="code run without a sandbox",
-                        agent=caller.agent,
+                        agent=agent,
                         detail={"tool": tool, "folder": str(workspace.root)},
                     )
                 )
@@ -234,14 +236,14 @@ class _WorkspaceTarget:
 
     server: WorkspaceServer
     root: Path
-    caller: Caller
+    request: RequestContext[Project]
 
     async def call(
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
     ) -> ServerAnswer:
         try:
             async with asyncio.timeout(timeout):
-                return await self.server.answer(call, self.root, self.caller, on_progress)
+                return await self.server.answer(call, self.root, self.request, on_progress)
         except TimeoutError:
             raise CallTimeout(f"{call.name} did not end within {timeout:g} s; what it ran was ended.") from None
 

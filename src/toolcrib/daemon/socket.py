@@ -29,7 +29,7 @@ from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ConfigError, Toolcr
 from toolcrib.gateway.auth import DEFAULT_CONVERSATION, Authenticator, checked_conversation
 from toolcrib.gateway.messages import MAX_BODY, Rejected, count_values, error_reply
 from toolcrib.gateway.pipe import PipeConnection
-from toolcrib.policy import OWNER
+from toolcrib.identity.principal import CLIENT, OWNER, RequestContext
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class CommandSocket:
     def __init__(self, crib: Crib, host: CommandHost) -> None:
         self._crib = crib
         self._host = host
-        self._reception = Authenticator(crib)
+        self._auth = Authenticator(crib)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -143,12 +143,12 @@ class CommandSocket:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 token = params.get("token")
-                guest = self._reception.admit(str(token)) if token else self._reception.unnamed()
+                principal = self._auth.authenticate(str(token)) if token else CLIENT
                 conversation = checked_conversation(str(params.get("conversation") or "")) or DEFAULT_CONVERSATION
                 # An agent works where its token says, wherever its client was started.
                 root = _root(params.get("root") or str(self._crib.root))
-                if guest.workdir is not None:
-                    root = self._reception.root_of(guest, guest.workdir)
+                if principal.workdir is not None:
+                    root = self._auth.root_of(principal, principal.workdir)
                 project = await stack.enter_async_context(self._crib.working_in(root))
                 stack.enter_context(self._host.leases.needed())
             except Rejected as rejected:
@@ -161,9 +161,7 @@ class CommandSocket:
                 told = f"The root cannot be used: {error}."
                 await _send(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": told}})
                 return
-            await PipeConnection(
-                self._crib, project, guest, conversation, self._reception.turns, reader, writer
-            ).serve()
+            await PipeConnection(self._crib, project, principal, conversation, self._auth.reads, reader, writer).serve()
 
     async def _command(
         self, request_id: Any, name: str, params: dict[str, Any], root: Path | None, writer: asyncio.StreamWriter
@@ -173,9 +171,8 @@ class CommandSocket:
 
         try:
             async with self._working_in(name, root) as project:
-                context = CommandContext(
-                    crib=self._crib, project=project, caller=OWNER, host=self._host, via=Via.SOCKET, emit=emit
-                )
+                request = RequestContext(OWNER, project)
+                context = CommandContext(crib=self._crib, request=request, host=self._host, via=Via.SOCKET, emit=emit)
                 answer = {"id": request_id, "result": await registry.run(name, params, context)}
         except ToolcribError as error:
             data = {**error.data, "remedy": error.remedy, "exit_code": error.exit_code, "kind": type(error).__name__}

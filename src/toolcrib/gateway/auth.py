@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,12 @@ from toolcrib.config.masking import mask_tokens
 from toolcrib.config.paths import project_of
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
-from toolcrib.errors import ErrorCase, FolderGone, NotFound
+from toolcrib.errors import ErrorCase, FolderGone
 from toolcrib.gateway import protocol
 from toolcrib.gateway.messages import MAX_BODY, SMALL, ReadLimiter, Rejected
 from toolcrib.identity.agent import Agent
-from toolcrib.identity.registry import AgentRegistry
-from toolcrib.identity.sessions import Session
-from toolcrib.listing import ReaderKind
-from toolcrib.policy import CLIENT, OWNER, Caller, Permission
+from toolcrib.identity.principal import OWNER, Principal, ReaderKind
+from toolcrib.policy import Permission
 
 LONGEST_LABEL = 128
 DEFAULT_CONVERSATION = "default"
@@ -34,119 +33,6 @@ DEFAULT_CONVERSATION = "default"
 _LOOK_AGAIN = 1.0
 """Seconds for which a folder that was there counts as being there."""
 _CHALLENGE = ((b"www-authenticate", b'Bearer realm="toolcrib"'),)
-
-
-class Principal:
-    """Who is at the other end, for as long as it is the same credential."""
-
-    __slots__ = ("_agent", "_fixed", "_roster", "name")
-
-    def __init__(
-        self, name: str, *, fixed: Permission | None = None, agent: Agent | None = None, roster: AgentRegistry
-    ) -> None:
-        self.name = name
-        self._fixed = fixed
-        self._agent = agent
-        self._roster = roster
-
-    @property
-    def workdir(self) -> Path | None:
-        return None if self._agent is None else self._agent.workdir
-
-    def permission(self) -> Permission:
-        """As it is now, for what is done now: between two looks a request may have waited for long."""
-        if self._fixed is not None:
-            return self._fixed
-        return self._today().permission
-
-    def _today(self) -> Agent:
-        try:
-            today = self._roster.find(self.name)
-        except NotFound:
-            raise bad_token() from None
-        # The same name with another token is not the one who came in.
-        if self._agent is None or today.digest != self._agent.digest:
-            raise bad_token()
-        return today
-
-    def caller(self, conversation: str, session: Session) -> Caller:
-        return Caller(agent=self.name, permission=self.permission(), conversation=conversation, session=session)
-
-
-class Authenticator:
-    def __init__(self, crib: Crib, *, owner_token: str = "") -> None:
-        """Without the owner's token nobody is taken for the owner."""
-        self._crib = crib
-        self._owner_token = owner_token.encode()
-        self._loop = asyncio.get_running_loop()
-        self.turns = ReadLimiter()
-        self._owner = Principal(OWNER.agent, fixed=OWNER.permission, roster=crib.roster)
-        self._client = Principal(CLIENT.agent, fixed=CLIENT.permission, roster=crib.roster)
-        self._roots: dict[Path, tuple[Path, float]] = {}
-        """By an agent's folder: the root of its project, and when the folder was last seen."""
-
-    def admit(self, token: str) -> Principal:
-        """Whose token this is; one that nobody has is refused."""
-        if self._owner_token and hmac.compare_digest(token.encode(errors="replace"), self._owner_token):
-            return self._owner
-        agent = self._crib.roster.authenticate(token)
-        if agent is None:
-            raise bad_token()
-        return Principal(agent.name, agent=agent, roster=self._crib.roster)
-
-    def unnamed(self) -> Principal:
-        """A client that the person started here, and that brought no token."""
-        return self._client
-
-    async def project(self, guest: Principal) -> Project:
-        """Where the guest works: the project of its folder, or the daemon's own."""
-        workdir = guest.workdir
-        if workdir is None:
-            return self._crib.home
-        return await self._crib.project(self.root_of(guest, workdir))
-
-    def root_of(self, guest: Principal, workdir: Path) -> Path:
-        root, seen = self._roots.get(workdir, (workdir, 0.0))
-        now = self._loop.time()
-        if not seen or now - seen > _LOOK_AGAIN:
-            # A project in use stays the same, also if its folder gets another mark above it.
-            known = seen and any(project.root == root for project in self._crib.projects)
-            found = _looked_up(workdir)
-            if found is None:
-                raise FolderGone(
-                    f"The folder {workdir}, which {guest.name} works in, is not there.",
-                    remedy="Make it again, or add the agent anew.",
-                )
-            self._roots[workdir] = (root if known else found, now)
-        return self._roots[workdir][0]
-
-
-def _looked_up(workdir: Path) -> Path | None:
-    """The root of the folder's project; None if the folder is not there, or not for us."""
-    try:
-        return project_of(workdir) if workdir.is_dir() else None
-    except OSError:
-        return None
-
-
-def bad_token() -> Rejected:
-    return Rejected(ErrorCase.BAD_TOKEN, extra=_CHALLENGE)
-
-
-def no_token() -> Rejected:
-    return Rejected(ErrorCase.NO_TOKEN, extra=_CHALLENGE)
-
-
-def checked_conversation(label: str) -> str | None:
-    """A label as it may be used; None if it says nothing."""
-    if not label:
-        return None
-    if len(label) > LONGEST_LABEL or not label.isprintable():
-        raise Rejected(ErrorCase.CONVERSATION)
-    # It is kept and shown: a token that strayed into it is not.
-    return mask_tokens(label)
-
-
 _SINGLE = frozenset(
     {
         "host",
@@ -166,23 +52,47 @@ _ALL_VERBS = ((b"allow", b"POST, GET, DELETE"),)
 
 
 class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
-    guest: Principal
+    """An HTTP request of somebody we know."""
+
+    principal: Principal
     label: str | None
     """The conversation, where the request names one."""
     headers: Mapping[str, str]
 
     @property
     def reader(self) -> ReaderKind:
-        """A program asks where tools are from, and is told errors as such; a model is told in words."""
         return ReaderKind.PROGRAM if self.headers.get("x-toolcrib-sources") == "1" else ReaderKind.MODEL
 
 
-class HttpAuth:
-    def __init__(self, reception: Authenticator, *, port: int) -> None:
-        self._reception = reception
+class Authenticator:
+    def __init__(self, crib: Crib, *, owner_token: str = "", port: int | None = None) -> None:
+        """Without the owner's token nobody is taken for the owner. `port` is where HTTP requests come in."""
+        self._crib = crib
+        self._registry = crib.roster
+        self._owner_token = owner_token.encode()
+        self._loop = asyncio.get_running_loop()
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
         self._origins = {f"http://{host}" for host in self._hosts}
         self.closed = False
+        """Whether no more requests are taken."""
+        self.reads = ReadLimiter()
+        self._roots: dict[Path, tuple[Path, float]] = {}
+        """By an agent's folder: the root of its project, and when the folder was last seen."""
+
+    def authenticate(self, token: str) -> Principal:
+        """Whose token this is; one that nobody has is refused."""
+        if self._owner_token and hmac.compare_digest(token.encode(errors="replace"), self._owner_token):
+            return OWNER
+        agent = self._registry.authenticate(token)
+        if agent is None:
+            raise bad_token()
+        return Principal(name=agent.name, permission=partial(self._permission_of, agent), workdir=agent.workdir)
+
+    def _permission_of(self, agent: Agent) -> Permission:
+        current = self._registry.current(agent)
+        if current is None:
+            raise bad_token()
+        return current.permission
 
     def admit(self, scope: Any) -> AdmittedRequest:
         headers = _headers(scope["headers"])
@@ -195,15 +105,59 @@ class HttpAuth:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
-            raise no_token()
-        guest = self._reception.admit(token)
+            raise Rejected(ErrorCase.NO_TOKEN, extra=_CHALLENGE)
+        principal = self.authenticate(token)
         if self.closed:
             raise Rejected(ErrorCase.STOPPING)
         named = headers.get("x-toolcrib-agent")
-        if named and named != guest.name:
-            raise Rejected(ErrorCase.LABEL, agent=guest.name)
+        if named and named != principal.name:
+            raise Rejected(ErrorCase.LABEL, agent=principal.name)
         label = headers.get("x-toolcrib-conversation")
-        return AdmittedRequest(guest, None if label is None else checked_conversation(_decoded(label)), headers)
+        return AdmittedRequest(principal, None if label is None else checked_conversation(_decoded(label)), headers)
+
+    async def project(self, principal: Principal) -> Project:
+        """Where the principal works: the project of its folder, or the daemon's own."""
+        workdir = principal.workdir
+        if workdir is None:
+            return self._crib.home
+        return await self._crib.project(self.root_of(principal, workdir))
+
+    def root_of(self, principal: Principal, workdir: Path) -> Path:
+        root, seen = self._roots.get(workdir, (workdir, 0.0))
+        now = self._loop.time()
+        if not seen or now - seen > _LOOK_AGAIN:
+            # A project in use stays the same, also if its folder gets another mark above it.
+            known = seen and any(project.root == root for project in self._crib.projects)
+            found = _looked_up(workdir)
+            if found is None:
+                raise FolderGone(
+                    f"The folder {workdir}, which {principal.name} works in, is not there.",
+                    remedy="Make it again, or add the agent anew.",
+                )
+            self._roots[workdir] = (root if known else found, now)
+        return self._roots[workdir][0]
+
+
+def _looked_up(workdir: Path) -> Path | None:
+    """The root of the folder's project; None if the folder is not there, or not for us."""
+    try:
+        return project_of(workdir) if workdir.is_dir() else None
+    except OSError:
+        return None
+
+
+def bad_token() -> Rejected:
+    return Rejected(ErrorCase.BAD_TOKEN, extra=_CHALLENGE)
+
+
+def checked_conversation(label: str) -> str | None:
+    """A label as it may be used; None if it says nothing."""
+    if not label:
+        return None
+    if len(label) > LONGEST_LABEL or not label.isprintable():
+        raise Rejected(ErrorCase.CONVERSATION)
+    # It is kept and shown: a token that strayed into it is not.
+    return mask_tokens(label)
 
 
 def _headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -268,10 +222,10 @@ def is_large(headers: Mapping[str, str]) -> bool:
     return not length.isdigit() or int(length) > SMALL
 
 
-async def read_body(visitor: AdmittedRequest, receive: Callable[[], Awaitable[Any]]) -> bytes:
+async def read_body(request: AdmittedRequest, receive: Callable[[], Awaitable[Any]], *, large: bool) -> bytes:
     # Nothing that an agent without any permission may ask for is large.
-    most = SMALL if is_large(visitor.headers) and visitor.guest.permission().allows_nothing else MAX_BODY
-    length = visitor.headers.get("content-length", "0")
+    most = SMALL if large and request.principal.permission().allows_nothing else MAX_BODY
+    length = request.headers.get("content-length", "0")
     if not length.isdigit() or int(length) > most:
         raise Rejected(ErrorCase.TOO_LARGE, most=f"{most} bytes")
     parts: list[bytes] = []

@@ -1,18 +1,20 @@
-"""The desk: one client's message in, its answer out, whatever it came over and in whichever era.
+"""One client's message in, its answer out, whatever it came over and whichever protocol version it speaks.
 
-In: a decoded `ClientMessage` and the `RequestContext` it came from. Out: the bytes of the answer with the HTTP status
-that goes
-with them. `http` and `pipe` bring the messages and carry the answers; every tool call goes on through the door.
+In: a decoded `ClientMessage` and its `RequestContext`. Out: the bytes of the answer with the HTTP status that goes with
+them. `http` and `pipe` bring the messages and carry the answers; every tool call goes on through the door. A
+`PendingRequest` is what can be interrupted, over HTTP and the pipe alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from toolcrib.calls import CallOutcome, CallRequest
+from toolcrib.calls import CallRequest
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.errors import (
@@ -26,7 +28,6 @@ from toolcrib.errors import (
 )
 from toolcrib.events import ToolsListed
 from toolcrib.gateway import protocol
-from toolcrib.gateway.auth import Principal
 from toolcrib.gateway.messages import (
     ClientMessage,
     Rejected,
@@ -38,36 +39,60 @@ from toolcrib.gateway.messages import (
     raw_error_message,
     result_message,
 )
-from toolcrib.identity.sessions import Session
-from toolcrib.listing import ReaderKind
-from toolcrib.policy import Caller
+from toolcrib.identity.principal import Principal, ReaderKind, RequestContext
 from toolcrib.servers.model import MODERN_VERSION, Era, ServerAnswer
+
+log = logging.getLogger(__name__)
 
 _decode_name = msgspec.json.Decoder(str).decode
 
 _LISTING_WAITS = 2.0
 """Seconds; below the five after which clients give a server up."""
 _CALL_WAITS = 10.0
+_READ_BY_US = frozenset({"name", "arguments", "_meta"})
 
 LIST_CHANGED = notification("notifications/tools/list_changed")
 
 
-class RequestContext(msgspec.Struct, frozen=True, eq=False):
-    """Whoever a request came from: who it is, which project it works in, what it is counted in."""
+class PendingRequest:
+    """One request that is being answered. Its client may cancel it or disconnect, and its session may end."""
 
-    guest: Principal
-    project: Project
-    session: Session
-    conversation: str
-    reader: ReaderKind = ReaderKind.MODEL
+    __slots__ = ("cancelled_by_leaving", "disconnected", "over", "stopped", "task")
 
-    def caller(self) -> Caller:
-        """With the permission of this moment; `Rejected` if the guest has none any more."""
-        return self.guest.caller(self.conversation, self.session)
+    def __init__(self, task: asyncio.Task[Any] | None = None, *, cancelled_by_leaving: bool = False) -> None:
+        self.task = task
+        """The one that answers it."""
+        self.cancelled_by_leaving = cancelled_by_leaving
+        """Whether a client that disconnects does not want it any more."""
+        self.stopped: ErrorCase | None = None
+        """Why it was cut short."""
+        self.disconnected = False
+        """Whether nobody waits for the answer."""
+        self.over = False
+
+    def cancel(self) -> None:
+        """The client takes it back."""
+        self._stop(ErrorCase.TAKEN_BACK)
+
+    def interrupt(self) -> None:
+        """The session that it belongs to has ended."""
+        self._stop(ErrorCase.ENDED)
+
+    def disconnect(self) -> None:
+        if not self.over:
+            self.disconnected = True
+            if self.cancelled_by_leaving:
+                self._stop(ErrorCase.TAKEN_BACK)
+
+    def _stop(self, case: ErrorCase) -> None:
+        if not self.over and self.stopped is None:
+            self.stopped = case
+            if self.task is not None:
+                self.task.cancel(case)
 
 
 class PendingRequests:
-    """A connection's requests that are not answered yet, so that its client can take one back by its id."""
+    """A connection's requests that are not answered yet, so that its client can cancel one by its id."""
 
     __slots__ = ("_by_id",)
 
@@ -77,87 +102,103 @@ class PendingRequests:
     def __bool__(self) -> bool:
         return bool(self._by_id)
 
-    def begin(self, key: str | int, take_back: Callable[[], None]) -> Callable[[], None]:
+    def begin(self, key: str | int, cancel: Callable[[], None]) -> Callable[[], None]:
         """Notes a request; returns the call that notes its end."""
-        self._by_id[key] = take_back
+        self._by_id[key] = cancel
 
         def end() -> None:
             # A client that used the id again meanwhile means the newer one when it cancels.
-            if self._by_id.get(key) is take_back:
+            if self._by_id.get(key) is cancel:
                 del self._by_id[key]
 
         return end
 
     def cancel(self, message: ClientMessage) -> None:
-        """Takes back what a `notifications/cancelled` names, if it is still under way."""
+        """Cancels what a `notifications/cancelled` names, if it is still pending."""
         try:
             key = msgspec.json.decode(message.params["requestId"], type=str | int)
         except (KeyError, msgspec.ValidationError):
             return
-        take_back = self._by_id.get(key)
-        if take_back is not None:
-            take_back()
+        cancel = self._by_id.get(key)
+        if cancel is not None:
+            cancel()
 
     def cancel_all(self) -> None:
-        for take_back in tuple(self._by_id.values()):
-            take_back()
+        for cancel in tuple(self._by_id.values()):
+            cancel()
 
 
 Notify = Callable[[bytes], None]
 """Sends a notification that belongs to the request being answered."""
+ProjectRequest = RequestContext[Project]
 
 
 class Dispatcher:
     def __init__(self, crib: Crib) -> None:
         self._crib = crib
+        self._door = crib.door
+        self._sessions = crib.sessions
 
-    async def answer(self, message: ClientMessage, era: Era, client: RequestContext, notify: Notify) -> Reply:
+    async def context(
+        self, principal: Principal, project: Project, conversation: str, reader: ReaderKind = ReaderKind.MODEL
+    ) -> ProjectRequest:
+        """The principal in this conversation: its session is found, or begun and durable from here on."""
+        session = self._sessions.find(principal.name, conversation)
+        if session is None:
+            # Nobody begins a session who lost the token on the way here.
+            principal.permission()
+            session = await self._sessions.begin(principal.name, conversation)
+        self._sessions.used(
+            session, catalog_version=project.catalog.version, permission_version=principal.permission().version
+        )
+        return RequestContext(principal, project, session, conversation, reader)
+
+    async def answer(
+        self, message: ClientMessage, era: Era, context: ProjectRequest, request: PendingRequest, notify: Notify
+    ) -> Reply:
         """The answer to a request. `subscriptions/listen` is not answered here: its answer is a stream."""
         if message.id is None:
             raise ValueError("a notification has no answer")
+        session, interrupt = context.session, request.interrupt
+        if session is not None:
+            session.begin(interrupt)
         try:
-            result = await self._result(message, message.id, era, client, notify)
+            with context.project.in_use():
+                if message.method == "tools/call":
+                    return await self._call(message, message.id, era, context, notify)
+                return Reply(result_message(message.id, await self._result(message, era, context)))
         except Rejected as rejected:
             return rejected.reply(era, message.id)
         except ToolcribError as error:
-            if client.reader is ReaderKind.PROGRAM:
+            if context.reader is ReaderKind.PROGRAM:
                 return error_for_program(error, message.id)
             return error_reply(error, era, message.id)
-        if isinstance(result, Reply):
-            return result
-        return Reply(result_message(message.id, result))
+        except asyncio.CancelledError:
+            if request.stopped is None or request.task is None:
+                raise
+            request.task.uncancel()
+            return Rejected(request.stopped).reply(era, message.id)
+        except Exception:
+            log.exception("%s failed", message.method)
+            return Rejected(ErrorCase.FAILED).reply(era, message.id)
+        finally:
+            if session is not None:
+                session.over(interrupt)
 
     def initialize(self, message: ClientMessage) -> Reply:
-        """The answer to `initialize`, which needs no client yet."""
+        """The answer to `initialize`, which needs no context yet."""
         request_id = message.id or b"null"
         try:
             return Reply(result_message(request_id, _initialize(message)))
         except Rejected as rejected:
             return rejected.reply(Era.LEGACY, request_id)
 
-    async def welcome(
-        self, guest: Principal, project: Project, conversation: str, reader: ReaderKind = ReaderKind.MODEL
-    ) -> RequestContext:
-        """The guest as a client in this conversation: its session is found, or begun and durable from here on."""
-        sessions = self._crib.sessions
-        session = sessions.find(guest.name, conversation)
-        if session is None:
-            # Nobody begins a session who lost the token on the way here.
-            guest.permission()
-            session = await sessions.begin(guest.name, conversation)
-        sessions.used(session, catalog_version=project.catalog.version, permission_version=guest.permission().version)
-        return RequestContext(guest, project, session, conversation, reader)
-
-    async def _result(
-        self, message: ClientMessage, request_id: bytes, era: Era, client: RequestContext, notify: Notify
-    ) -> bytes | Reply:
+    async def _result(self, message: ClientMessage, era: Era, context: ProjectRequest) -> bytes:
         match message.method:
-            case "tools/call":
-                return await self._call(message, request_id, era, client, notify)
             case "tools/list":
                 _refuse_cursor(message)
-                await client.project.introduced(_LISTING_WAITS)
-                return protocol.list_result(era, "tools", self._tools(client))
+                await context.project.introduced(_LISTING_WAITS)
+                return protocol.list_result(era, "tools", self._tools(context))
             case "prompts/list":
                 _refuse_cursor(message)
                 return protocol.list_result(era, "prompts", b"[]")
@@ -178,52 +219,56 @@ class Dispatcher:
             case _:
                 raise Rejected(ErrorCase.METHOD, method=message.method[:80])
 
-    def _tools(self, client: RequestContext) -> bytes:
-        caller, catalog, listings = client.caller(), client.project.catalog, self._crib.listings(client.project)
-        tools = listings.tools(catalog, caller, client.reader)
-        self._crib.sessions.listed(client.session)
-        if self._crib.bus.hears(ToolsListed):
+    def _tools(self, context: ProjectRequest) -> bytes:
+        catalog, listings = context.project.catalog, self._crib.listings(context.project)
+        tools = listings.tools(catalog, context.principal.permission(), context.reader)
+        if context.session is not None:
+            self._sessions.listed(context.session)
+        if ToolsListed in self._crib.bus.heard:
             by_name = catalog.by_public(listings.style)
-            self._crib.bus.publish(ToolsListed(agent=caller.agent, tools=tools, by_name=by_name))
+            self._crib.bus.publish(ToolsListed(agent=context.principal.name, tools=tools, by_name=by_name))
         return tools
 
     async def _call(
-        self, message: ClientMessage, request_id: bytes, era: Era, client: RequestContext, notify: Notify
-    ) -> bytes | Reply:
+        self, message: ClientMessage, request_id: bytes, era: Era, context: ProjectRequest, notify: Notify
+    ) -> Reply:
         params = dict(message.params)
         try:
             name = _decode_name(params.pop("name"))
         except (KeyError, msgspec.ValidationError) as error:
             raise Rejected(ErrorCase.ARGUMENT, why="params.name must be the name of a tool") from error
-        _refuse_twins(params)
+        for key in params:
+            # `Arguments` beside `arguments`: readers that ignore case take the last, and it is not what we checked.
+            if key != "arguments" and key.casefold() in _READ_BY_US:
+                raise Rejected(
+                    ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; it is written in small letters"
+                )
         token = message.meta.get("progressToken")
 
         def progress(report: dict[str, Any]) -> None:
             notify(notification("notifications/progress", {"progressToken": token, **report}))
 
+        project = context.project
         request = CallRequest(
             tool=name,
-            style=client.project.config.settings.names,
+            style=project.config.settings.names,
             params=params,
             meta=protocol.forwarded_meta(message.meta),
-            takes_input=era is Era.MODERN and client.reader is ReaderKind.MODEL,
+            takes_input=era is Era.MODERN and context.reader is ReaderKind.MODEL,
             on_progress=None if token is None else progress,
         )
         try:
-            answer = (await self._through_the_door(client, request)).answer
+            if not project.knows(name):
+                await project.introduced(_CALL_WAITS)
+            answer = (await self._door.call(context, request)).answer
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:
-            if client.reader is ReaderKind.PROGRAM:
+            if context.reader is ReaderKind.PROGRAM:
                 raise
             answer = ServerAnswer(result=error_as_tool_result(error))
         if answer.result is None:
             error_bytes = answer.error or b'{"code":-32603,"message":"no error was given"}'
             return Reply(raw_error_message(request_id, error_bytes), _status_of(error_bytes, era))
-        return protocol.tool_result(answer.result, client=era)
-
-    async def _through_the_door(self, client: RequestContext, request: CallRequest) -> CallOutcome:
-        if not client.project.knows(request.tool):
-            await client.project.introduced(_CALL_WAITS)
-        return await self._crib.door.call(client.project, client.caller(), request)
+        return Reply(result_message(request_id, protocol.tool_result(answer.result, client=era)))
 
 
 class _Coded(msgspec.Struct):
@@ -238,16 +283,6 @@ def _status_of(error: bytes, era: Era) -> int:
     except (msgspec.MsgspecError, RecursionError):
         return 200
     return protocol.HTTP_STATUS.get(code, 200)
-
-
-_READ_BY_US = frozenset({"name", "arguments", "_meta"})
-
-
-def _refuse_twins(params: Mapping[str, msgspec.Raw]) -> None:
-    """`Arguments` beside `arguments`: readers that ignore case take the last of them, and it is not what we checked."""
-    for key in params:
-        if key != "arguments" and key.casefold() in _READ_BY_US:
-            raise Rejected(ErrorCase.ARGUMENT, why=f"params has a member {key[:20]!r}; it is written in small letters")
 
 
 def _refuse_cursor(message: ClientMessage) -> None:

@@ -130,9 +130,12 @@ class ClientMessage(msgspec.Struct, frozen=True, kw_only=True):
     meta: Mapping[str, Any]
 
     @property
-    def key(self) -> str | int | None:
-        """The id as a value: a cancellation names it so."""
-        return None if self.id is None else _decode_id(self.id)
+    def key(self) -> str | int:
+        """A request's id as a value: a cancellation names it so."""
+        if self.id is None:
+            raise ValueError("a notification has no id")
+        key: str | int = _decode_id(self.id)
+        return key
 
 
 class _Envelope(msgspec.Struct):

@@ -1,7 +1,8 @@
-"""A client of either era over a pipe of lines: what `toolcrib stdio` passes on from a client's stdin.
+"""A client over a pipe of lines: what `toolcrib stdio` passes on from a client's stdin.
 
 In: JSON messages, one a line, from a stream. Out: answers and notices, one a line, on the same stream. The client's
-first request decides its era, as over any stdio connection; `desk` makes the answers, as for HTTP.
+first request decides which generation of MCP it speaks, as over any stdio connection; `dispatcher` makes the answers,
+as for HTTP.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from toolcrib.core.project import Project
 from toolcrib.errors import ErrorCase, ToolcribError
 from toolcrib.events import AgentEnded, Event, PermissionChanged
 from toolcrib.gateway import protocol
-from toolcrib.gateway.auth import Principal, bad_token
-from toolcrib.gateway.dispatcher import LIST_CHANGED, Dispatcher, PendingRequests
-from toolcrib.gateway.messages import ClientMessage, ReadLimiter, Rejected, Reply, error_reply, read_limited
+from toolcrib.gateway.auth import bad_token
+from toolcrib.gateway.dispatcher import LIST_CHANGED, Dispatcher, PendingRequest, PendingRequests
+from toolcrib.gateway.messages import ClientMessage, ReadLimiter, Rejected, error_reply, read_limited
 from toolcrib.gateway.protocol import listen_acknowledged, listen_ended, listen_notice, wants_tool_changes
+from toolcrib.identity.principal import Principal
 from toolcrib.servers.model import Era
 from toolcrib.servers.wire import on_one_line
 
@@ -36,19 +38,19 @@ class PipeConnection:
         self,
         crib: Crib,
         project: Project,
-        guest: Principal,
+        principal: Principal,
         conversation: str,
-        turns: ReadLimiter,
+        reads: ReadLimiter,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         self._crib = crib
-        self._desk = Dispatcher(crib)
+        self._dispatcher = Dispatcher(crib)
         self._project = project
-        self._guest = guest
+        self._principal = principal
         self._conversation = conversation
-        self._turns = turns
-        self._under_way = PendingRequests()
+        self._reads = reads
+        self._pending = PendingRequests()
         self._reader = reader
         self._writer = writer
         self._era: Era | None = None
@@ -64,7 +66,7 @@ class PipeConnection:
     async def serve(self) -> None:
         self._serving = asyncio.current_task()
         quiet = [
-            self._project.subscribe(self._tell_of_change),
+            self._project.subscribe(self._announce_change),
             self._crib.bus.subscribe(self._agent_changed, PermissionChanged, AgentEnded),
         ]
         try:
@@ -86,9 +88,9 @@ class PipeConnection:
             await self._end()
 
     def _agent_changed(self, event: Event) -> None:
-        if isinstance(event, PermissionChanged) and event.agent == self._guest.name:
-            self._tell_of_change()
-        elif isinstance(event, AgentEnded) and event.agent == self._guest.name and self._serving is not None:
+        if isinstance(event, PermissionChanged) and event.agent == self._principal.name:
+            self._announce_change()
+        elif isinstance(event, AgentEnded) and event.agent == self._principal.name and self._serving is not None:
             self._dismissed = True
             self._serving.cancel("the agent has ended")
 
@@ -98,25 +100,25 @@ class PipeConnection:
         except asyncio.IncompleteReadError as rest:
             return rest.partial
         except asyncio.LimitOverrunError:
-            self._say(Rejected(ErrorCase.MALFORMED, why="the message is too large").reply().body)
+            self._send(Rejected(ErrorCase.MALFORMED, why="the message is too large").reply().body)
             raise ConnectionError("a message over the limit") from None
 
     async def _take(self, line: bytes) -> None:
         try:
-            message = await read_limited(line, self._guest.name, self._turns)
-            self._settle_era(message)
+            message = await read_limited(line, self._principal.name, self._reads)
+            self._decide_era(message)
             if self._era is Era.MODERN and message.id is not None:
                 protocol.check_modern(message, None)
             if message.id is None:
-                self._hear(message)
+                self._notified(message)
             elif message.method == "subscriptions/listen" and self._era is Era.MODERN:
                 self._listen(message, message.id)
             else:
                 self._begin(message, message.id)
         except Rejected as rejected:
-            self._say(rejected.reply().body)
+            self._send(rejected.reply().body)
 
-    def _settle_era(self, message: ClientMessage) -> None:
+    def _decide_era(self, message: ClientMessage) -> None:
         if message.id is None:
             return
         said = Era.MODERN if protocol.VERSION_KEY in message.meta and message.method != "initialize" else Era.LEGACY
@@ -127,25 +129,25 @@ class PipeConnection:
         elif self._era is Era.LEGACY and said is Era.MODERN:
             raise Rejected(ErrorCase.ENVELOPE, why="This connection began with initialize", id=message.id)
 
-    def _hear(self, message: ClientMessage) -> None:
+    def _notified(self, message: ClientMessage) -> None:
         if message.method == "notifications/cancelled":
-            self._under_way.cancel(message)
+            self._pending.cancel(message)
         elif message.method == "notifications/initialized":
             self._initialized = True
 
     def _begin(self, message: ClientMessage, request_id: bytes) -> None:
-        key = message.key
-        task = asyncio.create_task(self._answer(message, request_id))
+        request = PendingRequest()
+        task = request.task = asyncio.create_task(self._answer(message, request_id, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if key is not None:
-            end = self._under_way.begin(key, lambda: _cancel(task))
-            task.add_done_callback(lambda _: end())
+        end = self._pending.begin(message.key, request.cancel)
+        task.add_done_callback(lambda _: end())
 
-    async def _answer(self, message: ClientMessage, request_id: bytes) -> None:
+    async def _answer(self, message: ClientMessage, request_id: bytes, request: PendingRequest) -> None:
         era = self._era or Era.LEGACY
         try:
-            reply = await self._made(message, era)
+            context = await self._dispatcher.context(self._principal, self._project, self._conversation)
+            reply = await self._dispatcher.answer(message, era, context, request, self._report)
         except Rejected as rejected:
             reply = rejected.reply(era, request_id)
         except ToolcribError as error:
@@ -153,53 +155,40 @@ class PipeConnection:
         except Exception:
             log.exception("%s failed", message.method)
             reply = Rejected(ErrorCase.FAILED).reply(era, request_id)
-        self._say(reply.body)
+        if request.stopped is ErrorCase.TAKEN_BACK:
+            # Over a pipe nobody waits for the answer to a request that was cancelled.
+            return
+        request.over = True
+        self._send(reply.body)
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
-
-    async def _made(self, message: ClientMessage, era: Era) -> Reply:
-        """The answer. A session that ends meanwhile takes the request along, as its client could."""
-        client = await self._desk.welcome(self._guest, self._project, self._conversation)
-        work = _Work()
-        client.session.begin(work.interrupt)
-        try:
-            return await self._desk.answer(message, era, client, self._report)
-        except asyncio.CancelledError:
-            if not work.interrupted:
-                raise
-            work.go_on()
-            raise Rejected(ErrorCase.ENDED) from None
-        finally:
-            client.session.over(work.interrupt)
 
     def _listen(self, message: ClientMessage, request_id: bytes) -> None:
         key = message.key
         honoured = wants_tool_changes(message)
-        self._say(listen_acknowledged(request_id, tools=honoured))
-        if key is None:
-            return
+        self._send(listen_acknowledged(request_id, tools=honoured))
         if honoured:
             self._listening[key] = listen_notice(request_id)
 
         def unlisten() -> None:
             self._listening.pop(key, None)
             end()
-            self._say(listen_ended(request_id))
+            self._send(listen_ended(request_id))
 
-        end = self._under_way.begin(key, unlisten)
+        end = self._pending.begin(key, unlisten)
 
-    def _tell_of_change(self) -> None:
+    def _announce_change(self) -> None:
         if self._initialized:
-            self._say(LIST_CHANGED)
+            self._send(LIST_CHANGED)
         for notice in self._listening.values():
-            self._say(notice)
+            self._send(notice)
 
     def _report(self, message: bytes) -> None:
         """Progress. What a client does not read in time is not kept for it."""
         if self._writer.transport.get_write_buffer_size() < _UNREAD:
-            self._say(message)
+            self._send(message)
 
-    def _say(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         if not self._writer.is_closing():
             self._writer.write(on_one_line(message) + b"\n")
 
@@ -216,28 +205,7 @@ class PipeConnection:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._dismissed:
-            self._say(bad_token().reply().body)
+            self._send(bad_token().reply().body)
         self._writer.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
-
-
-class _Work:
-    """The task that answers a request, for whoever may cut it short."""
-
-    def __init__(self) -> None:
-        self._task = asyncio.current_task()
-        self.interrupted = False
-
-    def interrupt(self) -> None:
-        if self._task is not None and not self.interrupted:
-            self.interrupted = True
-            self._task.cancel("the session has ended")
-
-    def go_on(self) -> None:
-        if self._task is not None:
-            self._task.uncancel()
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel("taken back by the client")

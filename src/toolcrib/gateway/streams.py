@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from toolcrib.errors import ErrorCase
+from toolcrib.gateway.dispatcher import PendingRequest
 from toolcrib.gateway.messages import Reply
 from toolcrib.servers.wire import on_one_line
 
@@ -94,54 +94,27 @@ class SseResponse:
 class PostExchange:
     """One POST on its way. It costs a timer; tasks are begun only for calls that take their time."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, send: Send) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, send: Send, request: PendingRequest) -> None:
         self._receive = receive
         self._send = send
         self._loop = loop
+        self._request = request
         self._stream: SseResponse | None = None
         self._writer: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._worker = asyncio.current_task(loop)
-        self._over = False
-        self.stopped: ErrorCase | None = None
-        """Why the work was cut short, where somebody waits for an answer."""
-        self.gone = False
+        self._timer = loop.call_later(_WATCH_AFTER, self._begin_watching)
 
-    def watch(self, *, gone_means_cancel: bool) -> None:
-        self._timer = self._loop.call_later(_WATCH_AFTER, self._begin_watching, gone_means_cancel)
-
-    def _begin_watching(self, gone_means_cancel: bool) -> None:  # noqa: FBT001 - a timer passes by position
-        self._watcher = self._loop.create_task(self._watch(gone_means_cancel=gone_means_cancel))
+    def _begin_watching(self) -> None:
+        self._watcher = self._loop.create_task(self._watch())
         self._timer = self._loop.call_later(KEEPALIVE_SECONDS, self._begin_stream)
 
-    async def _watch(self, *, gone_means_cancel: bool) -> None:
+    async def _watch(self) -> None:
         await until_disconnected(self._receive)
-        if not self._over:
-            self.gone = True
-            if gone_means_cancel:
-                self._cancel("the client is gone")
+        self._request.disconnect()
 
     def notify(self, message: bytes) -> None:
-        if not self._over:
+        if not self._request.over:
             self._begin_stream().offer(message)
-
-    def take_back(self) -> None:
-        """The client cancelled the request it is waiting for."""
-        self._stop(ErrorCase.TAKEN_BACK)
-
-    def interrupt(self) -> None:
-        """The session that the request belongs to has ended."""
-        self._stop(ErrorCase.ENDED)
-
-    def _stop(self, case: ErrorCase) -> None:
-        if not self._over and self.stopped is None:
-            self.stopped = case
-            self._cancel(case)
-
-    def _cancel(self, reason: str) -> None:
-        if self._worker is not None:
-            self._worker.cancel(reason)
 
     def _begin_stream(self) -> SseResponse:
         if self._stream is None:
@@ -149,18 +122,15 @@ class PostExchange:
             self._writer = self._loop.create_task(self._stream.run())
         return self._stream
 
-    async def finish(self, reply: Reply | None) -> None:
-        """Sends the answer (none, if nobody waits for it) and ends what was begun for the exchange."""
-        self._over = True
-        if self._timer is not None:
-            self._timer.cancel()
+    async def finish(self, reply: Reply) -> None:
+        """Sends the answer, if somebody waits for it, and ends what was begun for the exchange."""
+        self._request.over = True
+        self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
-        if self._stream is None or self._writer is None:
-            if reply is not None and not self.gone:
-                await send_json(self._send, reply)
-            return
-        if reply is not None:
+        if self._stream is not None and self._writer is not None:
             self._stream.put(reply.body)
-        self._stream.close()
-        await self._writer
+            self._stream.close()
+            await self._writer
+        elif not self._request.disconnected:
+            await send_json(self._send, reply)

@@ -115,7 +115,7 @@ class AgentRegistry:
 
     def knows(self, name: str) -> bool:
         agent = self._holding.now.agents.get(name)
-        return agent is not None and not agent.expired(self._clock.strict())
+        return agent is not None and not self._is_over(agent)
 
     def authenticate(self, token: str) -> Agent | None:
         """The agent that the token was made for; None for any other token, and for one whose time is over."""
@@ -123,13 +123,24 @@ class AgentRegistry:
             return None
         digest = digest_of(token)
         agent = self._holding.now.by_digest.get(digest)
-        if agent is None or agent.expired(self._clock.strict()) or not hmac.compare_digest(agent.digest, digest):
+        if agent is None or self._is_over(agent) or not hmac.compare_digest(agent.digest, digest):
             return None
         return agent
 
+    def current(self, agent: Agent) -> Agent | None:
+        """The agent as it is now; None if it has ended, or its token was replaced."""
+        now = self._holding.now.agents.get(agent.name)
+        # The same name with another token is another agent.
+        if now is None or now.digest != agent.digest or self._is_over(now):
+            return None
+        return now
+
+    def _is_over(self, agent: Agent) -> bool:
+        return agent.expires_at is not None and agent.expired(self._clock.strict())
+
     def find(self, name: str) -> Agent:
         agent = self._holding.now.agents.get(name)
-        if agent is None or agent.expired(self._clock.strict()):
+        if agent is None or self._is_over(agent):
             if name in RESERVED_NAMES:
                 raise NotFound(f"{name!r} is no agent with rules of its own.", remedy=RESERVED_NAMES[name])
             raise _unknown("agent", name, (one.name for one in self.agents))

@@ -409,7 +409,7 @@ class SessionRegistry:
         """A store that fails ends no conversation: `status` tells of it, and what waits is written when it is back."""
         try:
             async with asyncio.timeout(_PATIENCE):
-                await self._commits.settled()
+                await self._commits.flush()
         except (StoreError, TimeoutError):
             return
 

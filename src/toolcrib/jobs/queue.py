@@ -30,9 +30,9 @@ from toolcrib.core.crib import Crib
 from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.errors import ConfigError, Denied, NotFound, StoreError, ToolcribError, UsageError
 from toolcrib.events import AgentEnded, AuditedChange, CatalogChanged, Event
+from toolcrib.identity.principal import CLIENT, OWNER, Principal
 from toolcrib.jobs.submission import check_again, check_program, row_for, settings_of, submitter_of
 from toolcrib.jobs.worker import ActiveJob, Worker, start_worker
-from toolcrib.policy import CLIENT, OWNER, Caller
 from toolcrib.store import jobs
 from toolcrib.store.jobs import JobRow, JobStatus, Owners
 from toolcrib.store.schema import storable
@@ -70,7 +70,7 @@ class FairOrder:
 
         def rank(job: ActiveJob) -> tuple[bool, int, int]:
             name = job.row.submitter
-            return name != OWNER.agent, busy[name], self._begun.get(name, 0)
+            return name != OWNER.name, busy[name], self._begun.get(name, 0)
 
         chosen = min(waiting, key=rank)
         self._begun[chosen.row.submitter] = next(self._count)
@@ -145,9 +145,9 @@ class JobQueue:
             job.held.close()
             job.over.set()
 
-    async def submit(self, caller: Caller, root: Path, order: JobRequest) -> JobRow:
+    async def submit(self, principal: Principal, root: Path, order: JobRequest) -> JobRow:
         crib = await self._ready()
-        row = row_for(crib, caller, root, order, daemon=self._daemon)
+        row = row_for(crib, principal, root, order, daemon=self._daemon)
         await check_program(crib, row)
         # To its end, also if whoever asked has left: half a job would never begin.
         return await asyncio.shield(self._spawn(self._submitted(row, order.prompt)))
@@ -164,30 +164,32 @@ class JobQueue:
         self._advance()
         return self._active[row.id].row if row.id in self._active else row
 
-    async def latest(self, caller: Caller, *, status: JobStatus | None, most: int) -> tuple[tuple[JobRow, ...], int]:
+    async def latest(
+        self, principal: Principal, *, status: JobStatus | None, most: int
+    ) -> tuple[tuple[JobRow, ...], int]:
         crib = await self._ready()
-        rows, total = await crib.store.read(jobs.latest, owners=self._owners(caller), status=status, most=most)
+        rows, total = await crib.store.read(jobs.latest, owners=self._owners(principal), status=status, most=most)
         return tuple(self._live(row) for row in rows), total
 
-    async def result(self, caller: Caller, job: str, *, wait: float) -> JobRow:
-        row = await self._found(caller, job)
+    async def result(self, principal: Principal, job: str, *, wait: float) -> JobRow:
+        row = await self._found(principal, job)
         if (active := self._active.get(job)) is None or not wait:
             return row
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await active.over.wait()
-        return await self._found(caller, job)
+        return await self._found(principal, job)
 
-    async def cancel(self, caller: Caller, job: str) -> JobRow:
-        row = await self._found(caller, job)
+    async def cancel(self, principal: Principal, job: str) -> JobRow:
+        row = await self._found(principal, job)
         if (active := self._active.get(job)) is not None:
-            self._stop(active, f"It was cancelled by {caller.agent}.", JobStatus.CANCELLED)
+            self._stop(active, f"It was cancelled by {principal.name}.", JobStatus.CANCELLED)
             await active.over.wait()
         elif row.daemon != self._daemon and not row.status.over:
             raise UsageError(
                 f"The job {job[:80]} is another daemon's, which shares this store.", remedy="Cancel it there."
             )
-        return await self._found(caller, job)
+        return await self._found(principal, job)
 
     def running(self, job: str) -> JobRow:
         active = self._active.get(job)
@@ -248,11 +250,11 @@ class JobQueue:
             before = self._open().attendant.clock.patient() - settings_of(self._open()).keep_days * 86_400
             jobs.forget(connection, before=before, most=MOST_KEPT)
 
-    async def _found(self, caller: Caller, job: str) -> JobRow:
+    async def _found(self, principal: Principal, job: str) -> JobRow:
         """What is another's is not there."""
         crib = await self._ready()
         row = await crib.store.read(jobs.find, job)
-        owners = self._owners(caller)
+        owners = self._owners(principal)
         if row is None or (owners is not None and (row.submitter, row.submitter_since) not in owners):
             raise NotFound(f"There is no job {job[:80]!r}.", remedy="List the jobs to see which there are.")
         return self._live(row)
@@ -261,12 +263,12 @@ class JobQueue:
         active = self._active.get(row.id)
         return row if active is None or row.status.over else active.row
 
-    def _owners(self, caller: Caller) -> Owners | None:
-        if caller.agent == OWNER.agent:
+    def _owners(self, principal: Principal) -> Owners | None:
+        if principal.name == OWNER.name:
             return None
-        roster, agent = self._open().roster, submitter_of(self._open(), caller)
+        roster, agent = self._open().roster, submitter_of(self._open(), principal)
         if agent is None:
-            return frozenset({(CLIENT.agent, 0.0)})
+            return frozenset({(CLIENT.name, 0.0)})
         family = (agent, *map(roster.find, roster.children(agent.name)))
         return frozenset((one.name, one.created_at) for one in family)
 
@@ -278,7 +280,7 @@ class JobQueue:
         if counts["waiting"] >= settings.max_waiting and counts["running"] >= settings.max_running:
             raise UsageError(f"{counts['waiting']} jobs wait already.", remedy="Try again when some are done.")
         own = sum(job.row.submitter == row.submitter for job in self._active.values())
-        if row.submitter != OWNER.agent and own >= settings.max_per_agent:
+        if row.submitter != OWNER.name and own >= settings.max_per_agent:
             raise UsageError(
                 f"{row.submitter} has {own} jobs that wait or run already.",
                 remedy="Wait for one of them, or cancel it.",

@@ -1,9 +1,9 @@
 """What a submitter may ask for: whose permissions the job has, where it works, which model or program it uses.
 
-In: a caller, the project it is in, its order. Out: a row for the store, or an error with a remedy. A job never may more
-than its submitter: an agent's job is a child of that agent, a nameless client's has the client's own profile, and only
-the owner chooses freely. Where a key is sent is nobody's to say but the owner's, in the configuration. What can change
-while a job waits is looked at again when it begins.
+In: a principal, the project it is in, its order. Out: a row for the store, or an error with a remedy. A job never may
+more than its submitter: an agent's job is a child of that agent, a nameless client's has the client's own profile, and
+only the owner chooses freely. Where a key is sent is nobody's to say but the owner's, in the configuration. What can
+change while a job waits is looked at again when it begins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from toolcrib.config.settings import PROGRAMS
 from toolcrib.core.crib import Crib
 from toolcrib.errors import ConfigError, Denied, UsageError
 from toolcrib.identity.agent import Agent
-from toolcrib.policy import CLIENT, OWNER, Caller, Verdict
+from toolcrib.identity.principal import CLIENT, OWNER, Principal
+from toolcrib.policy import Verdict
 from toolcrib.store.jobs import JobRow, JobStatus
 from toolcrib.store.schema import storable
 
@@ -46,27 +47,27 @@ def settings_of(crib: Crib) -> JobSettings:
     return config.settings.jobs
 
 
-def submitter_of(crib: Crib, caller: Caller) -> Agent | None:
+def submitter_of(crib: Crib, principal: Principal) -> Agent | None:
     """None: the owner, or a client without a name."""
-    return None if caller.agent in (OWNER.agent, CLIENT.agent) else crib.roster.find(caller.agent)
+    return None if principal.name in (OWNER.name, CLIENT.name) else crib.roster.find(principal.name)
 
 
-def row_for(crib: Crib, caller: Caller, root: Path, order: JobRequest, *, daemon: str) -> JobRow:
-    settings, agent = settings_of(crib), submitter_of(crib, caller)
+def row_for(crib: Crib, principal: Principal, root: Path, order: JobRequest, *, daemon: str) -> JobRow:
+    settings, agent = settings_of(crib), submitter_of(crib, principal)
     prompt = _checked_prompt(order.prompt)
-    if order.runs != AGENT and caller.agent != OWNER.agent:
+    if order.runs != AGENT and principal.name != OWNER.name:
         _check_allowed(order.runs, settings)
         _refuse_mentions(prompt)
     kept = storable(crib.mask.known(prompt))
-    folder = _folder(caller, agent, root, order.workdir)
+    folder = _folder(principal, agent, root, order.workdir)
     return JobRow(
         id=f"job-{secrets.token_hex(5)}",
         daemon=daemon,
-        submitter=caller.agent,
+        submitter=principal.name,
         submitter_since=0.0 if agent is None else agent.created_at,
         runs=order.runs,
-        model=_model(crib, caller, order, settings),
-        profile=_profile(crib, caller, agent, order.profile),
+        model=_model(crib, principal, order, settings),
+        profile=_profile(crib, principal, agent, order.profile),
         workdir=str(folder),
         root=str(project_of(folder)),
         prompt=kept,
@@ -112,20 +113,20 @@ def _refuse_mentions(prompt: str) -> None:
         )
 
 
-def _profile(crib: Crib, caller: Caller, agent: Agent | None, wanted: str) -> str:
+def _profile(crib: Crib, principal: Principal, agent: Agent | None, wanted: str) -> str:
     if agent is not None:
         if wanted and wanted not in crib.roster.profiles:
             # Which there are is nothing that an agent need know.
             raise UsageError(f"There is no profile {wanted[:80]!r}.", remedy="Leave it out: it has yours.")
         return _no_owner(wanted or _AGENTS)
-    if caller.agent == OWNER.agent:
+    if principal.name == OWNER.name:
         return crib.roster.profile(_no_owner(wanted or _OWNERS)).name
     if wanted and wanted not in _CLIENTS:
         raise Denied(
             f"A client without a name has the profile {CLIENT.profile}, and so have its jobs; not {wanted[:80]!r}.",
             remedy="Leave it out, or say read-only.",
         )
-    return wanted or caller.profile
+    return wanted or principal.profile
 
 
 def _no_owner(profile: str) -> str:
@@ -134,19 +135,20 @@ def _no_owner(profile: str) -> str:
     return profile
 
 
-def _folder(caller: Caller, agent: Agent | None, root: Path, wanted: str) -> Path:
+def _folder(principal: Principal, agent: Agent | None, root: Path, wanted: str) -> Path:
     """The submitter's own, or one beneath it. The owner may name any."""
     own = (root if agent is None or agent.workdir is None else agent.workdir).resolve()
     # As in `os.path`: pathlib raises for a loop of links, and for a folder that we may not look into.
     folder = Path(os.path.realpath(own / wanted))
-    if caller.agent != OWNER.agent and not folder.is_relative_to(own):
+    if principal.name != OWNER.name and not folder.is_relative_to(own):
         raise Denied(
-            f"{wanted[:200]!r} is not beneath {own}, the folder of {caller.agent}.", remedy="A job works inside of it."
+            f"{wanted[:200]!r} is not beneath {own}, the folder of {principal.name}.",
+            remedy="A job works inside of it.",
         )
     if not os.path.isdir(folder):  # noqa: PTH112
         raise UsageError(f"{folder} is no folder.", remedy="Name one that exists.")
     project = project_of(folder)
-    if caller.agent != OWNER.agent and project != project_of(own) and is_project(project):
+    if principal.name != OWNER.name and project != project_of(own) and is_project(project):
         raise Denied(
             f"{folder} is in a project of its own, {project}, with its own servers and settings.",
             remedy="A job works in its submitter's project.",
@@ -163,7 +165,7 @@ def _timeout(wanted: float | None, settings: JobSettings) -> float:
     return settings.timeout if wanted is None else wanted
 
 
-def _model(crib: Crib, caller: Caller, order: JobRequest, settings: JobSettings) -> str:
+def _model(crib: Crib, principal: Principal, order: JobRequest, settings: JobSettings) -> str:
     if order.runs != AGENT:
         if order.model:
             raise UsageError(
@@ -176,11 +178,11 @@ def _model(crib: Crib, caller: Caller, order: JobRequest, settings: JobSettings)
             "No model is named, and none is configured for jobs.",
             remedy="Name one with `--model PROVIDER:MODEL`, or set one: `jobs: {model: provider:model}` in the "
             "configuration."
-            if caller.agent == OWNER.agent
+            if principal.name == OWNER.name
             else "The owner sets one: `jobs: {model: provider:model}` in the configuration.",
         )
-    if caller.agent != OWNER.agent:
-        _check_choice(caller.agent, model, settings)
+    if principal.name != OWNER.name:
+        _check_choice(principal.name, model, settings)
     _check_model(crib, model, order.max_steps, settings)
     return model
 
@@ -222,10 +224,10 @@ def _check_model(crib: Crib, model: str, max_steps: int, settings: JobSettings) 
 
 def check_again(crib: Crib, row: JobRow) -> None:
     """Raises `Denied` where its submitter could not submit the job now. Who the submitter is was looked at before."""
-    if row.submitter == OWNER.agent:
+    if row.submitter == OWNER.name:
         return
     settings = settings_of(crib)
-    permission = crib.roster.find(row.submitter).permission if row.submitter_since else CLIENT.permission
+    permission = crib.roster.find(row.submitter).permission if row.submitter_since else CLIENT.permission()
     tool = next((one for one in crib.home.catalog.of_server(SUBMIT_TOOL[0]) if one.name == SUBMIT_TOOL[1]), None)
     decision = None if tool is None else permission.decide(tool, {})
     if decision is None or decision.verdict is Verdict.DENY:

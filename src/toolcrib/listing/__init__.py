@@ -1,5 +1,5 @@
-"""Catalog and caller → the bytes of tools/list, made once and kept."""
+"""Catalog and permission → the bytes of tools/list, made once and kept."""
 
-from toolcrib.listing.full import ORIGIN_KEY, Listings, ReaderKind, ToolOrigin
+from toolcrib.listing.full import ORIGIN_KEY, Listings, ToolOrigin
 
-__all__ = ["ORIGIN_KEY", "Listings", "ReaderKind", "ToolOrigin"]
+__all__ = ["ORIGIN_KEY", "Listings", "ToolOrigin"]

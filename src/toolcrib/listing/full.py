@@ -1,13 +1,12 @@
-"""The full listing: every tool that the caller may use, with its whole definition.
+"""The full listing: every tool that a permission shows, with its whole definition.
 
-In: a catalog, a caller, the gateway's name style. Out: the JSON array of definitions as bytes, kept until the
-catalog or the caller's permissions change. The `decide` of `policy` chooses, as it does for calls. A program that gives
-tools names of its own is told where each is from; for a model that would be tokens without use.
+In: a catalog, a permission, the gateway's name style. Out: the JSON array of definitions as bytes, kept until one of
+them changes. The permission decides, as it does for calls. A program that gives tools names of its own is told where
+each is from; for a model that would be tokens without use.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -18,11 +17,12 @@ from msgspec import Raw
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
-from toolcrib.policy import Caller, Verdict, decide
+from toolcrib.identity.principal import ReaderKind
+from toolcrib.policy import Permission
 
 _KEPT = 256
 _KEPT_BYTES = 64 * 1024 * 1024
-_Key = tuple[int, str, "ReaderKind"]
+_Key = tuple[int, str, ReaderKind]
 
 ORIGIN_KEY = "toolcrib/tool"
 """The key in a definition's `_meta` under which a program finds the `ToolOrigin`."""
@@ -43,27 +43,21 @@ class ToolOrigin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """By provider: what the configuration adds to its definitions."""
 
 
-class ReaderKind(enum.Enum):
-    MODEL = "model"
-    PROGRAM = "program"
-    """It gets each tool's `ORIGIN_KEY`."""
-
-
 class Listings:
     def __init__(self, style: NameStyle) -> None:
         self.style = style
         self._kept: OrderedDict[_Key, bytes] = OrderedDict()
         self._size = 0
 
-    def tools(self, catalog: Catalog, caller: Caller, reader: ReaderKind = ReaderKind.MODEL) -> bytes:
-        key = (catalog.version, caller.permission.key, reader)
+    def tools(self, catalog: Catalog, permission: Permission, reader: ReaderKind = ReaderKind.MODEL) -> bytes:
+        key = (catalog.version, permission.key, reader)
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
             return found
         public = catalog.by_public(self.style)
         # Whether a person will be asked, or the arguments will do, is seen at the call.
-        shown = {name: tool for name, tool in public.items() if decide(caller, tool).verdict is not Verdict.DENY}
+        shown = {name: tool for name, tool in public.items() if permission.shows(tool)}
         render = _rendered_with_origin if reader is ReaderKind.PROGRAM else Tool.render
         array = b"[" + b",".join(render(tool, name) for name, tool in shown.items()) + b"]"
         self._keep(key, array)

@@ -1,19 +1,16 @@
-"""Who may use what: (caller, tool, arguments) → a decision that carries the rule that made it.
+"""Who may use what: (permission, tool, arguments) → a decision that carries the rule that made it.
 
 In: profiles, rules and callers; tools of the catalog. Out: a `Decision`. One function serves listing, searching and
 calling. Above: `agents`, which keeps who has which rules, and all who ask. Below: `catalog`.
 """
 
 from toolcrib.policy.condition import Condition, Matches, OneOf, Under, condition_from
-from toolcrib.policy.permission import CLIENT, OWNER, Caller, Decision, Permission, Verdict, decide, permission
+from toolcrib.policy.permission import Decision, Permission, Verdict, permission
 from toolcrib.policy.profile import BUILTIN, OwnTools, Profile, profile_data, profile_from
 from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin, rule_data, rule_from
 
 __all__ = [
     "BUILTIN",
-    "CLIENT",
-    "OWNER",
-    "Caller",
     "Condition",
     "Decision",
     "Matches",
@@ -27,7 +24,6 @@ __all__ = [
     "Under",
     "Verdict",
     "condition_from",
-    "decide",
     "permission",
     "profile_data",
     "profile_from",

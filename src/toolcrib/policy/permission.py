@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -103,6 +103,10 @@ class Permission:
         or ask with conditions counts, since a call may fulfil them, and a deny with conditions does not."""
         plan = self._plan(tool)
         return plan if isinstance(plan, Decision) else plan.decide(arguments, PathResolver(self.folder_of(tool)))
+
+    def shows(self, tool: Tool) -> bool:
+        """Whether a call can be allowed, or asked for, with some arguments: then the tool is listed."""
+        return self.decide(tool, None).verdict is not Verdict.DENY
 
     def folder_of(self, tool: Tool) -> str | None:
         """Where the tool works for this caller: the workspace serves every agent in the agent's own folder."""
@@ -289,33 +293,3 @@ class _Index:
 def _literal(pattern: str) -> str | None:
     """None: it has no single name."""
     return None if is_glob(pattern) else pattern.casefold()
-
-
-__all__ = ["CLIENT", "OWNER", "Caller", "Decision", "Verdict", "decide"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Caller:
-    """Who asks. `agent` is proven by a credential, `conversation` is only a label."""
-
-    agent: str
-    permission: Permission = field(repr=False)
-    conversation: str = "default"
-    session: Any = field(default=None, compare=False, repr=False)
-    """What the caller's calls are counted in."""
-
-    @property
-    def profile(self) -> str:
-        return self.permission.profile
-
-
-OWNER = Caller(agent="owner", permission=permission(BUILTIN["owner"], agent="owner"))
-"""The person whose machine this is: the token file's reader, and whoever uses the command line."""
-
-CLIENT = Caller(agent="client", permission=permission(BUILTIN["developer"], agent="client"))
-"""A client that `toolcrib stdio` serves: a coding agent, started by the person, that needs no token."""
-
-
-def decide(caller: Caller, tool: Tool, arguments: Mapping[str, Any] | None = None) -> Decision:
-    """None: the arguments are not known yet."""
-    return caller.permission.decide(tool, arguments)

@@ -1,6 +1,6 @@
 """Group commit: many small writes, few transactions.
 
-In: items, each with the work that writes such items. Out: rows that are durable once `settled` returns, in the order
+In: items, each with the work that writes such items. Out: rows that are durable once `flush` returns, in the order
 their items came. While a transaction is being written, what comes collects for the next one; what nobody waits for
 lingers a moment, so that a thousand reads cost a few transactions. `book` and `agents.sessions` write through it.
 
@@ -122,7 +122,7 @@ class GroupCommit:
         if self._timer is None and self._task is None:
             self._timer = self._loop.call_later(self._linger, self._begin)
 
-    async def settled(self) -> None:
+    async def flush(self) -> None:
         """Returns when all that was added before is durable; `StoreError` at once if it cannot be written now.
 
         Who adds and then waits without giving way in between is also told if there was no room for it.

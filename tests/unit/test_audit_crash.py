@@ -23,26 +23,26 @@ WRITER = textwrap.dedent(
     """
     import asyncio, sys
     from pathlib import Path
-    from toolcrib.book import Book
-    from toolcrib.book.entry import Entry, Kind
+    from toolcrib.audit import AuditLog
+    from toolcrib.audit.entry import AuditEntry, EntryKind
     from toolcrib.config.masking import Masker
     from toolcrib.store import Store
-    from toolcrib.store.commits import Commits
+    from toolcrib.store.commits import GroupCommit
 
     async def calls(book, name):
         for number in range(10**9):
             call = f"{name}-{number}"
-            book.note(Entry(kind=Kind.INTENT, call=call, agent="a", arguments=b'{"x":1}'))
-            await book.kept()
-            book.note(Entry(kind=Kind.OUTCOME, call=call, agent="a", outcome="ok", result=b"hello"))
-            await book.kept()
+            book.note(AuditEntry(kind=EntryKind.INTENT, call=call, agent="a", arguments=b'{"x":1}'))
+            await book.flush()
+            book.note(AuditEntry(kind=EntryKind.OUTCOME, call=call, agent="a", outcome="ok", result=b"hello"))
+            await book.flush()
             sys.stdout.write(call + "\\n")
             sys.stdout.flush()
 
     async def main(url, folder, name):
         store = await Store.open(url)
-        commits = Commits(store)
-        book = await Book.open(store, commits, folder=Path(folder), mask=Masker())
+        commits = GroupCommit(store)
+        book = await AuditLog.open(store, commits, folder=Path(folder), mask=Masker())
         await asyncio.gather(*(calls(book, f"{name}-{task}") for task in range(8)))
 
     asyncio.run(main(*sys.argv[1:]))

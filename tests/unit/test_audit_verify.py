@@ -83,7 +83,7 @@ class Kept:
         async with opened(self.url, self.folder) as (book, _):
             for number in range(8):
                 note(book, number, at=OLD if pruned and number < 3 else 2e9)
-            await book.kept()
+            await book.flush()
             if pruned:
                 assert await book.prune() == 3
             book.note(
@@ -91,7 +91,7 @@ class Kept:
                     kind=EntryKind.CHANGE, agent="reviewer", outcome="agent added", detail={"profile": "nothing"}
                 )
             )
-            await book.kept()
+            await book.flush()
 
     async def _read(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         store = await Store.open(self.url)
@@ -121,7 +121,7 @@ class Kept:
             async with opened(self.url, self.folder) as (book, _):
                 for number in range(count):
                     note(book, 99 + number)
-                await book.kept()
+                await book.flush()
 
         self._runner.run(work())
 
@@ -274,12 +274,12 @@ def test_any_change_under_an_open_book_is_found_for_ever_however_much_it_writes(
     async def work() -> None:
         async with opened(plain.url, plain.folder) as (book, store):
             note(book, 1)
-            await book.kept()
+            await book.flush()
             (_, own) = await book.query(limit=2)
             await store.write(replaced, sorted(rows, key=lambda row: row["seq"]), plain.base)
             for number in range(4):
                 note(book, number)
-                await book.kept()
+                await book.flush()
             report = await book.verify()
             assert not report.ok, own
             assert report.seq is not None
@@ -294,21 +294,21 @@ async def test_an_older_copy_put_under_an_open_book_is_found_for_ever(store_url:
     async with opened(store_url, tmp_path / "state") as (book, store):
         for number in range(5):
             note(book, number)
-        await book.kept()
+        await book.flush()
         older = await store.read(everything)
         for number in range(3):
             note(book, number, agent="gone")
-        await book.kept()
+        await book.flush()
         await store.write(replaced, *older)
         for number in range(20):
             note(book, number)
-            await book.kept()
+            await book.flush()
         report = await book.verify()
         assert (report.ok, report.seq) == (False, 6)
         assert "entries 6 to 8 are missing" in report.wrong
     async with opened(store_url, tmp_path / "state") as (book, _):
         note(book, 1)
-        await book.kept()
+        await book.flush()
         assert await book.verify() == report
 
 
@@ -318,16 +318,16 @@ async def test_a_cut_is_found_also_if_another_who_does_not_know_has_written_past
     async with opened(store_url, tmp_path / "state") as (book, store):
         for number in range(5):
             note(book, number)
-        await book.kept()
+        await book.flush()
         await store.write(lambda connection: connection.execute(rows_table.delete().where(rows_table.c.seq > 2)))
         (tmp_path / "elsewhere").mkdir()
         shutil.copy(tmp_path / "state" / "audit.key", tmp_path / "elsewhere")
         async with opened(store_url, tmp_path / "elsewhere") as (other, _):
             for number in range(9):
                 note(other, number)
-            await other.kept()
+            await other.flush()
         note(book, 6)
-        await book.kept()
+        await book.flush()
         told, _ = await book.query(limit=2)
         assert told["kind"] == "unanchored"
         assert told["detail"]["known"] == 5
@@ -339,13 +339,13 @@ async def test_others_who_write_and_prune_leave_no_word_of_a_cut(store_url: str,
     async with opened(store_url, folder) as (one, _), opened(store_url, folder) as (other, _):
         for number in range(5):
             note(one, number, at=OLD)
-        await one.kept()
+        await one.flush()
         note(other, 6)
-        await other.kept()
+        await other.flush()
         assert await other.prune() == 5
         for book in (one, other, one):
             note(book, 7)
-            await book.kept()
+            await book.flush()
         assert {row["kind"] for row in await one.query()} == {"intent", "pruned"}
         assert (await one.verify()).notes == ()
 
@@ -505,12 +505,12 @@ async def test_a_cut_end_is_found_by_the_very_process_that_goes_on_writing(store
     async with opened(store_url, tmp_path / "state") as (book, store):
         for number in range(5):
             note(book, number)
-        await book.kept()
+        await book.flush()
         await store.write(lambda connection: connection.execute(rows_table.delete().where(rows_table.c.seq > 2)))
         (tmp_path / "state" / "audit.head").unlink()
         for number in range(5):
             note(book, number)
-            await book.kept()
+            await book.flush()
         report = await book.verify()
         assert (report.ok, report.seq) == (False, 3)
         assert "entries 3 to 5 are missing" in report.wrong
@@ -521,10 +521,10 @@ async def test_an_anchor_that_vanishes_under_a_running_process_is_made_anew_with
 ) -> None:
     async with opened(store_url, tmp_path / "state") as (book, _):
         note(book, 1)
-        await book.kept()
+        await book.flush()
         (tmp_path / "state" / "audit.head").unlink()
         note(book, 2)
-        await book.kept()
+        await book.flush()
         assert (await book.verify()).notes == ()
 
 
@@ -540,10 +540,10 @@ async def test_a_first_commit_that_fails_leaves_no_book_behind(
             for _ in range(2):
                 note(book, 1)
                 with pytest.raises(StoreError):
-                    await book.kept()
+                    await book.flush()
     async with opened(store_url, tmp_path / "state") as (book, _):
         note(book, 2)
-        await book.kept()
+        await book.flush()
         report = await book.verify()
         assert report.ok, report
         assert report.notes == ()
@@ -554,7 +554,7 @@ async def test_the_status_names_the_head_before_anything_is_written(store_url: s
     async with opened(store_url, tmp_path / "state") as (book, _):
         assert (await book.describe())["head"] is None
         note(book, 1)
-        await book.kept()
+        await book.flush()
         head = (await book.describe())["head"]
         assert head == (await book.verify()).head
     async with opened(store_url, tmp_path / "state") as (book, _):
@@ -592,7 +592,7 @@ async def test_verifying_goes_on_while_others_write_and_prune(store_url: str, tm
     async with opened(store_url, tmp_path / "state") as (book, _):
         for number in range(PAGE * 2 + 50):
             note(book, number, at=OLD if number < PAGE + 100 else 2e9)
-        await book.kept()
+        await book.flush()
         seen: list[tuple[int, int]] = []
 
         async def progress(checked: int, total: int) -> None:
@@ -600,7 +600,7 @@ async def test_verifying_goes_on_while_others_write_and_prune(store_url: str, tm
             if len(seen) == 1:
                 assert await book.prune() == PAGE + 100
             note(book, 5000 + len(seen))
-            await book.kept()
+            await book.flush()
 
         report = await book.verify(progress=progress)
         assert report.ok, report
@@ -616,7 +616,7 @@ async def test_two_processes_write_one_chain(store_url: str, tmp_path: Path) -> 
         async def write(book: AuditLog, first: int) -> None:
             for number in range(first, first + 30):
                 note(book, number)
-                await book.kept()
+                await book.flush()
 
         await asyncio.wait_for(asyncio.gather(write(one, 0), write(other, 100)), 60)
         report = await other.verify()

@@ -31,7 +31,7 @@ from toolcrib.config.masking import Masker
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.errors import Denied, UsageError
-from toolcrib.policy import CLIENT, OWNER, Caller
+from toolcrib.identity.principal import CLIENT, OWNER, Principal, RequestContext
 from toolcrib.store import Store
 from toolcrib.store.commits import GroupCommit
 
@@ -100,7 +100,7 @@ async def fill(home: Path) -> None:
                 detail={"entries": 7, "from": 1_700_000_001.0, "to": 1_700_000_002.0},
             )
         )
-        await book.kept()
+        await book.flush()
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def crowded(home: Path) -> Path:
             long = {"agent": "an-agent-with-a-long-name", "conversation": "5b2f-" * 12, "tool": "warehouse:" + "x" * 60}
             call(book, 1, at=time.time(), **long)
             call(book, 2, "denied", rule="agent reviewer: deny git:* when branch matches main|release/.*", **long)
-            await book.kept()
+            await book.flush()
 
     asyncio.run(work())
     return home
@@ -284,7 +284,7 @@ def test_a_call_whose_process_is_gone_is_cut_off_and_one_under_way_is_not(
             for place, one in enumerate(calls):
                 call(book, place, "", call=one)
             call(book, 9, call=f"{gone_process():x}-17c0ffee-9")
-            await book.kept()
+            await book.flush()
 
     asyncio.run(work())
     assert run(["audit", "--json"]) == 0
@@ -367,10 +367,14 @@ def test_there_is_nothing_to_follow_without_a_daemon(capsys: pytest.CaptureFixtu
     assert "Leave -f out" in capsys.readouterr().err
 
 
-def context(book: AuditLog, emit: Any, caller: Caller = OWNER) -> CommandContext:
+def context(book: AuditLog, emit: Any, caller: Principal = OWNER) -> CommandContext:
     crib = cast(Crib, SimpleNamespace(book=book))
     return CommandContext(
-        crib=crib, project=cast(Project, None), caller=caller, host=cast(Any, None), via=Via.SOCKET, emit=emit
+        crib=crib,
+        request=RequestContext(caller, cast(Project, None)),
+        host=cast(Any, None),
+        via=Via.SOCKET,
+        emit=emit,
     )
 
 
@@ -391,18 +395,18 @@ async def test_who_follows_sees_what_there_is_and_then_what_comes_once_and_in_or
     async with opened(home) as book:
         for number in range(3):
             call(book, number)
-        await book.kept()
+        await book.flush()
         params = {"agent": "reviewer", "limit": 2}
         following = asyncio.create_task(registry.run("audit:follow", params, context(book, emit)))
         await until(6)
         call(book, 10, agent="builder")
         call(book, 11)
-        await book.kept()
+        await book.flush()
         await until(10)
         call(book, 12, agent="builder")
-        await book.kept()
+        await book.flush()
         call(book, 13)
-        await book.kept()
+        await book.flush()
         await until(14)
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -77,7 +77,7 @@ async def test_a_call_is_two_entries_with_all_that_is_known_of_it(book: AuditLog
     }
     book.note(AuditEntry(kind=EntryKind.INTENT, arguments=b'{"path": "abc"}', **entry))
     book.note(AuditEntry(kind=EntryKind.OUTCOME, outcome="ok", duration=0.5, size=9, **entry))
-    await book.kept()
+    await book.flush()
     intent, outcome = await book.query()
     hashes = {name: row.pop("hash") for name, row in (("intent", intent), ("outcome", outcome))}
     assert hashes["intent"] != hashes["outcome"]
@@ -106,7 +106,7 @@ async def test_a_call_is_two_entries_with_all_that_is_known_of_it(book: AuditLog
 
 async def test_a_call_that_was_stopped_at_the_door_has_its_arguments_with_the_outcome(book: AuditLog) -> None:
     book.note(AuditEntry(kind=EntryKind.OUTCOME, call="c1", outcome="denied", arguments=b'{"a": 1}'))
-    await book.kept()
+    await book.flush()
     (row,) = await book.query()
     assert row["shape"] == {"a": "integer"}
 
@@ -116,7 +116,7 @@ async def test_tokens_are_told_to_who_counts_them_once_the_row_is_there(book: Au
     call(book, 1, result=b"hello world", counted=told.append)
     call(book, 2, result=b"x" * (COUNTED_UP_TO + 1), counted=told.append)
     assert told == []
-    await book.kept()
+    await book.flush()
     assert [row["tokens"] for row in await book.query()] == [2, 2, None, None]
     assert told == [2, 2]
 
@@ -131,7 +131,7 @@ async def test_queries_find_what_fits_and_nothing_else(book: AuditLog) -> None:
     book.note(
         AuditEntry(kind=EntryKind.CHANGE, at=NOW + 6, agent="builder", outcome="agent added", detail={"by": "owner"})
     )
-    await book.kept()
+    await book.flush()
 
     async def numbers(**wanted: Any) -> list[int]:
         rows = await book.query(**wanted)
@@ -167,7 +167,7 @@ async def test_what_is_rare_is_found_in_a_long_book(book: AuditLog, monkeypatch:
     monkeypatch.setattr("toolcrib.audit.log._WINDOW", 7)
     for number in range(30):
         call(book, number, agent="rare" if number % 10 == 0 else "often")
-    await book.kept()
+    await book.flush()
     assert [row["seq"] for row in await book.query(agent="rare", limit=5)] == [2, 21, 22, 41, 42]
     assert len(await book.query(limit=100)) == 60
 
@@ -178,23 +178,23 @@ async def test_a_database_that_cannot_be_written_is_told_at_once_and_the_book_re
 
     async with opened(tmp_path / "crib.db", tmp_path / "state", most_items=100) as (book, store):
         call(book, 0)
-        await book.kept()
+        await book.flush()
         await store.write(room, 1)
         rule = "r" * 500
         for number in range(1, 50):
             call(book, number, rule=rule)
         with pytest.raises(StoreError, match="no room"):
-            await book.kept()
+            await book.flush()
         for number in range(50, 200):
             call(book, number, rule=rule)
         assert book.failure is not None
         assert (await book.describe())["writable"] is False
         with pytest.raises(StoreError, match="no room"):
-            await book.kept()
+            await book.flush()
         assert len(await book.query()) == 2, "reading goes on"
         await store.write(room, 1_000_000)
         await eventually(lambda: book.failure is None)
-        await book.kept()
+        await book.flush()
         rows = await book.query(limit=1000)
         assert [row["kind"] for row in rows[102:]] == ["gap"]
         assert rows[-1]["detail"]["entries"] == 398 - 100
@@ -208,7 +208,7 @@ async def test_a_commit_whose_end_nobody_knows_is_neither_lost_nor_repeated(
     book: AuditLog, monkeypatch: pytest.MonkeyPatch, was_made: bool
 ) -> None:
     call(book, 0)
-    await book.kept()
+    await book.flush()
     write = Database.write
     ends = iter([True])
 
@@ -224,10 +224,10 @@ async def test_a_commit_whose_end_nobody_knows_is_neither_lost_nor_repeated(
     told: list[int] = []
     call(book, 1, result=b"hello world", counted=told.append)
     with pytest.raises(StoreError, match="lost"):
-        await book.kept()
+        await book.flush()
     call(book, 2, result=b"hello world", counted=told.append)
     await eventually(lambda: book.failure is None)
-    await book.kept()
+    await book.flush()
     assert [row["call"] for row in await book.query()] == ["c0", "c0", "c1", "c1", "c2", "c2"]
     assert told == [2] * 4
     assert (await book.verify()).ok
@@ -243,7 +243,7 @@ async def test_what_a_lost_commit_has_written_is_not_repeated_whatever_comes_bet
     async with opened(store_url, tmp_path / "state", keep_days=3650) as (book, _):
         for number in range(4):
             call(book, number, at=1.0)
-        await book.kept()
+        await book.flush()
         write = Database.write
         ends = iter([True])
 
@@ -258,14 +258,14 @@ async def test_what_a_lost_commit_has_written_is_not_repeated_whatever_comes_bet
         for number in range(4, 14):
             call(book, number, result=b"hello world", counted=told.append)
         with pytest.raises(StoreError, match="lost"):
-            await book.kept()
+            await book.flush()
         if between == "a pruning":
             assert await book.prune() == 8
         else:
             book._commits.add(never, 1)
         call(book, 14)
         await eventually(lambda: book.failure is None)
-        await book.kept()
+        await book.flush()
         rows = await book.query(agent="reviewer", limit=1000)
         newest = [row["call"] for row in rows if row["at"] > NOW]
         assert newest == [f"c{number}" for number in range(4, 15) for _ in range(2)]
@@ -279,7 +279,7 @@ async def test_large_arguments_are_not_held_while_they_wait_to_be_written(tmp_pa
     async with opened(tmp_path / "crib.db", tmp_path / "state", most_bytes=4096) as (book, _):
         for number in range(2):
             call(book, number, arguments=raw)
-        await book.kept()
+        await book.flush()
         rows = await book.query()
         assert [row["shape"] for row in rows] == [f"{len(raw)} bytes"] * 4
         assert len({row["arguments_hash"] for row in rows}) == 1
@@ -293,13 +293,13 @@ async def test_a_head_that_cannot_be_anchored_keeps_nobody_from_writing(
         (tmp_path / "state" / "audit.head").mkdir()
         for number in range(3):
             call(book, number)
-            await book.kept()
+            await book.flush()
         assert [record.levelno for record in caplog.records] == [logging.WARNING], "told once"
         assert "audit.head" in caplog.text
         assert not (await book.verify()).ok
         (tmp_path / "state" / "audit.head").rmdir()
         call(book, 3)
-        await book.kept()
+        await book.flush()
         assert (await book.verify()).ok
 
 
@@ -311,7 +311,7 @@ async def test_a_spoilt_key_is_a_reason_not_to_write(tmp_path: Path, content: st
     async with opened(tmp_path / "crib.db", tmp_path / "state") as (book, _):
         call(book, 0)
         with pytest.raises(StoreError, match="is not a key"):
-            await book.kept()
+            await book.flush()
         key.unlink()
         await eventually(lambda: book.failure is None)
         assert (await book.verify()).ok
@@ -322,7 +322,7 @@ async def test_the_key_is_the_owners_alone_and_stays_the_same(store_url: str, tm
     for number in range(2):
         async with opened(store_url, tmp_path / "state") as (book, _):
             call(book, number)
-            await book.kept()
+            await book.flush()
             keys.add((tmp_path / "state" / "audit.key").read_text())
             (tmp_path / "state" / "audit.key").chmod(0o644)
     async with opened(store_url, tmp_path / "state") as (book, _):
@@ -343,7 +343,7 @@ async def test_what_is_too_old_goes_and_the_rest_verifies(
             call(book, number, at=time.time() - 11 * day)
         call(book, 50, at=time.time() - 9 * day)
         call(book, 51, at=time.time() - 11 * day)
-        await book.kept()
+        await book.flush()
         assert await book.prune() == 100
         assert await book.prune() == 0
         rows = await book.query(limit=1000)
@@ -353,7 +353,7 @@ async def test_what_is_too_old_goes_and_the_rest_verifies(
         assert told[-1]["through"] == 100
         assert (await book.verify()).ok
         call(book, 52)
-        await book.kept()
+        await book.flush()
         assert (await book.verify()).entries == 10
         assert await store.read(audit.first_since, 0.0, 0) == 101
 
@@ -362,7 +362,7 @@ async def test_what_is_too_much_goes_and_the_rest_verifies(store_url: str, tmp_p
     async with opened(store_url, tmp_path / "state", keep_bytes=100_000) as (book, _):
         for number in range(300):
             call(book, number, rule="r" * 400)
-        await book.kept()
+        await book.flush()
         gone = await book.prune()
         rows = await book.query(limit=1000)
         size = sum(len(str(list(row.values()))) for row in rows)
@@ -377,7 +377,7 @@ async def test_pruning_ends_however_little_may_be_kept(store_url: str, tmp_path:
     async with opened(store_url, tmp_path / "state", keep_bytes=1, keep_days=0.001) as (book, _):
         for number in range(20):
             call(book, number, at=1.0)
-        await book.kept()
+        await book.flush()
         await asyncio.wait_for(book.prune(), LIMIT)
         assert (await book.verify()).ok
         assert len(await book.query()) <= 2
@@ -389,7 +389,7 @@ async def test_the_book_prunes_by_itself(tmp_path: Path, monkeypatch: pytest.Mon
     async with opened(tmp_path / "crib.db", tmp_path / "state") as (book, _):
         for number in range(5):
             call(book, number, at=1.0)
-        await book.kept()
+        await book.flush()
         async with asyncio.timeout(LIMIT):
             while [row["kind"] for row in await book.query()][:1] != ["pruned"]:  # noqa: ASYNC110 - nobody is told of it
                 await asyncio.sleep(0.005)
