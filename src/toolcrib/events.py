@@ -60,8 +60,8 @@ class CallIntended(CallEvent):
 @dataclass(frozen=True, kw_only=True)
 class CallFinished(CallEvent):
     outcome: str
-    """ok, failed, tool_error, error, timeout, cancelled, unavailable, refused; denied, invalid and unknown mostly without
-    an intent"""
+    """ok, failed, tool_error, error, timeout, cancelled, unavailable, refused; denied, invalid and unknown mostly
+    without an intent"""
     duration: float
     result_size: int = 0
     failure: str = ""
