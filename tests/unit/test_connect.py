@@ -175,7 +175,8 @@ def test_an_older_entry_is_replaced_where_it_stands(tmp_path: Path) -> None:
     file.write_text(before)
     codex = connection("codex", tmp_path)
     assert codex.write() is EntryOutcome.WRITTEN
-    assert file.read_text() == f"{CODEX_TABLE}\n# about z\n[z]\nb = 3\n"
+    as_it_was_quoted = CODEX_TABLE.replace("toolcrib]", '"toolcrib"]', 1)
+    assert file.read_text() == f"{as_it_was_quoted}\n# about z\n[z]\nb = 3\n"
     assert codex.remove() is EntryOutcome.REMOVED
     assert tomllib.loads(file.read_text()) == {"z": {"b": 3}}
 
@@ -187,10 +188,9 @@ def test_an_older_entry_is_replaced_where_it_stands(tmp_path: Path) -> None:
         ("claude", ".claude.json", '{"mcpServers": []}'),
         ("claude", ".claude.json", "[1]"),
         ("claude", ".claude.json", '{"a": '),
-        ("codex", ".codex/config.toml", 'mcp_servers = { x = { command = "y" } }\n'),
-        ("codex", ".codex/config.toml", '[mcp_servers]\ntoolcrib = { command = "y" }\n'),
         ("codex", ".codex/config.toml", "broken ="),
-        ("codex", ".codex/config.toml", 'a = """\n[mcp_servers.toolcrib]\n"""\n'),
+        ("codex", ".codex/config.toml", "mcp_servers = 3\n"),
+        ("codex", ".codex/config.toml", "[[mcp_servers]]\na = 1\n"),
     ],
 )
 def test_a_file_that_cannot_be_edited_safely_is_left_and_the_text_to_paste_is_shown(
@@ -287,6 +287,64 @@ def test_only_the_entry_differs_in_any_json_file(data: dict[str, Any], servers: 
         assert json_entry.get_entry(after, ("mcpServers",), "toolcrib") == value
     gone = json.loads(json_entry.drop_entry(after, ("mcpServers",), "toolcrib"))
     assert gone.get("mcpServers", {}) == {k: v for k, v in (servers or {}).items() if k != "toolcrib"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gone"),
+    [
+        pytest.param(
+            '[s."t"] # mine\n# first\nv = "old" # why\nw = 2\n[s.t.env]\nA = "b"\n\n# about z\n[z]\nb = 3 # three\n',
+            '[s."t"] # mine\n# first\nv = "new" # why\nl = [1, "a"]\n\n# about z\n[z]\nb = 3 # three\n',
+            "\n# about z\n[z]\nb = 3 # three\n",
+            id="a table is updated in its place, with its comments",
+        ),
+        pytest.param(
+            "[s.a]\nx=1\n\n# about z\n[z]\ny = [\n  1, # one\n]\n",
+            '[s.a]\nx=1\n\n# about z\n[z]\ny = [\n  1, # one\n]\n\n[s.t]\nv = "new"\nl = [1, "a"]\n',
+            "[s.a]\nx=1\n\n# about z\n[z]\ny = [\n  1, # one\n]\n",
+            id="a new table comes last",
+        ),
+        pytest.param(
+            "s = { a = { x = 1 } } # all\n[z]\n",
+            's = { a = { x = 1 }, t = {v = "new", l = [1, "a"]}} # all\n[z]\n',
+            "s = { a = { x = 1 } } # all\n[z]\n",
+            id="servers on one line",
+        ),
+        pytest.param(
+            '[s]\n# ours\nt = { v = "old" } # why\nu = 1\n',
+            '[s]\n# ours\nt = {v = "new", l = [1, "a"]} # why\nu = 1\n',
+            "[s]\n# ours\nu = 1\n",
+            id="an entry on one line",
+        ),
+        pytest.param(
+            's.t.v = "old" # why\nb = 2\n',
+            's.t.v = "new" # why\ns.t.l = [1, "a"]\nb = 2\n',
+            "b = 2\n",
+            id="dotted keys",
+        ),
+        pytest.param(
+            "s.a.x = 1\nb = 2\n",
+            's.a.x = 1\nb = 2\n\n[s.t]\nv = "new"\nl = [1, "a"]\n',
+            "s.a.x = 1\nb = 2\n",
+            id="dotted keys of another",
+        ),
+        pytest.param(
+            'a = """\n[s.t]\n"""\n',
+            'a = """\n[s.t]\n"""\n\n[s.t]\nv = "new"\nl = [1, "a"]\n',
+            'a = """\n[s.t]\n"""\n',
+            id="a text that looks like the table",
+        ),
+        pytest.param(
+            "a = 1\r\n[s.t]\r\nv = 1\r\n\r\n# z\r\n[z]\r\n",
+            'a = 1\r\n[s.t]\r\nv = "new"\r\nl = [1, "a"]\r\n\r\n# z\r\n[z]\r\n',
+            "a = 1\r\n\r\n# z\r\n[z]\r\n",
+            id="lines that end as on Windows",
+        ),
+    ],
+)
+def test_a_persons_comments_and_formatting_in_toml_survive(before: str, after: str, gone: str) -> None:
+    assert toml_entry.put_entry(before, ("s",), "t", {"v": "new", "l": [1, "a"]}) == after
+    assert toml_entry.drop_entry(after, ("s",), "t") == gone
 
 
 @given(

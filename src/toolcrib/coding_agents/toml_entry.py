@@ -1,21 +1,24 @@
-"""One table in a TOML file of somebody else's, put in or taken out without touching the rest.
+"""One table in somebody else's TOML file, added, replaced or removed without touching the rest.
 
-In: the file's text, the way to a table, a name and a value. Out: the new text. The standard library reads TOML but does
-not write it, so the edit is textual; the reader then checks that the entry is right and that nothing else changed.
+In: the file's text, the keys that lead to a table, a name and a value. Out: the new text, with the person's comments
+and formatting. `tomlkit` edits; the standard library's reader then checks that only the entry changed.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import Comment, InlineTable, Item, Table, Whitespace
 
 from toolcrib.errors import ConfigError
 
-_HEADER = re.compile(r"^[ \t]*\[")
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_REMOVED = "toolcrib: removed"
+_TABLE_BEFORE_COMMENT = re.compile(rf"[^\n]*\n# {_REMOVED}\r?\n")
 
 
 def get_entry(text: str, keys: Sequence[str], name: str) -> Any:
@@ -29,91 +32,112 @@ def get_entry(text: str, keys: Sequence[str], name: str) -> Any:
 
 
 def put_entry(text: str, keys: Sequence[str], name: str, value: Mapping[str, Any]) -> str:
-    """The text with the table added at its end, or with the one that is there replaced."""
-    newline = "\r\n" if "\r\n" in text else "\n"
-    table = newline.join(_table((*keys, name), value)) + newline
-    span = _span(text, keys, name)
-    if span is not None:
-        begin, end, blank = span
-        new = text[:begin] + table + blank + text[end:]
-    elif not text.strip():
-        new = text + table
+    """The text with the table added at its end, or with the one that is there updated."""
+    _parsed(text)
+    document, holder = _opened(text, keys)
+    if holder is None or (name not in holder and not isinstance(holder, InlineTable)):
+        gap = "" if not text.strip() else "\n" if text.endswith("\n") else "\n\n"
+        new = text + _with_line_ends(gap + _table_text((*keys, name), value), text)
     else:
-        gap = newline if text.endswith("\n") else newline * 2
-        new = text + gap + table
-    _verify(text, new, keys, name, value)
-    return new
+        present = holder.get(name)
+        if isinstance(present, Table):
+            _update(present, value)
+        else:
+            holder[name] = _item(value)
+        new = _with_line_ends(document.as_string(), text)
+    return _verified(text, new, keys, name, value)
 
 
 def drop_entry(text: str, keys: Sequence[str], name: str) -> str:
     """The text without the table; unchanged where it has none."""
     if get_entry(text, keys, name) is None:
         return text
-    span = _span(text, keys, name)
-    if span is None:
-        raise ConfigError(f"{'.'.join((*keys, name))} is not a table of its own in the file.")
-    begin, end, _ = span
-    before, after = text[:begin], text[end:]
-    if not after and before.endswith("\n"):
-        # The empty line that was put before the table goes with it.
-        before = re.sub(r"(\r?\n)\r?\n$", r"\1", before)
-    new = before + after
-    _verify(text, new, keys, name, None)
-    return new
-
-
-def _span(text: str, keys: Sequence[str], name: str) -> tuple[int, int, str] | None:
-    """Where the table stands with the tables below it, without the blank lines after it, which are returned too."""
-    way = r"[ \t]*\.[ \t]*".join(_spelled(key) for key in (*keys, name))
-    own = re.compile(rf"^[ \t]*\[[ \t]*{way}[ \t]*(\]|\.)")
-    begin = end = None
-    place = 0
-    for line in text.splitlines(keepends=True):
-        if begin is None:
-            if own.match(line):
-                begin = place
-        elif _HEADER.match(line) and not own.match(line):
-            end = place
-            break
-        place += len(line)
-    if begin is None:
-        return None
-    block = text[begin : end if end is not None else len(text)]
-    kept = _without_tail(block)
-    return begin, begin + len(block), block[len(kept) :]
-
-
-def _without_tail(block: str) -> str:
-    """Blank lines and comments at the end of a table belong to what follows."""
-    lines = block.splitlines(keepends=True)
-    while lines and (not lines[-1].strip() or lines[-1].lstrip().startswith("#")):
-        lines.pop()
-    return "".join(lines)
-
-
-def _spelled(key: str) -> str:
-    plain = re.escape(key)
-    return rf"(?:{plain}|\"{plain}\"|'{plain}')"
-
-
-def _table(way: Sequence[str], value: Mapping[str, Any]) -> list[str]:
-    return [f"[{'.'.join(map(_key, way))}]", *(f"{_key(key)} = {as_toml(part)}" for key, part in value.items())]
-
-
-def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else as_toml(key)
+    document, holder = _opened(text, keys)
+    if holder is None:
+        raise _unsafe()
+    if isinstance(present := holder[name], Table):
+        # A mark takes its place first: the comments at its end belong to what follows, and stay.
+        holder[name] = _table({}, [tomlkit.comment(_REMOVED), *_take_tail(present)])
+        before, after = _TABLE_BEFORE_COMMENT.split(_with_line_ends(document.as_string(), text), maxsplit=1)
+        # The blank line that was put before the table goes with it.
+        new = re.sub(r"(\r?\n)\r?\n\Z", r"\1", before) if not after else before + after
+    else:
+        del holder[name]
+        new = document.as_string()
+    return _verified(text, new, keys, name, None)
 
 
 def as_toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, int | float):
-        return repr(value)
+    return _item(value).as_string()
+
+
+def _opened(text: str, keys: Sequence[str]) -> tuple[tomlkit.TOMLDocument, MutableMapping[str, Any] | None]:
+    """The document, and the table that holds the entries; None where there is none yet."""
+    try:
+        document = tomlkit.parse(text)
+    except (TOMLKitError, RecursionError) as error:
+        raise _unsafe() from error
+    holder: Any = document
+    for key in keys:
+        holder = holder.get(key) if isinstance(holder, MutableMapping) else None
+    return document, holder if isinstance(holder, MutableMapping) else None
+
+
+def _update(table: Table, value: Mapping[str, Any]) -> None:
+    """Gives the table these values; what already stands there keeps its place and its comments."""
+    tail = _take_tail(table)
+    for key in [key for key in table if key not in value]:
+        del table[key]
+    for key, part in value.items():
+        if key not in table or table[key] != part:
+            table[key] = _item(part)
+    for item in tail:
+        table.add(item)
+
+
+def _table(value: Mapping[str, Any], tail: Sequence[Comment | Whitespace] = ()) -> Table:
+    table = tomlkit.table()
+    for key, part in value.items():
+        table.append(key, _item(part))
+    for item in tail:
+        table.add(item)
+    return table
+
+
+def _take_tail(table: Table) -> list[Comment | Whitespace]:
+    """Blank lines and comments at the end of a table belong to what follows."""
+    body = table.value.body
+    tail: list[Comment | Whitespace] = []
+    while body and body[-1][0] is None and isinstance(item := body[-1][1], Comment | Whitespace):
+        tail.insert(0, item)
+        body.pop()
+    if not tail and body and isinstance(last := body[-1][1], Table):
+        return _take_tail(last)
+    return tail
+
+
+def _item(value: Any) -> Item:
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(key)} = {as_toml(part)}" for key, part in value.items()) + " }"
-    return "[" + ", ".join(as_toml(part) for part in value) + "]"
+        table = tomlkit.inline_table()
+        for key, part in value.items():
+            table.append(key, _item(part))
+        return table
+    item: Item = tomlkit.item([_item(part) for part in value] if isinstance(value, list | tuple) else value)
+    return item
+
+
+def _table_text(way: Sequence[str], value: Mapping[str, Any]) -> str:
+    document = tomlkit.document()
+    holder: Any = document
+    for key in way[:-1]:
+        holder[key] = tomlkit.table(is_super_table=True)
+        holder = holder[key]
+    holder[way[-1]] = _table(value)
+    return document.as_string()
+
+
+def _with_line_ends(new: str, text: str) -> str:
+    return re.sub(r"(?<!\r)\n", "\r\n", new) if "\r\n" in text and not re.search(r"(?<!\r)\n", text) else new
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -123,13 +147,18 @@ def _parsed(text: str) -> dict[str, Any]:
         raise ConfigError(f"The file is not TOML: {error}.") from error
 
 
-def _verify(old: str, new: str, keys: Sequence[str], name: str, value: Mapping[str, Any] | None) -> None:
+def _verified(old: str, new: str, keys: Sequence[str], name: str, value: Mapping[str, Any] | None) -> str:
     try:
         after = tomllib.loads(new)
     except ValueError as error:
-        raise ConfigError("The file's way of writing its servers cannot be edited safely.") from error
+        raise _unsafe() from error
     if get_entry(new, keys, name) != value or _without(_parsed(old), keys, name) != _without(after, keys, name):
-        raise ConfigError("The file's way of writing its servers cannot be edited safely.")
+        raise _unsafe()
+    return new
+
+
+def _unsafe() -> ConfigError:
+    return ConfigError("The file's way of writing its servers cannot be edited safely.")
 
 
 def _without(data: dict[str, Any], keys: Sequence[str], name: str) -> dict[str, Any]:
