@@ -255,7 +255,7 @@ def test_the_rule_of_an_allowed_call_is_shown_where_there_is_room_or_on_request(
     ],
 )
 def test_changes_read_as_sentences(what: str, detail: dict[str, Any], note: str) -> None:
-    entry = dict.fromkeys(("call", "conversation", "tool", "decision", "tokens"), "")
+    entry = dict.fromkeys(("call", "conversation", "tool", "decision", "tokens", "tokens_estimated"), "")
     row = AuditRows().cells(
         {**entry, "kind": "change", "at": 0.0, "agent": "reviewer", "outcome": what, "detail": detail}
     )
@@ -311,7 +311,15 @@ def test_an_intent_outside_of_what_was_found_does_not_make_two_lines() -> None:
             "tool": "t",
             "decision": "",
         }
-        | {"outcome": "ok", "duration": 0.0, "size": 0, "tokens": None, "rule": "", "detail": None}
+        | {
+            "outcome": "ok",
+            "duration": 0.0,
+            "size": 0,
+            "tokens": None,
+            "tokens_estimated": False,
+            "rule": "",
+            "detail": None,
+        }
         for seq, kind, call in (
             (1, "outcome", "a"),
             (2, "intent", "b"),

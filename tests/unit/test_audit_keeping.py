@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from toolcrib.audit import AuditLog, writer
 from toolcrib.audit.entry import LOOKED_INTO, AuditEntry, EntryKind
-from toolcrib.audit.row import COUNTED_UP_TO
+from toolcrib.audit.tokens import COUNTED_UP_TO, TokenCount
 from toolcrib.config.masking import Masker
 from toolcrib.errors import StoreError
 from toolcrib.store import Database, Store, audit
@@ -82,7 +82,7 @@ async def test_a_call_is_two_entries_with_all_that_is_known_of_it(book: AuditLog
     hashes = {name: row.pop("hash") for name, row in (("intent", intent), ("outcome", outcome))}
     assert hashes["intent"] != hashes["outcome"]
     assert len(intent.pop("arguments_hash")) == 64
-    same = {**entry, "arguments": None, "tokens": None, "detail": None}
+    same = {**entry, "arguments": None, "tokens": None, "tokens_estimated": False, "detail": None}
     assert intent == {
         **same,
         "seq": 1,
@@ -112,13 +112,13 @@ async def test_a_call_that_was_stopped_at_the_door_has_its_arguments_with_the_ou
 
 
 async def test_tokens_are_told_to_who_counts_them_once_the_row_is_there(book: AuditLog) -> None:
-    told: list[int] = []
+    told: list[TokenCount] = []
     call(book, 1, result=b"hello world", counted=told.append)
     call(book, 2, result=b"x" * (COUNTED_UP_TO + 1), counted=told.append)
     assert told == []
     await book.flush()
     assert [row["tokens"] for row in await book.query()] == [2, 2, None, None]
-    assert told == [2, 2]
+    assert told == [TokenCount(2, estimated=False)] * 2
 
 
 async def test_queries_find_what_fits_and_nothing_else(book: AuditLog) -> None:
@@ -221,7 +221,7 @@ async def test_a_commit_whose_end_nobody_knows_is_neither_lost_nor_repeated(
         return write(database, work, *args)
 
     monkeypatch.setattr(Database, "write", cut_off)
-    told: list[int] = []
+    told: list[TokenCount] = []
     call(book, 1, result=b"hello world", counted=told.append)
     with pytest.raises(StoreError, match="lost"):
         await book.flush()
@@ -229,7 +229,7 @@ async def test_a_commit_whose_end_nobody_knows_is_neither_lost_nor_repeated(
     await eventually(lambda: book.failure is None)
     await book.flush()
     assert [row["call"] for row in await book.query()] == ["c0", "c0", "c1", "c1", "c2", "c2"]
-    assert told == [2] * 4
+    assert told == [TokenCount(2, estimated=False)] * 4
     assert (await book.verify()).ok
 
 
@@ -254,7 +254,7 @@ async def test_what_a_lost_commit_has_written_is_not_repeated_whatever_comes_bet
             return made
 
         monkeypatch.setattr(Database, "write", cut_off)
-        told: list[int] = []
+        told: list[TokenCount] = []
         for number in range(4, 14):
             call(book, number, result=b"hello world", counted=told.append)
         with pytest.raises(StoreError, match="lost"):
@@ -269,7 +269,7 @@ async def test_what_a_lost_commit_has_written_is_not_repeated_whatever_comes_bet
         rows = await book.query(agent="reviewer", limit=1000)
         newest = [row["call"] for row in rows if row["at"] > NOW]
         assert newest == [f"c{number}" for number in range(4, 15) for _ in range(2)]
-        assert told == [2] * 20
+        assert told == [TokenCount(2, estimated=False)] * 20
         assert not book._writer._there
         assert (await book.verify()).ok
 

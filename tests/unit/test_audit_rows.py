@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hmac
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from toolcrib.audit import row as tokens
+from toolcrib.audit import tokens
 from toolcrib.audit.chain import ChainKeys
 from toolcrib.audit.entry import LOOKED_INTO, AuditEntry, EntryKind, LargeArguments
 from toolcrib.audit.row import MOST_BYTES, VALUES_UP_TO, RowMaker, shape_of
@@ -146,11 +148,53 @@ def test_values_and_details_are_cut() -> None:
 
 @pytest.mark.req("KSI-5")
 def test_tokens_of_a_result_are_counted() -> None:
-    assert tokens.count_tokens(b"hello world") == 2
+    assert tokens.count_tokens(b"hello world") == (2, False)
     assert tokens.count_tokens(b"\xff\xfe") is not None
     assert tokens.count_tokens(b"x" * (tokens.COUNTED_UP_TO + 1)) is None
-    assert maker().row(1, AuditEntry(kind=EntryKind.OUTCOME, result=b"hello world"))["tokens"] == 2
-    assert maker().row(1, AuditEntry(kind=EntryKind.OUTCOME))["tokens"] is None
+    assert counted_in(AuditEntry(kind=EntryKind.OUTCOME, result=b"hello world")) == (2, False)
+    assert counted_in(AuditEntry(kind=EntryKind.OUTCOME)) == (None, False)
+
+
+def counted_in(entry: AuditEntry) -> tuple[int | None, bool]:
+    row = maker().row(1, entry)
+    return row["tokens"], row["tokens_estimated"]
+
+
+@pytest.fixture
+def without_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(sys.modules, "rs_bpe.bpe", None)
+    tokens._counter.cache_clear()
+    yield
+    tokens._counter.cache_clear()
+
+
+@pytest.mark.usefixtures("without_extra")
+def test_without_the_extra_tokens_are_estimated_and_marked_so() -> None:
+    assert counted_in(AuditEntry(kind=EntryKind.OUTCOME, result=b"hello world")) == (2, True)
+    assert counted_in(AuditEntry(kind=EntryKind.OUTCOME)) == (None, False)
+    assert tokens.count_tokens(b"x" * (tokens.COUNTED_UP_TO + 1)) is None
+    assert tokens.count_tokens(b"") == (0, True)
+    assert tokens.count_tokens(b" ") == (1, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        Path(tokens.__file__).read_text(),
+        " ".join(f"The {word} of a tool's result, as a server may give it." for word in ("size", "name", "meaning")),
+        json.dumps({"content": [{"type": "text", "text": "3 files changed"}], "isError": False, "_meta": {"n": 12345}}),
+        json.dumps(
+            {"name": "read_file", "inputSchema": {"type": "object", "properties": {"path": {"type": "string"}}}}
+        ),
+        "Инструменты проверяют, что большие изменения ничего не ломают.",
+        "今天我们讨论了新的权限模型和下一步的测试并记录谁在何时使用了哪一个工具",
+    ],
+)
+def test_an_estimate_is_near_the_count(text: str) -> None:
+    counted = tokens.count_tokens(text.encode())
+    assert counted is not None
+    assert not counted.estimated
+    assert tokens.estimate_tokens(text.encode()) == pytest.approx(counted.tokens, rel=0.3)
 
 
 ANY_TEXT = st.text(st.characters(categories=None), max_size=30)

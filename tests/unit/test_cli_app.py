@@ -678,7 +678,7 @@ def test_who_follows_the_book_gets_a_heading_and_lines_that_fit(
 ) -> None:
     texts = dict.fromkeys(("call", "tool", "decision", "rule"), "t" * 50)
     entry = {**texts, "kind": "outcome", "seq": 1, "at": 0.0, "agent": "a", "conversation": "c", "outcome": "denied"}
-    entry |= {"duration": 0.1, "size": 1, "tokens": 1, "detail": None}
+    entry |= {"duration": 0.1, "size": 1, "tokens": 1, "tokens_estimated": True, "detail": None}
     shown: list[Any] = []
 
     def follow(name: str, params: Any, *, timeout: Any, on_event: Any) -> dict[str, Any]:

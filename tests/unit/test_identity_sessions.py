@@ -140,14 +140,15 @@ async def test_a_restart_loses_neither_a_session_nor_what_was_counted_in_it(hous
         sessions.listed(session)
         for outcome in ("ok", "denied", "tool_error", "timeout"):
             sessions.count(session, outcome, 100)
-        session.add_tokens(42)
+        session.add_tokens((40, True))
+        session.add_tokens((2, False))
         before = session.row()
     async with house.open() as sessions:
         found = sessions.find("a", "x")
         assert found is not None
         assert found.row() == before
         assert (found.calls, found.denied, found.failed, found.listings) == (4, 1, 2, 1)
-        assert (found.result_bytes, found.tokens) == (400, 42)
+        assert (found.result_bytes, found.tokens, found.tokens_estimated) == (400, 42, True)
         assert (found.catalog_version, found.permission_version, found.mode) == (7, 9, "full")
 
 
@@ -190,7 +191,7 @@ class TestTheEnd:
             await sessions.end(session)
             sessions.count(session, "ok", 1)
             use(sessions, session)
-            session.add_tokens(1)
+            session.add_tokens((1, False))
         assert await house.stored() == {}
 
     async def test_a_new_session_may_take_the_place_of_an_ended_one(self, house: House) -> None:

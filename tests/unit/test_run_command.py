@@ -211,7 +211,7 @@ def test_json_is_one_object_on_one_line(play: Play, capsys: pytest.CaptureFixtur
         "profile": "developer",
         "agent": "claude-c0ffee",
         "workdir": "/project",
-        "listing": {"tools": 0, "bytes": 0, "tokens": 0},
+        "listing": {"tools": 0, "bytes": 0, "tokens": 0, "tokens_estimated": False},
     }
 
 

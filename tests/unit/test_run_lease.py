@@ -181,7 +181,7 @@ async def test_a_lease_is_given_back_once_and_its_last_notes_are_still_read() ->
     async def tells_at_the_end(_: dict[str, Any], peer: Peer) -> None:
         await peer.event(lease=LEASE)
         await peer.until_they_hang_up()
-        await peer.event(listed={"tools": 1, "bytes": 2, "tokens": 1, "names": {}, "at": 1.0})
+        await peer.event(listed={"tools": 1, "bytes": 2, "tokens": 1, "tokens_estimated": True, "names": {}, "at": 1.0})
         over.set()
 
     async with daemon_that(tells_at_the_end) as house:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.audit import row
+from toolcrib.audit import tokens
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.commands import watch as watching
 from toolcrib.commands.watch import MAX_ARGUMENTS, MAX_META, MAX_UNREAD, AgentWatch, event_json
@@ -175,8 +175,8 @@ async def test_a_listing_is_measured_as_it_was_handed_out_and_counted_once(
     by_name = catalog.by_public(NameStyle.SERVER)
     shown = b"[" + by_name["files_read"].render("files_read") + b"]"
     counted: list[bytes] = []
-    real = row.count_tokens
-    monkeypatch.setattr(watching.row, "count_tokens", lambda data: counted.append(data) or real(data))
+    real = tokens.count_tokens
+    monkeypatch.setattr(watching, "count_tokens", lambda data: counted.append(data) or real(data))
     bus = Bus()
     with AgentWatch(bus, "mine") as watch:
         for _ in range(2):
@@ -184,17 +184,18 @@ async def test_a_listing_is_measured_as_it_was_handed_out_and_counted_once(
         notes = [await next_note(watch, redact) for _ in range(2)]
     for note in notes:
         assert isinstance(note, ListingSeen)
-        assert (note.tools, note.bytes, note.tokens) == (1, len(shown), real(shown))
+        assert (note.tools, note.bytes) == (1, len(shown))
+        assert (note.tokens, note.tokens_estimated) == real(shown)
         assert note.names == {"files_read": ("files", "read")}
     assert counted == [shown]
 
 
 async def test_a_list_too_long_for_one_count_is_counted_all_the_same(redact: Masker) -> None:
-    shown = b'[{"name":"a","description":"' + b"word " * (row.COUNTED_UP_TO // 2) + b'"}]'
+    shown = b'[{"name":"a","description":"' + b"word " * (tokens.COUNTED_UP_TO // 2) + b'"}]'
     bus = Bus()
     with AgentWatch(bus, "mine") as watch:
         bus.publish(ToolsListed(agent="mine", tools=shown, by_name={}))
-        assert (await next_note(watch, redact)).tokens > row.COUNTED_UP_TO // 2
+        assert (await next_note(watch, redact)).tokens > tokens.COUNTED_UP_TO // 2
 
 
 async def test_what_is_under_way_when_the_agent_ends_is_told_before_the_end(redact: Masker) -> None:
@@ -250,9 +251,10 @@ async def test_large_notes_overrun_sooner_and_the_same_listing_counts_once() -> 
 
 def test_what_a_newer_daemon_may_tell_besides_is_passed_over() -> None:
     assert lease_event_from({"news": {"a": 1}}) is None
-    listed = {"tools": 1, "bytes": 2, "tokens": 1, "names": {"a_b": ["a", "b"]}, "at": 1.0, "news": 1}
+    counted = {"tools": 1, "bytes": 2, "tokens": 1, "tokens_estimated": True}
+    listed = {**counted, "names": {"a_b": ["a", "b"]}, "at": 1.0, "news": 1}
     assert lease_event_from({"listed": listed}) == ListingSeen(
-        tools=1, bytes=2, tokens=1, names={"a_b": ("a", "b")}, at=1.0
+        tools=1, bytes=2, tokens=1, tokens_estimated=True, names={"a_b": ("a", "b")}, at=1.0
     )
     assert lease_event_from({"ended": {"why": "removed"}}) == LeaseEnded(why="removed")
 

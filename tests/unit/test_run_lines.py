@@ -126,7 +126,7 @@ def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -
         "  model         opus",
         "  tools         workspace:read_file 3, Bash 1 (denied)",
         "  tokens        12,345 in, 678 out, 10,000 cached",
-        "  tool list     24 tools, 18.2 kB, about 4,512 tokens",
+        "  tool list     24 tools, 18.2 kB, 4,512 tokens",
         "  log           /p/run.jsonl",
         '  go on         toolcrib run claude "…" --conversation c0ffee',
     ]

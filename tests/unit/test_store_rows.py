@@ -220,6 +220,7 @@ def test_processes_that_count_at_once_never_get_the_same_number(store_url: str) 
 def test_sessions_are_there_after_a_restart_with_every_number(store_url: str) -> None:
     big = 2**62
     counted = session("a", "c1", used_at=9.5, calls=3, denied=1, failed=2, listings=4, result_bytes=big, tokens=big)
+    counted = dataclasses.replace(counted, tokens_estimated=True)
     plain = session("a", "c2", catalog_version=7, permission_version=8)
     with Database.open(store_url) as database:
         database.write(identity.put_sessions, [session("a", "c1"), plain, counted])

@@ -1,13 +1,12 @@
 """An entry → a row: bounded, free of secrets, and the same on both engines when it is read back.
 
 In: an `AuditEntry`. Out: a mapping of the columns of `audit`, but for `hash`, in their order; the shape of arguments
-without what they say; how many tokens a result costs a model. This is done where the rows are written, not on the
-event loop: looking at arguments and counting tokens takes its time.
+without what they say; how many tokens a result costs a model (`tokens`). This is done where the rows are written, not
+on the event loop: looking at arguments and counting tokens takes its time.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import math
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 
 from toolcrib.audit.entry import AuditEntry, EntryKind, LargeArguments
+from toolcrib.audit.tokens import count_tokens
 from toolcrib.config.masking import Masker, mask_tree, names_a_secret
 from toolcrib.policy import Verdict
 from toolcrib.store.schema import storable
@@ -72,25 +72,6 @@ def _array(value: list[Any], depth: int, redact: Callable[[str], str]) -> list[A
     return [*shown, f"+{len(value) - _MOST_MEMBERS}"] if len(value) > _MOST_MEMBERS else shown
 
 
-COUNTED_UP_TO = 256 * 1024
-"""Bytes: counting takes 16 µs per KiB, and nothing else runs meanwhile."""
-
-
-def count_tokens(data: bytes) -> int | None:
-    """None: too long to be counted."""
-    if len(data) > COUNTED_UP_TO:
-        return None
-    return _counter()(data.decode(errors="replace"))
-
-
-@functools.cache
-def _counter() -> Callable[[str], int]:
-    from rs_bpe.bpe import openai  # type: ignore[import-not-found] # noqa: PLC0415
-
-    found: Callable[[str], int] = openai.o200k_base().count
-    return found
-
-
 Row = dict[str, Any]
 
 VALUES_UP_TO = 4096
@@ -109,6 +90,7 @@ class RowMaker:
 
     def row(self, seq: int, entry: AuditEntry) -> Row:
         shape, digest, values = self._arguments(entry)
+        counted = None if entry.result is None else count_tokens(entry.result)
         return {
             "seq": seq,
             "at": _number(entry.at),
@@ -128,7 +110,8 @@ class RowMaker:
             "outcome": self._text(entry.outcome, 100),
             "duration": _number(entry.duration),
             "size": max(-_LARGEST, min(entry.size, _LARGEST)),
-            "tokens": None if entry.result is None else count_tokens(entry.result),
+            "tokens": None if counted is None else counted.tokens,
+            "tokens_estimated": counted is not None and counted.estimated,
             "detail": self._detail(entry),
         }
 

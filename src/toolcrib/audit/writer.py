@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from toolcrib.audit.chain import ChainHead, ChainKeys, HeadAnchor, make_key, read_key
 from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.audit.row import RowMaker
+from toolcrib.audit.tokens import TokenCount
 from toolcrib.config.masking import Masker
 from toolcrib.store import audit
 from toolcrib.store.clock import ExpiryClock
@@ -42,7 +43,7 @@ class _Attempt:
     entries: list[AuditEntry]
     head: ChainHead
     """What it will have made the head."""
-    counted: list[tuple[Callable[[int], None], int]]
+    counted: list[tuple[Callable[[TokenCount], None], TokenCount]]
 
 
 class AuditWriter:
@@ -62,7 +63,7 @@ class AuditWriter:
         self._attempt: _Attempt | None = None
         self._there: dict[int, AuditEntry] = {}
         """Entries that are in the book, by identity, but will come again: their commit was reported as failed."""
-        self._to_tell: deque[tuple[Callable[[int], None], int]] = deque()
+        self._to_tell: deque[tuple[Callable[[TokenCount], None], TokenCount]] = deque()
         """Counted and durable; filled here, emptied on the loop."""
         self._anchored = True
         commits.watch(self, self)
@@ -80,7 +81,7 @@ class AuditWriter:
             last = row["hash"] = keys.link(last, row.values())
             rows.append(row)
             if entry.counted is not None and row["tokens"]:
-                counted.append((entry.counted, row["tokens"]))
+                counted.append((entry.counted, TokenCount(row["tokens"], row["tokens_estimated"])))
         if rows:
             audit.append(connection, rows)
         head = ChainHead(chain=chain, place=self.place, seq=seq, hash=last)

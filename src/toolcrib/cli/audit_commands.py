@@ -42,7 +42,7 @@ _WIDTHS = {
     "outcome": 10,
     "took": 8,
     "size": 8,
-    "tokens": 6,
+    "tokens": 7,
     "note": 60,
 }
 """Where lines come one by one, and nobody knows what will come."""
@@ -93,7 +93,7 @@ class AuditRows:
             self._outcome(entry),
             _took(entry["duration"]) if over else None,
             size_of(entry["size"]) if over and entry["size"] else None,
-            entry["tokens"],
+            f"~{entry['tokens']}" if entry["tokens_estimated"] else entry["tokens"],
             self._note(entry),
         )
 

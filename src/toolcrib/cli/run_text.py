@@ -381,7 +381,8 @@ def _tokens(usage: TokenUsage) -> str:
 def _listing_text(listing: ToolListSize) -> str:
     if not listing.tools:
         return ""
-    return f"{_count(listing.tools, 'tool')}, {size_of(listing.bytes)}, about {_count(listing.tokens, 'token')}"
+    about = "~" if listing.tokens_estimated else ""
+    return f"{_count(listing.tools, 'tool')}, {size_of(listing.bytes)}, {about}{_count(listing.tokens, 'token')}"
 
 
 def _count(number: int, word: str) -> str:

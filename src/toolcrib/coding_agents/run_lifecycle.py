@@ -67,7 +67,9 @@ class RunTotals:
 
     def listed(self, note: ListingSeen) -> None:
         if note.bytes > self.listing.bytes:
-            self.listing = ToolListSize(tools=note.tools, bytes=note.bytes, tokens=note.tokens)
+            self.listing = ToolListSize(
+                tools=note.tools, bytes=note.bytes, tokens=note.tokens, tokens_estimated=note.tokens_estimated
+            )
 
 
 _READ_AHEAD = 256

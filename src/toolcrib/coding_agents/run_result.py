@@ -84,6 +84,7 @@ class ToolListSize:
     tools: int = 0
     bytes: int = 0
     tokens: int = 0
+    tokens_estimated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -200,6 +200,7 @@ def describe_session(session: Session) -> dict[str, Any]:
         "failed": session.failed,
         "result_bytes": session.result_bytes,
         "tokens": session.tokens,
+        "tokens_estimated": session.tokens_estimated,
     }
 
 

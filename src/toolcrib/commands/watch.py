@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import msgspec
 
-from toolcrib.audit import row
+from toolcrib.audit.tokens import COUNTED_UP_TO, TokenCount, count_tokens
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.masking import mask_tree
 from toolcrib.events import AgentEnded, Bus, CallEvent, CallFailed, CallFinished, CallIntended, Event, ToolsListed
@@ -131,9 +131,14 @@ async def event_json(seen: SeenEvent, redact: Redact) -> dict[str, Any]:
     event = seen.event
     if isinstance(event, ToolsListed):
         # Counting loads a table and takes its time.
-        tokens_in_all = await asyncio.to_thread(_tokens, event.tools)
+        counted = await asyncio.to_thread(_counted, event.tools)
         names = offered_names(event.tools, event.by_name)
-        size = {"tools": len(names), "bytes": len(event.tools), "tokens": tokens_in_all}
+        size = {
+            "tools": len(names),
+            "bytes": len(event.tools),
+            "tokens": counted.tokens,
+            "tokens_estimated": counted.estimated,
+        }
         return {"listed": {**size, "names": names, "at": event.at}}
     if len(event.arguments or b"") > _AT_ONCE:
         told = await asyncio.to_thread(_call, event, redact)
@@ -143,10 +148,11 @@ async def event_json(seen: SeenEvent, redact: Redact) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=8)
-def _tokens(tools: bytes) -> int:
-    """Counted in pieces, where the whole is too long for one count."""
-    pieces = [tools[at : at + row.COUNTED_UP_TO] for at in range(0, len(tools), row.COUNTED_UP_TO)]
-    return sum(row.count_tokens(piece) or 0 for piece in pieces)
+def _counted(tools: bytes) -> TokenCount:
+    """In pieces, where the whole is too long for one count."""
+    pieces = [tools[at : at + COUNTED_UP_TO] for at in range(0, len(tools), COUNTED_UP_TO)]
+    counts = [count for piece in pieces if (count := count_tokens(piece))]
+    return TokenCount(sum(one.tokens for one in counts), any(one.estimated for one in counts))
 
 
 class _Named(msgspec.Struct):

@@ -34,6 +34,7 @@ class ListingSeen:
     tools: int
     bytes: int
     tokens: int
+    tokens_estimated: bool
     names: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Server and tool by the names that the agent was offered."""
     at: float

@@ -52,6 +52,8 @@ class Session:
     failed: int = 0
     result_bytes: int = 0
     tokens: int = 0
+    tokens_estimated: bool = False
+    """Whether a part of them was estimated."""
     legacy: tuple[str, ...] = ()
     """Ids that legacy clients have of it, the one used last at the end."""
     under_way: set[Callable[[], None]] | None = None
@@ -64,9 +66,11 @@ class Session:
     mark: Callable[[Session], None]
     """Has it written."""
 
-    def add_tokens(self, tokens: int) -> None:
-        """What the results of a call came to, once they were counted."""
+    def add_tokens(self, counted: tuple[int, bool]) -> None:
+        """What the results of a call came to, once they were counted, and whether that is an estimate."""
+        tokens, estimated = counted
         self.tokens += tokens
+        self.tokens_estimated |= estimated
         self.mark(self)
 
     def begin(self, end: Callable[[], None]) -> None:

@@ -134,6 +134,7 @@ class SessionRow:
     failed: int = 0
     result_bytes: int = 0
     tokens: int = 0
+    tokens_estimated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

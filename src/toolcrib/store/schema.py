@@ -164,6 +164,7 @@ sessions = sa.Table(
     sa.Column("failed", sa.BigInteger, nullable=False),
     sa.Column("result_bytes", sa.BigInteger, nullable=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("tokens_estimated", sa.Boolean, nullable=False),
 )
 
 legacy_sessions = sa.Table(
@@ -199,6 +200,7 @@ audit = sa.Table(
     sa.Column("duration", sa.Double, nullable=False),
     sa.Column("size", sa.BigInteger, nullable=False),
     sa.Column("tokens", sa.BigInteger),
+    sa.Column("tokens_estimated", sa.Boolean, nullable=False),
     sa.Column("detail", Text),
     sa.Column("hash", Text, nullable=False),
 )
@@ -321,6 +323,7 @@ def _agents_and_audit(connection: sa.Connection) -> None:
         sa.Column("failed", sa.BigInteger, nullable=False),
         sa.Column("result_bytes", sa.BigInteger, nullable=False),
         sa.Column("tokens", sa.BigInteger, nullable=False),
+        sa.Column("tokens_estimated", sa.Boolean, nullable=False),
     )
     sa.Table(
         "legacy_sessions",
@@ -356,6 +359,7 @@ def _agents_and_audit(connection: sa.Connection) -> None:
         sa.Column("duration", sa.Double, nullable=False),
         sa.Column("size", sa.BigInteger, nullable=False),
         sa.Column("tokens", sa.BigInteger),
+        sa.Column("tokens_estimated", sa.Boolean, nullable=False),
         sa.Column("detail", sa.Text),
         sa.Column("hash", sa.Text, nullable=False),
     )
