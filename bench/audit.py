@@ -23,11 +23,11 @@ from typing import Any
 import uvloop
 
 from report import Figure, rounded
-from toolcrib.audit import AuditLog
 from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.audit.log import AuditLog
 from toolcrib.config.masking import Masker
-from toolcrib.store import Store
 from toolcrib.store.commits import GroupCommit
+from toolcrib.store.database import Store
 
 ARGUMENTS = b'{"path":"src/toolcrib/audit/log.py","options":{"deep":true,"lines":40}}'
 RESULT = b'{"content":[{"type":"text","text":"' + b"some words of a result " * 40 + b'"}]}'

@@ -11,7 +11,8 @@ from parts.crowd import Member, nonce_of, refusal
 from parts.daemon import Cli, Daemon, Home, StartDaemon
 from parts.postgres import PASSWORD, Postgres
 from parts.witness import Notes
-from toolcrib.store import Database, audit, servers
+from toolcrib.store import audit, servers
+from toolcrib.store.database import Database
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("ENG-10")]
 

@@ -24,7 +24,8 @@ from parts.report import not_run
 from parts.small_disk import small_disk
 from parts.waiting import wait_for
 from parts.witness import Notes
-from toolcrib.store import Database, servers
+from toolcrib.store import servers
+from toolcrib.store.database import Database
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("KSI-9")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolcrib.errors import StoreError
-from toolcrib.store import Store
+from toolcrib.store.database import Store
 
 
 class Shaky:

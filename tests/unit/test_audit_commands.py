@@ -19,8 +19,8 @@ from typing import Any, cast
 
 import pytest
 
-from toolcrib.audit import AuditLog
 from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.audit.log import AuditLog
 from toolcrib.calls.door import PROCESS
 from toolcrib.cli.app import run
 from toolcrib.cli.audit_commands import AuditRows
@@ -32,8 +32,8 @@ from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.errors import Denied, UsageError
 from toolcrib.identity.principal import CLIENT, OWNER, Principal, RequestContext
-from toolcrib.store import Store
 from toolcrib.store.commits import GroupCommit
+from toolcrib.store.database import Store
 
 pytestmark = pytest.mark.req("KSI-5")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.audit import AuditLog
 from toolcrib.audit.chain import HeadAnchor
+from toolcrib.audit.log import AuditLog
 from toolcrib.config.masking import Masker
-from toolcrib.store import Store
 from toolcrib.store.commits import GroupCommit
+from toolcrib.store.database import Store
 
 LIMIT = 60.0
 
@@ -23,10 +23,10 @@ WRITER = textwrap.dedent(
     """
     import asyncio, sys
     from pathlib import Path
-    from toolcrib.audit import AuditLog
+    from toolcrib.audit.log import AuditLog
     from toolcrib.audit.entry import AuditEntry, EntryKind
     from toolcrib.config.masking import Masker
-    from toolcrib.store import Store
+    from toolcrib.store.database import Store
     from toolcrib.store.commits import GroupCommit
 
     async def calls(book, name):

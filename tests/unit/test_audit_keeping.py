@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from toolcrib.audit import AuditLog, writer
+from toolcrib.audit import writer
 from toolcrib.audit.entry import LOOKED_INTO, AuditEntry, EntryKind
+from toolcrib.audit.log import AuditLog
 from toolcrib.audit.tokens import COUNTED_UP_TO, TokenCount
 from toolcrib.config.masking import Masker
 from toolcrib.errors import StoreError
-from toolcrib.store import Database, Store, audit
+from toolcrib.store import audit
 from toolcrib.store.commits import MOST_BYTES, MOST_ITEMS, GroupCommit
+from toolcrib.store.database import Database, Store
 
 pytestmark = pytest.mark.req("KSI-5")
 

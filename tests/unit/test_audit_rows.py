@@ -18,7 +18,8 @@ from toolcrib.audit.chain import ChainKeys
 from toolcrib.audit.entry import LOOKED_INTO, AuditEntry, EntryKind, LargeArguments
 from toolcrib.audit.row import MOST_BYTES, VALUES_UP_TO, RowMaker, shape_of
 from toolcrib.config.masking import Masker
-from toolcrib.store import Database, audit
+from toolcrib.store import audit
+from toolcrib.store.database import Database
 
 KEYS = ChainKeys(b"k" * 32)
 

@@ -17,14 +17,15 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from toolcrib.audit import AuditLog
 from toolcrib.audit.chain import ChainHead, ChainKeys, HeadAnchor
 from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.audit.log import AuditLog
 from toolcrib.audit.verify import PAGE, VerifyReport
 from toolcrib.config.masking import Masker
 from toolcrib.errors import StoreError, UsageError
-from toolcrib.store import Store, audit
+from toolcrib.store import audit
 from toolcrib.store.commits import GroupCommit
+from toolcrib.store.database import Store
 from toolcrib.store.schema import audit as rows_table
 from toolcrib.store.schema import audit_base as base_table
 

@@ -23,8 +23,8 @@ from toolcrib.events import AuditedChange
 from toolcrib.identity.agent import Agent, MintedAgent
 from toolcrib.identity.principal import OWNER, Principal, RequestContext
 from toolcrib.policy import Verdict
-from toolcrib.store import Store
 from toolcrib.store import servers as tools
+from toolcrib.store.database import Store
 from toolcrib.store.servers import all_trusted_servers as trusted_servers
 
 pytestmark = pytest.mark.req("KSI-5")

@@ -14,7 +14,8 @@ from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.events import ConfigProblem, Event
 from toolcrib.identity.principal import OWNER
-from toolcrib.store import Store, servers
+from toolcrib.store import servers
+from toolcrib.store.database import Store
 
 pytestmark = pytest.mark.req("BNS-3")
 

@@ -17,8 +17,8 @@ from toolcrib.core.crib import Crib
 from toolcrib.core.kit import Kit
 from toolcrib.policy import RuleOrigin, Verdict, rule_from
 from toolcrib.servers.server import Server
-from toolcrib.store import Store
 from toolcrib.store import servers as tools
+from toolcrib.store.database import Store
 
 pytestmark = pytest.mark.req("KSI-5")
 

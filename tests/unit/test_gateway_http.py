@@ -16,8 +16,8 @@ from toolcrib.errors import ANSWERS, ErrorCase
 from toolcrib.gateway import auth
 from toolcrib.gateway.messages import SMALL
 from toolcrib.policy import rule_from
-from toolcrib.store import Store
 from toolcrib.store import identity as rows
+from toolcrib.store.database import Store
 
 pytestmark = pytest.mark.req("KSI-3", "KSI-9")
 

@@ -20,7 +20,7 @@ from toolcrib.identity.registry import AgentRegistry
 from toolcrib.policy import Verdict
 from toolcrib.policy.profile import profile_from
 from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin
-from toolcrib.store import Store
+from toolcrib.store.database import Store
 
 NAMES = ("a", "b", "c")
 TOOLS = {one.name: one for one in Catalog.build({"git": (b'{"name": "log"}', b'{"name": "reset"}')}, version=1).tools}

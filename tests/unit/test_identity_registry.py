@@ -25,7 +25,7 @@ from toolcrib.identity.registry import AgentRegistry
 from toolcrib.policy import Verdict
 from toolcrib.policy.profile import profile_from
 from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin
-from toolcrib.store import Store
+from toolcrib.store.database import Store
 from toolcrib.store.identity import ProfileRow, add_rule, all_agents, put_profile, version
 
 pytestmark = pytest.mark.req("KSI-5")

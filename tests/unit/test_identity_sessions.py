@@ -16,9 +16,9 @@ from toolcrib.errors import NotFound, StoreError, TooManySessions
 from toolcrib.events import AgentEnded, Bus
 from toolcrib.identity import sessions as module
 from toolcrib.identity.sessions import Session, SessionRegistry
-from toolcrib.store import Store
 from toolcrib.store import identity as rows
 from toolcrib.store.commits import GroupCommit
+from toolcrib.store.database import Store
 from toolcrib.store.identity import SessionRow
 
 pytestmark = pytest.mark.req("KSI-3", "KSI-9")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from toolcrib.errors import StoreError
-from toolcrib.store import Database, Store, jobs
+from toolcrib.store import jobs
+from toolcrib.store.database import Database, Store
 from toolcrib.store.jobs import JobRow, JobStatus
 
 pytestmark = pytest.mark.req("KAI-9")

@@ -14,7 +14,7 @@ from toolcrib.identity.registry import AgentRegistry
 from toolcrib.identity.state import narrows_profile, stored_profile
 from toolcrib.policy import BUILTIN, OwnTools, profile_data, profile_from
 from toolcrib.policy.profile import own_tools_limit
-from toolcrib.store import Store
+from toolcrib.store.database import Store
 from toolcrib.workspace.settings.load import load_settings
 
 pytestmark = pytest.mark.req("KSI-5")

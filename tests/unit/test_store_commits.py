@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from toolcrib.errors import StoreError
-from toolcrib.store import Store
 from toolcrib.store.commits import GroupCommit, LostItems
+from toolcrib.store.database import Store
 
 LIMIT = 60.0
 

@@ -17,9 +17,10 @@ import pytest
 import sqlalchemy as sa
 
 from toolcrib.errors import StoreError
-from toolcrib.store import Database, Store, servers
+from toolcrib.store import schema, servers
+from toolcrib.store.database import Database, Store
 from toolcrib.store.engine import database_url
-from toolcrib.store.schema import MIGRATIONS, metadata
+from toolcrib.store.schema import metadata
 
 
 def trusted(database: Database) -> dict[str, str]:
@@ -52,60 +53,44 @@ def _shape(url: str) -> dict[str, Any]:
     return found
 
 
-def test_the_migrations_lead_to_the_tables_of_today(store_url: str) -> None:
+def test_a_new_database_has_the_tables_and_their_version(store_url: str) -> None:
     Database.open(store_url).close()
-    migrated = _shape(store_url)
-    engine = sa.create_engine(database_url(store_url))
-    metadata.drop_all(engine)
-    metadata.create_all(engine)
-    engine.dispose()
-    assert _shape(store_url) == migrated
-
-
-def _add_note(connection: sa.Connection) -> None:
-    connection.execute(sa.text("ALTER TABLE trusted_files ADD COLUMN note TEXT"))
-
-
-def _fail_half_way(connection: sa.Connection) -> None:
-    _add_note(connection)
-    connection.execute(sa.text("INSERT INTO nowhere VALUES (1)"))
-
-
-def test_a_database_of_the_version_before_is_migrated_with_its_rows(store_url: str) -> None:
-    with Database.open(store_url, migrations=MIGRATIONS[:1]) as database:
-        database.write(servers.trust_file, "/p", "aa")
+    made = _shape(store_url)
+    assert made.keys() == metadata.tables.keys()
+    Database.open(store_url).close()
+    assert _shape(store_url) == made
     with Database.open(store_url) as database:
-        assert trusted(database) == {"/p": "aa"}
-    with Database.open(store_url, migrations=(*MIGRATIONS, _add_note)) as database:
-        assert trusted(database) == {"/p": "aa"}
-    assert "note" in _shape(store_url)["trusted_files"]["columns"]
+        assert database.read(lambda connection: connection.scalar(sa.text("SELECT version FROM schema_version"))) == (
+            schema.SCHEMA_VERSION
+        )
 
 
-def test_a_migration_runs_once(store_url: str) -> None:
-    runs: list[int] = []
-    migrations = (*MIGRATIONS, lambda _: runs.append(1))
-    for _ in range(3):
-        Database.open(store_url, migrations=migrations).close()
-    assert runs == [1]
-
-
-def test_a_migration_that_fails_leaves_the_old_database_intact(store_url: str) -> None:
-    with Database.open(store_url) as database:
-        database.write(servers.trust_file, "/p", "aa")
-    before = _shape(store_url)
-    with pytest.raises(StoreError, match="nowhere"):
-        Database.open(store_url, migrations=(*MIGRATIONS, _fail_half_way))
-    assert _shape(store_url) == before
-    with Database.open(store_url) as database:
-        assert trusted(database) == {"/p": "aa"}
-
-
-def test_a_database_newer_than_the_code_is_refused_and_not_touched(store_url: str) -> None:
-    Database.open(store_url, migrations=(*MIGRATIONS, _add_note)).close()
-    with pytest.raises(StoreError, match="knows only versions up to") as raised:
+def test_tables_that_cannot_all_be_made_are_not_made_at_all(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = sa.MetaData()
+    for table in metadata.tables.values():
+        table.to_metadata(twin)
+    sa.Table("odd", twin, sa.Column("x", sa.Integer, sa.CheckConstraint("nowhere(")))
+    monkeypatch.setattr(schema, "metadata", twin)
+    with pytest.raises(StoreError):
         Database.open(store_url)
-    assert "Update Toolcrib" in raised.value.remedy
-    Database.open(store_url, migrations=(*MIGRATIONS, _add_note)).close()
+    assert _shape(store_url) == {}
+    monkeypatch.undo()
+    Database.open(store_url).close()
+
+
+@pytest.mark.parametrize(("version", "whose", "remedy"), [(5, "an older", "start again"), (99, "a newer", "Update")])
+def test_a_database_of_another_version_is_refused_with_what_to_do_and_not_touched(
+    store_url: str, version: int, whose: str, remedy: str
+) -> None:
+    with Database.open(store_url) as database:
+        database.write(servers.trust_file, "/p", "aa")
+        database.write(lambda connection: connection.execute(schema.schema_version.update().values(version=version)))
+    before = _shape(store_url)
+    with pytest.raises(StoreError, match=f"from {whose} Toolcrib") as raised:
+        Database.open(store_url)
+    assert remedy in raised.value.remedy
+    assert raised.value.data == {"version": version, "known": schema.SCHEMA_VERSION}
+    assert _shape(store_url) == before
 
 
 # --- the loop --------------------------------------------------------------------------------------------------------
@@ -188,7 +173,8 @@ async def test_a_closed_store_says_so_and_leaves_no_thread(store_url: str) -> No
 _WRITER = textwrap.dedent(
     """
     import sys
-    from toolcrib.store import Database, servers
+    from toolcrib.store import servers
+    from toolcrib.store.database import Database
     url, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
     with Database.open(url, busy_timeout=30) as database:
         for number in range(count):

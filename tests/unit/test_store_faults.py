@@ -20,7 +20,8 @@ from parts import postgres as databases
 from parts.report import not_run
 from parts.small_disk import small_disk
 from toolcrib.errors import StoreError
-from toolcrib.store import Database, Store, servers
+from toolcrib.store import servers
+from toolcrib.store.database import Database, Store
 
 HUSH = databases.PASSWORD
 

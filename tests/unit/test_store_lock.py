@@ -15,14 +15,15 @@ from parts.postgres import Postgres
 from toolcrib.config import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.errors import AlreadyRunning, StoreError
-from toolcrib.store import Database, lock
+from toolcrib.store import lock
+from toolcrib.store.database import Database
 from toolcrib.store.lock import StoreHolder
 
 pytestmark = pytest.mark.req("KSI-3")
 
 HOLDS = """
 import sys
-from toolcrib.store import Database
+from toolcrib.store.database import Database
 from toolcrib.store.lock import StoreHolder
 with Database.open(sys.argv[1], holder=StoreHolder(home="/first", daemon=sys.argv[2] == "daemon")):
     print("held", flush=True)

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from toolcrib.errors import StoreError
-from toolcrib.store import Database, Store, identity, servers
+from toolcrib.store import identity, servers
+from toolcrib.store.database import Database, Store
 from toolcrib.store.identity import AgentRow, LegacySessionRow, ProfileRow, SessionRow
 from toolcrib.store.schema import storable
 
@@ -198,7 +199,8 @@ def test_a_counter_only_grows(store_url: str) -> None:
 _COUNTS = textwrap.dedent(
     """
     import sys
-    from toolcrib.store import Database, identity
+    from toolcrib.store import identity
+    from toolcrib.store.database import Database
     with Database.open(sys.argv[1], busy_timeout=30) as database:
         for _ in range(40):
             print(database.write(identity.next_version, "permissions"))

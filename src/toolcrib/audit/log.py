@@ -22,10 +22,11 @@ from toolcrib.audit.verify import ChainBroken, ChainWalk, VerifyReport, anchored
 from toolcrib.audit.writer import AuditWriter, Retention
 from toolcrib.config.masking import Masker
 from toolcrib.errors import StoreError
-from toolcrib.store import Store, audit
+from toolcrib.store import audit
 from toolcrib.store.audit import AuditFilter
 from toolcrib.store.clock import ExpiryClock
 from toolcrib.store.commits import GroupCommit
+from toolcrib.store.database import Store
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from toolcrib.servers.model import OnProgress, ServerAnswer, ToolCall
 from toolcrib.servers.wire import result_type
 
 if TYPE_CHECKING:
-    from toolcrib.audit import AuditLog
+    from toolcrib.audit.log import AuditLog
     from toolcrib.identity.approvals import Approvals
     from toolcrib.identity.registry import AgentRegistry
     from toolcrib.identity.sessions import SessionRegistry

@@ -21,7 +21,7 @@ from toolcrib.identity.principal import RequestContext
 from toolcrib.policy import Decision, Permission, Verdict
 
 if TYPE_CHECKING:
-    from toolcrib.audit import AuditLog
+    from toolcrib.audit.log import AuditLog
     from toolcrib.identity.approvals import Approvals
     from toolcrib.identity.registry import AgentRegistry
     from toolcrib.identity.sessions import SessionRegistry

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from toolcrib.audit import AuditLog
+from toolcrib.audit.log import AuditLog
 from toolcrib.calls import Door
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
@@ -40,7 +40,7 @@ from toolcrib.identity.sessions import SessionRegistry
 from toolcrib.listing import Listings
 from toolcrib.servers.model import ServerState, ServerStatus
 from toolcrib.servers.reaper import Reaper
-from toolcrib.store import Store
+from toolcrib.store.database import Store
 from toolcrib.store.lock import StoreHolder
 from toolcrib.store.servers import all_trusted_servers as trusted_servers
 

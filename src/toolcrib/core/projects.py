@@ -21,7 +21,8 @@ from toolcrib.errors import StoreError
 from toolcrib.events import CatalogChanged, ConfigProblem
 from toolcrib.servers.pool import ServerPool, instance_key
 from toolcrib.servers.server import Server
-from toolcrib.store import Store, servers
+from toolcrib.store import servers
+from toolcrib.store.database import Store
 
 if TYPE_CHECKING:
     from toolcrib.core.crib import Crib

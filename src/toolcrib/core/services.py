@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
 
-from toolcrib.audit import AuditLog
 from toolcrib.audit.entry import AuditEntry, EntryKind
+from toolcrib.audit.log import AuditLog
 from toolcrib.calls import Door
 from toolcrib.config import Paths
 from toolcrib.config.masking import Masker
@@ -23,10 +23,10 @@ from toolcrib.identity.approvals import Approvals
 from toolcrib.identity.principal import CLIENT, OWNER
 from toolcrib.identity.registry import AgentRegistry
 from toolcrib.identity.sessions import SessionRegistry
-from toolcrib.store import Store
 from toolcrib.store.clock import ExpiryClock, watch
 from toolcrib.store.clock import load as load_clock
 from toolcrib.store.commits import GroupCommit
+from toolcrib.store.database import Store
 
 
 async def write_change(book: AuditLog, change: AuditedChange) -> None:

@@ -16,8 +16,8 @@ from toolcrib.catalog.tool import BadDefinition, decode_definition, digest_of
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import StoreError
 from toolcrib.events import AuditedChange
-from toolcrib.store import Store
 from toolcrib.store import servers as trust
+from toolcrib.store.database import Store
 
 log = logging.getLogger(__name__)
 

@@ -32,8 +32,8 @@ from toolcrib.identity.state import (
 )
 from toolcrib.policy.profile import BUILTIN, Profile, profile_data, profile_from
 from toolcrib.policy.rule import Rule
-from toolcrib.store import Store
 from toolcrib.store.clock import ExpiryClock
+from toolcrib.store.database import Store
 
 log = logging.getLogger(__name__)
 

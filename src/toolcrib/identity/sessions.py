@@ -27,8 +27,8 @@ from toolcrib.store.identity import LegacySessionRow, SessionRow
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from toolcrib.store import Store
     from toolcrib.store.commits import GroupCommit
+    from toolcrib.store.database import Store
 
 
 _WRITTEN = tuple(field.name for field in fields(SessionRow))

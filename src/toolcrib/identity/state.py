@@ -26,7 +26,7 @@ from toolcrib.identity.records import AgentRecords, StoredRule, store_records
 from toolcrib.policy.permission import permission
 from toolcrib.policy.profile import BUILTIN, Profile, profile_data, profile_from
 from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin, rule_data, rule_from
-from toolcrib.store import Store
+from toolcrib.store.database import Store
 from toolcrib.store.identity import AgentRow
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ COLUMNS = tuple(column.name for column in audit.columns)
 _BEGIN, _KEPT = 0, 1
 """The rows of `audit_base`: the book's id, and the last row that was let go."""
 
-_POSTGRES_LOCK = 0x746F6F6C626F6F6B
-"""The word `toolbook`: of two who append at once, the second reads the head that the first has made."""
+_POSTGRES_LOCK = 0x746F6F6C61756469
+"""The word `toolaudi`: of two who append at once, the second reads the head that the first has made."""
 
 # Made once, since they are part of every commit. The driver's own words spare each value a look at its type.
 _INSERT = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from toolcrib.errors import StoreError
 from toolcrib.store.engine import READING, WRITING, as_store_errors, database_url, make_engine, place_of
 from toolcrib.store.lock import LockLost, StoreHolder, lock_file, lock_session
-from toolcrib.store.schema import MIGRATIONS, Migration, is_current, migrate
+from toolcrib.store.schema import create, is_current
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,10 +50,9 @@ class Database:
         where: str | Path,
         *,
         busy_timeout: float = BUSY_TIMEOUT,
-        migrations: Sequence[Migration] = MIGRATIONS,
         holder: StoreHolder | None = None,
     ) -> Self:
-        """Opens, creates or migrates the database at a path or URL; for a `holder`, which then is the only one."""
+        """Opens or creates the database at a path or URL; for a `holder`, which then is the only one."""
         url = database_url(where)
         with as_store_errors(url):
             engine = make_engine(url, busy_timeout=busy_timeout)
@@ -62,8 +61,8 @@ class Database:
                 if holder is not None:
                     database._hold(holder, busy_timeout)
                 # Without need nobody is asked to let us write: a locked database can still be read.
-                if not database.read(is_current, migrations):
-                    database.write(migrate, migrations)
+                if not database.read(is_current, database.place):
+                    database.write(create, database.place)
             except BaseException:
                 database.close()
                 raise

@@ -7,15 +7,16 @@ no NUL in texts and neither engine has half a surrogate pair, so both refuse bot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
 
 from toolcrib.errors import StoreError
 
 if TYPE_CHECKING:
-    from sqlalchemy.dialects import postgresql, sqlite
+    from sqlalchemy.dialects import postgresql
 
 
 class Text(sa.types.TypeDecorator[str]):
@@ -51,8 +52,6 @@ def _can_be_kept(text: str) -> bool:
         return False
     return True
 
-
-Migration = Callable[[sa.Connection], None]
 
 metadata = sa.MetaData()
 
@@ -243,227 +242,41 @@ jobs = sa.Table(
 )
 
 
-def _tools_and_trust(connection: sa.Connection) -> None:
-    tables = sa.MetaData()
-    sa.Table(
-        "known_tools",
-        tables,
-        sa.Column("identity", sa.Text, primary_key=True),
-        sa.Column("root", sa.Text, primary_key=True),
-        sa.Column("digest", sa.Text, nullable=False),
-        sa.Column("definitions", sa.LargeBinary, nullable=False),
-        sa.Column("saved_at", sa.Double, nullable=False),
-    )
-    sa.Table(
-        "trusted_files",
-        tables,
-        sa.Column("path", sa.Text, primary_key=True),
-        sa.Column("sha256", sa.Text, nullable=False),
-        sa.Column("trusted_at", sa.Double, nullable=False),
-    )
-    tables.create_all(connection, checkfirst=False)
-
-
-def _agents_and_audit(connection: sa.Connection) -> None:
-    tables = sa.MetaData()
-    sa.Table(
-        "trusted_servers",
-        tables,
-        sa.Column("identity", sa.Text, primary_key=True),
-        sa.Column("name", sa.Text, nullable=False),
-        sa.Column("trusted_at", sa.Double, nullable=False),
-    )
-    sa.Table(
-        "counters",
-        tables,
-        sa.Column("name", sa.Text, primary_key=True),
-        sa.Column("value", sa.BigInteger, nullable=False),
-    )
-    sa.Table(
-        "agents",
-        tables,
-        sa.Column("name", sa.Text, primary_key=True),
-        sa.Column("profile", sa.Text, nullable=False),
-        sa.Column("workdir", sa.Text),
-        sa.Column("parent", sa.Text),
-        sa.Column("digest", sa.LargeBinary, nullable=False, unique=True),
-        sa.Column("created_at", sa.Double, nullable=False),
-        sa.Column("expires_at", sa.Double),
-    )
-    sa.Table(
-        "agent_rules",
-        tables,
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-        sa.Column("agent", sa.Text, sa.ForeignKey("agents.name", ondelete="CASCADE"), nullable=False, index=True),
-        sa.Column("origin", sa.Text, nullable=False),
-        sa.Column("rule", sa.Text, nullable=False),
-        sa.Column("added_at", sa.Double, nullable=False),
-    )
-    sa.Table(
-        "profiles",
-        tables,
-        sa.Column("name", sa.Text, primary_key=True),
-        sa.Column("content", sa.Text, nullable=False),
-        sa.Column("changed_at", sa.Double, nullable=False),
-    )
-    sa.Table(
-        "sessions",
-        tables,
-        sa.Column("agent", sa.Text, primary_key=True),
-        sa.Column("conversation", sa.Text, primary_key=True),
-        sa.Column("id", sa.Text, nullable=False),
-        sa.Column("started_at", sa.Double, nullable=False),
-        sa.Column("used_at", sa.Double, nullable=False),
-        sa.Column("catalog_version", sa.BigInteger, nullable=False),
-        sa.Column("permission_version", sa.BigInteger, nullable=False),
-        sa.Column("mode", sa.Text, nullable=False),
-        sa.Column("listings", sa.BigInteger, nullable=False),
-        sa.Column("calls", sa.BigInteger, nullable=False),
-        sa.Column("denied", sa.BigInteger, nullable=False),
-        sa.Column("failed", sa.BigInteger, nullable=False),
-        sa.Column("result_bytes", sa.BigInteger, nullable=False),
-        sa.Column("tokens", sa.BigInteger, nullable=False),
-        sa.Column("tokens_estimated", sa.Boolean, nullable=False),
-    )
-    sa.Table(
-        "legacy_sessions",
-        tables,
-        sa.Column("id", sa.Text, primary_key=True),
-        sa.Column("agent", sa.Text, nullable=False),
-        sa.Column("conversation", sa.Text, nullable=False),
-        sa.Column("started_at", sa.Double, nullable=False),
-        sa.ForeignKeyConstraint(
-            ["agent", "conversation"], ["sessions.agent", "sessions.conversation"], ondelete="CASCADE"
-        ),
-        sa.Index("ix_legacy_sessions_owner", "agent", "conversation"),
-    )
-    sa.Table(
-        "audit",
-        tables,
-        sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("at", sa.Double, nullable=False, index=True),
-        sa.Column("kind", sa.Text, nullable=False),
-        sa.Column("call", sa.Text, nullable=False),
-        sa.Column("agent", sa.Text, nullable=False),
-        sa.Column("session", sa.Text, nullable=False),
-        sa.Column("conversation", sa.Text, nullable=False),
-        sa.Column("tool", sa.Text, nullable=False),
-        sa.Column("server", sa.Text, nullable=False),
-        sa.Column("decision", sa.Text, nullable=False),
-        sa.Column("rule", sa.Text, nullable=False),
-        sa.Column("mode", sa.Text, nullable=False),
-        sa.Column("shape", sa.Text),
-        sa.Column("arguments_hash", sa.Text),
-        sa.Column("arguments", sa.Text),
-        sa.Column("outcome", sa.Text, nullable=False),
-        sa.Column("duration", sa.Double, nullable=False),
-        sa.Column("size", sa.BigInteger, nullable=False),
-        sa.Column("tokens", sa.BigInteger),
-        sa.Column("tokens_estimated", sa.Boolean, nullable=False),
-        sa.Column("detail", sa.Text),
-        sa.Column("hash", sa.Text, nullable=False),
-    )
-    sa.Table(
-        "audit_base",
-        tables,
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("seq", sa.BigInteger, nullable=False),
-        sa.Column("hash", sa.Text, nullable=False),
-    )
-    tables.create_all(connection, checkfirst=False)
-
-
-def _jobs(connection: sa.Connection) -> None:
-    tables = sa.MetaData()
-    sa.Table(
-        "jobs",
-        tables,
-        sa.Column("id", sa.Text, primary_key=True),
-        sa.Column("daemon", sa.Text, nullable=False),
-        sa.Column("submitter", sa.Text, nullable=False),
-        sa.Column("submitter_since", sa.Double, nullable=False),
-        sa.Column("runs", sa.Text, nullable=False),
-        sa.Column("model", sa.Text, nullable=False),
-        sa.Column("profile", sa.Text, nullable=False),
-        sa.Column("workdir", sa.Text, nullable=False),
-        sa.Column("root", sa.Text, nullable=False),
-        sa.Column("prompt", sa.Text, nullable=False),
-        sa.Column("masked", sa.Boolean, nullable=False),
-        sa.Column("timeout", sa.Double, nullable=False),
-        sa.Column("max_steps", sa.Integer, nullable=False),
-        sa.Column("status", sa.Text, nullable=False, index=True),
-        sa.Column("agent", sa.Text, nullable=False),
-        sa.Column("submitted_at", sa.Double, nullable=False, index=True),
-        sa.Column("started_at", sa.Double),
-        sa.Column("ended_at", sa.Double),
-        sa.Column("text", sa.Text, nullable=False),
-        sa.Column("error", sa.Text, nullable=False),
-        sa.Column("usage", sa.Text, nullable=False),
-        sa.Column("steps", sa.BigInteger, nullable=False),
-        sa.Column("events", sa.BigInteger, nullable=False),
-    )
-    tables.create_all(connection, checkfirst=False)
-
-
-def _trusted_definitions(connection: sa.Connection) -> None:
-    tables = sa.MetaData()
-    sa.Table(
-        "trusted_definitions",
-        tables,
-        sa.Column("identity", sa.Text, primary_key=True),
-        sa.Column("sha256", sa.Text, primary_key=True),
-        sa.Column("tool", sa.Text, nullable=False),
-        sa.Column("trusted_at", sa.Double, nullable=False),
-    )
-    tables.create_all(connection, checkfirst=False)
-
-
-def _clock(connection: sa.Connection) -> None:
-    tables = sa.MetaData()
-    sa.Table(
-        "clock",
-        tables,
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("seen_at", sa.Double, nullable=False),
-        sa.Column("passed", sa.Double, nullable=False),
-        sa.Column("boot", sa.Text, nullable=False),
-    )
-    tables.create_all(connection, checkfirst=False)
-
-
-MIGRATIONS: tuple[Migration, ...] = (_tools_and_trust, _agents_and_audit, _jobs, _trusted_definitions, _clock)
-"""The first leads to version 1, and so on."""
+SCHEMA_VERSION = 6
+"""Grows with every change of the tables. Stores of versions 1 to 5 are from before the first release."""
 
 _POSTGRES_LOCK = 0x746F6F6C63726962
 """The word `toolcrib`: two processes that open one new database must not both create it."""
 
 
-def is_current(connection: sa.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> bool:
+def is_current(connection: sa.Connection, place: str) -> bool:
+    """False: the tables have to be made. `StoreError` for a database of another version."""
     if not sa.inspect(connection).has_table("schema_version"):
         return False
-    return bool(connection.execute(sa.select(schema_version.c.version)).scalar_one_or_none() == len(migrations))
+    version = connection.execute(sa.select(schema_version.c.version)).scalar_one_or_none() or 0
+    if version == SCHEMA_VERSION:
+        return True
+    if version > SCHEMA_VERSION:
+        age, remedy = "a newer", "Update Toolcrib, or use another database (TOOLCRIB_STORE, or `up --store FILE`)."
+    else:
+        empty = "use an empty database" if "://" in place else f"move the file away (mv {place} {place}.old)"
+        age = "an older"
+        remedy = f"Stop Toolcrib, {empty} and start again. Agents, permissions and trust must be given again."
+    raise StoreError(
+        f"The database {place} is from {age} Toolcrib: its tables have version {version}, not {SCHEMA_VERSION}.",
+        remedy=remedy,
+        data={"version": version, "known": SCHEMA_VERSION},
+    )
 
 
-def migrate(connection: sa.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Brings the database to the newest version, or leaves it as it is: the caller's transaction holds all of it."""
+def create(connection: sa.Connection, place: str) -> None:
+    """Makes all tables, or none: the caller's transaction holds all of it."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
-    if sa.inspect(connection).has_table("schema_version"):
-        version = connection.execute(sa.select(schema_version.c.version)).scalar_one()
-    else:
-        schema_version.create(connection)
-        connection.execute(schema_version.insert().values(id=1, version=0))
-        version = 0
-    if version > len(migrations):
-        raise StoreError(
-            f"The database has version {version}, but this Toolcrib knows only versions up to {len(migrations)}.",
-            remedy="Update Toolcrib, or point it at another database.",
-            data={"version": version, "known": len(migrations)},
-        )
-    for migration in migrations[version:]:
-        migration(connection)
-    if version < len(migrations):
-        connection.execute(schema_version.update().values(version=len(migrations)))
+    # Another process may have made them while we waited.
+    if not is_current(connection, place):
+        metadata.create_all(connection, checkfirst=False)
+        connection.execute(schema_version.insert().values(id=1, version=SCHEMA_VERSION))
 
 
 def insert_new(connection: sa.Connection, table: sa.Table, row: Mapping[str, Any]) -> bool:
@@ -484,11 +297,9 @@ def upsert(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[st
 
 
 def _insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    # Only the engine in use is loaded: every program that imports the library would wait for the other one.
     if connection.dialect.name == "postgresql":
+        # Late: every program with SQLite would wait for it.
         from sqlalchemy.dialects import postgresql  # noqa: PLC0415
 
         return postgresql.insert(table)
-    from sqlalchemy.dialects import sqlite  # noqa: PLC0415
-
     return sqlite.insert(table)
