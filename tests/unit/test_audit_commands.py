@@ -430,3 +430,10 @@ async def test_the_book_is_the_owners_alone(name: str) -> None:
 
     with pytest.raises(Denied):
         await registry.run(name, {}, context(cast(AuditLog, None), nowhere, CLIENT))
+
+
+@pytest.mark.parametrize(("tokens", "estimated", "shown"), [(12, True, "~12"), (12, False, 12), (None, False, None)])
+def test_tokens_that_are_an_estimate_are_shown_as_one(tokens: int | None, estimated: bool, shown: Any) -> None:
+    texts = dict.fromkeys(("call", "conversation", "tool", "decision", "rule", "agent", "detail"), "")
+    entry = {**texts, "kind": "outcome", "at": 0.0, "outcome": "ok", "duration": 0.1, "size": 1}
+    assert AuditRows().cells({**entry, "tokens": tokens, "tokens_estimated": estimated})[-2] == shown

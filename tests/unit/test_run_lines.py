@@ -130,6 +130,10 @@ def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -
         "  log           /p/run.jsonl",
         '  go on         toolcrib run claude "…" --conversation c0ffee',
     ]
+    guessed = summary(listing=ToolListSize(tools=1, bytes=900, tokens=230, tokens_estimated=True))
+    assert "  tool list     1 tool, 900 B, ~230 tokens" in plain(
+        run_text.closing_lines(guessed, about, Path("/l"), seen)
+    )
     failed = summary(status=RunStatus.FAILED, error="The model\nis gone.", seconds=0.25)
     assert plain(run_text.closing_lines(failed, about, Path("/l"), RunFacts())) == [
         "✗ failed after 250 ms: The model is gone.",

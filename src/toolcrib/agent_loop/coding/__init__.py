@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,10 +19,11 @@ from toolcrib.catalog.names import Names
 from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.catalog.tool import Tool, decode_definition
 from toolcrib.core.results import Result, read_result
-from toolcrib.errors import InvalidArguments, UnknownTool, UsageError, WorkspaceError
+from toolcrib.errors import InvalidArguments, UnknownTool, WorkspaceError
 
 if TYPE_CHECKING:
     from toolcrib.workspace import Workspace
+    from toolcrib.workspace.session import WorkspaceSession
 
 __all__ = ["BuiltinTools", "coding_tools"]
 
@@ -62,12 +61,8 @@ async def coding_tools(choice: CodingTools) -> AsyncIterator[BuiltinTools]:
     if choice.allowed is CodingAccess.NONE:
         yield BuiltinTools(answer=_nothing, check=_none)
         return
-    # Loaded for those who want them; it takes a moment the first time, in which the loop goes on.
-    await asyncio.to_thread(importlib.import_module, "toolcrib.agent_loop.coding.table")
-    from toolcrib.workspace.session import Overwriting, WorkspaceSession  # noqa: PLC0415
-
-    workspace = _opened(choice)
-    session = WorkspaceSession(workspace.settings.limits, Overwriting.KNOWN)
+    open_tools = await asyncio.to_thread(_loaded)
+    workspace, session = open_tools(choice)
     offers = tuple(map(_offer, workspace.tools))
     if any(workspace.runs_code(offer.name) for offer in offers):
         workspace.start()
@@ -81,19 +76,11 @@ async def coding_tools(choice: CodingTools) -> AsyncIterator[BuiltinTools]:
         await workspace.close()
 
 
-def _opened(choice: CodingTools) -> Workspace:
-    from toolcrib.agent_loop.coding.table import coding_tool_table  # noqa: PLC0415
-    from toolcrib.workspace.serving.main import open_workspace, without_token  # noqa: PLC0415
+def _loaded() -> Callable[[CodingTools], tuple[Workspace, WorkspaceSession]]:
+    """Only for a run that has these tools: it takes a moment the first time, and so a thread."""
+    from toolcrib.agent_loop.coding.table import open_coding_workspace  # noqa: PLC0415
 
-    try:
-        return open_workspace(
-            choice.root,
-            without_token(os.environ),
-            read_only=choice.allowed is CodingAccess.READ_ONLY,
-            tools=lambda settings: coding_tool_table(choice, settings),
-        )
-    except WorkspaceError as error:
-        raise UsageError(f"coding_tools: {error.message}", remedy=error.remedy, data=error.data) from error
+    return open_coding_workspace
 
 
 def _offer(definition: bytes) -> OfferedTool:

@@ -1,4 +1,4 @@
-"""The table of the coding tools, as the workspace takes it.
+"""The coding tools as a table that the workspace takes, and a workspace opened with them.
 
 In: which are wanted, where, and the settings that hold there. Out: rows with the names and parameters that models know.
 Every word of a description is paid for in every request of a run.
@@ -6,12 +6,31 @@ Every word of a description is paid for in every request of a run.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from toolcrib.agent_loop.coding import files, search
 from toolcrib.agent_loop.options import CodingAccess, CodingTools
+from toolcrib.errors import UsageError, WorkspaceError
+from toolcrib.workspace.serving.main import open_workspace, without_token
+from toolcrib.workspace.session import Overwriting, WorkspaceSession
 from toolcrib.workspace.settings.model import GitMode, WorkspaceSettings
 from toolcrib.workspace.tool import ToolNeeds, WorkspaceTool
+from toolcrib.workspace.workspace import Workspace
+
+
+def open_coding_workspace(choice: CodingTools) -> tuple[Workspace, WorkspaceSession]:
+    """Raises `UsageError` where the folder cannot be worked in, and `ConfigError` where its settings cannot be used."""
+    try:
+        workspace = open_workspace(
+            choice.root,
+            without_token(os.environ),
+            read_only=choice.allowed is CodingAccess.READ_ONLY,
+            tools=lambda settings: coding_tool_table(choice, settings),
+        )
+    except WorkspaceError as error:
+        raise UsageError(f"coding_tools: {error.message}", remedy=error.remedy, data=error.data) from error
+    return workspace, WorkspaceSession(workspace.settings.limits, Overwriting.KNOWN)
 
 
 def coding_tool_table(choice: CodingTools, settings: WorkspaceSettings) -> tuple[WorkspaceTool, ...]:
