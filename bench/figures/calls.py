@@ -66,7 +66,7 @@ def ways(settings: Settings, upstream: Upstream) -> Iterator[dict[str, Target | 
         {
             DIRECT: lambda: nullcontext(direct(upstream)),
             FORWARDER: lambda: forwarder(upstream),
-            TOOLCRIB: lambda: toolcrib(settings.command, servers, believed=True),
+            TOOLCRIB: lambda: toolcrib(settings.command, servers, trusted=True),
         }
     ) as up:
         yield up

@@ -66,7 +66,7 @@ def ways(settings: Settings, upstream: Upstream) -> Iterator[dict[str, Target | 
 
     @contextlib.contextmanager
     def agent() -> Iterator[Target]:
-        with toolcrib(settings.command, servers, believed=True) as target:
+        with toolcrib(settings.command, servers, trusted=True) as target:
             yield _agent(settings.command, target)
 
     with opened(
@@ -74,7 +74,7 @@ def ways(settings: Settings, upstream: Upstream) -> Iterator[dict[str, Target | 
             DIRECT: lambda: nullcontext(direct(upstream)),
             FORWARDER: lambda: forwarder(upstream),
             NO_AUDIT: lambda: toolcrib_in_foreground(settings.command, [str(HERE / "without_audit.py")], servers),
-            READ: lambda: toolcrib(settings.command, servers, believed=True),
+            READ: lambda: toolcrib(settings.command, servers, trusted=True),
             CHANGE: lambda: toolcrib(settings.command, servers),
             AGENT: agent,
         }

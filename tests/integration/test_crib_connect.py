@@ -344,7 +344,7 @@ async def test_a_server_that_is_away_at_the_daemon_is_away_here(daemon: StartDae
     (w,) = (one for one in running.wait_until_ready("w")["servers"] if one["name"] == "w")
     async with connect(toolcrib_home) as connection, connect(toolcrib_home, profile="nothing") as confined:
         states = lambda: {name: one.state for name, one in connection.status().items()}  # noqa: E731
-        await until(lambda: states().get("broken") in (ServerState.AWAY, ServerState.FAILED))
+        await until(lambda: states().get("broken") in (ServerState.UNAVAILABLE, ServerState.FAILED))
         assert states()["w"] is ServerState.READY
         heard: list[tuple[str, str]] = []
         connection.subscribe(lambda event: heard.append((event.server, event.state)), ServerStateChanged)

@@ -38,7 +38,7 @@ from toolcrib.servers.model import Era, ServerAnswer, ServerState, ToolCall
 from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
-from toolcrib.servers.web import _leases as shared_leases
+from toolcrib.servers.web import _shared_clients as shared_clients
 from toolcrib.servers.web import shared_post_client
 
 OWN = Path(__file__).parent.parent / "servers_own"
@@ -466,7 +466,7 @@ async def test_what_a_server_asks_within_the_stream_of_a_call_is_answered(bench:
 async def test_a_server_that_cannot_start_says_why_without_its_secrets(bench: Bench) -> None:
     server = await bench.odd("exits", env={"SECRET": "hunter2-hunter2"}, retry=Retry(backoff=60))
     status = server.status
-    assert status.state is ServerState.AWAY
+    assert status.state is ServerState.UNAVAILABLE
     assert "code 7" in status.last_error
     assert "cannot use the key ****" in status.last_error
     assert server.stderr_tail(1) == ["cannot use the key ****"]
@@ -501,7 +501,7 @@ async def test_a_refusal_by_status_is_explained(status: int, text: str, transpor
         url = odd.url.replace("http", "ws", 1) if transport == "websocket" else odd.url
         config = web_config(url, Transport(transport), headers={"Authorization": "Bearer hunter2-hunter2"})
         server = await bench.started(config)
-        assert server.status.state is ServerState.AWAY
+        assert server.status.state is ServerState.UNAVAILABLE
         assert text in server.status.last_error
         assert "hunter2" not in server.status.last_error
         await server.stop()
@@ -664,11 +664,11 @@ async def test_calls_that_ran_out_of_time_leave_no_connection_behind(
     monkeypatch.setattr("toolcrib.servers.http._CANCEL", 0.1)
     async with running(SessionTalk("legacy")) as odd:
         server = await bench.started(web_config(odd.url))
-        (lease,) = shared_leases[asyncio.get_running_loop()].values()
+        (lease,) = shared_clients[asyncio.get_running_loop()].values()
         for _ in range(3):
             with pytest.raises(CallTimeout):
                 await server.call(call("hang"), timeout=0.05)
-        await until(lambda: not lease.poster._all, "the connections to be closed")
+        await until(lambda: not lease.client._all, "the connections to be closed")
         await server.stop()
 
 
@@ -709,7 +709,7 @@ async def test_our_headers_do_not_follow_a_redirect_to_another_origin(transport:
         odd.status = 307
         url = odd.url.replace("http", "ws", 1) if transport == "websocket" else odd.url
         server = await bench.started(web_config(url, Transport(transport), headers={"X-Key": "secret-key"}))
-        assert server.status.state is ServerState.AWAY
+        assert server.status.state is ServerState.UNAVAILABLE
         assert "elsewhere" in server.status.last_error
         assert set(odd.redirected) == {f"127.0.0.1:{odd.port}"}
         await server.stop()
@@ -797,12 +797,12 @@ async def test_calls_pass_through_a_proxys_tunnel_over_one_connection(tmp_path: 
             address = Address.of(odd.url.replace("http", "https", 1), by)
             body = b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
             for _ in range(2):
-                with await lax.poster.request(b"POST", address, b"", body) as response:
+                with await lax.client.request(b"POST", address, b"", body) as response:
                     assert TOOL in await response.read()
             assert tunnels == 1
             with pytest.raises(ssl.SSLCertVerificationError):
                 async with asyncio.timeout(60):
-                    await strict.poster.request(b"POST", address, b"", body)
+                    await strict.client.request(b"POST", address, b"", body)
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
@@ -1000,7 +1000,7 @@ def test_a_child_inherits_no_file_of_ours_and_is_noticed_when_it_stops_reading(
         os.set_inheritable(ours, True)
         try:
             server = await bench.started(dataclasses.replace(config, args=("-I", "-S", "-c", DEAF)))
-            await until(lambda: server.status.state is ServerState.AWAY, "the loss to be noticed")
+            await until(lambda: server.status.state is ServerState.UNAVAILABLE, "the loss to be noticed")
             assert server.status.last_error == "Its process has closed its input."
             # 3 is what the listing itself had open.
             assert server.stderr_tail(1) == ["['0', '1', '2', '3']"]

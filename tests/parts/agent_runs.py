@@ -68,7 +68,7 @@ class Bench(ToolProvider):
         *,
         missing: Mapping[str, str] | None = None,
         definitions: Mapping[str, Mapping[str, Any]] | None = None,
-        believed: frozenset[str] = frozenset(),
+        trusted: frozenset[str] = frozenset(),
     ) -> None:
         self.bus = Bus()
         self._does = {server: dict(does) for server, does in (tools or {}).items()}
@@ -84,7 +84,7 @@ class Bench(ToolProvider):
             )
             for server, does in self._does.items()
         }
-        self._catalog = Catalog.build(listings, version=1, believed=believed)
+        self._catalog = Catalog.build(listings, version=1, trusted=trusted)
 
     @property
     def connected(self) -> tuple[str, ...]:

@@ -281,7 +281,7 @@ def test_a_server_that_is_believed_or_no_longer_gets_new_tools_and_no_other_does
         ("files", False),
         ("git", False),
     ]
-    believing = Catalog.build(listings, version=2, previous=silent, believed=frozenset({"git"}))
+    believing = Catalog.build(listings, version=2, previous=silent, trusted=frozenset({"git"}))
     assert [tool.reads_only for tool in believing.tools] == [True, False, True]
     assert [new is old for new, old in zip(believing.tools, silent.tools, strict=True)] == [True, True, False]
     again = Catalog.build(listings, version=3, previous=believing)
@@ -305,7 +305,7 @@ def test_a_server_that_works_elsewhere_now_gets_new_tools_and_no_other_does() ->
 @pytest.mark.parametrize("hint", [b"false", b'"true"', b"1", b"null", b"[true]"])
 def test_only_a_plain_true_says_that_a_tool_only_reads(hint: bytes) -> None:
     raw = b'{"name":"a","annotations":{"readOnlyHint":' + hint + b"}}"
-    (tool,) = Catalog.build({"files": (raw,)}, version=1, believed=frozenset({"files"})).tools
+    (tool,) = Catalog.build({"files": (raw,)}, version=1, trusted=frozenset({"files"})).tools
     assert not tool.reads_only
 
 

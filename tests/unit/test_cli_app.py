@@ -109,7 +109,13 @@ def result(value: dict[str, Any]) -> dict[str, Any]:
 def test_servers_are_a_table_for_people_and_json_for_programs(
     daemon: Daemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hostile = {**SERVER, "name": "docs", "state": "away", "last_error": "\x1b[2J[red]refused[/red]", "uptime": None}
+    hostile = {
+        **SERVER,
+        "name": "docs",
+        "state": "unavailable",
+        "last_error": "\x1b[2J[red]refused[/red]",
+        "uptime": None,
+    }
     daemon.answers["server:list"] = result({"servers": [SERVER, hostile]})
     assert run(["servers"]) == 0
     shown = capsys.readouterr().out
@@ -542,7 +548,7 @@ def test_status_names_the_project_that_its_table_is_for(daemon: Daemon, capsys: 
 def test_a_server_that_does_not_answer_is_added_and_has_an_exit_code(
     home: Path, daemon: Daemon, capsys: pytest.CaptureFixture[str], row: dict[str, Any], hints: list[str]
 ) -> None:
-    added = {"server": "odd name", "file": "/c.yml", "state": "away", "last_error": "It ended.", **row}
+    added = {"server": "odd name", "file": "/c.yml", "state": "unavailable", "last_error": "It ended.", **row}
     daemon.answers["server:add"] = result(added)
     assert run(["add", "odd name", "--", "cat"]) == 6
     said = capsys.readouterr()
@@ -619,7 +625,7 @@ def test_on_a_terminal_an_error_takes_one_line_and_colours_can_be_had_without(
     monkeypatch.setattr("sys.stdout", screen)
     for name, value in {"COLUMNS": "100", "TERM": "xterm-256color", "NO_COLOR": no_color}.items():
         monkeypatch.setenv(name, value)
-    away = {**SERVER, "name": "docs", "state": "away", "last_error": "It is so long. " * 30, "stderr": ["x"]}
+    away = {**SERVER, "name": "docs", "state": "unavailable", "last_error": "It is so long. " * 30, "stderr": ["x"]}
     daemon.answers["server:list"] = result({"servers": [away, SERVER]})
     assert run(["servers"]) == 0
     lines = screen.getvalue().splitlines()

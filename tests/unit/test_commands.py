@@ -308,7 +308,7 @@ TRUSTED = Principal.fixed("t", permission(BUILTIN["trusted"]))
 
 @pytest.mark.parametrize(("caller", "may"), [(OWNER, True), (TRUSTED, True), (CLIENT, False), (STRANGER, False)])
 def test_raw_commands_are_shown_to_the_trusted_and_the_owner_alone(caller: Principal, may: bool) -> None:
-    catalog = Catalog.build({"crib": CommandServer(registry, NoHost()).tools}, version=1, believed=frozenset({"crib"}))
+    catalog = Catalog.build({"crib": CommandServer(registry, NoHost()).tools}, version=1, trusted=frozenset({"crib"}))
     shown = {tool["name"] for tool in json.loads(Listings(NameStyle.SERVER).tools(catalog, caller.permission()))}
     assert ("crib_raw_command" in shown) is may
 

@@ -58,19 +58,19 @@ async def test_each_change_is_noted_once_and_the_first_word_is_waited_for() -> N
 
     async def tells(asked: dict[str, Any], say: Say) -> None:
         assert (asked["method"], asked["params"]) == ("agent:servers", {"token": "tcb_x"})
-        await say(servers(a="ready", b="away", c="of another version"))
+        await say(servers(a="ready", b="unavailable", c="of another version"))
         await more.wait()
         await say(servers(a="ready", b="ready"))
 
     states = DaemonServerStates(lambda name, state: heard.append((name, state.value)))
     async with daemon_that(tells) as paths:
         await states.begin(paths.socket, "tcb_x", Path("/"))
-        assert states.by_server == {"a": ServerState.READY, "b": ServerState.AWAY}
+        assert states.by_server == {"a": ServerState.READY, "b": ServerState.UNAVAILABLE}
         more.set()
         while len(heard) < 3:  # noqa: ASYNC110 - within the daemon's limit
             await asyncio.sleep(0.01)
         await states.close()
-    assert heard == [("a", "ready"), ("b", "away"), ("b", "ready")]
+    assert heard == [("a", "ready"), ("b", "unavailable"), ("b", "ready")]
 
 
 async def test_a_daemon_that_refuses_is_not_asked_again() -> None:
@@ -95,7 +95,7 @@ async def test_a_daemon_that_comes_back_is_heard_again(monkeypatch: pytest.Monke
 
     async def tells_and_goes(_: dict[str, Any], say: Say) -> None:
         times.append(1)
-        await say(servers(a="ready" if len(times) > 1 else "away"))
+        await say(servers(a="ready" if len(times) > 1 else "unavailable"))
         if len(times) == 1:
             raise ConnectionResetError
 
@@ -103,7 +103,7 @@ async def test_a_daemon_that_comes_back_is_heard_again(monkeypatch: pytest.Monke
     states = DaemonServerStates(lambda _, state: heard.append(state.value))
     async with daemon_that(tells_and_goes) as paths:
         await states.begin(paths.socket, "tcb_x", Path("/"))
-        while heard != ["away", "ready"]:  # noqa: ASYNC110 - within the daemon's limit
+        while heard != ["unavailable", "ready"]:  # noqa: ASYNC110 - within the daemon's limit
             await asyncio.sleep(0.01)
         await states.close()
 

@@ -66,10 +66,10 @@ class Workshop:
             approvals=self.approvals,
             sessions=cast(Any, SimpleNamespace(count=lambda _, outcome, size: self.counted.append((outcome, size)))),
         )
-        self.list_anew(believed=frozenset({"files"}))
+        self.list_anew(trusted=frozenset({"files"}))
 
-    def list_anew(self, *, believed: frozenset[str], **listings: tuple[bytes, ...]) -> None:
-        self._catalog = Catalog.build({"files": (READ, WRITE, HIDDEN), **listings}, version=1, believed=believed)
+    def list_anew(self, *, trusted: frozenset[str], **listings: tuple[bytes, ...]) -> None:
+        self._catalog = Catalog.build({"files": (READ, WRITE, HIDDEN), **listings}, version=1, trusted=trusted)
 
     # The audit log.
 
@@ -334,7 +334,7 @@ async def test_a_tool_that_is_another_by_then_is_not_the_one_that_was_allowed(wa
         await asyncio.wait_for(shop.noted.wait(), 60)
     else:
         (asked,) = await shop.approvals.next(5)
-    shop.list_anew(believed=frozenset())
+    shop.list_anew(trusted=frozenset())
     if waits == "for a person":
         shop.approvals.answer(asked.id, approved=True)
     shop.durable.set()
@@ -356,7 +356,7 @@ async def test_a_tool_that_did_not_change_runs_whatever_happened_around_it(waits
         (asked,) = await shop.approvals.next(5)
     # No object of the last catalog is left: another tool changed, and a tool of another server has the same name.
     changed = READ.replace(b"object", b"array")
-    shop.list_anew(believed=frozenset({"files"}), files=(WRITE, changed), other=(WRITE,))
+    shop.list_anew(trusted=frozenset({"files"}), files=(WRITE, changed), other=(WRITE,))
     if waits == "for a person":
         shop.approvals.answer(asked.id, approved=True)
     shop.durable.set()

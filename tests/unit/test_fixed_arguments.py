@@ -55,7 +55,7 @@ def tools(server: Server, **schemas: dict[str, Any]) -> Tools:
 @pytest.mark.parametrize("where", HIDING)
 async def test_a_fixed_argument_is_set_however_the_schema_refers_to_it(where: str) -> None:
     server = Server()
-    shaped = tools(server, t=HIDING[where]).shaped(transform=FixArguments({"path": "/safe"}))
+    shaped = tools(server, t=HIDING[where]).transformed(transform=FixArguments({"path": "/safe"}))
     await shaped.call("t", {"path": "/etc"})
     await shaped.call("t", {})
     assert server.saw == [{"path": "/safe"}, {"path": "/safe"}]
@@ -67,7 +67,7 @@ async def test_a_tool_that_does_not_name_it_gets_neither_the_models_value_nor_th
     schema: dict[str, Any],
 ) -> None:
     server = Server()
-    shaped = tools(server, plain=NAMED, t=schema).shaped(transform=FixArguments({"path": "/safe"}))
+    shaped = tools(server, plain=NAMED, t=schema).transformed(transform=FixArguments({"path": "/safe"}))
     await shaped.call("t", {"path": "/etc", "q": "x"})
     assert server.saw == [{"q": "x"}], "what is meant for other tools is not this server's to know"
 
@@ -79,7 +79,7 @@ async def test_a_tool_that_does_not_name_it_gets_neither_the_models_value_nor_th
 )
 async def test_a_tool_that_is_named_gets_it_whatever_its_schema_says(schema: dict[str, Any], fix: Transform) -> None:
     server = Server()
-    shaped = tools(server, plain=NAMED, t=schema).shaped(transform=fix)
+    shaped = tools(server, plain=NAMED, t=schema).transformed(transform=fix)
     await shaped.call("t", {"path": "/etc"})
     await shaped.call("t", {"q": "x"})
     assert [one["path"] for one in server.saw] == ["/safe", "/safe"]
@@ -87,7 +87,7 @@ async def test_a_tool_that_is_named_gets_it_whatever_its_schema_says(schema: dic
 
 async def test_of_those_meant_by_a_pattern_it_goes_to_who_names_it_or_does_not_say_what_it_takes() -> None:
     server = Server()
-    shaped = tools(server, t_named=NAMED, t_silent={}, t_other=OTHER, t_closed=CLOSED).shaped(
+    shaped = tools(server, t_named=NAMED, t_silent={}, t_other=OTHER, t_closed=CLOSED).transformed(
         transform=FixArguments({"path": "/safe"}, tools="t_*")
     )
     for name in shaped.names[:3]:
@@ -100,13 +100,15 @@ async def test_of_those_meant_by_a_pattern_it_goes_to_who_names_it_or_does_not_s
 @pytest.mark.parametrize("schema", [CLOSED, {**OTHER, "unevaluatedProperties": False}])
 def test_a_named_tool_that_cannot_take_it_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="s:t does not take what is given here as its argument 'path'"):
-        tools(Server(), t=schema, plain=NAMED).shaped(transform=FixArguments({"path": "/safe"}, tools=["t", "plain"]))
+        tools(Server(), t=schema, plain=NAMED).transformed(
+            transform=FixArguments({"path": "/safe"}, tools=["t", "plain"])
+        )
 
 
 def test_a_value_is_held_against_all_that_the_root_says_of_it() -> None:
     schema = {"properties": {"token": {"type": "string"}}, "patternProperties": {"^to": {"maxLength": 3}}}
     with pytest.raises(UsageError, match="'token'") as raised:
-        tools(Server(), t=schema).shaped(transform=FixArguments({"token": SECRET}))
+        tools(Server(), t=schema).transformed(transform=FixArguments({"token": SECRET}))
     assert SECRET not in raised.value.text()
 
 
@@ -129,7 +131,7 @@ async def test_an_error_tells_the_models_own_arguments_by_its_own_names_and_noth
     server = Server()
     # A schema that cannot say before what will be wrong, as where a program changes it by itself.
     silenced = ChangeSchema(lambda _: {"type": "object"}, lambda given: given)
-    shaped = tools(server, t={**TWO, **more}).shaped(
+    shaped = tools(server, t={**TWO, **more}).transformed(
         transform=[RenameArguments({"q": "word"}), silenced, FixArguments({"token": SECRET}, tools="t")]
     )
     with pytest.raises(InvalidArguments, match=told) as raised:
@@ -140,7 +142,7 @@ async def test_an_error_tells_the_models_own_arguments_by_its_own_names_and_noth
 
 
 async def test_what_the_far_side_says_of_arguments_that_the_model_did_not_give_is_not_passed_on() -> None:
-    shaped = tools(Server(refuses="token"), t=TWO).shaped(transform=FixArguments({"token": SECRET}))
+    shaped = tools(Server(refuses="token"), t=TWO).transformed(transform=FixArguments({"token": SECRET}))
     with pytest.raises(InvalidArguments, match="t does not take these arguments") as raised:
         await shaped.call("t", {"q": "x"})
     assert SECRET not in repr((raised.value.text(), raised.value.data))
@@ -154,7 +156,7 @@ async def test_a_way_back_that_changes_what_it_gets_hides_its_values_too() -> No
         return given
 
     schema = {"properties": {"q": {"type": "object", "properties": {"key": {"type": "integer"}}}}}
-    shaped = tools(Server(), t=schema).shaped(transform=ChangeSchema(lambda _: {"type": "object"}, undo))
+    shaped = tools(Server(), t=schema).transformed(transform=ChangeSchema(lambda _: {"type": "object"}, undo))
     with pytest.raises(InvalidArguments) as raised:
         await shaped.call("t", {"q": {"a": 1}})
     assert SECRET not in repr((raised.value.text(), raised.value.data))

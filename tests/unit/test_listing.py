@@ -98,7 +98,7 @@ def test_a_server_that_is_believed_anew_is_listed_anew() -> None:
     reader = permission(BUILTIN["read-only"], agent="x")
     listings = Listings(NameStyle.SERVER)
     before = Catalog.build({"files": (reads,)}, version=1)
-    after = Catalog.build({"files": (reads,)}, version=2, previous=before, believed=frozenset({"files"}))
+    after = Catalog.build({"files": (reads,)}, version=2, previous=before, trusted=frozenset({"files"}))
     assert names(listings.tools(before, reader)) == []
     assert names(listings.tools(after, reader)) == ["files_r"]
 

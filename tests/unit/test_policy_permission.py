@@ -38,7 +38,7 @@ def tool(server: str = "git", name: str = "push", believed: bool = False, **anno
     (made,) = Catalog.build(
         {server: (definition,)},
         version=1,
-        believed=frozenset({server} if believed else ()),
+        trusted=frozenset({server} if believed else ()),
         folders={server: str(BASE)},
     ).tools
     return made
@@ -95,9 +95,9 @@ def test_among_equals_the_words_decide_which_rule_is_told_never_the_order() -> N
 
 MARKED = {"toolcrib/owner": True}
 TOOLS = {
-    "reads": tool("files", "read", believed=True, readOnlyHint=True),
+    "reads": tool("files", "read", trusted=True, readOnlyHint=True),
     "claims": tool("files", "read", readOnlyHint=True),
-    "writes": tool("files", "write", believed=True, readOnlyHint=False),
+    "writes": tool("files", "write", trusted=True, readOnlyHint=False),
     "health": tool("crib", "system_health", readOnlyHint=True),
     "reveals": tool("crib", "audit_query", readOnlyHint=True, **MARKED),
     "changes": tool("crib", "server_add", readOnlyHint=False, **MARKED),

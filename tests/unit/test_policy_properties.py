@@ -60,7 +60,7 @@ profiles = st.one_of(
 def tool(server: str, name: str, folder: Path | None = BASE, **annotations: Any) -> Tool:
     definition = json.dumps({"name": name, "annotations": annotations}).encode()
     folders = {} if folder is None else {server: str(folder)}
-    (made,) = Catalog.build({server: (definition,)}, version=1, believed=frozenset({"git"}), folders=folders).tools
+    (made,) = Catalog.build({server: (definition,)}, version=1, trusted=frozenset({"git"}), folders=folders).tools
     return made
 
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.req("KSI-5")
 
 def tool(server: str, name: str, believed: bool = True, **annotations: Any) -> Tool:
     definition = json.dumps({"name": name, "annotations": annotations}).encode()
-    (made,) = Catalog.build({server: (definition,)}, version=1, believed=frozenset({server} if believed else ())).tools
+    (made,) = Catalog.build({server: (definition,)}, version=1, trusted=frozenset({server} if believed else ())).tools
     return made
 
 
@@ -122,8 +122,8 @@ def test_a_server_that_says_nothing_plain_may_change_things(annotations: dict[st
 
 def test_the_claims_of_a_server_that_is_not_believed_do_not_count() -> None:
     said = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
-    assert trusted_annotations(tool("files", "x", believed=False, **said)) == SILENT
-    assert not tool("files", "x", believed=False, **said).reads_only
+    assert trusted_annotations(tool("files", "x", trusted=False, **said)) == SILENT
+    assert not tool("files", "x", trusted=False, **said).reads_only
     assert trusted_annotations(tool("files", "x", **said)) == {
         "read_only": True,
         "destructive": False,
@@ -138,16 +138,16 @@ def test_what_only_reads_destroys_nothing_unless_its_server_says_so() -> None:
 
 
 def test_the_daemons_own_commands_are_always_believed() -> None:
-    assert tool("crib", "x", believed=False, readOnlyHint=True).reads_only
+    assert tool("crib", "x", trusted=False, readOnlyHint=True).reads_only
 
 
 def test_a_rule_with_annotations_covers_only_tools_that_are_so() -> None:
     reads = Rule(effect=RuleEffect.ALLOW, tools="*", annotations={"read_only": True, "open_world": False})
     assert reads.covers(tool("files", "x", readOnlyHint=True, openWorldHint=False))
     assert not reads.covers(tool("files", "x", readOnlyHint=True))
-    assert not reads.covers(tool("files", "x", believed=False, readOnlyHint=True, openWorldHint=False))
+    assert not reads.covers(tool("files", "x", trusted=False, readOnlyHint=True, openWorldHint=False))
     breaks = Rule(effect=RuleEffect.DENY, tools="*", annotations={"destructive": True})
-    assert breaks.covers(tool("files", "x", believed=False, destructiveHint=False))
+    assert breaks.covers(tool("files", "x", trusted=False, destructiveHint=False))
 
 
 @pytest.mark.parametrize(

@@ -517,7 +517,7 @@ async def test_the_reason_for_a_denial_reaches_the_model_and_the_event(monkeypat
     assert (ended.tool_status, ended.rule) == (ToolStatus.DENIED, "deny desk:*")
 
 
-async def test_nobody_is_asked_for_a_tool_that_only_reads_by_the_word_of_a_believed_server(
+async def test_nobody_is_asked_for_a_tool_that_only_reads_by_the_word_of_a_trusted_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reads = {"look": {"annotations": {"readOnlyHint": True}}}
@@ -529,7 +529,7 @@ async def test_nobody_is_asked_for_a_tool_that_only_reads_by_the_word_of_a_belie
 
     tools = {"desk": {"look": lambda _: "x"}, "odd": {"see": lambda _: "y"}}
     definitions = {**reads, "see": reads["look"]}
-    kit = Bench(tools, definitions=definitions, believed=frozenset({"desk"}))
+    kit = Bench(tools, definitions=definitions, trusted=frozenset({"desk"}))
     in_memory(monkeypatch, [Calls(tool="look"), Calls(tool="see")], ["Done."], kit=kit)
     await run(**SERVERS, approve=ask)
     assert asked == ["odd"]

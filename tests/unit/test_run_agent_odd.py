@@ -262,7 +262,7 @@ class Slow(Bench):
 
     async def __aenter__(self) -> Slow:
         self.bus.publish(ServerStateChanged(server="desk", state=ServerState.READY))
-        self.bus.publish(ServerStateChanged(server="fan", state=ServerState.AWAY, reason="not yet"))
+        self.bus.publish(ServerStateChanged(server="fan", state=ServerState.UNAVAILABLE, reason="not yet"))
         self.bus.publish(ServerStateChanged(server="lamp", state=ServerState.FAILED, reason="no light"))
         await self.connected_now.wait()
         await super().__aenter__()

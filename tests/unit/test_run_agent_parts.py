@@ -139,7 +139,7 @@ async def test_the_servers_of_a_crib_are_waited_for(monkeypatch: pytest.MonkeyPa
     crib = Waking(a=ServerState.CONNECTING, b=ServerState.CONNECTING, c=ServerState.READY, d=ServerState.STOPPED)
     in_memory(monkeypatch, ["Done."])
     reading = asyncio.create_task(run(crib=crib))
-    for state in (ServerState.READY, ServerState.AWAY):
+    for state in (ServerState.READY, ServerState.UNAVAILABLE):
         for _ in range(20):
             await asyncio.sleep(0)
         assert not reading.done()

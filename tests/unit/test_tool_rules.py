@@ -281,7 +281,7 @@ def test_what_was_dropped_is_not_there_under_any_name_and_commands_always_are() 
     for name in ("git:git_push", "git_git_push", "git_push", "mcp_git_git_push", "svn:log"):
         with pytest.raises(UnknownTool):
             made.find(name)
-    assert made.find("crib_system_stop").shape is None
+    assert made.find("crib_system_stop").override is None
 
 
 def test_two_tools_of_one_new_name_give_way_as_others_do() -> None:
@@ -352,13 +352,13 @@ def test_what_rules_name_and_no_tool_has_is_told() -> None:
         {"drop": "nothing"},
         {"drop": "git:*"},
     )
-    assert [error.data for error in made.idle_rules()] == [
+    assert [error.data for error in made.unmatched_rules()] == [
         {"tool": "git_statsu"},
         {"tool": "git:lgo"},
         {"argument": "dept"},
         {"argument": "repo"},
     ]
-    assert catalog().idle_rules() == []
+    assert catalog().unmatched_rules() == []
 
 
 # The door.

@@ -87,7 +87,7 @@ async def test_a_tool_is_a_definition_and_a_call_both_by_one_name(tools: Tools, 
 
 @pytest.mark.req("ENG-6")
 async def test_a_call_undoes_the_rename_and_reaches_the_tool_itself(tools: Tools, server: Server) -> None:
-    shaped = tools.shaped(
+    shaped = tools.transformed(
         keep="git:*",
         drop="*_push",
         transform=[
@@ -107,7 +107,9 @@ async def test_a_call_undoes_the_rename_and_reaches_the_tool_itself(tools: Tools
 
 @pytest.mark.req("ENG-7")
 def test_options_reach_the_definition(tools: Tools) -> None:
-    cached = tools.shaped(transform=ProviderOptions(anthropic={"cache_control": {"type": "ephemeral"}})).to_anthropic()
+    cached = tools.transformed(
+        transform=ProviderOptions(anthropic={"cache_control": {"type": "ephemeral"}})
+    ).to_anthropic()
     assert cached
     assert all(one["cache_control"] == {"type": "ephemeral"} for one in cached)
 
@@ -131,12 +133,12 @@ async def test_a_name_that_is_not_there_is_answered_with_the_nearest(tools: Tool
 async def test_a_tool_that_was_dropped_cannot_be_called(tools: Tools, server: Server) -> None:
     for name in ("git_push", "git:git_push"):
         with pytest.raises(UnknownTool):
-            await tools.shaped(drop="git_push").call(name, {"repo_path": "."})
+            await tools.transformed(drop="git_push").call(name, {"repo_path": "."})
     assert server.saw == []
 
 
 async def test_wrong_arguments_are_told_in_the_words_that_the_model_was_shown(tools: Tools, server: Server) -> None:
-    shaped = tools.shaped(transform=RenameArguments({"repo_path": "folder"}))
+    shaped = tools.transformed(transform=RenameArguments({"repo_path": "folder"}))
     with pytest.raises(InvalidArguments, match='needs the property "folder"') as raised:
         await shaped.call("git_status", {"repo_path": "."})
     assert raised.value.data["schema"]["required"] == ["folder"]
@@ -144,7 +146,7 @@ async def test_wrong_arguments_are_told_in_the_words_that_the_model_was_shown(to
 
 
 async def test_what_the_program_fixed_the_model_cannot_change(tools: Tools, server: Server) -> None:
-    await tools.shaped(transform=FixArguments({"repo_path": "/srv"})).call("git_status", {"repo_path": "/etc"})
+    await tools.transformed(transform=FixArguments({"repo_path": "/srv"})).call("git_status", {"repo_path": "/etc"})
     assert server.saw == [("git:git_status", {"repo_path": "/srv"})]
 
 
@@ -160,19 +162,19 @@ async def test_what_the_program_fixed_the_model_cannot_change(tools: Tools, serv
 )
 def test_two_tools_of_one_name_are_refused_and_both_are_named(tools: Tools, transform: Transform) -> None:
     with pytest.raises(UsageError, match=r"Two tools would be offered as '\w+': \w+:\w+ and \w+:\w+") as raised:
-        tools.shaped(transform=transform)
+        tools.transformed(transform=transform)
     assert raised.value.remedy == "Rename or drop one of them."
 
 
 @pytest.mark.parametrize("name", ["", "with blank", "dotted.name", "größe", "a/b"])
 def test_a_name_that_providers_do_not_take_is_refused(tools: Tools, name: str) -> None:
     with pytest.raises(UsageError, match="git:git_status cannot be offered as"):
-        tools.shaped(transform=RenameTools({"git_status": name}))
+        tools.transformed(transform=RenameTools({"git_status": name}))
 
 
 @pytest.mark.req("ENG-6")
 async def test_a_name_that_gets_too_long_ends_in_a_hash_and_still_calls_its_tool(tools: Tools, server: Server) -> None:
-    long = tools.shaped(transform=[PrefixTools("p" * 60)])
+    long = tools.transformed(transform=[PrefixTools("p" * 60)])
     assert all(re.fullmatch(r"p{55}_[0-9a-f]{8}", name) for name in long.names)
     assert len(set(long.names)) == 4
     await long.call(long.names[1], {"repo_path": "."})
@@ -191,7 +193,7 @@ prefixes = st.builds(PrefixTools, st.text(st.sampled_from("ab_"), min_size=1, ma
 def test_names_are_unique_and_legal_or_nothing_is_offered(chain: list[Transform]) -> None:
     made = catalog(git=["git_status", "git_push", "log"], svn=["log"])
     try:
-        shaped = Tools(map(OfferedTool.of, made.tools), call=Server().call).shaped(transform=chain)
+        shaped = Tools(map(OfferedTool.of, made.tools), call=Server().call).transformed(transform=chain)
     except UsageError as error:
         assert error.remedy
         return
@@ -211,7 +213,7 @@ def of_schema(server: Server, schema: dict[str, Any], *names: str) -> Tools:
 
 @pytest.mark.req("ENG-8")
 async def test_whose_model_it_was_decides_what_a_value_means(server: Server) -> None:
-    tools = of_schema(server, {"type": "object", "properties": {"d": {}}}).shaped(transform=STRICT)
+    tools = of_schema(server, {"type": "object", "properties": {"d": {}}}).transformed(transform=STRICT)
     for provider in ("openai", "anthropic", "google"):
         await tools.call("t", {"d": None}, provider=provider)  # type: ignore[arg-type]
     assert [arguments for _, arguments in server.saw] == [{}, {"d": None}, {"d": None}]
@@ -221,7 +223,7 @@ async def test_whose_model_it_was_decides_what_a_value_means(server: Server) -> 
 
 async def test_where_nobody_says_whose_model_it_was_only_a_whole_form_is_taken_back(server: Server) -> None:
     schema = {"type": "object", "properties": {"d": {}, "e": {"type": "string"}}}
-    tools = of_schema(server, schema).shaped(transform=STRICT)
+    tools = of_schema(server, schema).transformed(transform=STRICT)
     await tools.call("t", {"d": None})
     await tools.call("t", {"d": None, "e": None})
     assert [arguments for _, arguments in server.saw] == [{"d": None}, {}]
@@ -242,7 +244,7 @@ async def test_a_definition_is_made_once_for_all_calls(server: Server, monkeypat
 
 
 async def test_who_wants_to_see_before_sees_the_arguments_of_the_call(tools: Tools, server: Server) -> None:
-    shaped = tools.shaped(
+    shaped = tools.transformed(
         transform=[RenameArguments({"repo_path": "folder"}), FixArguments({"folder": "/srv"}, tools="git_push")]
     )
     given = {"folder": "/tmp"}
@@ -260,7 +262,7 @@ async def test_arguments_that_lie_too_deep_in_each_other_are_refused(server: Ser
     for _ in range(900):
         deep = {"n": deep}
     with pytest.raises(InvalidArguments, match="nested too deep"):
-        await of_schema(server, schema).shaped(transform=STRICT).call("t", deep)
+        await of_schema(server, schema).transformed(transform=STRICT).call("t", deep)
     assert server.saw == []
 
 
@@ -284,9 +286,9 @@ def test_tools_that_a_transformer_does_not_fit_can_be_left_out_and_told(tools: T
             raise UsageError("not this one")
         return offer
 
-    left = tools.shaped(
+    left = tools.transformed(
         transform=[odd, RenameTools({"git_push": "git_status", "log": "with blank"})],
-        skipping=lambda offer, error: told.append((offer.tool.display, error.message)),
+        on_skipped=lambda offer, error: told.append((offer.tool.display, error.message)),
     )
     assert left.names == ("git_status",)
     assert left["git_status"].tool.name == "git_status"

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 WHY_MISSING = {
     ServerState.CONNECTING: "It is not connected yet.",
-    ServerState.AWAY: "It is not connected.",
+    ServerState.UNAVAILABLE: "It is not connected.",
     ServerState.FAILED: "It could not be reached.",
 }
 """What is said of a crib's server that is not there and gave no reason. One that is switched off is not missed."""
@@ -140,14 +140,18 @@ def _transformed(provider: ToolProvider, options: AgentOptions, emitter: EventEm
         # A server's tool must not be able to end the run of who changes another's.
         emitter.emit(McpWarning, server=offer.server, reason=f"Its tool {offer.tool.name} is left out: {why.text()}")
 
-    return provider.tools().shaped(
-        keep=options.keep, drop=options.drop, transform=options.transform, idle=UnmatchedNames.TAKEN, skipping=left_out
+    return provider.tools().transformed(
+        keep=options.keep,
+        drop=options.drop,
+        transform=options.transform,
+        unmatched=UnmatchedNames.TAKEN,
+        on_skipped=left_out,
     )
 
 
 def _refuse_idle(transformed: Mapping[ToolProvider, Tools]) -> None:
     """A transformer may be meant for one of them alone, or for a server that is missing."""
-    for error in common_errors(tools.idle for tools in transformed.values()):
+    for error in common_errors(tools.unmatched for tools in transformed.values()):
         if all(provider.all_known for provider in transformed):
             raise error
         log.warning("%s", error.text())

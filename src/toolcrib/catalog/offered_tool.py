@@ -48,7 +48,7 @@ class OfferedTool:
             name=tool.public(style),
             description=tool.shown.description,
             schema=tool.shown.input_schema,
-            options={} if tool.shape is None else tool.shape.options,
+            options={} if tool.override is None else tool.override.options,
         )
 
     @cached_property
@@ -58,7 +58,7 @@ class OfferedTool:
             return self.tool.shown
         changed = {"description": self.description, "inputSchema": self.schema}
         fields = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in changed.items()}
-        return replace(self.tool, fields={**self.tool.fields, **fields}, shape=None)
+        return replace(self.tool, fields={**self.tool.fields, **fields}, override=None)
 
     @property
     def server(self) -> str:

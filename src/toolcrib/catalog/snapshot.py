@@ -21,7 +21,7 @@ from msgspec import Raw
 
 from toolcrib.catalog.names import Names, ToolKey, folded_name, name_tools
 from toolcrib.catalog.offered_tool import Filter, OfferedTool, annotated, matches, not_
-from toolcrib.catalog.tool import BadDefinition, ShownDefinition, Tool, decode_definition
+from toolcrib.catalog.tool import BadDefinition, Tool, ToolOverride, decode_definition
 from toolcrib.catalog.transforms import (
     DefaultArguments,
     DescribeTools,
@@ -49,9 +49,9 @@ def transforms_of(rules: Sequence[ToolRule]) -> tuple[Transform, ...]:
 
 def apply_rules(
     server: str, tools: Mapping[str, dict[str, Raw]], transforms: Sequence[Transform]
-) -> dict[str, ShownDefinition | None]:
-    """By each tool's own name: its shape, None where it is as the server has it. What is not offered is not in it."""
-    shapes: dict[str, ShownDefinition | None] = {}
+) -> dict[str, ToolOverride | None]:
+    """By each tool's own name: its override, None where there is none. What is not offered is not in it."""
+    overrides: dict[str, ToolOverride | None] = {}
     for name, fields in tools.items():
         offer = _alone(server, name, fields)
         try:
@@ -60,8 +60,8 @@ def apply_rules(
             log.warning("%s is not offered, a rule of `tools:` does not fit it: %s", offer.tool.display, error.text())
             continue
         if made:
-            shapes[name] = None if made[0] is offer else _shown_definition(made[0])
-    return shapes
+            overrides[name] = None if made[0] is offer else _override(made[0])
+    return overrides
 
 
 def unmatched_rules(tools: Mapping[ToolKey, dict[str, Raw]], rules: Sequence[ToolRule]) -> list[UsageError]:
@@ -75,7 +75,7 @@ def unmatched_rules(tools: Mapping[ToolKey, dict[str, Raw]], rules: Sequence[Too
             inner = inner.transform
         # Fixed arguments know for which tools they are, and one that is misspelt would go without them.
         found += unmatched_names(inner, offers if isinstance(inner, FixArguments) else meant)
-        offers = apply_transforms(offers, transform, skipping=lambda offer, error: None)
+        offers = apply_transforms(offers, transform, on_skipped=lambda offer, error: None)
     return found
 
 
@@ -85,14 +85,14 @@ def _alone(server: str, name: str, fields: dict[str, Raw]) -> OfferedTool:
     return OfferedTool.of(Tool(server=server, name=name, fields=fields, names=names))
 
 
-def _shown_definition(offer: OfferedTool) -> ShownDefinition:
+def _override(offer: OfferedTool) -> ToolOverride:
     fields = dict(offer.tool.fields)
     # What did not change keeps the server's own bytes.
     if offer.description != offer.tool.description:
         fields["description"] = Raw(msgspec.json.encode(offer.description))
     if offer.schema is not offer.tool.input_schema:
         fields["inputSchema"] = Raw(msgspec.json.encode(offer.schema))
-    return ShownDefinition(name=offer.name, fields=fields, options=offer.options, undo=offer.undo)
+    return ToolOverride(name=offer.name, fields=fields, options=offer.options, undo=offer.undo)
 
 
 def _transform(rule: ToolRule) -> Transform:
@@ -134,7 +134,7 @@ def _filter(which: ToolSelector) -> Filter:
 Listings = Mapping[str, tuple[bytes, ...]]
 """What each server listed, by its configured name, in its own order."""
 
-_Found = tuple[dict[str, Raw], ShownDefinition | None]
+_Found = tuple[dict[str, Raw], ToolOverride | None]
 """A definition's fields, and what the rules make of it."""
 
 _NEAREST = 5
@@ -164,8 +164,8 @@ class Catalog:
         for tool in self.tools:
             by_server.setdefault(tool.server, []).append(tool)
             by_display.setdefault(tool.display, []).append(tool)
-            if tool.shape is not None and tool.shape.name != tool.name:
-                by_shown.setdefault(f"{tool.server}:{tool.shape.name}", []).append(tool)
+            if tool.override is not None and tool.override.name != tool.name:
+                by_shown.setdefault(f"{tool.server}:{tool.override.name}", []).append(tool)
             for style, named in by_style.items():
                 named[tool.names.of(style)] = tool
         folded = {folded_name(name): tool for named in by_style.values() for name, tool in named.items()}
@@ -187,13 +187,13 @@ class Catalog:
         version: int,
         limit: int | None = None,
         previous: Catalog | None = None,
-        believed: frozenset[str] = frozenset(),
+        trusted: frozenset[str] = frozenset(),
         covered: Mapping[str, Collection[str]] = MappingProxyType({}),
         folders: Mapping[str, str] = MappingProxyType({}),
         rules: tuple[ToolRule, ...] = (),
     ) -> Self:
         """The catalog of these listings. `limit` lowers the length of every style's names (the gateway's is 48);
-        `believed` are the servers, besides our own, whose annotations count; of those in `covered` they count only in
+        `trusted` are the servers, besides our own, whose annotations count; of those in `covered` they count only in
         definitions with these digests. `folders` are where servers work, as far as that is known, `rules` what the
         configuration says of tools.
 
@@ -209,19 +209,19 @@ class Catalog:
                 kept[server] = known.of_server(server)
             else:
                 read[server] = _with_rules(server, _read(server, listings[server]), transforms)
-        shapes = {(server, tool.name): tool.shape for server, tools in kept.items() for tool in tools}
-        shapes |= {(server, name): shape for server, found in read.items() for name, (_, shape) in found.items()}
-        names = name_tools(shapes, limit=limit, called={pair: shape.name for pair, shape in shapes.items() if shape})
+        overrides = {(server, tool.name): tool.override for server, tools in kept.items() for tool in tools}
+        overrides |= {(server, name): one for server, found in read.items() for name, (_, one) in found.items()}
+        names = name_tools(overrides, limit=limit, called={key: one.name for key, one in overrides.items() if one})
         made: list[Tool] = []
         for server in sorted(listings):
-            counts = server in believed or server in RESERVED_SERVER_NAMES
+            counts = server in trusted or server in RESERVED_SERVER_NAMES
             folder, digests = folders.get(server), covered.get(server)
             found = list(kept.get(server, ()))
             before = {tool.name: tool for tool in known.of_server(server)}
-            for name, (fields, shape) in read.get(server, {}).items():
+            for name, (fields, override) in read.get(server, {}).items():
                 tool = before.get(name)
                 if tool is None or tool.fields != fields:
-                    tool = Tool(server=server, name=name, fields=fields, names=names[server, name], shape=shape)
+                    tool = Tool(server=server, name=name, fields=fields, names=names[server, name], override=override)
                     if tool.needs_task:
                         log.info("%s is not listed: it runs only as a task, which is not supported", tool.display)
                 found.append(tool)
@@ -229,14 +229,14 @@ class Catalog:
                 _adapted(
                     tool,
                     names[server, tool.name],
-                    believed=counts and (digests is None or tool.digest in digests),
+                    trusted=counts and (digests is None or tool.digest in digests),
                     folder=folder,
                 )
                 for tool in found
             )
         return cls(version=version, tools=tuple(made), _listings=dict(listings), _rules=rules)
 
-    def idle_rules(self) -> list[UsageError]:
+    def unmatched_rules(self) -> list[UsageError]:
         """What the rules name and no tool has; it takes as long as making the catalog did."""
         if not self._rules:
             return []
@@ -321,13 +321,13 @@ def _with_rules(
     """What is left of them, and how it is shown. Commands stay: nobody shall lock themselves out."""
     if not transforms or server == COMMANDS:
         return {name: (fields, None) for name, fields in tools.items()}
-    return {name: (tools[name], shape) for name, shape in apply_rules(server, tools, transforms).items()}
+    return {name: (tools[name], override) for name, override in apply_rules(server, tools, transforms).items()}
 
 
-def _adapted(tool: Tool, names: Names, *, believed: bool, folder: str | None) -> Tool:
-    if tool.names == names and tool.believed is believed and tool.folder == folder:
+def _adapted(tool: Tool, names: Names, *, trusted: bool, folder: str | None) -> Tool:
+    if tool.names == names and tool.trusted is trusted and tool.folder == folder:
         return tool
-    return replace(tool, names=names, believed=believed, folder=folder)
+    return replace(tool, names=names, trusted=trusted, folder=folder)
 
 
 def _cut(name: str) -> str:

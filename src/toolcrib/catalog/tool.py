@@ -1,7 +1,7 @@
 """One tool as its server described it, with the names it has here, and as the configuration's rules show it.
 
 In: a definition as raw JSON. Out: `Tool`, whose fields stay the server's own bytes; only what is asked for is decoded.
-A `ShownDefinition` is what is shown in place of the server's own definition, with the way back for the arguments.
+A `ToolOverride` is what is shown in place of the server's own definition, with the way back for the arguments.
 `snapshot` makes both; `listing`, `policy` and `calls` read them.
 """
 
@@ -27,7 +27,7 @@ Undo = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShownDefinition:
+class ToolOverride:
     name: str
     """In place of the server's own name, in every style."""
     fields: Mapping[str, Raw] = field(repr=False)
@@ -119,14 +119,14 @@ class Tool:
     fields: Mapping[str, Raw] = field(repr=False)
     """The definition, decoded one level only."""
     names: Names
-    believed: bool = False
+    trusted: bool = False
     """Whether what its server says of it in `annotations` counts."""
     folder: str | None = None
     """Where its server works, and relative paths in its arguments start. None: nobody knows."""
-    shape: ShownDefinition | None = None
+    override: ToolOverride | None = None
     """What the configuration makes of it for those who are offered it. What is decided, kept and forwarded is the
     tool as its server has it."""
-    _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     """What was worked out once: decoded fields by their names, and where header marks are."""
 
     @property
@@ -140,34 +140,34 @@ class Tool:
     @property
     def shown(self) -> Tool:
         """The tool with the definition that is shown."""
-        if self.shape is None:
+        if self.override is None:
             return self
-        if "shown" not in self._kept:
-            self._kept["shown"] = replace(self, fields=self.shape.fields, shape=None)
-        shown: Tool = self._kept["shown"]
+        if "shown" not in self._cache:
+            self._cache["shown"] = replace(self, fields=self.override.fields, override=None)
+        shown: Tool = self._cache["shown"]
         return shown
 
     def taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments that fit what is shown, as the server takes them."""
-        return dict(given) if self.shape is None else undo_arguments(self.shape.undo, given)
+        return dict(given) if self.override is None else undo_arguments(self.override.undo, given)
 
     def callers_own(self, given: Mapping[str, Any]) -> dict[str, str]:
         """Which of the arguments that are `taken` the caller knows, and by which names."""
-        return {name: name for name in given} if self.shape is None else callers_arguments(self.shape.undo, given)
+        return {name: name for name in given} if self.override is None else callers_arguments(self.override.undo, given)
 
     def is_still(self, earlier: Tool) -> bool:
         """Whether what was decided of the earlier one holds of this one; what others call it may have changed."""
         return self is earlier or all(
             getattr(self, name) == getattr(earlier, name)
-            for name in ("server", "name", "fields", "believed", "folder", "shape")
+            for name in ("server", "name", "fields", "trusted", "folder", "override")
         )
 
     @property
     def digest(self) -> str:
         """Of the whole definition as its server gave it; made on first use."""
-        if "digest" not in self._kept:
-            self._kept["digest"] = digest_of(self.fields)
-        digest: str = self._kept["digest"]
+        if "digest" not in self._cache:
+            self._cache["digest"] = digest_of(self.fields)
+        digest: str = self._cache["digest"]
         return digest
 
     @property
@@ -189,8 +189,8 @@ class Tool:
 
     @property
     def reads_only(self) -> bool:
-        """It changes nothing, by the word of a server that is believed."""
-        return self.believed and self.annotations.get("readOnlyHint") is True
+        """It changes nothing, by the word of a server that is trusted."""
+        return self.trusted and self.annotations.get("readOnlyHint") is True
 
     @property
     def description(self) -> str:
@@ -199,9 +199,9 @@ class Tool:
 
     def param_headers(self, arguments: Mapping[str, Any]) -> dict[str, str]:
         """The `Mcp-Param-*` headers that a call with these arguments carries."""
-        if "marked" not in self._kept:
-            self._kept["marked"] = marked_properties(self.input_schema)
-        return headers_of(self._kept["marked"], arguments)
+        if "marked" not in self._cache:
+            self._cache["marked"] = marked_properties(self.input_schema)
+        return headers_of(self._cache["marked"], arguments)
 
     def render(self, public_name: str) -> bytes:
         """What is shown of it, under another name. Every other value keeps its bytes, but `x-mcp-header` marks are
@@ -216,15 +216,15 @@ class Tool:
         return msgspec.json.encode(self.fields)
 
     def _field(self, key: str) -> Any:
-        if key not in self._kept:
+        if key not in self._cache:
             value = self.fields.get(key)
             try:
-                self._kept[key] = None if value is None else msgspec.json.decode(value)
+                self._cache[key] = None if value is None else msgspec.json.decode(value)
             except msgspec.MsgspecError as error:
                 # Well formed, but with a number that no Python value holds. The definition still passes as it is.
                 log.warning("%s: %s cannot be read and counts as absent: %s", self.display, key, error)
-                self._kept[key] = None
-        return self._kept[key]
+                self._cache[key] = None
+        return self._cache[key]
 
 
 def digest_of(fields: Mapping[str, Raw]) -> str:

@@ -39,14 +39,14 @@ OnSkipped: TypeAlias = Callable[[OfferedTool, UsageError], object]
 
 
 def apply_transforms(
-    offers: Iterable[OfferedTool], transforms: Sequence[Transform] | Transform, *, skipping: OnSkipped | None = None
+    offers: Iterable[OfferedTool], transforms: Sequence[Transform] | Transform, *, on_skipped: OnSkipped | None = None
 ) -> tuple[OfferedTool, ...]:
-    """What the transformers, one after the other, make of these. Raises what they raise, unless `skipping` is told."""
+    """What the transforms, one after the other, make of these. Raises what they raise, unless there is `on_skipped`."""
     chain = (transforms,) if callable(transforms) else tuple(transforms)
-    return tuple(made for offer in offers if (made := _through(chain, offer, skipping)) is not None)
+    return tuple(made for offer in offers if (made := _through(chain, offer, on_skipped)) is not None)
 
 
-def _through(chain: Sequence[Transform], offer: OfferedTool, skipping: OnSkipped | None) -> OfferedTool | None:
+def _through(chain: Sequence[Transform], offer: OfferedTool, on_skipped: OnSkipped | None) -> OfferedTool | None:
     made: OfferedTool | None = offer
     try:
         for transform in chain:
@@ -54,9 +54,9 @@ def _through(chain: Sequence[Transform], offer: OfferedTool, skipping: OnSkipped
                 break
             made = transform(made)
     except UsageError as error:
-        if skipping is None:
+        if on_skipped is None:
             raise
-        skipping(offer, error)
+        on_skipped(offer, error)
         return None
     return made
 
@@ -291,7 +291,7 @@ class UnmatchedNames(enum.Enum):
 
     REFUSED = "refused"
     TAKEN = "taken"
-    """It is noted in `Tools.idle`: not all tools are known now."""
+    """It is noted in `Tools.unmatched`: not all tools are known now."""
 
 
 def unmatched_names(transform: Transform, offers: Sequence[OfferedTool]) -> list[UsageError]:

@@ -148,6 +148,7 @@ _STATE_COLOURS = {
     "done": "green",
     "connecting": "yellow",
     "away": "yellow",
+    "unavailable": "yellow",
     "running": "yellow",
     "queued": "yellow",
     "cancelled": "yellow",

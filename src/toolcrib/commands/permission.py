@@ -106,7 +106,7 @@ class PermissionCase:
             yield _FIXED_DENIALS[floor.rule]
             return
         held = [case for case in self._line() if case._decision().verdict is not Verdict.ALLOW]
-        believed = dataclasses.replace(self.tool, believed=True)
+        believed = dataclasses.replace(self.tool, trusted=True)
         if all(dataclasses.replace(case, tool=believed)._decision().verdict is Verdict.ALLOW for case in held):
             yield f"`toolcrib trust --server {shlex.quote(self.tool.server)}`: what its server says of it would count."
         if len(held) == 1:
@@ -300,8 +300,8 @@ async def why(context: CommandContext, params: WhyParameters) -> dict[str, Any]:
         "rules": list(case.rules()),
         "unjudged": case.unjudged(),
         "folder": permission.folder_of(tool),
-        "believed": tool.believed,
-        "new_or_changed": not tool.believed and _is_trusted(context, project, tool.server),
+        "believed": tool.trusted,
+        "new_or_changed": not tool.trusted and _is_trusted(context, project, tool.server),
         "claimed": tool.annotations,
         "counts_as": trusted_annotations(tool),
         "remedies": [] if decision.verdict is Verdict.ALLOW else list(case.ways()),
@@ -348,7 +348,7 @@ async def _find_tool(context: CommandContext, project: Project, name: str) -> tu
         folder = None if config is None else config.reads_from(project.root)
         folders = {} if folder is None else {server: str(folder)}
         listing = {server: (msgspec.json.encode({"name": tool}),)}
-        (made,) = Catalog.build(listing, version=0, believed=believed, folders=folders).tools
+        (made,) = Catalog.build(listing, version=0, trusted=believed, folders=folders).tools
         return made, error.text()
 
 

@@ -62,7 +62,7 @@ def _new_or_changed(context: CommandContext, config: ServerConfig) -> list[str]:
     """Tools of a trusted server whose definitions its trust does not cover."""
     if context.crib.trust.trusted(config) is None:
         return []
-    return [tool.name for tool in context.project.catalog.of_server(config.name) if not tool.believed]
+    return [tool.name for tool in context.project.catalog.of_server(config.name) if not tool.trusted]
 
 
 @registry.command("server:list", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)

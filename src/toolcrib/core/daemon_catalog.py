@@ -20,7 +20,7 @@ from msgspec import Raw
 
 from toolcrib.catalog.names import ToolKey, folded_name, name_tools
 from toolcrib.catalog.snapshot import Catalog
-from toolcrib.catalog.tool import BadDefinition, ShownDefinition, Tool, decode_definition
+from toolcrib.catalog.tool import BadDefinition, Tool, ToolOverride, decode_definition
 from toolcrib.daemon_client.connection import DaemonConnection, DaemonDisconnected
 from toolcrib.errors import ToolcribError, UnknownTool
 from toolcrib.listing import ORIGIN_KEY, ToolOrigin
@@ -108,12 +108,12 @@ class _ListedTool:
         return self.source.server, self.source.tool
 
     @property
-    def shape(self) -> ShownDefinition | None:
+    def override(self) -> ToolOverride | None:
         """What the daemon's configuration made of it; the arguments are taken back there."""
         told = self.source
         if not told.shown and not told.options:
             return None
-        return ShownDefinition(name=told.shown or told.tool, fields=self.fields, options=told.options)
+        return ToolOverride(name=told.shown or told.tool, fields=self.fields, options=told.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,13 @@ class DaemonCatalog:
         listed = {one.pair: one for one in map(_listed_tool, definitions) if one is not None}
         names = name_tools(listed, called={pair: one.source.shown or pair[1] for pair, one in listed.items()})
         tools = {
-            pair: Tool(server=pair[0], name=pair[1], fields=one.fields, names=names[pair], shape=one.shape)
+            pair: Tool(
+                server=pair[0],
+                name=pair[1],
+                fields=one.fields,
+                names=names[pair],
+                override=one.override,
+            )
             for pair, one in sorted(listed.items(), key=lambda item: item[0][0])
         }
         return type(self)(

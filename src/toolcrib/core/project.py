@@ -101,7 +101,7 @@ class Project:
         self._trusted = trusted
         self._names = config.settings.names
         self._announced_version = 0
-        self._logged_idle: set[str] = set()
+        self._logged_unmatched: set[str] = set()
         self._subscribers: list[Callable[[], None]] = []
         self._announcement: asyncio.Handle | None = None
 
@@ -128,7 +128,7 @@ class Project:
             version=self._next_version(),
             limit=LONGEST_NAME,
             previous=self.catalog,
-            believed=frozenset(trusted.keys() | self._builtins.keys()),
+            trusted=frozenset(trusted.keys() | self._builtins.keys()),
             covered=trusted,
             folders={name: str(folder) for name, folder in folders.items() if folder is not None},
             rules=self.config.tools,
@@ -137,10 +137,10 @@ class Project:
             return self.catalog
         self._names = self.config.settings.names
         if all(server.tools is not None for server in self.servers.values()):
-            idle = {error.text() for error in made.idle_rules()}
-            for text in sorted(idle - self._logged_idle):
+            unmatched = {error.text() for error in made.unmatched_rules()}
+            for text in sorted(unmatched - self._logged_unmatched):
                 log.warning("a rule of `tools:` does nothing: %s", text)
-            self._logged_idle |= idle
+            self._logged_unmatched |= unmatched
         return made
 
     def _shown(self, server: str, definitions: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -162,7 +162,7 @@ class Project:
                 self._explain(meant, unknown)
                 server = self.servers.get(meant)
                 if server is not None and server.tools is None:
-                    raise server.away() from None
+                    raise server.unavailable() from None
             raise
 
     def _meant(self, name: str) -> tuple[str, str]:
@@ -249,4 +249,4 @@ def most_harmless(server: str, tool: str) -> Tool:
     """The tool as its server might have it. Who may not use even this hears nothing of the server."""
     hints = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
     definition = msgspec.json.encode({"name": tool, "annotations": hints})
-    return Catalog.build({server: (definition,)}, version=0, believed=frozenset({server})).tools[0]
+    return Catalog.build({server: (definition,)}, version=0, trusted=frozenset({server})).tools[0]

@@ -131,11 +131,11 @@ class ToolProvider(ABC):
         whole = Tools(
             (OfferedTool.of(tool) for tool in self.catalog.tools if not tool.needs_task), call=self._call_tool
         )
-        idle = UnmatchedNames.REFUSED if self.all_known else UnmatchedNames.TAKEN
-        shaped = whole.shaped(keep=keep, drop=drop, transform=transform, idle=idle)
-        for error in shaped.idle:
+        unmatched = UnmatchedNames.REFUSED if self.all_known else UnmatchedNames.TAKEN
+        made = whole.transformed(keep=keep, drop=drop, transform=transform, unmatched=unmatched)
+        for error in made.unmatched:
             log.warning("%s", error.text())
-        return shaped
+        return made
 
     @property
     def all_known(self) -> bool:

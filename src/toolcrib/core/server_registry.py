@@ -100,7 +100,7 @@ class ServerRegistry:
                     home.servers[name] = server
                     home.changed()
                     await server.settled()
-                case ServerState.AWAY | ServerState.FAILED:
+                case ServerState.UNAVAILABLE | ServerState.FAILED:
                     await server.restart()
                 case _:
                     await server.settled()

@@ -54,27 +54,27 @@ class Tools(Sequence[OfferedTool]):
     `tools["read_file"]`, `tools.of("files")`, `tools.names`.
     """
 
-    def __init__(self, offers: Iterable[OfferedTool], *, call: CallTool, idle: Sequence[UsageError] = ()) -> None:
-        self.idle = tuple(idle)
+    def __init__(self, offers: Iterable[OfferedTool], *, call: CallTool, unmatched: Sequence[UsageError] = ()) -> None:
+        self.unmatched = tuple(unmatched)
         """What the transformers that made these name, and no tool has."""
         self._offers = tuple(_fitted(offer) for offer in offers)
         self._by_name = _by_name(self._offers)
         self._call = call
         self._checker = ArgumentChecker()
 
-    def shaped(
+    def transformed(
         self,
         *,
         keep: Filter | None = None,
         drop: Filter | None = None,
         transform: Sequence[Transform] | Transform = (),
-        idle: UnmatchedNames = UnmatchedNames.REFUSED,
-        skipping: OnSkipped | None = None,
+        unmatched: UnmatchedNames = UnmatchedNames.REFUSED,
+        on_skipped: OnSkipped | None = None,
     ) -> Tools:
-        """First what is kept, then what is dropped of it, then the transformers in their order.
+        """First what is kept, then what is dropped of it, then the transforms in their order.
 
-        Raises `UsageError` for a transformer that names a tool or an argument which is not there, unless it is `idle`,
-        and for a tool that one of them does not fit or gives another's name, unless `skipping` is told and it left out.
+        Raises `UsageError` for a transform that names a tool or an argument which is not there, unless `unmatched` are
+        taken, and for a tool that one of them does not fit or gives another's name; with `on_skipped` it is left out.
         """
         chain: list[Transform] = [] if keep is None else [KeepTools(keep)]
         chain += [] if drop is None else [DropTools(drop)]
@@ -82,10 +82,10 @@ class Tools(Sequence[OfferedTool]):
         offers, found = self._offers, []
         for one in chain:
             found += unmatched_names(one, offers)
-            offers = apply_transforms(offers, one, skipping=skipping)
-        if found and idle is UnmatchedNames.REFUSED:
+            offers = apply_transforms(offers, one, on_skipped=on_skipped)
+        if found and unmatched is UnmatchedNames.REFUSED:
             raise found[0]
-        return Tools(offers if skipping is None else _offered(offers, skipping), call=self._call, idle=found)
+        return Tools(offers if on_skipped is None else _offered(offers, on_skipped), call=self._call, unmatched=found)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -261,16 +261,16 @@ def _doubled(held: OfferedTool, offer: OfferedTool) -> UsageError:
     )
 
 
-def _offered(offers: Iterable[OfferedTool], skipping: OnSkipped) -> list[OfferedTool]:
+def _offered(offers: Iterable[OfferedTool], on_skipped: OnSkipped) -> list[OfferedTool]:
     """Those that can be offered together: who comes first keeps a name."""
     by_name: dict[str, OfferedTool] = {}
     for offer in offers:
         try:
             fitted = _fitted(offer)
         except UsageError as error:
-            skipping(offer, error)
+            on_skipped(offer, error)
             continue
         held = by_name.setdefault(folded_name(fitted.name), fitted)
         if held is not fitted:
-            skipping(fitted, _doubled(held, fitted))
+            on_skipped(fitted, _doubled(held, fitted))
     return list(by_name.values())

@@ -44,7 +44,7 @@ def log_to(file: Path, level: str, mask: Masker) -> logging.Handler:
 
 
 LOGGED = (ServerStateChanged, CallFailed, ConfigProblem)
-_TROUBLE = frozenset({"away", "failed"})
+_TROUBLE = frozenset({"unavailable", "failed"})
 
 
 def write_to_log(event: Event) -> None:

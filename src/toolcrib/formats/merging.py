@@ -42,16 +42,6 @@ def merged_schemas(first: Mapping[str, Any], second: Mapping[str, Any]) -> Schem
     return result
 
 
-def all_of(schemas: list[Any]) -> Schema | None:
-    result: Schema = {}
-    for schema in schemas:
-        found = merged_schemas(result, schema if isinstance(schema, Mapping) else ({} if schema else {"not": {}}))
-        if found is None:
-            return None
-        result = found
-    return result
-
-
 def _properties(result: Schema, second: Mapping[str, Any]) -> None:
     """A property that only one side names must satisfy the other's rule for all further ones as well. Not where that
     rule forbids them: servers that close both sides mean the sum of both."""

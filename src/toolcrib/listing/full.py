@@ -82,7 +82,9 @@ def _rendered_with_origin(tool: Tool, name: str) -> bytes:
 
 
 def _origin_of(tool: Tool) -> bytes:
-    if tool.shape is None:
+    if tool.override is None:
         return msgspec.json.encode((tool.server, tool.name))
-    shown = "" if tool.shape.name == tool.name else tool.shape.name
-    return msgspec.json.encode(ToolOrigin(server=tool.server, tool=tool.name, shown=shown, options=tool.shape.options))
+    shown = "" if tool.override.name == tool.name else tool.override.name
+    return msgspec.json.encode(
+        ToolOrigin(server=tool.server, tool=tool.name, shown=shown, options=tool.override.options)
+    )

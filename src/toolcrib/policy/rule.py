@@ -137,7 +137,7 @@ class Rule:
 
 def trusted_annotations(tool: Tool) -> dict[str, bool]:
     """What the tool's server says of it, as far as it is believed; else what the protocol says of a silent one."""
-    return annotations_of(tool.annotations if tool.believed else {})
+    return annotations_of(tool.annotations if tool.trusted else {})
 
 
 def glob(pattern: str) -> Callable[[str], Any]:

@@ -66,7 +66,7 @@ class HttpLink(ServerLink):
         self._url = config.url
         self._limit = config.max_message
         self._lease = lease
-        self._poster = lease.poster
+        self._client = lease.client
         self._proxy = proxy
         self._address = Address.of(config.url, proxy)
         self._own_headers = {name: value for name, value in config.headers.items() if name.lower() not in _OURS}
@@ -75,7 +75,7 @@ class HttpLink(ServerLink):
         self._talk: SdkSession | None = None
         self._in_flight = 0
 
-    def meet(self, peer: Peer, session_id: str | None, talk: SdkSession) -> None:
+    def negotiated(self, peer: Peer, session_id: str | None, talk: SdkSession) -> None:
         """Negotiation is through: from here on requests can be made."""
         self._peer = peer
         self._talk = talk
@@ -95,7 +95,7 @@ class HttpLink(ServerLink):
             return
         with contextlib.suppress(OSError):
             async with asyncio.timeout(_GOODBYE):
-                with await self._poster.request(b"DELETE", self._address, self._head + _JSON_AND_EVENTS):
+                with await self._client.request(b"DELETE", self._address, self._head + _JSON_AND_EVENTS):
                     pass
 
     async def _exchange(
@@ -123,12 +123,12 @@ class HttpLink(ServerLink):
         except (post_client.ConnectFailed, ssl.SSLError) as error:
             reason = explain_network(error, self._url)
             self.lose(reason)
-            raise self.away(f"{reason} The call did not run.") from None
+            raise self.unavailable(f"{reason} The call did not run.") from None
         except TooLarge as error:
             raise ProtocolViolation(f"Server '{self.name}': {error} The call may have run.") from None
         except OSError as error:
             self.last_error = explain_network(error, self._url)
-            raise self.away(f"{self.last_error} The call may have run.") from None
+            raise self.unavailable(f"{self.last_error} The call may have run.") from None
         self.last_seen = time.time()
         self.last_error = ""
         return answer
@@ -142,7 +142,7 @@ class HttpLink(ServerLink):
 
     async def _post(self, body: bytes, head: bytes) -> post_client.PostResponse:
         for _ in range(web.MOST_REDIRECTS):
-            response = await self._poster.request(b"POST", self._address, head, body, limit=self._limit)
+            response = await self._client.request(b"POST", self._address, head, body, limit=self._limit)
             if response.status not in web.REDIRECTS:
                 return response
             response.close()
@@ -151,7 +151,7 @@ class HttpLink(ServerLink):
                 break
             self._url = target
             self._address = Address.of(target, self._proxy)
-        raise self.away(f"{web.shown_url(self._url)} sends us elsewhere. The call did not run.")
+        raise self.unavailable(f"{web.shown_url(self._url)} sends us elsewhere. The call did not run.")
 
     async def _read(self, request_id: str, response: post_client.PostResponse) -> ServerAnswer:
         kind = response.content_type
@@ -189,7 +189,7 @@ class HttpLink(ServerLink):
                 answer = await self._listen(request_id, resumed, last)
         if answer is not None:
             return answer
-        raise self.away("It ended its stream without an answer. The call may have run.")
+        raise self.unavailable("It ended its stream without an answer. The call may have run.")
 
     async def _listen(
         self, request_id: str, response: post_client.PostResponse, last: _Position
@@ -210,10 +210,10 @@ class HttpLink(ServerLink):
 
         try:
             async for chunk in response.chunks():
-                if await self.intake.take(chunk, read):
+                if await self.budget.take(chunk, read):
                     return answer
                 if self.misbehaved:
-                    raise self.away(f"{self.last_error} The call may have run.")
+                    raise self.unavailable(f"{self.last_error} The call may have run.")
         except OSError as error:
             if not last.id or isinstance(error, TooLarge):
                 raise
@@ -222,9 +222,9 @@ class HttpLink(ServerLink):
     @contextlib.asynccontextmanager
     async def _resumed(self, last_id: str) -> AsyncIterator[post_client.PostResponse]:
         resume = b"Accept: text/event-stream\r\nLast-Event-ID: %b\r\n" % last_id.encode()
-        with await self._poster.request(b"GET", self._address, self._head + resume) as response:
+        with await self._client.request(b"GET", self._address, self._head + resume) as response:
             if response.status != 200 or response.content_type != "text/event-stream":
-                raise self.away("It ended its stream without an answer. The call may have run.")
+                raise self.unavailable("It ended its stream without an answer. The call may have run.")
             yield response
 
     def _heard(self, request_id: str, message: bytes) -> ServerAnswer | None:
@@ -239,7 +239,7 @@ class HttpLink(ServerLink):
         if envelope.id is UNSET:
             self.notice(envelope.method, wire.params_object(envelope.params))
         elif self._talk is not None:
-            self.intake.charge(HANDED_ON)
+            self.budget.charge(HANDED_ON)
             self._talk.feed(message)
         return None
 
@@ -248,27 +248,27 @@ class HttpLink(ServerLink):
         status = response.status
         error = _protocol_error(await response.read())
         if self._session_id and _forgot_session(status, error):
-            self.forget()
+            self.expire_session()
             raise SessionExpired(f"Server '{self.name}': it has forgotten our session. The call did not run.")
         if status == 401 and await asyncio.to_thread(has_new_token, self._config):
-            self.forget()
+            self.expire_session()
             raise SessionExpired(f"Server '{self.name}': its token was replaced meanwhile. The call did not run.")
         if error is not None and status != 401:
             return ServerAnswer(error=error)
         self.last_error = explain_status(status, self._url)
-        raise self.away(f"{self.last_error} The call {'may have run' if status >= 500 else 'did not run'}.")
+        raise self.unavailable(f"{self.last_error} The call {'may have run' if status >= 500 else 'did not run'}.")
 
     def _let_go(self, response: post_client.PostResponse) -> None:
         """Gives the connection back. A stream's last bytes may still be under way: nobody waits for them here."""
         if response.complete:
             response.release()
         else:
-            self._errand(_drain(response))
+            self._in_background(_drain(response))
 
     def _abandon(self, request_id: str, reason: str) -> None:
         """Legacy servers want to be told; for modern ones the closed stream says it."""
         if self.peer.era is Era.LEGACY and not self.lost.done():
-            self._errand(self._tell_cancelled(request_id, reason))
+            self._in_background(self._tell_cancelled(request_id, reason))
 
     async def _tell_cancelled(self, request_id: str, reason: str) -> None:
         try:
@@ -352,13 +352,13 @@ async def open_http(
                 observer=observer,
                 check=check,
                 notice=link.notice,
-                budget=link.intake,
+                budget=link.budget,
             ) as talk:
                 peer = await _negotiate(talk, known, probe_limit, observer, check, config)
-                link.meet(peer, observer.session_id, talk)
+                link.negotiated(peer, observer.session_id, talk)
                 observer.on_unreachable = link.lose
                 # A legacy server tells of changes on a stream that opens some time after we first listed.
-                if link.peer.era is Era.LEGACY and link.peer.tells_changes:
+                if link.peer.era is Era.LEGACY and link.peer.announces_changes:
                     late = asyncio.get_running_loop().call_later(_EARS_OPEN, on_tools_changed)
                 yield link, talk
         finally:
@@ -366,7 +366,7 @@ async def open_http(
                 late.cancel()
             await link.say_goodbye()
             link.lose("It was stopped.")
-            await link.end_errands(limit=0.2)
+            await link.end_background_tasks(limit=0.2)
 
 
 async def _negotiate(

@@ -113,9 +113,7 @@ class Peer:
     version: str
     server_info: Mapping[str, Any] = field(default_factory=dict)
     instructions: str = ""
-    has_tools: bool = True
-    """Whether it declared the tools capability."""
-    tells_changes: bool = False
+    announces_changes: bool = False
     """Whether it declared that it says when its tools change."""
 
 
@@ -168,18 +166,18 @@ class ServerLink(abc.ABC):
         """Done with the reason once the connection cannot be used any more."""
         self.last_seen = time.time()
         self.last_error = ""
-        self.forgotten = False
+        self.session_expired = False
         """The far side lost our session and nothing else: a new one can be opened at once."""
         self.misbehaved = False
         """We ended the connection because of what the far side sent: the next attempt comes later each time."""
-        self.intake = InputBudget(self.condemn)
+        self.budget = InputBudget(self.reject)
         self._peer: Peer | None = None
         self._on_tools_changed = on_tools_changed
         self._numbers = itertools.count(1)
         self._progress: dict[str, OnProgress] = {}
         self._clocks: set[TaskTimeout] = set()
         self._ended = ""
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     @property
     def peer(self) -> Peer:
@@ -215,7 +213,7 @@ class ServerLink(abc.ABC):
                 self._abandon(request_id, "cancelled by the caller")
                 raise
             if self._ended:
-                raise self.away(f"{self._ended} The call may have run.") from None
+                raise self.unavailable(f"{self._ended} The call may have run.") from None
             self._abandon(request_id, "time limit reached")
             raise CallTimeout(
                 f"Server '{self.name}' gave no answer within {limit:g} s. The call was cancelled; it may have run.",
@@ -244,7 +242,7 @@ class ServerLink(abc.ABC):
             on_progress = self._progress.get(token) if isinstance(token, str) else None
             if on_progress is None:
                 return False
-            self.intake.charge(HANDED_ON, asked=True)
+            self.budget.charge(HANDED_ON, asked=True)
             try:
                 on_progress({key: value for key, value in params.items() if key != wire.PROGRESS_TOKEN_KEY})
             except Exception:
@@ -261,14 +259,14 @@ class ServerLink(abc.ABC):
             self.last_error = reason
             self.lost.set_result(reason)
 
-    def condemn(self, reason: str) -> None:
+    def reject(self, reason: str) -> None:
         """The far side sends what nobody can take: the connection ends."""
         self.misbehaved = self.misbehaved or not self.lost.done()
         self.lose(reason)
 
-    def forget(self) -> None:
+    def expire_session(self) -> None:
         """The far side does not know our session any more."""
-        self.forgotten = not self.lost.done()
+        self.session_expired = not self.lost.done()
         self.lose("The server has forgotten our session.")
 
     def end_calls(self, reason: str) -> None:
@@ -277,19 +275,19 @@ class ServerLink(abc.ABC):
         for clock in tuple(self._clocks):
             clock.expire()
 
-    def _errand(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs something that nobody waits for, and keeps it from being collected meanwhile."""
         task = self._loop.create_task(work)
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
-    async def end_errands(self, limit: float) -> None:
+    async def end_background_tasks(self, limit: float) -> None:
         """Lets what is under way finish for a moment, then ends it."""
-        if self._errands:
-            await asyncio.wait(tuple(self._errands), timeout=limit)
-        for task in tuple(self._errands):
+        if self._background:
+            await asyncio.wait(tuple(self._background), timeout=limit)
+        for task in tuple(self._background):
             task.cancel()
-        await asyncio.gather(*self._errands, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
 
-    def away(self, reason: str) -> ServerUnavailable:
+    def unavailable(self, reason: str) -> ServerUnavailable:
         return ServerUnavailable(f"Server '{self.name}': {reason}")

@@ -27,7 +27,7 @@ class Era(enum.StrEnum):
 class ServerState(enum.StrEnum):
     CONNECTING = "connecting"
     READY = "ready"
-    AWAY = "away"
+    UNAVAILABLE = "unavailable"
     """Not connected; the supervisor tries again."""
     FAILED = "failed"
     """Not connected, and nothing is tried any more until a restart."""

@@ -50,7 +50,7 @@ class PipeLink(ServerLink):
     def listen(self, listener: MessageListener) -> None:
         self._listener = listener
 
-    def meet(self, peer: Peer) -> None:
+    def negotiated(self, peer: Peer) -> None:
         self._peer = peer
 
     def receive(self, message: bytes) -> bool:
@@ -73,7 +73,7 @@ class PipeLink(ServerLink):
         request_id = wire.own_id_in(edges)
         future = self._pending.get(request_id) if request_id else None
         if self._peer is None:
-            self.condemn(why)
+            self.reject(why)
         elif future is None:
             self.last_error = why
         elif not future.done():
@@ -83,7 +83,7 @@ class PipeLink(ServerLink):
         super().lose(reason)
         for future in self._pending.values():
             if not future.done():
-                future.set_exception(self.away(f"{reason} The call may have run."))
+                future.set_exception(self.unavailable(f"{reason} The call may have run."))
                 future.exception()  # nobody may be waiting for it any more, and that is no fault
         if self._listener is not None:
             self._listener.end()
@@ -106,7 +106,7 @@ class PipeLink(ServerLink):
 
     def _hand_on(self, message: bytes) -> None:
         if self._listener is not None:
-            self.intake.charge(HANDED_ON)
+            self.budget.charge(HANDED_ON)
             self._listener.feed(message)
 
     def _settle(self, future: asyncio.Future[ServerAnswer], answer: ServerAnswer | None) -> None:
@@ -139,7 +139,7 @@ class PipeLink(ServerLink):
         self, request_id: str, method: str, params: Mapping[str, Any], body: bytes, headers: Mapping[str, str]
     ) -> ServerAnswer:
         if self.lost.done():
-            raise self.away(f"{self.lost.result()} The call did not run.")
+            raise self.unavailable(f"{self.lost.result()} The call did not run.")
         future: asyncio.Future[ServerAnswer] = self._loop.create_future()
         self._pending[request_id] = future
         try:
@@ -150,7 +150,7 @@ class PipeLink(ServerLink):
 
     def _abandon(self, request_id: str, reason: str) -> None:
         if not self.lost.done():
-            self._errand(self._tell_cancelled(request_id, reason))
+            self._in_background(self._tell_cancelled(request_id, reason))
 
     async def _tell_cancelled(self, request_id: str, reason: str) -> None:
         try:

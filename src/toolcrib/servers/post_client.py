@@ -139,7 +139,7 @@ class _Connection(asyncio.Protocol):
     """One connection: a request at a time, its answer parsed as it comes."""
 
     def __init__(self, poster: PostClient, address: Address) -> None:
-        self._poster = poster
+        self._client = poster
         self.address = address
         self.loop = poster.loop
         self._transport: asyncio.Transport | None = None
@@ -194,7 +194,7 @@ class _Connection(asyncio.Protocol):
         self._parser = None
         if keep:
             self.read_on()
-            self._poster.keep(self)
+            self._client.keep(self)
         elif self._transport is not None:
             self._transport.abort()
 
@@ -202,7 +202,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
-        self._poster.hold(self)
+        self._client.hold(self)
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None:
@@ -280,7 +280,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self._end(ConnectionBroken("It closed the connection before its answer was whole."))
-        self._poster.forget(self)
+        self._client.forget(self)
 
     def _end(self, error: OSError) -> None:
         waiter, response = self._head_waiter, self._response

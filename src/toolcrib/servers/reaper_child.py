@@ -12,6 +12,7 @@ Runs as a plain script without site-packages, so it imports nothing of ours; `re
 
 import contextlib
 import os
+import resource
 import signal
 import sys
 import time
@@ -141,8 +142,7 @@ def kill_group(group: int) -> None:
 
 
 def guard(words: list[str]) -> None:
-    import ctypes  # noqa: PLC0415 - the other process needs neither
-    import resource  # noqa: PLC0415
+    import ctypes  # noqa: PLC0415 - the daemon imports this module too, and needs no ctypes
 
     prctl, me = ctypes.CDLL(None).prctl, os.getpid()
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

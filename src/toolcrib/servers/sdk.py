@@ -152,8 +152,7 @@ class SdkSession:
             version=session.protocol_version or "",
             server_info=info.model_dump(by_alias=True, mode="json", exclude_none=True) if info else {},
             instructions=session.instructions or "",
-            has_tools=tools is not None,
-            tells_changes=bool(tools and tools.list_changed),
+            announces_changes=bool(tools and tools.list_changed),
         )
 
     async def hold_subscription(self, *, acknowledged: asyncio.Event, on_gap: Callable[[], None]) -> None:

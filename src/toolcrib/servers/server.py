@@ -41,7 +41,7 @@ _CALM = 0.03
 _REST_PER_TOOL = 0.0005
 """Seconds after a listing before the next, per tool: making a catalog of them takes a tenth of this."""
 _KICK = 1.0
-"""A call to a server that is away may hasten the next attempt, at most this often (seconds)."""
+"""A call to a server that is unavailable may hasten the next attempt, at most this often (seconds)."""
 _LIVED = 5.0
 """Seconds after which a connection counts as one that worked: its end is no failed attempt."""
 _STOP = (3.0, 0.5, 0.5)
@@ -206,14 +206,14 @@ class Server:
                     link = self._link
                     if link is not None and not link.lost.done():
                         return link
-                    if self._state is ServerState.AWAY and not kicked:
+                    if self._state is ServerState.UNAVAILABLE and not kicked:
                         kicked = True
                         self._kick()
                     if self._state not in {ServerState.CONNECTING, ServerState.READY}:
-                        raise self.away()
+                        raise self.unavailable()
                     await self._changed.wait()
         except TimeoutError:
-            raise self.away() from None
+            raise self.unavailable() from None
 
     def _kick(self) -> None:
         now = time.monotonic()
@@ -222,13 +222,13 @@ class Server:
             self._enter(ServerState.CONNECTING)
             self._wake.set()
 
-    def away(self) -> ServerUnavailable:
+    def unavailable(self) -> ServerUnavailable:
         """Why a call cannot be made now."""
         words = {
             ServerState.CONNECTING: "is still connecting",
             ServerState.STOPPED: "is stopped",
             ServerState.FAILED: "could not be reached and is not tried any more",
-        }.get(self._state, "is away")
+        }.get(self._state, "is unavailable")
         reason = f": {self.status.last_error}" if self._last_error else "."
         remedy = f"Restart it with: toolcrib restart {self.name}" if self._state is ServerState.FAILED else ""
         return ServerUnavailable(
@@ -253,7 +253,7 @@ class Server:
                 self._enter(ServerState.FAILED)
                 return
             if not self._wake.is_set():
-                self._enter(ServerState.AWAY)
+                self._enter(ServerState.UNAVAILABLE)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause()):
                     await self._wake.wait()
@@ -312,7 +312,7 @@ class Server:
                     self._ready_at = None
             self._last_error = self.mask.line(why or "")
             # Said before the leaving, which may take its time.
-            self._enter(ServerState.AWAY if why else ServerState.CONNECTING)
+            self._enter(ServerState.UNAVAILABLE if why else ServerState.CONNECTING)
             return why
 
     async def _current_config(self) -> ServerConfig:
@@ -345,7 +345,7 @@ class Server:
         finally:
             relisting.cancel()
             await asyncio.gather(relisting, return_exceptions=True)
-        return None if link.forgotten else link.lost.result()
+        return None if link.session_expired else link.lost.result()
 
     async def _list_on_change(self, link: ServerLink) -> None:
         """However often the server says that its tools changed: one list at a time, and one after it."""
@@ -392,7 +392,7 @@ class Server:
         self._since = time.time()
         woken, self._changed = self._changed, asyncio.Event()
         woken.set()
-        reason = self._last_error if state in {ServerState.AWAY, ServerState.FAILED} else ""
+        reason = self._last_error if state in {ServerState.UNAVAILABLE, ServerState.FAILED} else ""
         self._bus.publish(ServerStateChanged(server=self.name, state=state.value, reason=reason))
         if state not in _QUIET_STATES:
             self._tell()

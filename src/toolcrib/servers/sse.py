@@ -32,16 +32,16 @@ class _Stream:
         self._name = config.name
         self._limit = config.max_message
         self._url = config.url
-        self._poster = poster
+        self._client = poster
         self._head = web.head_lines(config.headers)
         self._proxy = web.proxy_for(config.url)
-        self.on_forgotten: Callable[[], None] = lambda: None
+        self.on_expired: Callable[[], None] = lambda: None
         self.endpoint: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def open(self) -> PostResponse:
         head = self._head + b"Accept: text/event-stream\r\nCache-Control: no-store\r\n"
         try:
-            response = await self._poster.request(b"GET", Address.of(self._url, self._proxy), head)
+            response = await self._client.request(b"GET", Address.of(self._url, self._proxy), head)
         except OSError as error:
             raise ServerUnavailable(explain_network(error, self._url)) from None
         if 300 <= response.status < 400:
@@ -68,9 +68,9 @@ class _Stream:
         try:
             async for chunk in response.chunks():
                 for piece in pieces(chunk):
-                    await link.intake.take(piece, read)
+                    await link.budget.take(piece, read)
         except TooLarge as error:
-            link.condemn(str(error))
+            link.reject(str(error))
         except OSError as error:
             reason = explain_network(error, self._url)
         link.lose(reason)
@@ -93,7 +93,7 @@ class _Stream:
         try:
             head = self._head + b"Content-Type: application/json\r\n"
             where = Address.of(endpoint, self._proxy)
-            with await self._poster.request(b"POST", where, head, message, limit=self._limit) as response:
+            with await self._client.request(b"POST", where, head, message, limit=self._limit) as response:
                 await response.read()
         except OSError as error:
             reason = explain_network(error, endpoint)
@@ -101,7 +101,7 @@ class _Stream:
             raise ServerUnavailable(f"Server '{self._name}': {reason} The call {ran}.") from None
         status = response.status
         if status == 404 or (status == 401 and await asyncio.to_thread(has_new_token, self._config)):
-            self.on_forgotten()
+            self.on_expired()
             why = "it has forgotten our session" if status == 404 else "its token was replaced meanwhile"
             raise SessionExpired(f"Server '{self._name}': {why}. The call did not run.")
         if status >= 300:
@@ -112,9 +112,9 @@ class _Stream:
 @contextlib.asynccontextmanager
 async def open_sse(config: ServerConfig, on_tools_changed: Callable[[], None]) -> AsyncIterator[PipeLink]:
     async with web.shared_post_client(verify=config.verify_tls) as lease:
-        stream = _Stream(config, lease.poster)
+        stream = _Stream(config, lease.client)
         link = PipeLink(config.name, send=stream.send, on_tools_changed=on_tools_changed)
-        stream.on_forgotten = link.forget
+        stream.on_expired = link.expire_session
         with await stream.open() as response:
             reading = asyncio.create_task(stream.read(response, link))
             try:
@@ -125,4 +125,4 @@ async def open_sse(config: ServerConfig, on_tools_changed: Callable[[], None]) -
                 await asyncio.gather(reading, return_exceptions=True)
                 response.close()
                 link.lose("It was stopped.")
-                await link.end_errands(limit=0.2)
+                await link.end_background_tasks(limit=0.2)

@@ -143,7 +143,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """Done when it does not read any more."""
         self.on_line: Callable[[bytes], bool] = lambda line: False
         """Says whether the line is an answer that was asked for."""
-        self.intake: InputBudget | None = None
+        self.budget: InputBudget | None = None
         self._unread: deque[tuple[int, bytes | None]] = deque()
         """Pieces of either output pipe in their order; None for its end."""
         self._pausing: asyncio.TimerHandle | None = None
@@ -198,10 +198,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
                 self._closed(fd)
                 continue
             began = time.thread_time()
-            if self._take(fd, piece) or self.intake is None:
+            if self._take(fd, piece) or self.budget is None:
                 continue
-            self.intake.charge(time.thread_time() - began)
-            if pause := self.intake.pause:
+            self.budget.charge(time.thread_time() - began)
+            if pause := self.budget.pause:
                 self._each_output(lambda pipe: pipe.pause_reading())
                 self._pausing = self._loop.call_later(pause, self._resume)
                 return
@@ -318,7 +318,7 @@ async def open_stdio(
         link = PipeLink(config.name, send=child.send, on_tools_changed=on_tools_changed)
         link.pid = child.pid
         child.on_line = link.receive
-        child.intake = link.intake
+        child.budget = link.budget
         child.on_overlong = functools.partial(link.refuse, limit=config.max_message)
         watching = asyncio.create_task(_tell_end(child, link))
         try:
@@ -328,7 +328,7 @@ async def open_stdio(
             if link.misbehaved:
                 reaper_child.signal_group(child.pid, signal.SIGTERM)
             link.lose("It was stopped.")
-            await link.end_errands(limit=0)
+            await link.end_background_tasks(limit=0)
 
 
 async def _tell_end(child: ChildProcess, link: PipeLink) -> None:

@@ -80,7 +80,7 @@ async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> 
     async with open_session(link.send) as talk:
         link.listen(talk)
         try:
-            link.meet(await talk.negotiate(known=known, probe_limit=probe_limit))
+            link.negotiated(await talk.negotiate(known=known, probe_limit=probe_limit))
         except EndedEarly as early:
             # How the far side ended says more than that it did.
             await asyncio.wait({link.lost}, timeout=_LAST_WORDS)
@@ -93,7 +93,7 @@ async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> 
 @contextlib.asynccontextmanager
 async def _subscribed(link: ServerLink, talk: SdkSession, on_gap: Callable[[], None]) -> AsyncIterator[None]:
     """Modern servers tell of changes only to those who subscribed."""
-    if link.peer.era is not Era.MODERN or not link.peer.tells_changes:
+    if link.peer.era is not Era.MODERN or not link.peer.announces_changes:
         yield
         return
     acknowledged = asyncio.Event()

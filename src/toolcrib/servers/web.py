@@ -64,7 +64,7 @@ class SharedPostClient:
     """A poster that several hold: made for the first, closed by the last."""
 
     def __init__(self, poster: PostClient, forget: Callable[[], None]) -> None:
-        self.poster = poster
+        self.client = poster
         self._forget = forget
         self._holders = 0
 
@@ -75,10 +75,10 @@ class SharedPostClient:
         self._holders -= 1
         if not self._holders:
             self._forget()
-            self.poster.close()
+            self.client.close()
 
 
-_leases: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ssl.SSLContext, SharedPostClient]] = (
+_shared_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ssl.SSLContext, SharedPostClient]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -90,7 +90,7 @@ def _drop(leases: dict[ssl.SSLContext, SharedPostClient], context: ssl.SSLContex
 @contextlib.asynccontextmanager
 async def shared_post_client(*, verify: bool) -> AsyncIterator[SharedPostClient]:
     """The process's connections for this TLS setting. Who needs them for longer than the block holds the lease."""
-    per_loop = _leases.setdefault(asyncio.get_running_loop(), {})
+    per_loop = _shared_clients.setdefault(asyncio.get_running_loop(), {})
     context = await asyncio.to_thread(tls_context, verify=verify)
     if context not in per_loop:
         per_loop[context] = SharedPostClient(PostClient(context), functools.partial(_drop, per_loop, context))

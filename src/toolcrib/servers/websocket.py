@@ -92,7 +92,7 @@ async def open_websocket(config: ServerConfig, on_tools_changed: Callable[[], No
                 raise ServerUnavailable(f"Server '{config.name}': {why} The call did not run.") from None
 
         link = PipeLink(config.name, send=send, on_tools_changed=on_tools_changed)
-        socket.budget = link.intake
+        socket.budget = link.budget
         reading = asyncio.create_task(_read(socket, link, config))
         try:
             yield link
@@ -100,7 +100,7 @@ async def open_websocket(config: ServerConfig, on_tools_changed: Callable[[], No
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             link.lose("It was stopped.")
-            await link.end_errands(limit=0)
+            await link.end_background_tasks(limit=0)
 
 
 async def _read(socket: _Connection, link: PipeLink, config: ServerConfig) -> None:
@@ -109,12 +109,12 @@ async def _read(socket: _Connection, link: PipeLink, config: ServerConfig) -> No
             message = await socket.recv(decode=False)
             began = time.thread_time()
             if not link.receive(message):
-                link.intake.charge(time.thread_time() - began + _FRAME_COST)
-                await link.intake.rest()
+                link.budget.charge(time.thread_time() - began + _FRAME_COST)
+                await link.budget.rest()
     except ConnectionClosed as closed:
         if closed.sent is not None and closed.sent.code == CloseCode.MESSAGE_TOO_BIG and not closed.rcvd_then_sent:
             in_pieces = isinstance(closed.__cause__, TooManyFragments)
-            link.condemn(_TOO_MANY_FRAGMENTS if in_pieces else str(TooLarge.message(config.max_message)))
+            link.reject(_TOO_MANY_FRAGMENTS if in_pieces else str(TooLarge.message(config.max_message)))
         link.lose(_why(closed, config.url))
 
 

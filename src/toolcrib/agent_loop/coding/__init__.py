@@ -86,7 +86,7 @@ def _loaded() -> Callable[[CodingTools], tuple[Workspace, WorkspaceSession]]:
 def _offer(definition: bytes) -> OfferedTool:
     name, fields = decode_definition(definition)
     names = Names(plain=name, mcp=name, server=name, display=name)
-    tool = Tool(server="", name=name, fields=fields, names=names, believed=True)
+    tool = Tool(server="", name=name, fields=fields, names=names, trusted=True)
     return OfferedTool(tool=tool, name=name, description=tool.description, schema=tool.input_schema)
 
 

@@ -71,7 +71,7 @@ def tools(**servers: list[str]) -> Tools:
 )
 def test_a_name_that_no_tool_has_is_refused_with_the_nearest(transform: Transform, message: str, meant: str) -> None:
     with pytest.raises(UsageError) as told:
-        tools(git=["git_status", "git_push"]).shaped(transform=transform)
+        tools(git=["git_status", "git_push"]).transformed(transform=transform)
     assert told.value.message == message
     assert meant in told.value.remedy
 
@@ -87,29 +87,32 @@ def test_a_name_that_no_tool_has_is_refused_with_the_nearest(transform: Transfor
     ],
 )
 def test_filters_and_functions_may_choose_nothing(transform: Transform) -> None:
-    assert tools(git=["git_status"]).shaped(transform=transform).idle == ()
+    assert tools(git=["git_status"]).transformed(transform=transform).unmatched == ()
 
 
 def test_each_transformer_is_asked_about_what_comes_to_it() -> None:
     both = tools(git=["git_status"], svn=["svn_log"])
-    assert both.shaped(transform=[RenameArguments({"repo_path": "folder"}), FixArguments({"folder": "."})]).idle == ()
-    assert both.shaped(transform=[PrefixTools("x"), RenameTools({"x_git_status": "state"})]).names == (
+    assert (
+        both.transformed(transform=[RenameArguments({"repo_path": "folder"}), FixArguments({"folder": "."})]).unmatched
+        == ()
+    )
+    assert both.transformed(transform=[PrefixTools("x"), RenameTools({"x_git_status": "state"})]).names == (
         "state",
         "x_svn_log",
     )
     with pytest.raises(UsageError, match="svn_log"):
-        both.shaped(drop="svn:*", transform=RenameTools({"svn_log": "log"}))
-    assert both.shaped(drop="*", transform=FixArguments({"anything": 1})).names == ()
+        both.transformed(drop="svn:*", transform=RenameTools({"svn_log": "log"}))
+    assert both.transformed(drop="*", transform=FixArguments({"anything": 1})).names == ()
 
 
 def test_what_is_taken_is_noted_and_only_what_nobody_knows_counts() -> None:
     typo, for_git = FixArguments({"repo_pth": "."}), RenameTools({"git_status": "state"})
     taken = [
-        one.shaped(transform=[typo, for_git], idle=UnmatchedNames.TAKEN)
+        one.transformed(transform=[typo, for_git], unmatched=UnmatchedNames.TAKEN)
         for one in (tools(git=["git_status"]), tools(svn=["svn_log"]))
     ]
-    assert [len(one.idle) for one in taken] == [1, 2]
-    assert [one.data for one in common_errors(one.idle for one in taken)] == [{"argument": "repo_pth"}]
+    assert [len(one.unmatched) for one in taken] == [1, 2]
+    assert [one.data for one in common_errors(one.unmatched for one in taken)] == [{"argument": "repo_pth"}]
     assert common_errors([]) == []
 
 
@@ -148,5 +151,5 @@ def test_an_empty_prefix_is_refused() -> None:
 
 
 def test_a_tool_that_was_renamed_is_found_with_its_server_and_either_name() -> None:
-    renamed = tools(git=["git_status", "log"]).shaped(transform=RenameTools({"git_status": "state"}))
+    renamed = tools(git=["git_status", "log"]).transformed(transform=RenameTools({"git_status": "state"}))
     assert renamed["git:state"] is renamed["git:git_status"] is renamed["state"]
