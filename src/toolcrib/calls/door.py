@@ -204,7 +204,7 @@ class Door:
             raise _refused(record)
         view: CallerView | None = None
         try:
-            if record.tool.shape is not None and record.tool.shape.undo:
+            if record.tool.override is not None and record.tool.override.undo:
                 params, view = self._undone(record, params)
             record.checked = self._checker.check(record.tool, params.get("arguments"), seen=view)
         except ToolcribError:
