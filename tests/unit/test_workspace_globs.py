@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -22,6 +23,7 @@ from toolcrib.workspace.globs import (
     IgnoreVerdict,
     glob_expression,
 )
+from toolcrib.workspace.regex import RegexSet
 
 pytestmark = pytest.mark.req("FRG-1")
 
@@ -244,6 +246,11 @@ def test_globs_mean_what_a_plain_reading_of_them_means(pattern: tuple[object, ..
         (["a\\"], [], ["a", "a\\"]),
         (["{a,b}"], ["{a,b}"], ["a"]),
         (["x?z", "[!a]b"], ["xyz", "cb"], ["x/z", "ab"]),
+        (["build/*", "!build/keep"], ["build/x"], ["build/", "build/keep"]),
+        (["build/**", "!build/keep"], ["build/x", "build/x/y"], ["build/", "build/keep"]),
+        (["a/***/b", "***/c/d"], ["a/b", "a/x/y/b", "c/d", "x/c/d"], ["ab", "c"]),
+        (["a**/b"], ["a/b", "ax/b", "ax/y/b", "ab"], ["b", "x/a/b"]),
+        (["[[:digit:]]x"], ["1x"], ["ax"]),
     ],
 )
 def test_rules_of_gitignore_decide_as_git_does(lines: list[str], ignored: list[str], kept: list[str]):
@@ -283,6 +290,34 @@ def test_a_gitignore_file_counts_up_to_a_weight_and_never_with_half_a_line():
         IgnoreRules.of_file(b"#" * (MOST_IGNORE_BYTES - 4) + b"\nabc").verdict("abc", is_folder=False)
         is IgnoreVerdict.IGNORED
     )
+
+
+def test_hostile_patterns_are_compiled_in_small_sets_or_left_out(monkeypatch: pytest.MonkeyPatch):
+    """By RE2, which is linear in the text: Python's `re` would take years for these."""
+    sizes: list[int] = []
+
+    class Counted(RegexSet):
+        def __init__(self, expressions: Sequence[str]) -> None:
+            sizes.append(sum(map(len, expressions)))
+            super().__init__(expressions)
+
+    monkeypatch.setattr(globs, "RegexSet", Counted)
+    stars = [f"{'*a' * 100}b{n}" for n in range(3000)]
+    rules = IgnoreRules([*stars, "last"])
+    assert sum(sizes) == rules.weight <= MOST_IGNORE_WEIGHT
+    assert max(sizes) <= globs._TOGETHER
+    assert not rules.is_whole
+    assert rules.verdict("a" * 3000 + "b0", is_folder=False) is IgnoreVerdict.IGNORED
+    assert rules.verdict("a" * 3000, is_folder=False) is None
+    assert rules.verdict("/".join(["a" * 200] * 20), is_folder=False) is None
+
+
+def test_a_set_of_patterns_that_lacks_memory_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch):
+    """RE2 itself would say of every path that nothing fits."""
+    monkeypatch.setattr("toolcrib.workspace.regex.MOST_REGEX_MEMORY", 50_000)
+    rules = IgnoreRules([f"{'*a' * 30}{n}" for n in range(40)])
+    assert not rules
+    assert not rules.is_whole
 
 
 def test_rules_that_were_not_asked_for_lately_are_forgotten(monkeypatch: pytest.MonkeyPatch):

@@ -4,20 +4,24 @@ In: patterns of a person or a model, or the bytes of a `.gitignore`. Out: whethe
 tools choose files by globs; `tools.walk` asks the `.gitignore` of the deepest folder first, as git does.
 
 A glob without a slash fits a name at any depth; `*` and `?` stop at a slash, `**` as a whole name does not;
-`[a-z]`, `[!a-z]`, `{a,b}` and `\\\\` as usual; a leading `!` leaves out.
+`[a-z]`, `[!a-z]`, `{a,b}` and `\\` as usual; a leading `!` leaves out.
+
+Not `pathspec`: it judges whole paths of files, while a walk has to know of each folder whether to go in. Asked folder
+by folder, version 1.1.1 differed from git in one of ten random trees, and this in none of 4,000
+(tests/unit/test_workspace_walk.py).
 """
 
 from __future__ import annotations
 
 import enum
-import functools
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.regex import BadRegex, Regex, compile_regex
+from toolcrib.workspace.regex import BadRegex, Regex, RegexSet, compile_regex
 
 LONGEST_GLOB = 1000
 MOST_ALTERNATIVES = 256
@@ -155,14 +159,15 @@ def _end_of_one(pattern: str, at: int) -> int:
     return character_class(pattern, at)[1] if pattern[at] == "[" else at + 1
 
 
-def glob_expression(pattern: str) -> str:
-    """RE2's words for a pattern without braces, which fits the whole path."""
+def glob_expression(pattern: str, *, prefix: int = 0) -> str:
+    """RE2's words for a pattern without braces, which fits the whole path. After `prefix` characters `**` counts as if
+    a name began there."""
     parts: list[str] = []
     at = 0
     while at < len(pattern):
         character = pattern[at]
         if character == "*":
-            words, at = _stars(pattern, at)
+            words, at = _stars(pattern, at, prefix)
             parts.append(words)
             continue
         if character == "[":
@@ -183,16 +188,15 @@ def glob_expression(pattern: str) -> str:
     return "".join(parts)
 
 
-def _stars(pattern: str, at: int) -> tuple[str, int]:
-    end = at
-    while end < len(pattern) and pattern[end] == "*":
-        end += 1
+def _stars(pattern: str, at: int, prefix: int) -> tuple[str, int]:
     begins = at == 0 or pattern[at - 1] == "/"
-    if end - at == 2 and begins and end == len(pattern):
-        return "(?s:.+)", end
-    if end - at == 2 and begins and pattern[end] == "/":
-        return "(?:[^/]+/)*", end + 1
-    return "[^/]*", end
+    if (begins or at == prefix) and (deep := _DEEP.match(pattern, at)):
+        if deep[0].endswith("/"):
+            return "(?:[^/]+/)*" if begins else "(?s:.*/)?", deep.end()
+        return "(?s:.+)" if begins else "(?s:.*)", deep.end()
+    end = at + len(pattern[at:]) - len(pattern[at:].lstrip("*"))
+    # A name is never empty.
+    return "[^/]+" if begins and pattern[end : end + 1] in ("", "/") else "[^/]*", end
 
 
 def character_class(pattern: str, at: int) -> tuple[str, int]:
@@ -263,8 +267,12 @@ MOST_IGNORE_WEIGHT = 200_000
 """Characters of the expressions of one file. More takes over a tenth of a second to compile, and longer to match."""
 MOST_KEPT_WEIGHT = 5 * MOST_IGNORE_WEIGHT
 """Of all files whose rules are kept for the next walk."""
-_TOGETHER = 100
-"""Patterns in one expression. Nearly all paths fit none of them, and one look says so."""
+_TOGETHER = 10_000
+"""Characters of the expressions in one set. Nearly all paths fit none of them, and one look says so."""
+_DEEP = re.compile(r"\*{2,}(?:/\*{2,}(?=/|\Z))*(?:/|\Z)")
+"""Names at any depth. `**/**` is the same as `**`, and so is `***`."""
+_SPECIAL = re.compile(r"[*?\[\\]")
+"""Git compares what comes before the first special character by itself, and `**` after it begins the pattern."""
 
 
 class IgnoreVerdict(enum.Enum):
@@ -273,22 +281,10 @@ class IgnoreVerdict(enum.Enum):
     """A `!` took it back."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Rule:
     verdict: IgnoreVerdict
     expression: str
-
-    @functools.cached_property
-    def regex(self) -> Regex:
-        return compile_regex(self.expression)
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    rules: tuple[_Rule, ...]
-    any_of: Regex
-    one_verdict: IgnoreVerdict | None
-    """Which rule it is matters only where they differ."""
 
 
 class IgnoreRules:
@@ -304,10 +300,9 @@ class IgnoreRules:
                 break
             rules.append(rule)
             self.weight += len(rule.expression)
-        groups = [_compile_group(tuple(rules[n : n + _TOGETHER])) for n in range(0, len(rules), _TOGETHER)]
         # The last rule that fits is the one that counts.
-        self._groups = [group for group in reversed(groups) if group is not None]
-        self.is_whole = not is_cut and len(self._groups) == len(groups)
+        self._groups = [group for group in map(_group, reversed(list(_chunks(rules)))) if group is not None]
+        self.is_whole = not is_cut and sum(len(verdicts) for _, verdicts in self._groups) == len(rules)
         """Whether every pattern counts, also where they are many or large."""
 
     @classmethod
@@ -325,11 +320,9 @@ class IgnoreRules:
 
     def verdict(self, path: str, *, is_folder: bool) -> IgnoreVerdict | None:
         text = path_bytes(f"{path}/" if is_folder else path)
-        for group in self._groups:
-            if group.any_of.fullmatch(text) is not None:
-                if group.one_verdict is not None:
-                    return group.one_verdict
-                return next(rule.verdict for rule in reversed(group.rules) if rule.regex.fullmatch(text))
+        for regexes, verdicts in self._groups:
+            if (number := regexes.last_match(text)) is not None:
+                return verdicts[number]
         return None
 
 
@@ -357,14 +350,26 @@ class IgnoreRulesCache:
         return rules
 
 
-def _compile_group(rules: tuple[_Rule, ...]) -> _Group | None:
-    verdicts = {rule.verdict for rule in rules}
+def _chunks(rules: Sequence[_Rule]) -> Iterator[tuple[_Rule, ...]]:
+    """So small that each is surely compiled: a set of some 1,500 patterns with stars fails as a whole."""
+    chunk: list[_Rule] = []
+    weight = 0
+    for rule in rules:
+        if weight + len(rule.expression) > _TOGETHER and chunk:
+            yield tuple(chunk)
+            chunk, weight = [], 0
+        chunk.append(rule)
+        weight += len(rule.expression)
+    if chunk:
+        yield tuple(chunk)
+
+
+def _group(rules: tuple[_Rule, ...]) -> tuple[RegexSet, tuple[IgnoreVerdict, ...]] | None:
     try:
-        any_of = compile_regex("|".join(f"(?:{rule.expression})" for rule in rules))
+        return RegexSet([rule.expression for rule in rules]), tuple(rule.verdict for rule in rules)
     except BadRegex:
         # Larger than any pattern that ignores something.
         return None
-    return _Group(rules, any_of, verdicts.pop() if len(verdicts) == 1 else None)
 
 
 def _parse_line(line: str) -> _Rule | None:
@@ -380,7 +385,7 @@ def _parse_line(line: str) -> _Rule | None:
     if not pattern:
         return None
     try:
-        body = glob_expression(pattern)
+        body = glob_expression(pattern, prefix=len(_SPECIAL.split(pattern, maxsplit=1)[0]) if anchored else 0)
     except BadGlob:
         # Git takes it for a pattern that fits nothing.
         return None

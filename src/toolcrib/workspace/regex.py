@@ -13,9 +13,9 @@ import enum
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from toolcrib.errors import WorkspaceError
 
@@ -42,14 +42,35 @@ class Regex(Protocol):
     def fullmatch(self, text: bytes) -> RegexMatch | None: ...
 
 
+class RegexSet:
+    """Many expressions as one automaton: which of them fit a whole text."""
+
+    def __init__(self, expressions: Sequence[str]) -> None:
+        """Raises `BadRegex` where they are too large together."""
+        re2 = _re2()
+        self._set = re2.Set.FullMatchSet(_options())
+        try:
+            for expression in (*expressions, _NUL):
+                self._set.Add(expression)
+            self._set.Compile()
+        except re2.error as error:
+            raise BadRegex(str(error)) from None
+        # An automaton that lacks memory says of every text that nothing fits.
+        if not self._set.Match(b"\0"):
+            raise BadRegex("the expressions are too large together")
+
+    def last_match(self, text: bytes) -> int | None:
+        """The number of the last expression that fits."""
+        matches = self._set.Match(text)
+        return max(matches) if matches else None
+
+
+_NUL = r"\x{0}"
+
+
 def compile_regex(expression: str, case: RegexCase = RegexCase.SENSITIVE, *, across_lines: bool = True) -> Regex:
     """Works on UTF-8. Not `across_lines`: nothing in it matches a line's end, and ^ and $ stand at those of each."""
-    import re2  # type: ignore[import-untyped] # noqa: PLC0415 - seldom needed, and 15 ms
-
-    options = re2.Options()
-    options.never_capture = True
-    options.log_errors = False
-    options.max_mem = MOST_REGEX_MEMORY
+    re2, options = _re2(), _options()
     options.case_sensitive = case is RegexCase.SENSITIVE
     options.never_nl = not across_lines
     try:
@@ -61,6 +82,20 @@ def compile_regex(expression: str, case: RegexCase = RegexCase.SENSITIVE, *, acr
     except re2.error as error:
         raise BadRegex(error.args[0].decode(errors="replace")) from None
     return made
+
+
+def _re2() -> Any:
+    import re2  # type: ignore[import-untyped] # noqa: PLC0415 - 15 ms of the daemon's start, and seldom needed
+
+    return re2
+
+
+def _options() -> Any:
+    options = _re2().Options()
+    options.never_capture = True
+    options.log_errors = False
+    options.max_mem = MOST_REGEX_MEMORY
+    return options
 
 
 LONGEST_PATTERN = 2000
