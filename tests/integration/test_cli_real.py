@@ -18,6 +18,7 @@ from parts.client import at_endpoint
 from parts.daemon import PROGRAM, Cli, Daemon, Home, StartDaemon
 from parts.own import StartServer, stdio_words
 from parts.waiting import wait_for
+from toolcrib.servers.model import MODERN_VERSION
 
 pytestmark = pytest.mark.slow
 
@@ -81,19 +82,22 @@ def test_status_says_what_a_script_needs_to_reach_the_endpoint(run: Cli, running
 
 
 @pytest.mark.req("BNS-1", "ENG-10")
-def test_servers_shows_state_era_transport_tools_pid_and_uptime(run: Cli) -> None:
+def test_servers_shows_state_protocol_transport_tools_pid_and_uptime(run: Cli) -> None:
     servers = {row["name"]: row for row in run("servers", "--json").ok().json["servers"]}
-    assert {name: (row["state"], row["era"], row["transport"]) for name, row in servers.items()} == {
-        "own": ("ready", "modern", "stdio"),
-        "raw": ("ready", "modern", "stdio"),
-        "twin": ("ready", "legacy", "stdio"),
+    assert {
+        name: (row["state"], row["protocol_version"] == MODERN_VERSION, row["transport"])
+        for name, row in servers.items()
+    } == {
+        "own": ("ready", True, "stdio"),
+        "raw": ("ready", True, "stdio"),
+        "twin": ("ready", False, "stdio"),
     }
     assert servers["own"]["tools"] == 10
     again = {row["name"]: row for row in run("servers", "--json").ok().json["servers"]}
     assert 0 < servers["own"]["uptime"] < again["own"]["uptime"], "it counts up from the start"
     assert b"own_v2.py" in Path(f"/proc/{servers['own']['pid']}/cmdline").read_bytes()
     heading, *rows = run("servers").ok().out.splitlines()
-    assert " ".join(heading.split()) == "name state era transport tools believed pid uptime last error"
+    assert " ".join(heading.split()) == "name state protocol transport tools trusted pid uptime last error"
     assert [row.split()[0] for row in rows] == ["own", "raw", "twin"]
 
 

@@ -25,6 +25,7 @@ from integration.kept import kept_open
 from parts.client import at_endpoint, through_bridge
 from parts.daemon import Daemon, Home, StartDaemon
 from parts.own import StartServer, stdio_words
+from toolcrib.servers.model import MODERN_VERSION
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -142,7 +143,8 @@ async def test_the_daemon_speaks_to_each_server_in_the_era_it_knows(upstream: st
     transport, _, era = upstream.partition("_")
     found = servers[upstream]
     wanted = {"ws": "websocket"}.get(transport, transport)
-    assert (found["era"], found["transport"], found["state"]) == (era, wanted, "ready")
+    assert (found["transport"], found["state"]) == (wanted, "ready")
+    assert (found["protocol_version"] == MODERN_VERSION) is (era == "modern")
     assert found["server_info"]["name"].startswith("own-v")
 
 

@@ -353,7 +353,9 @@ async def test_a_run_says_why_it_has_fewer_tools_than_one_may_expect(scene: Scen
     assert any("NEVER_SET" in text for text in warnings)
     assert any("toolcrib trust" in text for text in warnings)
     assert any(text.startswith("The server gone is not there: ") for text in warnings)
-    assert (result.status, list(result.metadata["away"])) == (RunStatus.FINISHED, ["gone"]), "the result says it, too"
+    assert (result.status, list(result.metadata["unavailable"])) == (RunStatus.FINISHED, ["gone"]), (
+        "the result says it, too"
+    )
 
 
 @pytest.mark.req("FRG-10")
@@ -370,7 +372,7 @@ async def test_a_run_waits_for_a_server_that_is_still_starting(scene: Scene) -> 
     assert not running.done()
     gate.touch()
     result = await running
-    assert (result.status, result.metadata["tools"], result.metadata["away"]) == (
+    assert (result.status, result.metadata["tools"], result.metadata["unavailable"]) == (
         RunStatus.FINISHED,
         {"own:echo": 1},
         {},

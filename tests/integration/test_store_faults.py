@@ -142,7 +142,7 @@ def reads(member: Member) -> None:
 
 
 def recovered(daemon: Daemon, member: Member, nonce: str) -> None:
-    wait_for(lambda: daemon.status()["book"]["writable"], "the book to be written again")
+    wait_for(lambda: daemon.status()["audit"]["writable"], "the book to be written again")
     assert changes(member, nonce) == ""
 
 
@@ -164,7 +164,7 @@ def test_what_changes_is_refused_what_reads_goes_on_and_it_recovers(
             reads(owner)
         shown = cli("status").ok()
         assert fault.remedy in shown.out + shown.err
-        assert started.status()["book"]["writable"] is False
+        assert started.status()["audit"]["writable"] is False
         fault.passes()
         recovered(started, owner, "after")
     assert notes.nonces() == ["before", "after"]

@@ -168,12 +168,12 @@ def test_nothing_that_fits_is_said_and_whether_there_is_such_an_agent(
 ) -> None:
     assert run(["audit", "--agent", "nobody"]) == 0
     said = capsys.readouterr().err
-    assert "Nothing in the book fits" in said
+    assert "No entry of the audit log matches" in said
     assert "There is no agent nobody now" in said
     for words in (["--agent", "owner"], ["--agent", "reviewer", "--since", "1h"]):
         assert run(["audit", *words]) == 0
         said = capsys.readouterr().err
-        assert "Nothing in the book fits" in said
+        assert "No entry of the audit log matches" in said
         assert ("There is no agent" in said) == ("reviewer" in words)
 
 

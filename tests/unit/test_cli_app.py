@@ -38,7 +38,7 @@ TOOL = {
 SERVER = {
     "name": "files",
     "state": "ready",
-    "era": "modern",
+    "protocol_version": "2026-07-28",
     "transport": "stdio",
     "tools": 3,
     "pid": 77,
@@ -122,16 +122,16 @@ def test_servers_are_a_table_for_people_and_json_for_programs(
     assert shown.splitlines()[0].split() == [
         "name",
         "state",
-        "era",
+        "protocol",
         "transport",
         "tools",
-        "believed",
+        "trusted",
         "pid",
         "uptime",
         "last",
         "error",
     ]
-    assert shown.splitlines()[1].split() == ["files", "ready", "modern", "stdio", "3", "no", "77", "1h", "2m", "-"]
+    assert shown.splitlines()[1].split() == ["files", "ready", "2026-07-28", "stdio", "3", "no", "77", "1h", "2m", "-"]
     assert "\\x1b[2J[red]refused[/red]" in shown, "what a server says is text, never a command to the terminal"
     assert run(["servers", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"servers": [SERVER, hostile]}

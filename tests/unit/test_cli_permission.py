@@ -98,8 +98,8 @@ def test_why_explains_itself_to_a_person(cli: Cli, reviewer: str) -> None:
         "  agent reviewer: deny files:write",
         "  agent reviewer: allow files:* when path under src",
         "",
-        "files is not believed, so the tool counts as not read_only, destructive, not idempotent, open_world; "
-        "`toolcrib trust --server files` lets its server's word count.",
+        "files is not trusted, so the tool counts as not read_only, destructive, not idempotent, open_world; "
+        "`toolcrib trust --server files` makes its annotations count.",
         "",
         "What would allow it:",
         "  `toolcrib deny reviewer files:write --remove`",
@@ -235,7 +235,7 @@ def test_only_a_servers_command_is_advised_to_stand_behind_dashes(cli: Cli) -> N
 def test_servers_names_tools_that_are_new_or_changed_since_the_server_was_trusted(
     capsys: pytest.CaptureFixture[str], tools: list[str], said: tuple[str, str]
 ) -> None:
-    server_table([{"name": "my files", "believed": True, "new_or_changed": tools}])
+    server_table([{"name": "my files", "trusted": True, "new_or_changed": tools}])
     assert capsys.readouterr().err == (
         f"my files: {said[0]} new or changed since you trusted it, and untrusted until you run "
         f"`toolcrib trust --server 'my files'`: {said[1]}\n"
@@ -247,13 +247,13 @@ def test_servers_names_tools_that_run_only_as_tasks(capsys: pytest.CaptureFixtur
     assert "lab: not listed, since they run only as tasks, which is not supported: research." in capsys.readouterr().err
 
 
-def test_a_server_is_believed_and_then_not(cli: Cli) -> None:
-    assert cli("trust", "--server", "files")[:2] == (0, "files is believed.\n")
-    assert cli("trust", "--server", "files")[:2] == (0, "files is believed already.\n")
-    assert json.loads(cli("servers", "--json")[1])["servers"][0]["believed"] is True
+def test_a_server_is_trusted_and_then_not(cli: Cli) -> None:
+    assert cli("trust", "--server", "files")[:2] == (0, "files is trusted.\n")
+    assert cli("trust", "--server", "files")[:2] == (0, "files is trusted already.\n")
+    assert json.loads(cli("servers", "--json")[1])["servers"][0]["trusted"] is True
     assert cli("servers")[1].splitlines()[1].split()[5] == "yes"
-    assert cli("untrust", "--server", "files")[:2] == (0, "files is no longer believed.\n")
-    assert cli("untrust", "--server", "files")[:2] == (0, "files was not believed.\n")
+    assert cli("untrust", "--server", "files")[:2] == (0, "files is no longer trusted.\n")
+    assert cli("untrust", "--server", "files")[:2] == (0, "files was not trusted.\n")
 
 
 MINE = 'description: Looks.\nown_tools: none\nrules:\n- allow: files:read_*\n- deny: "*:secret"\n'

@@ -219,7 +219,7 @@ async def test_why_names_the_rule_and_all_that_speak_of_the_tool(desk: Desk) -> 
         ],
         "unjudged": [],
         "folder": None,
-        "believed": False,
+        "trusted": False,
         "new_or_changed": False,
         "claimed": {},
         "counts_as": {"read_only": False, "destructive": True, "idempotent": False, "open_world": True},
@@ -396,19 +396,19 @@ async def test_why_knows_the_owner_and_clients_without_a_name(desk: Desk, agent:
 
 async def test_a_server_is_believed_until_it_is_not(desk: Desk) -> None:
     (before,) = (await desk.run("server:list"))["servers"]
-    assert before["believed"] is False
+    assert before["trusted"] is False
     assert await desk.run("server:trust", name="files") == {
         "server": "files",
-        "believed": True,
+        "trusted": True,
         "changed": True,
         "tools": 3,
         "read_only": 2,
     }
     assert await desk.verdict("reviewer", "files:read") == "allow"
     assert await desk.verdict("reviewer", "files:write") == "deny"
-    assert (await desk.run("permission:why", agent="reviewer", tool="files:read"))["believed"] is True
+    assert (await desk.run("permission:why", agent="reviewer", tool="files:read"))["trusted"] is True
     assert (await desk.run("server:trust", name="files"))["changed"] is False
-    assert (await desk.run("server:list"))["servers"][0]["believed"] is True
+    assert (await desk.run("server:list"))["servers"][0]["trusted"] is True
     assert (await desk.run("server:untrust", name="files"))["changed"] is True
     assert await desk.verdict("reviewer", "files:read") == "deny"
     assert (await desk.run("server:untrust", name="files"))["changed"] is False
@@ -503,7 +503,7 @@ async def test_a_server_with_another_address_is_believed_no_longer(desk: Desk) -
     file = desk.crib.paths.user_config.with_suffix(".json")
     file.write_text(json.dumps({"mcpServers": {"files": {"url": "http://127.0.0.1:9/other"}}}))
     await desk.crib.reload()
-    assert (await desk.run("server:list"))["servers"][0]["believed"] is False
+    assert (await desk.run("server:list"))["servers"][0]["trusted"] is False
 
 
 @pytest.fixture
@@ -547,11 +547,11 @@ async def test_trust_covers_the_definitions_it_was_given_for_and_no_later_ones(
     assert await desk.verdict("reviewer", "files:read") == "allow"
     await lists(definition("read", readOnlyHint=True, title="Reads more"), *FILES[1:], WIPE)
     (server,) = (await desk.run("server:list"))["servers"]
-    assert (server["believed"], server["new_or_changed"]) == (True, ["read", "wipe"])
+    assert (server["trusted"], server["new_or_changed"]) == (True, ["read", "wipe"])
     verdicts = {name: await desk.verdict("reviewer", f"files:{name}") for name in ("read", "write", "list", "wipe")}
     assert verdicts == {"read": "deny", "write": "deny", "list": "allow", "wipe": "deny"}
     told = await desk.run("permission:why", agent="reviewer", tool="files:wipe")
-    assert (told["believed"], told["new_or_changed"]) == (False, True)
+    assert (told["trusted"], told["new_or_changed"]) == (False, True)
     assert "`toolcrib trust --server files`: what its server says of it would count." in told["remedies"]
     assert (await desk.run("server:trust", name="files"))["changed"] is True
     assert await desk.verdict("reviewer", "files:wipe") == "allow"

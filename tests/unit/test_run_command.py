@@ -150,16 +150,18 @@ def test_the_exit_code_says_how_it_ended(
 def test_a_run_that_did_not_finish_says_the_same_to_people_and_programs(
     play: Play, status: RunStatus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    end = summary(status=status, error="Because.", remedy="Do this.", program_exit_code=0, away={"git": "No answer."})
+    end = summary(
+        status=status, error="Because.", remedy="Do this.", program_exit_code=0, unavailable={"git": "No answer."}
+    )
     play(end=end)
     code = run(["run", "claude", "x"])
     lines = capsys.readouterr().err.splitlines()
     assert "  remedy        Do this." in lines
-    assert "  not there     git: No answer." in lines
+    assert "  unavailable   git: No answer." in lines
     assert run(["run", "claude", "x", "--json"]) == code != 0
     told = json.loads(capsys.readouterr().out)
     assert (told["exit_code"], told["program_exit_code"]) == (code, 0)
-    assert (told["error"], told["remedy"], told["away"]) == ("Because.", "Do this.", {"git": "No answer."})
+    assert (told["error"], told["remedy"], told["unavailable"]) == ("Because.", "Do this.", {"git": "No answer."})
 
 
 @pytest.mark.req("FRG-7")
@@ -200,7 +202,7 @@ def test_json_is_one_object_on_one_line(play: Play, capsys: pytest.CaptureFixtur
         "remedy": "",
         "usage": {"input": 5, "output": 2, "cached": 1, "told": {}},
         "tools": {"workspace:read_file": 2},
-        "away": {},
+        "unavailable": {},
         "denials": 1,
         "failures": 0,
         "seconds": 2.5,

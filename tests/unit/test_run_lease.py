@@ -33,7 +33,7 @@ LEASE = {
     "own_shell": True,
     "guarded": [],
     "broken": "",
-    "away": {"w": "it ended"},
+    "unavailable": {"w": "it ended"},
     "withheld": ["KEY"],
     "warnings": ["The server w is not there: it ended"],
     "tools": 1,

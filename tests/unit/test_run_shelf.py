@@ -1,4 +1,4 @@
-"""Reading logs again: cheap lists, ids, conversations, following; and nothing in a file is believed."""
+"""Reading logs again: cheap lists, ids, conversations, following; and nothing in a file is trusted."""
 
 from __future__ import annotations
 
@@ -269,16 +269,16 @@ def test_a_planted_log_is_shown_as_such_and_says_nothing_about_the_next_run(tmp_
     assert run_history.conversation_state(tmp_path, "last", "claude", SEALS) == before
     assert run_history.conversation_state(tmp_path, "c0ffee", "claude", SEALS) == before
     assert before.profile == "read-only"
-    with pytest.raises(NotFound, match="1 that came from elsewhere, or were changed or moved, are not believed"):
+    with pytest.raises(NotFound, match="1 that came from elsewhere, or were changed or moved, are not trusted"):
         run_history.conversation_state(tmp_path, "other", "claude", SEALS)
 
 
 @pytest.mark.req("FRG-7")
-def test_without_a_key_nothing_is_believed(tmp_path: Path) -> None:
+def test_without_a_key_nothing_is_trusted(tmp_path: Path) -> None:
     written(tmp_path, metadata(NEW), end=summary(session=SESSION), seals=LogSeals(None))
     (run,) = run_history.recorded_runs(tmp_path, LogSeals(None))
     assert (run.sealed, run.status) == (False, RunStatus.FINISHED)
-    with pytest.raises(NotFound, match="not believed"):
+    with pytest.raises(NotFound, match="not trusted"):
         run_history.conversation_state(tmp_path, "last", "claude", LogSeals(None))
 
 
@@ -303,9 +303,7 @@ def changed(path: Path, number: int, kind: str, **fields: Any) -> None:
         (2, "summary", "session_usage", {"input": 7}),
     ],
 )
-def test_a_line_that_was_changed_is_not_believed(
-    tmp_path: Path, number: int, kind: str, field: str, value: Any
-) -> None:
+def test_a_line_that_was_changed_is_not_trusted(tmp_path: Path, number: int, kind: str, field: str, value: Any) -> None:
     path = written(tmp_path, metadata(NEW), end=summary(session=SESSION))
     assert run_history.find_run(tmp_path, NEW, SEALS).sealed
     changed(path, number, kind, **{field: value})
@@ -334,7 +332,7 @@ def test_a_seal_holds_for_its_run_and_its_project_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("FRG-7")
-def test_a_session_line_of_another_run_or_hand_is_not_believed(tmp_path: Path) -> None:
+def test_a_session_line_of_another_run_or_hand_is_not_trusted(tmp_path: Path) -> None:
     theirs = written(tmp_path, metadata(OLD), session=SESSION).read_bytes().splitlines(keepends=True)[1]
     for number, planted_line in enumerate(
         (theirs, b'{"session":{"session":"%s"}}\n' % SESSION.encode(), b'{"session":7}\n')
@@ -354,7 +352,7 @@ def test_many_planted_logs_do_not_hide_the_real_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("FRG-7")
-def test_the_key_is_made_once_for_the_person_alone_and_a_bad_one_is_not_believed(tmp_path: Path) -> None:
+def test_the_key_is_made_once_for_the_person_alone_and_a_bad_one_is_not_trusted(tmp_path: Path) -> None:
     environ = {"TOOLCRIB_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     file = tmp_path / "home" / "state" / "runs.key"
     assert LogSeals.of_user(environ).key is None

@@ -57,9 +57,9 @@ def add(
     _say_token(found)
     hint(f"Next: `toolcrib connect claude --agent {name}` shows how a client becomes this agent (codex, gemini too).")
     _hint_limits(found)
-    for server in found["not_believed"]:
+    for server in found["not_trusted"]:
         hint(
-            f"What {server} says of its own tools is not believed, so it has none that only read: "
+            f"{server} is not trusted, so none of its tools counts as read-only: "
             f"`toolcrib trust --server {shlex.quote(server)}` changes that."
         )
     return 0

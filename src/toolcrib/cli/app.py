@@ -31,7 +31,11 @@ _COMMANDS = (
     ("down", "daemon_commands", "Stop the daemon and every server it started."),
     ("status", "daemon_commands", "Show the daemon: endpoint, process, servers, and what is wrong."),
     ("logs", "daemon_commands", "Show the daemon's log, or a server's."),
-    ("servers", "server_commands", "List the servers with their state, era, transport, tools and last error."),
+    (
+        "servers",
+        "server_commands",
+        "List the servers with their state, protocol, transport, tools and last error.",
+    ),
     ("add", "add_command", "Add a server and connect to it."),
     ("remove", "server_commands", "Remove a server from the configuration; its tools go with it."),
     ("restart", "server_commands", "Disconnect from a server and connect again, in the running daemon."),
@@ -46,7 +50,7 @@ _COMMANDS = (
     (
         "untrust",
         "trust_commands",
-        "Take the trust in a project's file back, and what it started ends; or no longer believe a server's word.",
+        "Take the trust in a project's file back, and what it started ends; or no longer trust a server.",
     ),
     ("allow", "permission_commands", "Allow an agent tools that its profile does not."),
     ("deny", "permission_commands", "Deny an agent tools, whatever else allows them."),
@@ -66,7 +70,7 @@ _COMMANDS = (
     ("clock", "daemon_commands", "Confirm the system's clock after it was set."),
     ("agent", "agent_commands", "Agents: who may use Toolcrib, each with a token of its own."),
     ("profile", "profile_commands", "Profiles: sets of rules that agents share."),
-    ("audit", "audit_commands", "Show the book of calls and changes, or verify it."),
+    ("audit", "audit_commands", "Show the audit log of calls and changes, or verify it."),
     ("sessions", "agent_commands", "List the sessions, or end some."),
     ("workspace", "workspace_commands", "Check and set up the tools that work in a folder."),
 )

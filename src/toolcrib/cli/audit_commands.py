@@ -177,7 +177,7 @@ _WIDE = 140
 """Columns of a terminal that has room for the rules of allowed calls too."""
 
 commands = typer.Typer(rich_markup_mode=None)
-audit = typer.Typer(help="Show the book of calls and changes, or verify it.")
+audit = typer.Typer(help="Show the audit log of calls and changes, or verify it.")
 commands.add_typer(audit, name="audit")
 
 _When = "Ago (90s, 1h, 2d) or a time (2026-11-16T10:00)."
@@ -194,7 +194,7 @@ def query(
     server: Annotated[str | None, typer.Option(metavar="SERVER", help="Only this server's tools.")] = None,
     outcome: Annotated[
         str | None,
-        typer.Option(metavar="OUTCOME", help="ok, failed, denied, tool_error, error, timeout, cancelled, away …"),
+        typer.Option(metavar="OUTCOME", help="ok, failed, denied, tool_error, error, timeout, unavailable …"),
     ] = None,
     session: Annotated[str | None, typer.Option(metavar="ID", help="Only this session's.")] = None,
     since: Annotated[str | None, typer.Option(metavar="WHEN", help=_When)] = None,
@@ -223,7 +223,7 @@ def query(
         return 0
     shown = _rows(verbose=verbose, cut_off=found["cut_off"]).joined(found["entries"])[-lines:]
     if not shown:
-        hint("Nothing in the book fits." if len(params) > 1 else "Nothing is in the book yet.")
+        hint("No entry of the audit log matches." if len(params) > 1 else "The audit log is empty.")
         if agent is not None and not _is_known(agent):
             hint(f"There is no agent {agent} now; `toolcrib agent list` shows all.")
     elif table(COLUMNS, shown, yielding=_PRIORITIES, state_column="") is TableCut.SOME:
@@ -283,7 +283,7 @@ def verify(
     *,
     expect: Annotated[
         str | None,
-        typer.Option(metavar="SEQ:HASH", help="A head that you wrote down before: it must be in the book."),
+        typer.Option(metavar="SEQ:HASH", help="A head that you wrote down before: it must be in the audit log."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -298,13 +298,13 @@ def verify(
     if as_json:
         say_json(found)
     elif found["ok"]:
-        say(f"The book is whole: {entries_of(found['entries'])}. Head: {found['head'] or 'none'}")
+        say(f"The audit log is intact: {entries_of(found['entries'])}. Head: {found['head'] or 'none'}")
         for note in found["notes"]:
             hint(note)
         if found["head"]:
             hint("Keep the head elsewhere; `toolcrib audit verify --expect HEAD` then proves what is here against it.")
     else:
-        hint(f"The book is not what was written. {found['wrong']}")
+        hint(f"The audit log was changed. {found['wrong']}")
         if found["head"]:
             hint(f"Good: {entries_of(found['entries'])}, up to {found['head']}.")
     return 0 if found["ok"] else StoreError.exit_code

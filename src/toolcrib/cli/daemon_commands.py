@@ -144,9 +144,9 @@ def hint_sandbox(found: dict[str, Any]) -> None:
 
 
 def _hint_audit(found: dict[str, Any]) -> None:
-    book = found.get("book", {})
-    if not book.get("writable", True):
-        hint(f"The book cannot be written, so only tools that read are run: {book.get('failure')}")
+    audit = found.get("audit", {})
+    if not audit.get("writable", True):
+        hint(f"The audit log cannot be written, so only tools that read are run: {audit.get('failure')}")
     if waiting := found.get("approvals"):
         hint(f"{waiting} call{'s wait' if waiting > 1 else ' waits'} for your word: `toolcrib approvals`.")
 

@@ -122,10 +122,10 @@ def _say_changed(found: Mapping[str, Any], *, as_json: bool) -> int:
 
 def _coverage_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if not found["covers"]:
-        away = ", ".join(found["unknown_servers"])
+        unknown = ", ".join(found["unknown_servers"])
         yield (
-            f"Which tools that covers cannot be said: those of {away} are not known now."
-            if away
+            f"Which tools that covers cannot be said: those of {unknown} are not known now."
+            if unknown
             else "No tool that is known now has such a name: `toolcrib tools` lists them."
         )
     for denied in found["still_denied"]:
@@ -136,8 +136,8 @@ def _coverage_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found["still_denied"]:
         example = shlex.quote(found["still_denied"][0]["tool"])
         yield f"`toolcrib why {found['agent']} {example}` says what would change that."
-    for floor in found["never_allowed"]:
-        yield f"{floor['tools']} of them stay denied, which no rule changes: {floor['rule']}."
+    for rule in found["never_allowed"]:
+        yield f"{rule['tools']} of them stay denied, which no rule changes: {rule['rule']}."
 
 
 @commands.command()
@@ -216,14 +216,14 @@ def _annotations_line(found: Mapping[str, Any]) -> str:
     if server in RESERVED_SERVER_NAMES:
         return f"It is a tool of Toolcrib itself: {counts}."
     quoted = shlex.quote(server)
-    if found["believed"]:
-        return f"{server} is believed (`toolcrib untrust --server {quoted}` ends that); the tool counts as {counts}."
+    if found["trusted"]:
+        return f"{server} is trusted (`toolcrib untrust --server {quoted}` ends that); the tool counts as {counts}."
     if found["new_or_changed"]:
         return (
             f"The tool is new or changed since {server} was trusted, so it counts as {counts}; "
             f"`toolcrib trust --server {quoted}` accepts it."
         )
     return (
-        f"{server} is not believed, so the tool counts as {counts}; "
-        f"`toolcrib trust --server {quoted}` lets its server's word count."
+        f"{server} is not trusted, so the tool counts as {counts}; "
+        f"`toolcrib trust --server {quoted}` makes its annotations count."
     )

@@ -38,7 +38,7 @@ GUIDE = """\
 #   - deny: "*:delete_*"                # quote what begins with *
 #   - ask: git:push                     # a person is asked at each call
 #   - allow: "*"                        # every tool of every server ...
-#     annotations: {{read_only: true}}    # ... that is believed to change nothing
+#     annotations: {{read_only: true}}    # ... that a trusted server declares read-only
 #   - allow: files:*
 #     when:                             # all must hold
 #       path: {{under: src}}              # inside this folder, seen from the agent's own

@@ -302,8 +302,8 @@ def closing_lines(summary: RunSummary, about: RunMetadata, log: Path, seen: RunF
     )
     if summary.remedy:
         yield _row("remedy", one_line(summary.remedy), "yellow")
-    for server, why in summary.away.items():
-        yield _row("not there", f"{one_line(server)}: {one_line(why)}", "yellow")
+    for server, why in summary.unavailable.items():
+        yield _row("unavailable", f"{one_line(server)}: {one_line(why)}", "yellow")
     if summary.model:
         yield _row("model", one_line(summary.model))
     failed = f" ({summary.failures} failed)" if summary.failures else ""

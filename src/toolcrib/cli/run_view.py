@@ -215,7 +215,7 @@ class RunJsonView:
                 "remedy": summary.remedy,
                 "usage": asdict(summary.usage),
                 "tools": summary.tools,
-                "away": summary.away,
+                "unavailable": summary.unavailable,
                 "model": summary.model,
                 **{name: result.metadata[name] for name in _METADATA_KEYS},
             }
@@ -273,5 +273,5 @@ def _summary(result: ExecutionResult, mask: Mask) -> RunSummary:
         tools={mask(name): times for name, times in result.metadata["tools"].items()},
         usage=result.usage,
         listing=ToolListSize(**result.metadata["listing"]),
-        away=mask(result.metadata["away"]),
+        unavailable=mask(result.metadata["unavailable"]),
     )

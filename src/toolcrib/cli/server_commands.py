@@ -15,13 +15,13 @@ from toolcrib.cli.options import AsJson, McpServers
 from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, say, say_json, table
 from toolcrib.cli.perform import from_daemon, perform
 
-COLUMNS = ("name", "state", "era", "transport", "tools", "believed", "pid", "uptime", "last error")
+COLUMNS = ("name", "state", "protocol", "transport", "tools", "trusted", "pid", "uptime", "last error")
 MOST_PROBLEMS = 10
 """Problems that are told beside something else; `config check` has them all."""
 MOST_TOOLS = 5
 """Names of tools beside a server; `servers --json` has them all."""
 
-_PRIORITIES = ColumnPriorities(text="last error", optional=("uptime", "pid", "era"))
+_PRIORITIES = ColumnPriorities(text="last error", optional=("uptime", "pid", "protocol"))
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -31,10 +31,10 @@ def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
         (
             row.get("name"),
             row.get("state"),
-            row.get("era"),
+            row.get("protocol_version"),
             row.get("transport"),
             row.get("tools"),
-            "yes" if row.get("believed") else "no",
+            "yes" if row.get("trusted") else "no",
             row.get("pid"),
             duration(row.get("uptime")),
             row.get("last_error"),
@@ -85,7 +85,7 @@ def hint_problems(found: Mapping[str, Any]) -> None:
 
 @commands.command()
 def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
-    """List the servers with their state, era, transport, tools and last error."""
+    """List the servers with their state, protocol, transport, tools and last error."""
     found = perform("server:list", servers=mcp_server or ())
     if as_json:
         say_json(found)

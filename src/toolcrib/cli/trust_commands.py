@@ -80,10 +80,10 @@ def _trust_server(command: str, name: str, file: Path | None, *, as_json: bool) 
     found = perform(command, {"name": name})
     if as_json:
         say_json(found)
-    elif not found["believed"]:
-        say(f"{name} is no longer believed." if found["changed"] else f"{name} was not believed.")
+    elif not found["trusted"]:
+        say(f"{name} is no longer trusted." if found["changed"] else f"{name} was not trusted.")
     else:
-        say(f"{name} is believed{'' if found['changed'] else ' already'}.")
+        say(f"{name} is trusted{'' if found['changed'] else ' already'}.")
         if found["tools"]:
             say(f"{found['read_only']} of its {found['tools']} tools say that they only read.")
     return 0
@@ -121,7 +121,7 @@ def untrust(
     server: ServerName = None,
     as_json: AsJson = False,
 ) -> int:
-    """Take the trust in a project's file back, and what it started ends; or no longer believe a server's word."""
+    """Take the trust in a project's file back, and what it started ends; or no longer trust a server."""
     if server is not None:
         return _trust_server("server:untrust", server, file, as_json=as_json)
     files = [file.resolve()] if file is not None else project_files()

@@ -33,7 +33,7 @@ _STATUS = {
     "cancelled": ToolStatus.CANCELLED,
     "unavailable": ToolStatus.UNAVAILABLE,
 }
-"""By the book's word for an outcome; every other is an error."""
+"""By the audit log's word for an outcome; every other is an error."""
 
 
 @dataclass(kw_only=True, eq=False)

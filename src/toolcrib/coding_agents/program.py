@@ -84,7 +84,7 @@ _MOST_WORDS = 64 * 1024
 """Bytes of its answer that are looked at."""
 _MOST_REMEMBERED = 256 * 1024
 _FRESH = 24 * 3600.0
-"""Seconds that a version is believed: behind the same small starter of a version manager another may come to stand."""
+"""Seconds that a version is trusted: behind the same small starter of a version manager another may come to stand."""
 _VERSION = re.compile(r"(?<![\d.])\d{1,9}\.\d{1,9}\.\d{1,9}(?!\d)", re.ASCII)
 
 

@@ -110,7 +110,7 @@ SEAL = "seal"
 @dataclass(frozen=True)
 class LogSeals:
     key: bytes | None = field(repr=False)
-    """None: nothing is sealed, and nothing is believed."""
+    """None: nothing is sealed, and nothing is trusted."""
 
     @classmethod
     def of_user(cls, environ: Mapping[str, str]) -> Self:

@@ -311,7 +311,7 @@ def _no_conversation(root: Path, conversation: str, provider: str, others: int) 
     if others:
         return NotFound(
             f"No log of Toolcrib's own in {root} tells of {which}; {others} that came from elsewhere, or were changed "
-            "or moved, are not believed.",
+            "or moved, are not trusted.",
             remedy="Begin a new one: leave --conversation out.",
         )
     if conversation == LAST:

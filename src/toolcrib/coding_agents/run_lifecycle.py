@@ -149,7 +149,7 @@ class CodingAgentLifecycle:
         """Whether the program has asked for the tools: some go on without a word if they cannot."""
         self._asks_until: float | None = None
         """When it should have: some time after a model has first answered it."""
-        self._away = {} if ready.lease is None else dict(ready.lease.away)
+        self._unavailable = {} if ready.lease is None else dict(ready.lease.unavailable)
 
     @property
     def session(self) -> str:
@@ -243,7 +243,7 @@ class CodingAgentLifecycle:
                 self._matching.names = item.names
                 self._tally.listed(item)
                 for server, _ in item.names.values():
-                    self._away.pop(server, None)
+                    self._unavailable.pop(server, None)
             case LeaseEnded() | LeaseLost():
                 yield from self._tools_gone(item)
             case _:
@@ -363,7 +363,7 @@ class CodingAgentLifecycle:
             denials=self._tally.denials,
             failures=self._tally.failures,
             listing=self._tally.listing,
-            away=self._away,
+            unavailable=self._unavailable,
         )
 
     def _failure(self, exit_code: int | None) -> tuple[str, str] | None:

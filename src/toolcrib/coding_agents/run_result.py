@@ -32,7 +32,7 @@ class RunStatus(enum.StrEnum):
     INTERRUPTED = "interrupted"
     """A person or the calling program ended it."""
     REVOKED = "revoked"
-    """Its identity was taken away while it ran."""
+    """Its identity was revoked while it ran."""
     NO_TOOLS = "no_tools"
     """Toolcrib's tools could not be had, and the run was not to go on without."""
     KILLED = "killed"
@@ -112,7 +112,7 @@ class RunSummary:
     failures: int = 0
     """Calls that did not end well, without those that were denied."""
     listing: ToolListSize = field(default_factory=ToolListSize)
-    away: Mapping[str, str] = field(default_factory=dict)
+    unavailable: Mapping[str, str] = field(default_factory=dict)
     """Servers whose tools the run never had, and why."""
 
     def to_json(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class ExecutionResult:
     program_exit_code: int | None
     error: str
     metadata: Mapping[str, Any]
-    """run_id, log (its path), conversation, agent, profile, provider, workdir, seconds, tools, denials, away …"""
+    """run_id, log (its path), conversation, agent, profile, provider, workdir, seconds, tools, denials …"""
 
     @property
     def ok(self) -> bool:

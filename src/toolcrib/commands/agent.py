@@ -104,7 +104,7 @@ async def add(context: CommandContext, params: AddAgent) -> dict[str, Any]:
     return {
         **_with_token(context, minted),
         **_bounds(context, minted.agent),
-        "not_believed": _untrusted_servers(context, context.crib.roster.profile(params.profile)),
+        "not_trusted": _untrusted_servers(context, context.crib.roster.profile(params.profile)),
     }
 
 

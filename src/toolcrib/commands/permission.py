@@ -300,7 +300,7 @@ async def why(context: CommandContext, params: WhyParameters) -> dict[str, Any]:
         "rules": list(case.rules()),
         "unjudged": case.unjudged(),
         "folder": permission.folder_of(tool),
-        "believed": tool.trusted,
+        "trusted": tool.trusted,
         "new_or_changed": not tool.trusted and _is_trusted(context, project, tool.server),
         "claimed": tool.annotations,
         "counts_as": trusted_annotations(tool),

@@ -312,7 +312,7 @@ async def _lease(
             *own_tools_warnings(own, agent, crib, params.client),
         ],
         "broken": settings.broken,
-        "away": {name: why for name, why in _unavailable(project) if project.servers[name].tools is None},
+        "unavailable": {name: why for name, why in _unavailable(project) if project.servers[name].tools is None},
         "tools": len(names),
         "names": names,
     }

@@ -30,7 +30,7 @@ def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
         "transport": config.transport,
         "state": "disabled",
         "source": str(config.source),
-        "believed": context.crib.trust.trusted(config) is not None,
+        "trusted": context.crib.trust.trusted(config) is not None,
         "new_or_changed": _new_or_changed(context, config),
         "tasks_only": [tool.name for tool in context.project.catalog.of_server(name) if tool.needs_task],
         "tools": 0,
@@ -43,7 +43,6 @@ def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
     return {
         **row,
         "state": status.state,
-        "era": status.era,
         "protocol_version": status.protocol_version,
         "tools": status.tools,
         "pid": status.pid,
@@ -67,7 +66,7 @@ def _new_or_changed(context: CommandContext, config: ServerConfig) -> list[str]:
 
 @registry.command("server:list", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
 async def list_servers(context: CommandContext, _: Parameters) -> dict[str, Any]:
-    """List the MCP servers behind Toolcrib with their state, protocol era, number of tools and last error."""
+    """List the MCP servers behind Toolcrib with their state, protocol version, number of tools and last error."""
     if context.principal.profile != OWNER.profile:
         return {"servers": [describe_for_agent(context, name) for name in usable_servers(context)]}
     return {
@@ -261,7 +260,7 @@ async def trust(context: CommandContext, params: ServerName) -> dict[str, Any]:
     tools = context.project.catalog.of_server(params.name)
     return {
         "server": params.name,
-        "believed": True,
+        "trusted": True,
         "changed": changed,
         "tools": len(tools),
         "read_only": sum(tool.reads_only for tool in tools),
@@ -272,4 +271,4 @@ async def trust(context: CommandContext, params: ServerName) -> dict[str, Any]:
 async def untrust(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Trust an MCP server no longer: every tool of it counts as one that may change things."""
     config = _configured(context, params.name)
-    return {"server": params.name, "believed": False, "changed": await context.crib.trust.remove_server(config)}
+    return {"server": params.name, "trusted": False, "changed": await context.crib.trust.remove_server(config)}

@@ -34,7 +34,7 @@ async def health(context: CommandContext, _: Parameters) -> dict[str, Any]:
     if context.principal.profile != OWNER.profile:
         return _health_for_agent(context)
     states = [server.status for server in context.project.servers.values()]
-    away = [
+    unavailable = [
         {"server": status.name, "state": status.state, "reason": status.last_error}
         for status in states
         if status.state is not ServerState.READY
@@ -43,24 +43,26 @@ async def health(context: CommandContext, _: Parameters) -> dict[str, Any]:
     wrong = [str(problem) for problem in config.problems if problem.severity is Severity.ERROR]
     writable = context.crib.book.failure is None
     return {
-        "healthy": not away and not wrong and writable,
-        "servers": {"ready": len(states) - len(away), "all": len(states)},
-        "away": away,
+        "healthy": not unavailable and not wrong and writable,
+        "servers": {"ready": len(states) - len(unavailable), "all": len(states)},
+        "unavailable": unavailable,
         "problems": wrong,
-        "book": {"writable": writable},
+        "audit": {"writable": writable},
     }
 
 
 def _health_for_agent(context: CommandContext) -> dict[str, Any]:
     """Of the servers that the caller can use, without reasons: those may tell what others did."""
     servers = [describe_for_agent(context, name) for name in usable_servers(context)]
-    away = [{"server": one["name"], "state": one["state"]} for one in servers if one["state"] != ServerState.READY]
+    unavailable = [
+        {"server": one["name"], "state": one["state"]} for one in servers if one["state"] != ServerState.READY
+    ]
     writable = context.crib.book.failure is None
     return {
-        "healthy": not away and writable,
-        "servers": {"ready": len(servers) - len(away), "all": len(servers)},
-        "away": away,
-        "book": {"writable": writable},
+        "healthy": not unavailable and writable,
+        "servers": {"ready": len(servers) - len(unavailable), "all": len(servers)},
+        "unavailable": unavailable,
+        "audit": {"writable": writable},
     }
 
 
@@ -89,7 +91,7 @@ async def status(context: CommandContext, _: Parameters) -> dict[str, Any]:
         **context.host.describe(),
         "project": str(context.project.root),
         "store": {"engine": context.crib.store.engine, "place": context.crib.store.place},
-        "book": await context.crib.book.describe(),
+        "audit": await context.crib.book.describe(),
         "clock": {"ahead": round(context.crib.attendant.clock.ahead)},
         "agents": len(context.crib.roster.agents),
         "sessions": len(context.crib.sessions),

@@ -60,8 +60,8 @@ class CallSeen:
     """Bytes."""
     over: bool
     outcome: str
-    """ok, failed, tool_error, error, timeout, cancelled, away, denied, invalid, unknown or refused; empty while not
-    over."""
+    """ok, failed, tool_error, error, timeout, cancelled, unavailable, denied, invalid, unknown or refused; empty while
+    not over."""
     failure: str = ""
     """What the tool says of what it ran, where that failed."""
     duration_ms: float | None
@@ -164,7 +164,7 @@ class AgentLease:
         )
         self.broken: str = told["broken"]
         """What is wrong with the workspace's settings: while it says something, the workspace's tools all refuse."""
-        self.away: Mapping[str, str] = told["away"]
+        self.unavailable: Mapping[str, str] = told["unavailable"]
         """Servers whose tools are not known yet, and why."""
         self.withheld = frozenset[str](told["withheld"])
         """Names of variables that our servers' entries refer to."""
