@@ -157,7 +157,7 @@ async def opened(folder: Path) -> AsyncIterator[Callable[[str], Awaitable[None]]
     async with Crib(
         paths=Paths.of_user({"TOOLCRIB_HOME": str(data), "HOME": str(home)}), root=home, environ={}
     ) as crib:
-        token = (await crib.roster.add("walker", profile="nothing", rules=rules)).token
+        token = (await crib.services.agents.add("walker", profile="nothing", rules=rules)).token
         gateway = HttpGateway(crib, token="o" * 43, port=PORT)
         async with asyncio.timeout(LIMIT):
             while crib.status()["echo"].state is not ServerState.READY:  # noqa: ASYNC110 - no event holds the state

@@ -424,7 +424,7 @@ async def half(house: House, era: str, _: pytest.MonkeyPatch) -> Exchange:
 
 async def too_many(house: House, era: str, monkeypatch: pytest.MonkeyPatch) -> Exchange:
     monkeypatch.setattr(sessions, "MOST_OF_AN_AGENT", 1)
-    busy = await house.crib.sessions.begin("owner", "busy")
+    busy = await house.crib.services.sessions.begin("owner", "busy")
     busy.begin(lambda: None)
     if era == "modern":
         return await house.ask(modern_body("tools/list"), headers=modern_headers("tools/list"))

@@ -169,7 +169,7 @@ async def test_wrong_names_and_arguments_are_errors_and_a_tools_failure_is_a_res
 
 @pytest.mark.req("ENG-2")
 async def test_discovering_registers_nothing(crib, clock):
-    found = await crib.discover(clock)
+    found = await crib.servers.discover(clock)
     assert [tool.display for tool in found] == ["clock:now"]
     assert crib.tools().names == ()
     with pytest.raises(UnknownTool):
@@ -178,18 +178,18 @@ async def test_discovering_registers_nothing(crib, clock):
 
 @pytest.mark.req("ENG-2")
 async def test_discover_and_register_is_one_step(crib, clock):
-    registered = await crib.register(clock)
+    registered = await crib.servers.register(clock)
     assert [tool.display for tool in registered] == ["clock:now"]
     assert (await crib.call("clock:now", {"zone": "UTC"})).text
-    await crib.reload()
+    await crib.projects.reload()
     assert (await crib.call("clock:now", {"zone": "UTC"})).text
 
 
 @pytest.mark.req("ENG-2")
 async def test_one_tool_can_be_registered_by_hand(crib, parts_server):
-    offered = {tool.name for tool in await crib.discover(parts_server)}
+    offered = {tool.name for tool in await crib.servers.discover(parts_server)}
     assert {"echo", "add"} <= offered
-    await crib.register(parts_server, only={"add"})
+    await crib.servers.register(parts_server, only={"add"})
     assert [tool.name for tool in crib.tools()] == ["add"]
     with pytest.raises(UnknownTool):
         await crib.call("own:echo", {})
@@ -197,27 +197,27 @@ async def test_one_tool_can_be_registered_by_hand(crib, parts_server):
 
 @pytest.mark.req("ENG-2")
 async def test_tools_can_be_registered_one_after_the_other(crib, parts_server, clock):
-    assert (await crib.register_tool(parts_server, "add")).display == "own:add"
-    assert (await crib.register_tool(parts_server, "echo")).display == "own:echo"
+    assert (await crib.servers.register_tool(parts_server, "add")).display == "own:add"
+    assert (await crib.servers.register_tool(parts_server, "echo")).display == "own:echo"
     assert {offer.tool.name for offer in crib.tools()} == {"add", "echo"}
     with pytest.raises(UnknownTool, match="ecko") as told:
-        await crib.register_tool(parts_server, "ecko")
+        await crib.servers.register_tool(parts_server, "ecko")
     assert "own:echo" in told.value.remedy
     with pytest.raises(UnknownTool):
-        await crib.register(parts_server, only="nothing")
+        await crib.servers.register(parts_server, only="nothing")
     assert {offer.tool.name for offer in crib.tools()} == {"add", "echo"}, "nothing was changed"
-    await crib.register(parts_server, only="add")
+    await crib.servers.register(parts_server, only="add")
     assert crib.tools().names == ("add",)
 
 
 @pytest.mark.req("ENG-3", "ENG-10")
 async def test_a_tool_is_a_definition_and_something_that_runs_and_knows_its_server(crib, clock):
-    await crib.register(clock)
-    tool = crib.home.catalog.find("clock:now")
+    await crib.servers.register(clock)
+    tool = crib.projects.home.catalog.find("clock:now")
     assert tool.server == "clock"
     assert tool.input_schema["required"] == ["zone"]
     assert (await crib.call(tool.display, {"zone": "UTC"})).text
-    await crib.unregister("clock")
+    await crib.servers.unregister("clock")
     assert crib.tools().names == ()
 
 
@@ -225,7 +225,7 @@ async def test_a_tool_is_a_definition_and_something_that_runs_and_knows_its_serv
 async def test_a_server_that_cannot_be_reached_registers_nothing(crib, tmp_path):
     missing = server_config("gone", {"command": str(tmp_path / "no-such-program")})
     with pytest.raises(ServerUnavailable):
-        await crib.register(missing)
+        await crib.servers.register(missing)
     assert crib.tools().names == ()
 
 
@@ -319,7 +319,7 @@ async def test_a_server_whose_tools_are_known_from_last_time_is_not_waited_for(e
         assert crib.server_info("w").state is ServerState.CONNECTING, "nobody waited"
         assert crib.tools()["note"].server == "w"
         await crib.call("note", {"nonce": "the call waits"})
-        await crib.disconnect_server("w")
+        await crib.servers.disconnect("w")
         assert "note" in crib.tools()
     configure(environ, {"w": {**notes.server("note"), "enabled": False}})
     async with Crib.from_config(root=tmp_path, environ=environ) as crib:
@@ -347,13 +347,13 @@ async def test_a_source_of_ones_own_is_all_there_is(environ, notes, tmp_path, so
     async with Crib.from_config(given, root=tmp_path, environ={**environ, "TOOL": "my_tool"}) as crib:
         assert {offer.name: offer.server for offer in crib.tools()} == {"my_tool": "mine"}
         await crib.call("my_tool", {"nonce": source})
-        await crib.book.flush()
-        rows = await crib.book.query(tool="mine:my_tool")
+        await crib.services.audit.flush()
+        rows = await crib.services.audit.query(tool="mine:my_tool")
         assert [row["kind"] for row in rows] == ["intent", "outcome"], "the user's book has it"
     async with Crib.from_config(root=tmp_path, environ=environ) as crib:
         assert {offer.name: offer.server for offer in crib.tools()} == {"release": "users"}
-        assert await crib.book.query(tool="mine:my_tool")
-        assert (await crib.book.verify()).ok
+        assert await crib.services.audit.query(tool="mine:my_tool")
+        assert (await crib.services.audit.verify()).ok
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ async def test_in_a_file_one_bad_entry_leaves_the_others(environ, notes, tmp_pat
     (tmp_path / "mine.json").write_text(json.dumps({"servers": servers}))
     async with Crib.from_config(tmp_path / "mine.json", root=tmp_path, environ=environ) as crib:
         assert {offer.server for offer in crib.tools()} == {"good"}
-        assert "comand" in str(crib.problems[0])
+        assert "comand" in str(crib.servers.problems[0])
 
 
 @pytest.mark.req("ENG-10")
@@ -388,21 +388,21 @@ async def test_a_server_is_disconnected_and_connected_by_its_name(environ, notes
     async with Crib.from_config(source, root=tmp_path, environ=environ) as crib:
         crib.subscribe(lambda event: states.append(event.state), ServerStateChanged)
         pid = crib.server_info("w").pid
-        await crib.disconnect_server("w")
+        await crib.servers.disconnect("w")
         assert leftovers.read(pid) is None
         assert "note" in crib.tools()
         with pytest.raises(ServerUnavailable, match="stopped") as told:
             await crib.call("note", {"nonce": "while away"})
-        assert "await crib.connect_server('w')" in told.value.remedy
-        await crib.reload()
+        assert "await crib.servers.connect('w')" in told.value.remedy
+        await crib.projects.reload()
         assert crib.server_info("w").state is ServerState.STOPPED, "it comes when it is wanted"
-        await crib.connect_server("w")
+        await crib.servers.connect("w")
         await crib.call("note", {"nonce": "again"})
-        await crib.connect_server("w")
+        await crib.servers.connect("w")
         with pytest.raises(UnknownServer, match="never"):
-            await crib.connect_server("never")
+            await crib.servers.connect("never")
         with pytest.raises(UsageError, match="switched off"):
-            await crib.connect_server("off")
+            await crib.servers.connect("off")
     assert states[:3] == ["stopped", "connecting", "ready"]
     assert notes.nonces() == ["again"]
 
@@ -414,7 +414,7 @@ async def test_a_server_that_is_removed_takes_its_tools_along_and_one_that_dies_
         changes: list[Event] = []
         crib.subscribe(changes.append, CatalogChanged)
         configure(environ, {"w": notes.server("note")})
-        await crib.reload()
+        await crib.projects.reload()
         assert {offer.server for offer in crib.tools()} == {"w"}
         await until(lambda: changes)
         with pytest.raises(UnknownTool):
@@ -468,8 +468,8 @@ async def test_two_cribs_in_one_process_do_not_see_each_other(environ, tmp_path,
 
 async def test_a_server_as_a_program_writes_it_can_be_discovered_and_registered(crib):
     given = StdioServer("clock", command=sys.executable, args=[CLOCK])
-    assert [tool.name for tool in await crib.discover(given)] == ["now"]
-    await crib.register(given)
+    assert [tool.name for tool in await crib.servers.discover(given)] == ["now"]
+    await crib.servers.register(given)
     assert (await crib.call("now", {"zone": "UTC"})).text
 
 

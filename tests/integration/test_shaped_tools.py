@@ -81,7 +81,7 @@ async def test_rules_of_a_file_hold_for_the_library_and_change_with_it(tmp_path:
             with pytest.raises(UnknownTool):
                 await crib.call(gone, {})
         write(tmp_path / "t", servers=servers, tools=[{"keep": "git_reset"}])
-        await crib.reload()
+        await crib.projects.reload()
         assert crib.tools().names == ("git_reset",)
         await crib.call("git_reset", {"nonce": "now"})
     assert seen(notes) == [

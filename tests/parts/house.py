@@ -191,7 +191,7 @@ class House:
         return answer.headers["mcp-session-id"]
 
     async def agent(self, name: str, **more: Any) -> str:
-        minted = await self.crib.roster.add(name, **{"profile": "developer", **more})
+        minted = await self.crib.services.agents.add(name, **{"profile": "developer", **more})
         return minted.token
 
     async def close(self) -> None:

@@ -116,15 +116,15 @@ class House:
 async def resettle(desk: JobQueue, **settings: Any) -> None:
     """The person changes the settings of jobs while the daemon runs."""
     assert desk.crib is not None
-    file = desk.crib.paths.config_dir / "config.json"
+    file = desk.crib.environment.paths.config_dir / "config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps({**config, "jobs": {**config["jobs"], **settings}}))
-    await desk.crib.reload()
+    await desk.crib.projects.reload()
 
 
 async def agent(desk: JobQueue, name: str, **wanted: Any) -> Principal:
     assert desk.crib is not None
-    made = await desk.crib.roster.add(name, **{"profile": "developer", **wanted})
+    made = await desk.crib.services.agents.add(name, **{"profile": "developer", **wanted})
     return Principal.fixed(name, made.agent.permission)
 
 

@@ -376,7 +376,7 @@ def test_there_is_nothing_to_follow_without_a_daemon(capsys: pytest.CaptureFixtu
 
 
 def context(book: AuditLog, emit: Any, caller: Principal = OWNER) -> CommandContext:
-    crib = cast(Crib, SimpleNamespace(book=book))
+    crib = cast(Crib, SimpleNamespace(services=SimpleNamespace(audit=book)))
     return CommandContext(
         crib=crib,
         request=RequestContext(caller, cast(Project, None)),

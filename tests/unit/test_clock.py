@@ -96,47 +96,47 @@ def crib(store_url: str, tmp_path: Path) -> Callable[[], Crib]:
 
 
 async def written(crib: Crib) -> list[Any]:
-    return [entry["outcome"] for entry in await crib.book.query(limit=1000)]
+    return [entry["outcome"] for entry in await crib.services.audit.query(limit=1000)]
 
 
 async def test_nothing_is_lost_by_a_clock_that_jumps_for_a_moment(hands: Hands, crib: Callable[[], Crib]) -> None:
     async with crib() as one:
-        token = (await one.roster.add("scout", profile="read-only", lives=8 * 3600)).token
+        token = (await one.services.agents.add("scout", profile="read-only", lives=8 * 3600)).token
         for _ in range(44):
-            one.book.note(AuditEntry(kind=EntryKind.CHANGE, outcome="kept"))
-        await one.sessions.begin("scout", "talk")
+            one.services.audit.note(AuditEntry(kind=EntryKind.CHANGE, outcome="kept"))
+        await one.services.sessions.begin("scout", "talk")
         hands.wall += 100 * DAY
         async with asyncio.timeout(60):
             while "clock jumped" not in await written(one):  # noqa: ASYNC110 - the book tells nobody
                 await asyncio.sleep(0.02)
-        assert one.roster.authenticate(token) is None, "a token is not used after its time"
-        assert await one.book.prune() == 0
-        late = (await one.roster.add("late", profile="read-only", lives=3600)).token
-        assert one.roster.authenticate(late) is not None
+        assert one.services.agents.authenticate(token) is None, "a token is not used after its time"
+        assert await one.services.audit.prune() == 0
+        late = (await one.services.agents.add("late", profile="read-only", lives=3600)).token
+        assert one.services.agents.authenticate(late) is not None
     async with crib() as two:
-        await two.roster.sweep()
-        assert await two.book.prune() == 0
-        assert len(await two.store.read(rows.all_sessions)) == 1
+        await two.services.agents.sweep()
+        assert await two.services.audit.prune() == 0
+        assert len(await two.services.store.read(rows.all_sessions)) == 1
         hands.wall -= 100 * DAY
-        assert two.roster.authenticate(token) is not None
-        assert two.roster.authenticate(late) is None, "it would last 100 days longer than it should"
+        assert two.services.agents.authenticate(token) is not None
+        assert two.services.agents.authenticate(late) is None, "it would last 100 days longer than it should"
         assert (await written(two)).count("kept") == 44
-        assert (await two.book.verify()).ok
+        assert (await two.services.audit.verify()).ok
         hands.wall -= 100 * DAY
         hands.pass_by(9 * 3600)
-        assert two.roster.authenticate(token) is None
+        assert two.services.agents.authenticate(token) is None
 
 
 async def test_a_confirmed_clock_deletes_what_is_too_old(hands: Hands, crib: Callable[[], Crib]) -> None:
     async with crib() as one:
-        await one.roster.add("scout", profile="read-only", lives=8 * 3600)
+        await one.services.agents.add("scout", profile="read-only", lives=8 * 3600)
         for _ in range(44):
-            one.book.note(AuditEntry(kind=EntryKind.CHANGE, outcome="kept"))
-        await one.book.flush()
+            one.services.audit.note(AuditEntry(kind=EntryKind.CHANGE, outcome="kept"))
+        await one.services.audit.flush()
         hands.wall += 100 * DAY
         context = CommandContext(
             crib=one,
-            request=RequestContext(OWNER, one.home),
+            request=RequestContext(OWNER, one.projects.home),
             host=NoDaemon(),
             via=Via.SOCKET,
             emit=lambda _: asyncio.sleep(0),
@@ -145,6 +145,6 @@ async def test_a_confirmed_clock_deletes_what_is_too_old(hands: Hands, crib: Cal
         assert await registry.run("clock:confirm", {}, context) == {"seconds": 100 * DAY}
         assert (await registry.run("system:status", {}, context))["clock"] == {"ahead": 0}
         assert "clock confirmed" in await written(one)
-        assert await one.book.prune() > 44
-        await one.roster.add("next", profile="read-only")
+        assert await one.services.audit.prune() > 44
+        await one.services.agents.add("next", profile="read-only")
         assert "kept" not in await written(one)

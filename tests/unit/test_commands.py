@@ -315,7 +315,7 @@ def test_raw_commands_are_shown_to_the_trusted_and_the_owner_alone(caller: Princ
 
 def at_the_door(caller: Principal, made: CommandRegistry = registry) -> CommandContext:
     """A context whose commands can be called as tools."""
-    crib = SimpleNamespace(door=Door(Bus()))
+    crib = SimpleNamespace(services=SimpleNamespace(door=Door(Bus())))
     server = CommandServer(made, NoHost())
     server.crib = cast(Crib, crib)
     return replace(context(), crib=cast(Crib, crib), request=asked(caller, Shelf(server)), via=Via.MCP)

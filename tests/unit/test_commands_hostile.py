@@ -73,9 +73,9 @@ async def context(tmp_path: Path) -> AsyncIterator[CommandContext]:
         raise AssertionError(f"nobody streams: {event}")
 
     async with crib:
-        await crib.roster.add("x", profile="read-only", workdir=tmp_path)
+        await crib.services.agents.add("x", profile="read-only", workdir=tmp_path)
         yield CommandContext(
-            crib=crib, request=RequestContext(OWNER, crib.home), host=host, via=Via.SOCKET, emit=nowhere
+            crib=crib, request=RequestContext(OWNER, crib.projects.home), host=host, via=Via.SOCKET, emit=nowhere
         )
 
 

@@ -52,7 +52,7 @@ class Desk:
     ) -> dict[str, Any]:
         context = CommandContext(
             crib=self.crib,
-            request=RequestContext(caller, self.crib.home),
+            request=RequestContext(caller, self.crib.projects.home),
             host=cast(CommandHost, None),
             via=via,
             emit=nowhere,
@@ -82,7 +82,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     await store.close()
     commands = CommandServer(registry, cast(CommandHost, None))
     async with Crib(paths=paths, root=root, environ=environ, builtins={"crib": commands}) as crib:
-        await crib.roster.add("reviewer", profile="read-only", workdir=root)
+        await crib.services.agents.add("reviewer", profile="read-only", workdir=root)
         yield Desk(crib)
 
 
@@ -132,13 +132,13 @@ async def test_a_rule_for_no_known_tool_says_so(desk: Desk) -> None:
 
 
 async def test_a_rule_says_which_servers_it_may_also_speak_of(desk: Desk) -> None:
-    file = desk.crib.paths.user_config.with_suffix(".json")
+    file = desk.crib.environment.paths.user_config.with_suffix(".json")
     servers = {name: {"url": f"http://127.0.0.1:9/{name}"} for name in ("far", "off")} | {
         "files": {"url": "http://127.0.0.1:9/mcp"},
         "idle": {"url": "http://127.0.0.1:9/idle", "enabled": False},
     }
     file.write_text(json.dumps({"mcpServers": servers}))
-    await desk.crib.reload()
+    await desk.crib.projects.reload()
     unknown = {}
     for named in ("files:zzz", "f*:*", "*", "FAR:x"):
         found = await desk.run("permission:deny", agent="reviewer", tools=named)
@@ -163,9 +163,11 @@ async def test_what_no_rule_can_allow_is_counted_apart_from_what_another_rule_de
     }
     assert never["raw commands are for the profiles owner and trusted alone"] == 1
     assert {row["rule"] for row in found["still_denied"]} == {"agent reviewer: deny crib:s*_list"}
-    permission = desk.crib.roster.find("reviewer").permission
+    permission = desk.crib.services.agents.find("reviewer").permission
     denied = [
-        tool for tool in desk.crib.home.catalog.of_server("crib") if permission.decide(tool, None).verdict == "deny"
+        tool
+        for tool in desk.crib.projects.home.catalog.of_server("crib")
+        if permission.decide(tool, None).verdict == "deny"
     ]
     assert found["still_denied_in_all"] + sum(never.values()) == len(denied)
     for row in found["still_denied"]:
@@ -190,10 +192,10 @@ async def test_an_ask_is_an_allow_with_a_question(desk: Desk) -> None:
 )
 @pytest.mark.parametrize("command", ["permission:allow", "permission:deny"])
 async def test_a_rule_that_cannot_be_is_refused(desk: Desk, command: str, params: Any, error: type[Exception]) -> None:
-    version = desk.crib.roster.version
+    version = desk.crib.services.agents.version
     with pytest.raises(error):
         await desk.run(command, **params)
-    assert desk.crib.roster.version == version
+    assert desk.crib.services.agents.version == version
 
 
 async def test_why_names_the_rule_and_all_that_speak_of_the_tool(desk: Desk) -> None:
@@ -240,16 +242,16 @@ async def test_why_says_what_would_allow_it(desk: Desk) -> None:
     assert await remedies(desk, "reviewer", "files:write") == ["`toolcrib allow reviewer files:write`"]
     await desk.run("permission:deny", agent="reviewer", tools="files:write", when={"path": {"under": "secrets"}})
     await desk.run("permission:allow", agent="reviewer", tools="files:write", when={"path": {"under": "src"}})
-    assert await remedies(desk, "reviewer", "files:write", {"path": f"{desk.crib.root}/lib"}) == [
+    assert await remedies(desk, "reviewer", "files:write", {"path": f"{desk.crib.environment.root}/lib"}) == [
         "Arguments that fulfil it: agent reviewer: allow files:write when path under src.",
         "`toolcrib allow reviewer files:write`",
     ]
-    assert await remedies(desk, "reviewer", "files:write", {"path": f"{desk.crib.root}/src/a"}) == []
+    assert await remedies(desk, "reviewer", "files:write", {"path": f"{desk.crib.environment.root}/src/a"}) == []
 
 
 async def test_why_says_how_to_take_away_each_rule_that_stands_in_the_way(desk: Desk) -> None:
     await desk.run("profile:put", name="mine", rules=[{"allow": "*"}, {"deny": "files:*"}])
-    await desk.crib.roster.add("worker", profile="mine")
+    await desk.crib.services.agents.add("worker", profile="mine")
     await desk.run("permission:deny", agent="worker", tools="*:write", annotations={"read_only": False})
     assert await remedies(desk, "worker", "files:write") == [
         "`toolcrib deny worker '*:write' --where 'not read_only' --remove`, then "
@@ -258,7 +260,7 @@ async def test_why_says_how_to_take_away_each_rule_that_stands_in_the_way(desk: 
 
 
 async def test_why_tells_of_asks_and_floors_and_built_in_profiles(desk: Desk) -> None:
-    await desk.crib.roster.add("builder", profile="developer")
+    await desk.crib.services.agents.add("builder", profile="developer")
     await desk.run("permission:allow", agent="builder", tools="files:*", ask=True)
     assert await remedies(desk, "builder", "files:write") == ["`toolcrib allow builder 'files:*' --ask --remove`"]
     assert await remedies(desk, "builder", "crib:server_add") == [
@@ -268,7 +270,7 @@ async def test_why_tells_of_asks_and_floors_and_built_in_profiles(desk: Desk) ->
         "Another profile: `trusted` may, and agents keep the profile they were made with."
     ]
     await desk.run("profile:put", name="asking", rules=[{"ask": "*"}])
-    await desk.crib.roster.add("asker", profile="asking")
+    await desk.crib.services.agents.add("asker", profile="asking")
     assert await remedies(desk, "asker", "files:write") == ["`toolcrib allow asker files:write`"]
 
 
@@ -293,13 +295,13 @@ async def test_why_does_not_advise_trust_that_changes_nothing(desk: Desk) -> Non
 
 @pytest.mark.req("KSI-3")
 async def test_why_names_what_has_to_be_done_for_a_child_and_for_those_above_it(desk: Desk) -> None:
-    await desk.crib.roster.add("kid", profile="nothing", parent="reviewer")
-    await desk.crib.roster.add("toddler", profile="trusted", parent="kid")
+    await desk.crib.services.agents.add("kid", profile="nothing", parent="reviewer")
+    await desk.crib.services.agents.add("toddler", profile="trusted", parent="kid")
     assert await remedies(desk, "toddler", "files:write") == [
         "`toolcrib allow kid files:write`, then `toolcrib allow reviewer files:write`"
     ]
     await desk.run("permission:allow", agent="kid", tools="files:*", when={"path": {"under": "src"}})
-    inside = str(desk.crib.home.root / "src" / "a")
+    inside = str(desk.crib.projects.home.root / "src" / "a")
     found = await desk.run("permission:why", agent="toddler", tool="files:read", arguments={"path": inside})
     assert [row["rule"] for row in found["rules"]] == [
         "profile trusted: allow *:*",
@@ -311,13 +313,13 @@ async def test_why_names_what_has_to_be_done_for_a_child_and_for_those_above_it(
 
 @pytest.mark.parametrize("command", ["permission:allow", "permission:deny"])
 async def test_a_relative_folder_is_refused_for_an_agent_that_has_none(desk: Desk, command: str) -> None:
-    await desk.crib.roster.add("drifter", profile="nothing")
+    await desk.crib.services.agents.add("drifter", profile="nothing")
     words: dict[str, Any] = {"agent": "drifter", "tools": "files:*"}
     with pytest.raises(UsageError, match="drifter has no folder, so `path under docs` can't be judged") as caught:
         await desk.run(command, **words, when={"path": {"under": "docs"}})
     assert "whole path" in caught.value.remedy
     assert "--workdir" in caught.value.remedy
-    assert desk.crib.roster.rules("drifter") == ()
+    assert desk.crib.services.agents.rules("drifter") == ()
     assert (await desk.run(command, **words, when={"path": {"under": "/docs"}}))["changed"] is True
     assert (await desk.run(command, **(words | {"agent": "reviewer"}), when={"path": {"under": "docs"}}))["changed"]
 
@@ -342,14 +344,14 @@ async def test_a_profiles_rule_that_cannot_be_judged_is_told_where_it_matters(de
     assert (await desk.run("agent:show", name="drifter"))["unjudged"] == said
     found = await desk.run("permission:why", agent="drifter", tool="files:write")
     assert set(found["unjudged"]) == set(said[:2])
-    settled = await desk.run("agent:add", name="settled", profile="docs", workdir=str(desk.crib.home.root))
+    settled = await desk.run("agent:add", name="settled", profile="docs", workdir=str(desk.crib.projects.home.root))
     assert settled["unjudged"] == []
     assert (await desk.run("permission:why", agent="settled", tool="files:write"))["unjudged"] == []
 
 
 async def test_arguments_are_not_advised_where_they_cannot_be_judged(desk: Desk) -> None:
     await desk.run("profile:put", name="docs", rules=[{"allow": "files:*", "when": {"path": {"under": "docs"}}}])
-    await desk.crib.roster.add("drifter", profile="docs")
+    await desk.crib.services.agents.add("drifter", profile="docs")
     assert await remedies(desk, "drifter", "files:write", {"path": "/docs"}) == ["`toolcrib allow drifter files:write`"]
 
 
@@ -366,9 +368,9 @@ async def test_who_limits_a_child_is_told_with_it(desk: Desk) -> None:
 
 @pytest.mark.req("KSI-3")
 async def test_why_tells_what_a_parent_forbids(desk: Desk) -> None:
-    await desk.crib.roster.add("lead", profile="developer")
+    await desk.crib.services.agents.add("lead", profile="developer")
     await desk.run("permission:deny", agent="lead", tools="files:write")
-    await desk.crib.roster.add("helper", profile="developer", parent="lead")
+    await desk.crib.services.agents.add("helper", profile="developer", parent="lead")
     found = await desk.run("permission:why", agent="helper", tool="files:write")
     assert found["rule"] == "its parent lead: agent lead: deny files:write"
     assert [(row["agent"], row["rule"]) for row in found["rules"]] == [
@@ -422,7 +424,7 @@ async def test_a_server_that_is_not_there_is_told(desk: Desk, command: str) -> N
 
 
 async def test_an_entry_that_is_not_in_force_can_be_removed(desk: Desk) -> None:
-    file = desk.crib.paths.user_config
+    file = desk.crib.environment.paths.user_config
     file.write_text(json.dumps({"servers": {"broken": {"comand": "x"}}}))
     assert (await desk.run("server:remove", name="broken"))["file"] == str(file)
     assert "broken" not in file.read_text()
@@ -439,7 +441,7 @@ async def changes(desk: Desk) -> list[tuple[str, str, dict[str, Any]]]:
 
 @pytest.mark.req("KSI-8")
 async def test_the_book_says_who_added_and_removed_which_server(desk: Desk) -> None:
-    file = str(desk.crib.paths.user_config)
+    file = str(desk.crib.environment.paths.user_config)
     deputy = dataclasses.replace(OWNER, name="deputy")
     entry = {"command": "/none/such", "args": ["--token", "hunter2hunter2"], "env": {"KEY": "in-the-env"}}
     await desk.run("server:add", caller=deputy, via=Via.MCP, name="new", entry=entry)
@@ -456,13 +458,13 @@ async def test_the_book_says_who_added_and_removed_which_server(desk: Desk) -> N
 
 @pytest.mark.req("KSI-8")
 async def test_the_book_says_what_a_trusted_file_and_an_edit_by_hand_brought(desk: Desk) -> None:
-    shared = desk.crib.root / ".mcp.json"
+    shared = desk.crib.environment.root / ".mcp.json"
     shared.write_text(json.dumps({"mcpServers": {"far": {"url": "http://127.0.0.1:9/far"}}}))
     (waiting,) = (await desk.run("config:check"))["waiting"]
     by_hand = {"files": {"url": "http://127.0.0.1:9/other"}, "mine": {"url": "http://127.0.0.1:9/mine"}}
-    desk.crib.paths.user_config.write_text(json.dumps({"mcpServers": by_hand}))
+    desk.crib.environment.paths.user_config.write_text(json.dumps({"mcpServers": by_hand}))
     await desk.run("trust:add", file=waiting["file"], digest=waiting["digest"])
-    desk.crib.paths.user_config.write_text(json.dumps({"mcpServers": {"files": by_hand["files"]}}))
+    desk.crib.environment.paths.user_config.write_text(json.dumps({"mcpServers": {"files": by_hand["files"]}}))
     await desk.run("trust:remove", file=waiting["file"])
     assert await changes(desk) == [
         ("owner", "file trusted", {"file": waiting["file"]}),
@@ -474,7 +476,7 @@ async def test_the_book_says_what_a_trusted_file_and_an_edit_by_hand_brought(des
 
 @pytest.mark.req("BNS-10")
 async def test_a_file_that_changes_between_the_look_and_the_yes_is_not_trusted(desk: Desk) -> None:
-    shared = desk.crib.root / ".mcp.json"
+    shared = desk.crib.environment.root / ".mcp.json"
     shared.write_text(json.dumps({"mcpServers": {"far": {"url": "http://127.0.0.1:9/far"}}}))
     (waiting,) = (await desk.run("config:check"))["waiting"]
     shared.write_text(json.dumps({"mcpServers": {"far": {"command": "evil"}}}))
@@ -490,19 +492,19 @@ async def test_no_server_is_added_that_the_book_cannot_tell_of(desk: Desk, monke
     async def full(change: AuditedChange) -> None:
         raise StoreError("The disk is full.")
 
-    before = desk.crib.paths.user_config.read_bytes()
-    monkeypatch.setattr(desk.crib, "note", full)
+    before = desk.crib.environment.paths.user_config.read_bytes()
+    monkeypatch.setattr(desk.crib, "_services", dataclasses.replace(desk.crib.services, record=full))
     with pytest.raises(StoreError, match=r"Nothing was changed.*The disk is full"):
         await desk.run("server:add", name="new", entry={"url": "http://127.0.0.1:9/new"})
-    assert desk.crib.paths.user_config.read_bytes() == before
+    assert desk.crib.environment.paths.user_config.read_bytes() == before
     assert [row["name"] for row in (await desk.run("server:list"))["servers"]] == ["files"]
 
 
 async def test_a_server_with_another_address_is_believed_no_longer(desk: Desk) -> None:
     await desk.run("server:trust", name="files")
-    file = desk.crib.paths.user_config.with_suffix(".json")
+    file = desk.crib.environment.paths.user_config.with_suffix(".json")
     file.write_text(json.dumps({"mcpServers": {"files": {"url": "http://127.0.0.1:9/other"}}}))
-    await desk.crib.reload()
+    await desk.crib.projects.reload()
     assert (await desk.run("server:list"))["servers"][0]["trusted"] is False
 
 
@@ -525,7 +527,7 @@ async def storyteller(tmp_path: Path) -> AsyncIterator[tuple[Desk, Callable[...,
 
     write()
     async with Crib(paths=paths, root=root, environ=environ) as crib:
-        await crib.roster.add("reviewer", profile="read-only", workdir=root)
+        await crib.services.agents.add("reviewer", profile="read-only", workdir=root)
         desk = Desk(crib)
 
         async def lists(*definitions: bytes) -> None:
@@ -570,10 +572,10 @@ async def test_a_server_that_was_trusted_before_it_listed_anything_is_trusted_wi
     await lists()
     with pytest.raises(UsageError, match="lists no tools"):
         await desk.run("server:trust", name="files")
-    await desk.crib.trust.add_server(desk.crib.home.config.servers["files"], ())
+    await desk.crib.trust.add_server(desk.crib.projects.home.config.servers["files"], ())
     await lists(*FILES)
     changed = asyncio.Event()
-    desk.crib.home.subscribe(changed.set)
+    desk.crib.projects.home.subscribe(changed.set)
     while await desk.verdict("reviewer", "files:read") != "allow":
         await asyncio.wait_for(changed.wait(), 60)
         changed.clear()
@@ -583,7 +585,7 @@ async def test_a_server_that_was_trusted_before_it_listed_anything_is_trusted_wi
 
 
 async def test_of_two_lists_that_follow_each_other_only_the_first_is_covered(desk: Desk) -> None:
-    files, trust = desk.crib.home.config.servers["files"], desk.crib.trust
+    files, trust = desk.crib.projects.home.config.servers["files"], desk.crib.trust
     await trust.remove_server(files)
     await trust.add_server(files, ())
     await asyncio.gather(trust.cover_first(files, FILES), trust.cover_first(files, [*FILES, WIPE]))
@@ -592,7 +594,7 @@ async def test_of_two_lists_that_follow_each_other_only_the_first_is_covered(des
     await trust.add_server(files, ())
     await asyncio.gather(trust.cover_first(files, FILES), trust.remove_server(files))
     assert trust.trusted(files) is None
-    assert files.identity not in await desk.crib.store.read(trusted_servers)
+    assert files.identity not in await desk.crib.services.store.read(trusted_servers)
 
 
 RULES = [{"allow": "files:*", "when": {"path": {"under": "src"}}}, {"deny": "files:write"}]
@@ -630,7 +632,7 @@ async def test_a_profile_is_made_shown_changed_and_removed(desk: Desk) -> None:
 
 async def test_a_changed_profile_holds_for_its_agents_at_once(desk: Desk) -> None:
     await desk.run("profile:put", name="mine", rules=[{"allow": "files:*"}])
-    await desk.crib.roster.add("worker", profile="mine")
+    await desk.crib.services.agents.add("worker", profile="mine")
     assert await desk.verdict("worker", "files:write") == "allow"
     assert (await desk.run("profile:put", name="mine", rules=[]))["agents"] == ["worker"]
     assert await desk.verdict("worker", "files:write") == "deny"
@@ -638,7 +640,7 @@ async def test_a_changed_profile_holds_for_its_agents_at_once(desk: Desk) -> Non
 
 async def test_a_profile_in_use_is_not_removed(desk: Desk) -> None:
     await desk.run("profile:put", name="mine")
-    await desk.crib.roster.add("worker", profile="mine")
+    await desk.crib.services.agents.add("worker", profile="mine")
     with pytest.raises(UsageError, match="worker"):
         await desk.run("profile:remove", name="mine")
     assert (await desk.run("profile:show", name="mine"))["agents"] == ["worker"]
@@ -669,12 +671,12 @@ def test_what_changes_or_reveals_permissions_is_the_owners_alone() -> None:
 
 @pytest.mark.req("KSI-6")
 async def test_no_agent_sees_or_uses_the_commands_of_permissions(desk: Desk) -> None:
-    await desk.crib.roster.add("builder", profile="trusted")
+    await desk.crib.services.agents.add("builder", profile="trusted")
     await desk.run("permission:allow", agent="builder", tools="*")
-    permission = desk.crib.roster.find("builder").permission
+    permission = desk.crib.services.agents.find("builder").permission
     owners = [
         tool
-        for tool in desk.crib.home.catalog.of_server("crib")
+        for tool in desk.crib.projects.home.catalog.of_server("crib")
         if tool.name.startswith(("permission_", "profile_")) or tool.name in ("server_add", "server_remove")
     ]
     assert len(owners) == 9
@@ -686,13 +688,13 @@ async def test_an_agent_was_added_also_where_its_time_is_over_at_once(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await desk.run("agent:add", name="brief", expires="1h")
-    add = desk.crib.roster.add
+    add = desk.crib.services.agents.add
 
     async def add_and_let_time_pass(name: str, **more: Any) -> MintedAgent:
         minted = await add(name, **more)
         monkeypatch.setattr(Agent, "expired", lambda *_: True)
         return minted
 
-    monkeypatch.setattr(desk.crib.roster, "add", add_and_let_time_pass)
+    monkeypatch.setattr(desk.crib.services.agents, "add", add_and_let_time_pass)
     added = await desk.run("agent:add", name="kid", parent="brief")
     assert (added["agent"], added["parent"], added["limited_by"]) == ("kid", "brief", [])

@@ -46,11 +46,11 @@ async def other(crib: Crib, tmp_path: Path, text: str = "") -> Project:
         file = tmp_path / "other" / ".toolcrib" / "config.yml"
         file.write_text(text)
         await crib.trust.add_file(file, trust_digest(file))
-    return await crib.project(tmp_path / "other")
+    return await crib.projects.at(tmp_path / "other")
 
 
 def listed(crib: Crib, project: Project) -> list[str]:
-    return [tool["name"] for tool in json.loads(crib.listings(project).tools(project.catalog, OWNER.permission()))]
+    return [tool["name"] for tool in json.loads(project.listings.tools(project.catalog, OWNER.permission()))]
 
 
 @pytest.mark.parametrize(
@@ -72,34 +72,34 @@ async def test_a_mistake_in_the_users_file_takes_no_server_away_and_is_told_ever
     crib.bus.subscribe(told.append, ConfigProblem)
     second = await other(crib, tmp_path)
     running = dict(second.servers)
-    crib.paths.user_config.write_text(mistake)
-    await crib.reload()
-    third = await crib.project(tmp_path / "third")
+    crib.environment.paths.user_config.write_text(mistake)
+    await crib.projects.reload()
+    third = await crib.projects.at(tmp_path / "third")
     assert second.servers == running, "not even for a moment"
-    assert [set(one.servers) for one in (crib.home, third)] == [{"far"}, {"far"}]
-    for project in (crib.home, second, third):
+    assert [set(one.servers) for one in (crib.projects.home, third)] == [{"far"}, {"far"}]
+    for project in (crib.projects.home, second, third):
         texts = [str(problem) for problem in project.config.problems]
         assert any("stays in force" in text for text in texts), texts
         assert len(texts) > 1, "what the mistake is"
         assert [event.problem for event in told if isinstance(event, ConfigProblem)] == texts, "each once"
-    crib.paths.user_config.write_text("servers: {}\n")
-    await crib.reload()
+    crib.environment.paths.user_config.write_text("servers: {}\n")
+    await crib.projects.reload()
     assert [(project.servers, project.config.problems) for project in crib.projects] == [({}, ())] * 3
 
 
 async def test_a_users_file_that_was_removed_is_no_mistake(crib: Crib) -> None:
-    crib.paths.user_config.unlink()
-    await crib.reload()
-    assert (crib.home.servers, crib.home.config.problems) == ({}, ())
+    crib.environment.paths.user_config.unlink()
+    await crib.projects.reload()
+    assert (crib.projects.home.servers, crib.projects.home.config.problems) == ({}, ())
 
 
 async def test_each_project_has_its_own_style_of_names_and_clients_hear_of_another(crib: Crib, tmp_path: Path) -> None:
     second = await other(crib, tmp_path, "names: mcp\n")
-    assert listed(crib, crib.home) == ["far_read"]
+    assert listed(crib, crib.projects.home) == ["far_read"]
     assert listed(crib, second) == ["mcp_far_read"]
     version = second.catalog.version
     await other(crib, tmp_path, "names: plain\n")
-    await crib.reload()
+    await crib.projects.reload()
     assert listed(crib, second) == ["read"]
     assert second.catalog.version > version, "which is what clients are told of"
     assert second.config.settings.names is NameStyle.PLAIN
@@ -112,10 +112,10 @@ async def test_a_projects_file_may_set_what_holds_for_the_project_alone(crib: Cr
     told = [str(problem) for problem in second.config.problems]
     if key in USER_ONLY_SETTINGS:
         assert ["only your own file may set it" in text for text in told] == [True]
-        assert second.config.settings == crib.home.config.settings
+        assert second.config.settings == crib.projects.home.config.settings
     else:
         assert told == []
-        assert second.config.settings != crib.home.config.settings
+        assert second.config.settings != crib.projects.home.config.settings
 
 
 @pytest.mark.parametrize("limit", ["call_timeout: 7", "connect_timeout: 7", "max_message_mb: 7", "retry: {backoff: 7}"])
@@ -123,7 +123,7 @@ async def test_a_project_has_its_own_limits_for_a_server_that_others_have_too(
     crib: Crib, tmp_path: Path, limit: str
 ) -> None:
     second = await other(crib, tmp_path, f"servers: {{far: {{url: 'http://127.0.0.1:9/mcp', {limit}}}}}")
-    third = await crib.project(tmp_path / "third")
-    (mine,), (theirs,), (shared,) = (one.servers.values() for one in (second, crib.home, third))
+    third = await crib.projects.at(tmp_path / "third")
+    (mine,), (theirs,), (shared,) = (one.servers.values() for one in (second, crib.projects.home, third))
     assert mine.config.limits != theirs.config.limits
     assert shared is theirs

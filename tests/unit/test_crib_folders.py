@@ -50,36 +50,36 @@ async def crib(tmp_path: Path) -> AsyncIterator[Crib]:
 
 
 async def verdict(crib: Crib, agent: str, tool: str, path: Path | str) -> Verdict:
-    found = crib.roster.find(agent)
+    found = crib.services.agents.find(agent)
     assert found.workdir is not None
-    project = await crib.project(project_of(found.workdir))
+    project = await crib.projects.at(project_of(found.workdir))
     return found.permission.decide(project.find(tool), {"path": str(path)}).verdict
 
 
 async def test_a_tool_knows_the_folder_its_server_works_in(crib: Crib) -> None:
-    assert {tool.server: tool.folder for tool in crib.home.catalog.tools} == {
-        "files": str(crib.root),
+    assert {tool.server: tool.folder for tool in crib.projects.home.catalog.tools} == {
+        "files": str(crib.environment.root),
         "neutral": None,
-        "own": str(crib.root / "sub"),
+        "own": str(crib.environment.root / "sub"),
         "far": None,
     }
-    kid = await crib.project(crib.root / "kid")
-    assert kid.find("files:read").folder == str(crib.root / "kid")
+    kid = await crib.projects.at(crib.environment.root / "kid")
+    assert kid.find("files:read").folder == str(crib.environment.root / "kid")
 
 
 async def test_an_agent_in_a_folder_below_gets_no_file_above_it_by_a_relative_path(crib: Crib) -> None:
     allow = rule_from({"allow": "*", "when": {"path": {"under": "."}}}, where="t", origin=RuleOrigin.AGENT)
-    await crib.roster.add("w", profile="nothing", workdir=crib.root / "sub", rules=[allow])
-    for path in (crib.root / "a", "a", "./a", "sub/../a"):
+    await crib.services.agents.add("w", profile="nothing", workdir=crib.environment.root / "sub", rules=[allow])
+    for path in (crib.environment.root / "a", "a", "./a", "sub/../a"):
         assert await verdict(crib, "w", "files:read", path) is Verdict.DENY
-    for tool, path in (("files:read", "sub/a"), ("own:read", "a"), ("far:read", crib.root / "sub/a")):
+    for tool, path in (("files:read", "sub/a"), ("own:read", "a"), ("far:read", crib.environment.root / "sub/a")):
         assert await verdict(crib, "w", tool, path) is Verdict.ALLOW
     assert await verdict(crib, "w", "far:read", "a") is Verdict.DENY
 
 
 async def test_a_denied_folder_is_denied_by_a_relative_path(crib: Crib) -> None:
-    deny = rule_from({"deny": "*", "when": {"path": {"under": str(crib.root / "keys")}}}, where="t")
-    await crib.roster.add("d", profile="developer", workdir=crib.root / "sub", rules=[deny])
+    deny = rule_from({"deny": "*", "when": {"path": {"under": str(crib.environment.root / "keys")}}}, where="t")
+    await crib.services.agents.add("d", profile="developer", workdir=crib.environment.root / "sub", rules=[deny])
     for tool, path in (
         ("files:read", "keys/k"),
         ("own:read", "../keys/k"),
@@ -95,11 +95,11 @@ async def test_a_denied_folder_is_denied_by_a_relative_path(crib: Crib) -> None:
 @pytest.mark.req("KSI-3")
 async def test_a_child_in_another_project_is_no_wider_than_its_parent_by_a_relative_path(crib: Crib) -> None:
     allow = rule_from({"allow": "files:*", "when": {"path": {"under": "src"}}}, where="t", origin=RuleOrigin.AGENT)
-    await crib.roster.add("lead", profile="nothing", workdir=crib.root, rules=[allow])
-    await crib.roster.add("kid", profile="developer", workdir=crib.root / "kid", parent="lead")
-    for path in (crib.root / "kid/src/x", "src/x"):
+    await crib.services.agents.add("lead", profile="nothing", workdir=crib.environment.root, rules=[allow])
+    await crib.services.agents.add("kid", profile="developer", workdir=crib.environment.root / "kid", parent="lead")
+    for path in (crib.environment.root / "kid/src/x", "src/x"):
         assert await verdict(crib, "kid", "files:read", path) is Verdict.DENY
-    for path in (crib.root / "src/x", "../src/x"):
+    for path in (crib.environment.root / "src/x", "../src/x"):
         assert await verdict(crib, "kid", "files:read", path) is Verdict.ALLOW
 
 

@@ -21,8 +21,10 @@ from toolcrib.config import from_code
 from toolcrib.core import content
 from toolcrib.core.connection import Connection
 from toolcrib.core.crib import Crib
+from toolcrib.core.projects import Projects
 from toolcrib.core.provider import PUBLIC_EVENTS, ToolProvider
 from toolcrib.core.results import Result
+from toolcrib.core.server_registry import ServerRegistry
 from toolcrib.core.toolbox import Tools
 from toolcrib.run_events import AgentEvent, ToolStatus
 from toolcrib.servers.model import ServerState, ServerStatus
@@ -138,9 +140,10 @@ def test_what_counters_cribs_tools_and_results_can_do_is_so() -> None:
     own = [
         name
         for cell, _ in rows(section("A crib of your configuration"), "of a `Crib`")
-        for name in re.findall(r"`(?:await |Crib\.)?(\w+)", cell)
+        for name in re.findall(r"`(?:await )?([\w.]+)", cell)
     ]
-    assert [name for name in own if not hasattr(Crib, name)] == []
+    of_crib = {"Crib": Crib, "servers": ServerRegistry, "projects": Projects}
+    assert [name for name in own if not hasattr(of_crib[name.partition(".")[0]], name.partition(".")[2])] == []
     wanted = inspect.signature(Connection).parameters
     told = {name for cell, _ in rows(section("The tools of a running daemon"), "argument") for name in words(cell)}
     assert told == set(wanted) - {"paths", "environ"}

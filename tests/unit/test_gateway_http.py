@@ -37,7 +37,7 @@ class TestWhereARequestWorks:
         token = await house.agent("a")
         for one in (OWNERS_TOKEN, token):
             answer = await house.modern("tools/call", one, name="slow_where", arguments={})
-            assert where(answer) == house.crib.root
+            assert where(answer) == house.crib.environment.root
 
     @pytest.mark.parametrize("mark", [".git/HEAD", ".toolcrib/config.yml", ".toolcrib/workspace.yml"])
     async def test_an_agent_works_in_the_project_of_its_folder(self, house: House, tmp_path: Path, mark: str) -> None:
@@ -99,7 +99,7 @@ class TestWhereARequestWorks:
         async with asyncio.timeout(LIMIT):
             await house.slow.called.wait()
         project = next(project for project in house.crib.projects if project.root == folder)
-        farewell = asyncio.create_task(house.crib._projects.farewell(project))
+        farewell = asyncio.create_task(house.crib.projects.farewell(project))
         await farewell
         assert held()
         house.slow.go_on.set()
@@ -123,7 +123,7 @@ class TestLabels:
         own = await house.initialize(token)
         await house.legacy(own, "tools/list", token)
         await house.initialize(token, "plan")
-        found = {one.conversation: one for one in house.crib.sessions if one.agent == "a"}
+        found = {one.conversation: one for one in house.crib.services.sessions if one.agent == "a"}
         assert found.keys() == {"default", "plan", own}
         assert {name: one.listings for name, one in found.items()} == {"default": 1, "plan": 1, own: 1}
 
@@ -132,20 +132,20 @@ class TestLabels:
         session = await house.initialize(token)
         headers = {"mcp-session-id": session, "x-toolcrib-conversation": "plan"}
         assert (await house.ask(legacy_body("tools/list"), token, headers)).status == 200
-        plan = house.crib.sessions.find("a", "plan")
+        plan = house.crib.services.sessions.find("a", "plan")
         assert plan is not None
         assert plan.listings == 1
 
     @pytest.mark.parametrize("label", ["x", "plan 9 (draft)", "é", "Überblick — 計画", "x" * 128])
     async def test_a_printable_label_names_the_conversation_as_it_is(self, house: House, label: str) -> None:
         assert (await house.modern("tools/list", OWNERS_TOKEN, label)).status == 200
-        assert house.crib.sessions.find("owner", label) is not None
+        assert house.crib.services.sessions.find("owner", label) is not None
 
     @pytest.mark.parametrize("label", ["x" * 129, "a\x00b", "a\x7fb", "a\tb", "\u200b", "\u202e", "\u2028"])
     async def test_a_label_that_cannot_be_shown_is_refused(self, house: House, label: str) -> None:
         answer = await house.modern("tools/list", OWNERS_TOKEN, label)
         assert (answer.status, answer.json["error"]["message"]) == (400, ANSWERS[ErrorCase.CONVERSATION].text)
-        assert [one.conversation for one in house.crib.sessions] == []
+        assert [one.conversation for one in house.crib.services.sessions] == []
 
     async def test_bytes_that_are_no_text_are_no_label(self, house: House) -> None:
         exchange, task = house.begin(modern_body("tools/list"), OWNERS_TOKEN, modern_headers("tools/list"))
@@ -158,7 +158,7 @@ class TestLabels:
     async def test_empty_labels_say_nothing(self, house: House) -> None:
         headers = {**modern_headers("tools/list", ""), "x-toolcrib-agent": ""}
         assert (await house.ask(modern_body("tools/list"), OWNERS_TOKEN, headers)).status == 200
-        assert house.crib.sessions.find("owner", "default") is not None
+        assert house.crib.services.sessions.find("owner", "default") is not None
 
     async def test_the_agents_own_name_is_no_contradiction(self, house: House) -> None:
         token = await house.agent("a")
@@ -220,14 +220,14 @@ class TestTheMomentOfUse:
             (legacy_body("initialize", protocolVersion="2025-11-25"), house.begin(None, token, late=True)),
         ]
         await asyncio.sleep(0)
-        await getattr(house.crib.roster, change)("a")
+        await getattr(house.crib.services.agents, change)("a")
         for body, (exchange, task) in waiting:
             exchange.body.set_result(json.dumps(body).encode())
             async with asyncio.timeout(LIMIT):
                 await task
             assert exchange.status in (401, 404), exchange.text
             assert "mcp-session-id" not in exchange.headers
-        assert [one.agent for one in house.crib.sessions if one.conversation != session] == []
+        assert [one.agent for one in house.crib.services.sessions if one.conversation != session] == []
 
     @pytest.mark.req("KSI-5")
     async def test_a_listing_that_waited_shows_what_is_permitted_now(
@@ -240,11 +240,11 @@ class TestTheMomentOfUse:
             waiting.set()
             await go_on.wait()
 
-        monkeypatch.setattr(house.crib.home, "introduced", introduced)
+        monkeypatch.setattr(house.crib.projects.home, "introduced", introduced)
         exchange, task = house.begin(modern_body("tools/list"), token, modern_headers("tools/list"))
         async with asyncio.timeout(LIMIT):
             await waiting.wait()
-            await house.crib.roster.add_rule("a", rule_from({"deny": "slow:wait"}, where="test"))
+            await house.crib.services.agents.add_rule("a", rule_from({"deny": "slow:wait"}, where="test"))
             go_on.set()
             await task
         assert [tool["name"] for tool in exchange.json["result"]["tools"]] == ["slow_where"]
@@ -253,7 +253,7 @@ class TestTheMomentOfUse:
         token = await house.agent("a")
         id = await house.initialize(token)
         await house.modern("tools/list", token, "plan")
-        store = await Store.open(house.crib.paths.database)
+        store = await Store.open(house.crib.environment.paths.database)
         stored = {(row.agent, row.conversation) for row in await store.read(rows.all_sessions)}
         ids = {row.id for row in await store.read(rows.all_legacy_sessions)}
         await store.close()
@@ -263,11 +263,11 @@ class TestTheMomentOfUse:
     async def test_the_session_records_what_it_was_shown(self, house: House) -> None:
         token = await house.agent("a")
         await house.modern("tools/list", token)
-        session = house.crib.sessions.find("a", "default")
+        session = house.crib.services.sessions.find("a", "default")
         assert session is not None
         first = session.permission_version
-        assert session.catalog_version == house.crib.home.catalog.version
-        await house.crib.roster.add_rule("a", rule_from({"deny": "slow:wait"}, where="test"))
+        assert session.catalog_version == house.crib.projects.home.catalog.version
+        await house.crib.services.agents.add_rule("a", rule_from({"deny": "slow:wait"}, where="test"))
         await house.modern("tools/call", token, name="slow_wait", arguments={})
         assert session.permission_version > first
         assert (session.listings, session.calls, session.denied, session.mode) == (1, 1, 1, "full")
@@ -287,10 +287,10 @@ class TestWhatIsOpen:
         streams = {name: self.streams(house, await house.initialize(token), token) for name, token in tokens.items()}
         for exchange, _ in (one for two in streams.values() for one in two):
             await exchange.begun()
-        await house.crib.roster.add_rule("a", rule_from({"deny": "slow:wait"}, where="test"))
+        await house.crib.services.agents.add_rule("a", rule_from({"deny": "slow:wait"}, where="test"))
         for exchange, _ in streams["a"]:
             await exchange.until(b"notifications/tools/list_changed")
-        await house.crib.roster.remove("b")
+        await house.crib.services.agents.remove("b")
         for exchange, task in streams["b"]:
             async with asyncio.timeout(LIMIT):
                 await task
@@ -308,14 +308,14 @@ class TestWhatIsOpen:
             await exchange.begun()
         async with asyncio.timeout(LIMIT):
             await house.slow.called.wait()
-            await getattr(house.crib.roster, change)("a")
+            await getattr(house.crib.services.agents, change)("a")
             await asyncio.gather(calling, *(task for _, task in streams))
         assert call.json["result"]["isError"] is True
         assert "may not use slow:wait" in call.json["result"]["content"][0]["text"]
         assert b'"result"' in streams[1][0].text
         assert house.gateway._streams == {}
         assert len(house.gateway._legacy) == 0
-        kept = [one for one in house.crib.sessions if one.agent == "a"]
+        kept = [one for one in house.crib.services.sessions if one.agent == "a"]
         assert bool(kept) is (change == "rotate")
         assert all(one.under_way is None for one in kept)
         assert (await house.legacy(session, "tools/list", token)).status == 401
@@ -331,9 +331,9 @@ class TestWhatIsOpen:
             await exchange.begun()
         async with asyncio.timeout(LIMIT):
             await house.slow.called.wait()
-            session = house.crib.sessions.find("a", ids[0])
+            session = house.crib.services.sessions.find("a", ids[0])
             assert session is not None
-            await house.crib.sessions.end(session)
+            await house.crib.services.sessions.end(session)
             await calling
             await open_now[0][1]
         assert (call.status, call.json["error"]["message"]) == (200, ANSWERS[ErrorCase.ENDED].text)
@@ -358,10 +358,10 @@ class TestWhatIsOpen:
             await task
         assert len(house.gateway._legacy) == 0
         assert house.gateway._streams == {}
-        held = house.crib.sessions.legacy(session, "owner")
+        held = house.crib.services.sessions.legacy(session, "owner")
         assert held is not None
         assert held.under_way is None
-        assert house.crib.home.users == 0
+        assert house.crib.projects.home.users == 0
 
     async def test_a_client_that_deletes_its_session_ends_what_it_had_open(self, house: House) -> None:
         session = await house.initialize(OWNERS_TOKEN)
@@ -376,7 +376,7 @@ class TestWhatIsOpen:
         assert answer.status == 200
         assert call.json["error"]["message"] == ANSWERS[ErrorCase.TAKEN_BACK].text
         assert (await house.legacy(session, "ping", OWNERS_TOKEN)).status == 404
-        assert len(house.crib.sessions) == 0
+        assert len(house.crib.services.sessions) == 0
 
     @pytest.mark.req("KSI-7")
     async def test_a_stopping_endpoint_says_so_and_hangs_up(self, house: House) -> None:

@@ -45,7 +45,7 @@ async def lent(house: House, desk: JobQueue, row: JobRow) -> AsyncIterator[dict[
     host = SimpleNamespace(jobs=desk, leases=house.leases, describe=lambda: described)
     context = CommandContext(
         crib=desk.crib,
-        request=RequestContext(OWNER, await desk.crib.project(project_of(Path(row.workdir)))),
+        request=RequestContext(OWNER, await desk.crib.projects.at(project_of(Path(row.workdir)))),
         host=cast("CommandHost", host),
         via=Via.SOCKET,
         emit=told.put,
@@ -150,7 +150,10 @@ async def test_what_the_folder_does_not_offer_no_program_does_by_its_own_hands(
         await agent(desk, "child", parent="lead", profile="trusted")
         crib = desk.crib
         held = await settings_in(crib, house.root)
-        assert own_tools_of(crib, crib.home, crib.roster.find("child"), held, job_with="claude").tools is expected
+        assert (
+            own_tools_of(crib, crib.projects.home, crib.services.agents.find("child"), held, job_with="claude").tools
+            is expected
+        )
 
 
 @pytest.mark.parametrize("workdir", [True, False])
@@ -167,7 +170,7 @@ async def test_a_folder_that_became_a_link_while_the_job_waited_is_refused(house
         with pytest.raises(Denied, match="is a link now"):
             async with lent(house, desk, row):
                 pass
-        assert [one.name for one in desk.crib.roster.agents] == ["a"]
+        assert [one.name for one in desk.crib.services.agents.agents] == ["a"]
 
 
 async def test_only_a_job_that_runs_is_lent_an_agent(house: House) -> None:
@@ -245,7 +248,7 @@ async def test_the_keys_of_jobs_are_known_as_secrets_and_withheld_from_programs(
     house.config = {"servers": {}}
     async with house.open(api_keys={"openai": "${SMALL_SECRET}", "google": "literal-key-0123"}) as desk:
         assert desk.crib is not None
-        assert desk.crib.mask.known(f"{SECRET}, literal-key-0123") == "****, ****"
+        assert desk.crib.environment.mask.known(f"{SECRET}, literal-key-0123") == "****, ****"
         row = await desk.submit(OWNER, house.root, order())
         await house.begun("do it")
         async with lent(house, desk, row) as lease:

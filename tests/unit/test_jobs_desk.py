@@ -55,7 +55,7 @@ async def test_a_job_runs_for_its_submitter_and_its_result_is_kept(house: House)
         assert (found.steps, found.events, json.loads(found.usage)) == (1, 2, {"input_tokens": 7})
         assert desk.counts == {"running": 0, "waiting": 0}
         assert desk.crib is not None
-        entries = await desk.crib.book.query(limit=20)
+        entries = await desk.crib.services.audit.query(limit=20)
         assert sorted((one["outcome"], one["agent"]) for one in entries if "job" in one["outcome"]) == [
             ("job done", "heartbeat"),
             ("job submitted", "heartbeat"),
@@ -119,7 +119,7 @@ async def test_a_later_agent_of_the_same_name_does_not_see_what_an_earlier_one_d
         (await house.begun("do it")).done("private")
         await over(desk, row.id)
         assert desk.crib is not None
-        await desk.crib.roster.remove("heartbeat")
+        await desk.crib.services.agents.remove("heartbeat")
         after = await agent(desk, "heartbeat")
         assert (await desk.latest(after, status=None, most=9))[1] == 0
         with pytest.raises(NotFound):
@@ -146,7 +146,7 @@ async def test_the_jobs_of_an_agent_end_with_it(house: House) -> None:
         waiting = await desk.submit(caller, house.root, order("waiting"))
         worker = await house.begun("running")
         assert desk.crib is not None
-        await desk.crib.roster.remove("heartbeat")
+        await desk.crib.services.agents.remove("heartbeat")
         for job in (running.id, waiting.id):
             row = await over(desk, job)
             assert (row.status, row.error) == (JobStatus.CANCELLED, "Its submitter heartbeat is no more.")
@@ -282,7 +282,7 @@ async def test_where_a_key_goes_is_the_configuration_s_word(house: House) -> Non
 async def test_nothing_is_acknowledged_that_could_not_be_written(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     async with house.open() as desk:
         assert desk.crib is not None
-        store = desk.crib.store
+        store = desk.crib.services.store
 
         async def refuse(*_: Any, **__: Any) -> None:
             raise StoreError("The disk is full.", remedy="Make room.")
@@ -324,5 +324,5 @@ async def test_what_a_childs_program_may_do_by_its_own_hands_is_no_more_than_its
         await agent(desk, "lead", profile=above, rules=held)
         await agent(desk, "child", parent="lead", profile="developer")
         crib = desk.crib
-        limit = own_tools_of(crib, crib.home, crib.roster.find("child"), DEFAULTS)
+        limit = own_tools_of(crib, crib.projects.home, crib.services.agents.find("child"), DEFAULTS)
         assert (limit.tools, limit.shell) == (expected, shell)

@@ -46,12 +46,14 @@ async def grow_old(desk: JobQueue, days: int) -> None:
     """What is over has been so for this long."""
     assert desk.crib is not None
     ended_at = time.time() - days * 86_400
-    await desk.crib.store.write(lambda connection: connection.execute(table.update().values(ended_at=ended_at)))
+    await desk.crib.services.store.write(
+        lambda connection: connection.execute(table.update().values(ended_at=ended_at))
+    )
 
 
 async def noted(desk: JobQueue, outcome: str) -> list[dict[str, Any]]:
     assert desk.crib is not None
-    return [one for one in await desk.crib.book.query(limit=50) if one["outcome"] == outcome]
+    return [one for one in await desk.crib.services.audit.query(limit=50) if one["outcome"] == outcome]
 
 
 async def test_while_the_settings_cannot_be_read_nothing_begins_and_nothing_is_let_go(house: House) -> None:
@@ -106,7 +108,9 @@ async def test_what_does_not_wait_any_more_is_not_begun(house: House) -> None:
         second = await desk.submit(OWNER, house.root, order("second"))
         third = await desk.submit(OWNER, house.root, order("third"))
         worker = await house.begun("first")
-        await desk.crib.store.write(jobs.end, second.id, JobStatus.CANCELLED, time.time(), {"error": "elsewhere"})
+        await desk.crib.services.store.write(
+            jobs.end, second.id, JobStatus.CANCELLED, time.time(), {"error": "elsewhere"}
+        )
         worker.done()
         (await house.begun("third")).done()
         await over(desk, third.id)
@@ -231,7 +235,7 @@ async def test_what_its_submitter_may_no_longer_ask_for_does_not_begin(house: Ho
         worker = await house.begun("first")
         if change == "rule":
             deny = Rule(effect=RuleEffect.DENY, tools="crib:job_submit", origin=RuleOrigin.AGENT)
-            await desk.crib.roster.add_rule("a", deny)
+            await desk.crib.services.agents.add_rule("a", deny)
         else:
             await resettle(desk, model="openai:other")
         worker.done()
@@ -251,7 +255,9 @@ async def test_what_was_interrupted_stands_in_the_book(house: House) -> None:
         (await house.begun("do it")).done()
         await over(desk, row.id)
         # As a daemon leaves it that was killed.
-        await desk.crib.store.write(lambda connection: connection.exec_driver_sql("update jobs set status = 'running'"))
+        await desk.crib.services.store.write(
+            lambda connection: connection.exec_driver_sql("update jobs set status = 'running'")
+        )
     async with house.open() as desk:
         assert (await desk.result(OWNER, row.id, wait=0)).status is JobStatus.INTERRUPTED
         [entry] = await noted(desk, "job interrupted")

@@ -145,7 +145,7 @@ async def test_a_kit_has_the_tools_of_every_server_that_is_connected_whatever_ca
         await kit.__aexit__(None, None, None)
 
 
-def projects_with(tmp_path: Path, servers: Any) -> Projects:
+def projects_with(tmp_path: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> Projects:
     async def nothing(*_: object) -> None:
         return None
 
@@ -154,22 +154,23 @@ def projects_with(tmp_path: Path, servers: Any) -> Projects:
 
     crib = SimpleNamespace(
         bus=Bus(),
-        root=tmp_path,
-        mask=Masker(),
-        paths=SimpleNamespace(server_log=lambda name, root: None),
-        read_config=read_config,
+        environment=SimpleNamespace(
+            root=tmp_path, mask=Masker(), paths=SimpleNamespace(server_log=lambda name, root: None)
+        ),
         trust=SimpleNamespace(trusted=lambda config: None, cover_first=nothing),
-        last_known=SimpleNamespace(of=nothing, keep=nothing, forget=nothing),
+        services=SimpleNamespace(last_known=SimpleNamespace(of=nothing, keep=nothing, forget=nothing)),
     )
-    return Projects(cast(Crib, crib), builtins={}, only=None)
+    projects = Projects(cast(Crib, crib), builtins={})
+    monkeypatch.setattr(projects, "read_config", read_config)
+    return projects
 
 
 async def test_a_project_has_the_tools_of_every_server_that_was_there_whatever_came_first(
-    far: Callable[[], dict[str, Far]], tmp_path: Path
+    far: Callable[[], dict[str, Far]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for order in every_order():
         servers = far()
-        projects = projects_with(tmp_path, configs())
+        projects = projects_with(tmp_path, configs(), monkeypatch)
         project = await projects.at(tmp_path)
         told: list[list[str]] = []
         project.subscribe(lambda project=project, told=told: told.append(names(project)))  # type: ignore[misc]
@@ -185,12 +186,12 @@ async def test_a_project_has_the_tools_of_every_server_that_was_there_whatever_c
 
 
 async def test_a_project_that_connects_to_what_another_started_meanwhile_has_its_tools(
-    far: Callable[[], dict[str, Far]], tmp_path: Path
+    far: Callable[[], dict[str, Far]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = far()["a"]
-    projects = projects_with(tmp_path, configs_of([HttpServer("a", url="http://127.0.0.1:9/")]))
+    projects = projects_with(tmp_path, configs_of([HttpServer("a", url="http://127.0.0.1:9/")]), monkeypatch)
     home = await projects.at(tmp_path)
-    registering = ServerRegistry(projects, lambda: home)
+    registering = ServerRegistry(projects)
     server.do("come")
     await rest()
     assert names(home) == ["a1"]
@@ -207,12 +208,12 @@ async def test_a_project_that_connects_to_what_another_started_meanwhile_has_its
 
 @pytest.mark.req("KSI-5")
 async def test_no_word_on_why_a_server_is_away_holds_its_secret_in_any_form(
-    far: Callable[[], dict[str, Far]], tmp_path: Path
+    far: Callable[[], dict[str, Far]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, secret = far()["a"], 'p@ss/w"ord+1'
     forms = (secret, base64.b64encode(secret.encode()).decode(), quote(secret, safe=""), json.dumps(secret)[1:-1])
     given = HttpServer("a", url="http://127.0.0.1:9/", headers={"Authorization": f"Bearer {secret}"})
-    projects = projects_with(tmp_path, configs_of([given]))
+    projects = projects_with(tmp_path, configs_of([given]), monkeypatch)
     seen = (await projects.at(tmp_path)).servers["a"]
     server.refusal = f"Not with {' '.join(forms)}."
     server.do("fail")

@@ -34,14 +34,14 @@ def _described(context: CommandContext, agent: Agent, used_at: float | None) -> 
         "created_at": agent.created_at,
         "expires_at": agent.expires_at,
         "used_at": used_at,
-        "token_file": str(context.crib.roster.folder.token_file(agent.name)),
+        "token_file": str(context.services.agents.folder.token_file(agent.name)),
         "fault": agent.fault,
     }
 
 
 def _bounds(context: CommandContext, agent: Agent) -> dict[str, Any]:
     """What else one must know to tell what it may do: who stands above it, and which rules cannot be judged."""
-    roster, above = context.crib.roster, []
+    roster, above = context.services.agents, []
     parent = agent.parent
     # The time of one above may be over by now; that of the agent is, too, but it was added.
     while parent is not None and roster.knows(parent):
@@ -53,7 +53,7 @@ def _bounds(context: CommandContext, agent: Agent) -> dict[str, Any]:
 
 def _last_uses(context: CommandContext) -> dict[str, float]:
     found: dict[str, float] = {}
-    for session in context.crib.sessions:
+    for session in context.services.sessions:
         found[session.agent] = max(session.used_at, found.get(session.agent, 0.0))
     return found
 
@@ -62,7 +62,7 @@ def _last_uses(context: CommandContext) -> dict[str, float]:
 async def list_agents(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """List the agents: profile, folder, parent, end, last use."""
     uses = _last_uses(context)
-    return {"agents": [_described(context, agent, uses.get(agent.name)) for agent in context.crib.roster.agents]}
+    return {"agents": [_described(context, agent, uses.get(agent.name)) for agent in context.services.agents.agents]}
 
 
 class AgentName(Parameters):
@@ -72,7 +72,7 @@ class AgentName(Parameters):
 @registry.command("agent:show", parameters=AgentName, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE)
 async def show(context: CommandContext, params: AgentName) -> dict[str, Any]:
     """Show an agent with its own rules and its children."""
-    roster = context.crib.roster
+    roster = context.services.agents
     agent = roster.find(params.name)
     rules = () if agent.fault else roster.rules(agent.name)
     return {
@@ -94,7 +94,7 @@ class AddAgent(Parameters):
 @registry.command("agent:add", parameters=AddAgent, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
 async def add(context: CommandContext, params: AddAgent) -> dict[str, Any]:
     """Add an agent; its token is told once, and is in a file that only the owner can read."""
-    minted = await context.crib.roster.add(
+    minted = await context.services.agents.add(
         params.name,
         profile=params.profile,
         workdir=None if params.workdir is None else Path(params.workdir),
@@ -104,7 +104,7 @@ async def add(context: CommandContext, params: AddAgent) -> dict[str, Any]:
     return {
         **_with_token(context, minted),
         **_bounds(context, minted.agent),
-        "not_trusted": _untrusted_servers(context, context.crib.roster.profile(params.profile)),
+        "not_trusted": _untrusted_servers(context, context.services.agents.profile(params.profile)),
     }
 
 
@@ -133,13 +133,13 @@ def _untrusted_servers(context: CommandContext, profile: Profile) -> list[str]:
 @registry.command("agent:rotate", parameters=AgentName, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
 async def rotate(context: CommandContext, params: AgentName) -> dict[str, Any]:
     """Give an agent a new token, which is told once; the old one is void at once."""
-    return _with_token(context, await context.crib.roster.rotate(params.name))
+    return _with_token(context, await context.services.agents.rotate(params.name))
 
 
 @registry.command("agent:remove", parameters=AgentName, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
 async def remove(context: CommandContext, params: AgentName) -> dict[str, Any]:
     """End an agent and its children: their tokens are void at once, their folders go."""
-    name, *children = await context.crib.roster.remove(params.name)
+    name, *children = await context.services.agents.remove(params.name)
     return {"agent": name, "children": children}
 
 
@@ -150,7 +150,7 @@ class AgentToken(Parameters):
 @registry.command("agent:servers", parameters=AgentToken, effect=CommandEffect.READS, reach=Availability.SOCKET)
 async def servers(context: CommandContext, params: AgentToken) -> dict[str, Any]:
     """Tell a program how the servers do that its agent may use, and tell it again when that changes."""
-    roster = context.crib.roster
+    roster = context.services.agents
     agent = roster.authenticate(params.token)
     if agent is None:
         raise Denied("This token is nobody's.", remedy="`toolcrib agent list` shows the agents.")
@@ -159,7 +159,7 @@ async def servers(context: CommandContext, params: AgentToken) -> dict[str, Any]
     root = context.project.root if agent.workdir is None else project_of(agent.workdir)
     told: list[dict[str, Any]] | None = None
     try:
-        async with context.crib.working_in(root) as project:
+        async with context.crib.projects.working_in(root) as project:
             while True:
                 changed.clear()
                 seen = _visible_servers(project, roster.find(agent.name).permission)
@@ -211,7 +211,7 @@ class ListSessions(Parameters):
 @registry.command("session:list", parameters=ListSessions, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE)
 async def list_sessions(context: CommandContext, params: ListSessions) -> dict[str, Any]:
     """List the sessions of all agents, or of one, with what was done in each."""
-    found = [one for one in context.crib.sessions if params.agent in (None, one.agent)]
+    found = [one for one in context.services.sessions if params.agent in (None, one.agent)]
     found.sort(key=lambda one: one.used_at, reverse=True)
     return {"sessions": [describe_session(one) for one in found]}
 
@@ -224,7 +224,7 @@ class EndSessions(Parameters):
 @registry.command("session:end", parameters=EndSessions, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
 async def end_sessions(context: CommandContext, params: EndSessions) -> dict[str, Any]:
     """End one session, or all of an agent: what is under way in it stops, its legacy clients begin again."""
-    sessions = context.crib.sessions
+    sessions = context.services.sessions
     if (params.id is None) == (params.agent is None):
         raise UsageError("Say which sessions end.", remedy="Give either an id or an agent.")
     if params.id is not None:

@@ -20,7 +20,7 @@ LONGEST_WAIT = 60.0
 
 
 def _described(context: CommandContext, approval: Approval, *, whole: bool = False) -> dict[str, Any]:
-    shown = context.crib.approvals.shown
+    shown = context.services.approvals.shown
     return {
         **dataclasses.asdict(approval),
         "arguments": shown(approval.arguments, whole=whole),
@@ -40,7 +40,7 @@ class ListApprovals(Parameters):
 )
 async def list_approvals(context: CommandContext, params: ListApprovals) -> dict[str, Any]:
     """List the calls that wait for an answer: who calls what, with which arguments, and which rule asks."""
-    approvals = context.crib.approvals
+    approvals = context.services.approvals
     if params.id is not None:
         found: tuple[Approval, ...] = (approvals.find(params.id),)
     else:
@@ -62,7 +62,7 @@ class AnswerApproval(Parameters):
 )
 async def answer(context: CommandContext, params: AnswerApproval) -> dict[str, Any]:
     """Approve or refuse a call that waits; `always` makes a rule of it."""
-    approvals = context.crib.approvals
+    approvals = context.services.approvals
     approval = approvals.find(params.id)
     waited = [one.id for one in approvals.waiting()]
     rule: Rule | None = None
@@ -70,12 +70,12 @@ async def answer(context: CommandContext, params: AnswerApproval) -> dict[str, A
         rule = _allowed(context, approval) if params.approved else _denied(approval)
     if params.approved and rule is not None:
         # First the rule: if it cannot be had, the call still waits for another answer.
-        await context.crib.roster.add_rule(approval.agent, rule)
+        await context.services.agents.add_rule(approval.agent, rule)
     # The rule may have been an answer already, to this call and to others that it covers.
     with contextlib.suppress(NotFound):
         approvals.answer(approval.id, approved=params.approved)
     if not params.approved and rule is not None:
-        await context.crib.roster.add_rule(approval.agent, rule)
+        await context.services.agents.add_rule(approval.agent, rule)
     left = {one.id for one in approvals.waiting()}
     return {
         "approval": _described(context, approval),
@@ -92,7 +92,7 @@ def _denied(approval: Approval) -> Rule:
 
 def _allowed(context: CommandContext, approval: Approval) -> Rule:
     """What makes the asking unnecessary and gives no more than was asked for: this tool, on the asking rule's terms."""
-    agent = context.crib.roster.find(approval.agent)
+    agent = context.services.agents.find(approval.agent)
     remedy = f"`toolcrib approve {approval.id}` approves this one call."
     asking = [rule for rule in agent.permission.rules if rule.text == approval.rule and rule.effect is RuleEffect.ASK]
     if not asking:

@@ -63,7 +63,7 @@ class AuditParameters(Parameters):
 )
 async def query(context: CommandContext, params: AuditParameters) -> dict[str, Any]:
     """Show the newest entries of the book that fit, the newest last: calls, denials, changes of permissions."""
-    entries = await context.crib.book.query(**params.filters(), limit=params.limit)
+    entries = await context.services.audit.query(**params.filters(), limit=params.limit)
     # What came later than `until` is not looked at: it may hold the outcome.
     return {"entries": entries, "cut_off": interrupted_calls(entries) if params.until is None else []}
 
@@ -71,7 +71,7 @@ async def query(context: CommandContext, params: AuditParameters) -> dict[str, A
 @registry.command("audit:follow", parameters=AuditParameters, effect=CommandEffect.REVEALS, reach=Availability.SOCKET)
 async def follow(context: CommandContext, params: AuditParameters) -> dict[str, Any]:
     """Show the newest entries of the book that fit, then those that come."""
-    book = context.crib.book
+    book = context.services.audit
     filters = params.filters()
     seen = await book.newest()
     entries = await book.query(**filters, limit=params.limit)
@@ -104,7 +104,7 @@ async def verify(context: CommandContext, params: VerifyParameters) -> dict[str,
             told_at = time.monotonic()
             await context.emit({"checked": checked, "of": total})
 
-    return dataclasses.asdict(await context.crib.book.verify(params.expect, progress))
+    return dataclasses.asdict(await context.services.audit.verify(params.expect, progress))
 
 
 def checked_outcome(outcome: str | None) -> str | None:

@@ -59,7 +59,7 @@ class CommandServer:
 
     def tools_in(self, project: Project) -> tuple[bytes, ...]:
         """Jobs cost money and tokens: they are listed where the person wants them."""
-        wanted = self.crib is not None and self.crib.home.config.settings.jobs.for_agents
+        wanted = self.crib is not None and self.crib.projects.home.config.settings.jobs.for_agents
         return self.tools if wanted else self._without_jobs
 
     def absence(self, project: Project) -> str:

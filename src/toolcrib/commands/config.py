@@ -21,9 +21,9 @@ from toolcrib.workspace.settings.load import load_settings
 async def check(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Read the configuration anew and report everything that is wrong with it."""
     crib, root = context.crib, context.project.root
-    config = await crib.read_config(root)
+    config = await crib.projects.read_config(root)
     trusted = await crib.trust.files()
-    workspace = load_settings(root, environ=crib.environ, is_trusted=lambda _, digest: digest in trusted)
+    workspace = load_settings(root, environ=crib.environment.variables, is_trusted=lambda _, digest: digest in trusted)
     problems = sorted_problems((*config.problems, *workspace.problems))
     waiting = [*config.waiting, *filter(None, [workspace.waiting])]
     return {
@@ -38,7 +38,7 @@ async def check(context: CommandContext, _: Parameters) -> dict[str, Any]:
 @registry.command("config:show", effect=CommandEffect.READS, reach=Availability.SOCKET)
 async def show(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Show the configuration in force, secrets masked."""
-    return {"config": mask(await context.crib.read_config(context.project.root))}
+    return {"config": mask(await context.crib.projects.read_config(context.project.root))}
 
 
 class UntrustFile(Parameters):
@@ -60,7 +60,7 @@ async def trust(context: CommandContext, params: TrustFile) -> dict[str, Any]:
             f"{file} is not what it was when you looked at it.", remedy="Look again with `toolcrib trust`."
         )
     await context.crib.trust.add_file(file, digest)
-    await context.crib.reload(by=context.principal.name)
+    await context.crib.projects.reload(by=context.principal.name)
     return {"file": str(file), "sha256": digest}
 
 
@@ -68,7 +68,7 @@ async def trust(context: CommandContext, params: TrustFile) -> dict[str, Any]:
 async def untrust(context: CommandContext, params: UntrustFile) -> dict[str, Any]:
     """Take the trust in a project's file back; what it started ends."""
     was_trusted = await context.crib.trust.remove_file(Path(params.file))
-    await context.crib.reload(by=context.principal.name)
+    await context.crib.projects.reload(by=context.principal.name)
     return {"file": params.file, "was_trusted": was_trusted}
 
 
@@ -87,12 +87,12 @@ async def check_workspace(context: CommandContext, params: CheckWorkspace) -> di
     if not os.path.isdir(root):  # noqa: PTH112 - pathlib raises for a folder above that is not ours
         raise NotFound(f"There is no folder {root}.", remedy="Name one that exists.")
     trusted = await crib.trust.files()
-    loaded = load_settings(root, environ=crib.environ, is_trusted=lambda _, digest: digest in trusted)
+    loaded = load_settings(root, environ=crib.environment.variables, is_trusted=lambda _, digest: digest in trusted)
     found = await examine(
         root,
         loaded,
-        environ=crib.environ,
-        unfit=(crib.paths.config_dir, crib.paths.state_dir, crib.paths.run_dir),
-        unsafe_no_sandbox=crib.flags.unsafe_no_sandbox,
+        environ=crib.environment.variables,
+        unfit=(crib.environment.paths.config_dir, crib.environment.paths.state_dir, crib.environment.paths.run_dir),
+        unsafe_no_sandbox=crib.environment.flags.unsafe_no_sandbox,
     )
-    return {**found, "offered": crib.home.config.settings.workspace}
+    return {**found, "offered": crib.projects.home.config.settings.workspace}

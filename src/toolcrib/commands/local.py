@@ -98,9 +98,9 @@ async def local_commands(
     )
     async with crib:
         if name in _WAITS_FOR_ALL or _is_a_command(name, params):
-            await crib.home.settled()
+            await crib.projects.home.settled()
         context = CommandContext(
-            crib=crib, request=RequestContext(OWNER, crib.home), host=host, via=Via.SOCKET, emit=emit
+            crib=crib, request=RequestContext(OWNER, crib.projects.home), host=host, via=Via.SOCKET, emit=emit
         )
         yield lambda name, params: registry.run(name, params, context)
 

@@ -221,7 +221,7 @@ async def deny(context: CommandContext, params: RuleParameters) -> dict[str, Any
 
 
 async def _change(context: CommandContext, params: RuleParameters, rule: Rule) -> dict[str, Any]:
-    roster = context.crib.roster
+    roster = context.services.agents
     found = {"agent": params.agent, "rule": str(rule), "removed": params.remove}
     if params.remove:
         if not await roster.drop_rule(params.agent, rule):
@@ -312,18 +312,18 @@ def _permission(context: CommandContext, agent: str) -> Permission:
     for always in (OWNER, CLIENT):
         if agent == always.name:
             return always.permission()
-    return context.crib.roster.find(agent).permission
+    return context.services.agents.find(agent).permission
 
 
 @contextlib.asynccontextmanager
 async def _project_of(context: CommandContext, agent: str) -> AsyncIterator[Project]:
     """Where the agent works."""
-    roster = context.crib.roster
+    roster = context.services.agents
     workdir = roster.find(agent).workdir if roster.knows(agent) else None
     if workdir is None or not workdir.is_dir():
         yield context.project
         return
-    async with context.crib.working_in(project_of(workdir)) as project:
+    async with context.crib.projects.working_in(project_of(workdir)) as project:
         yield project
 
 
@@ -358,7 +358,7 @@ def _described_profile(context: CommandContext, profile: Profile) -> dict[str, A
         "description": profile.description,
         "builtin": profile.builtin,
         "own_tools": str(profile.own_tools),
-        "agents": sorted(agent.name for agent in context.crib.roster.agents if agent.profile == profile.name),
+        "agents": sorted(agent.name for agent in context.services.agents.agents if agent.profile == profile.name),
     }
 
 
@@ -368,7 +368,7 @@ async def list_profiles(context: CommandContext, _: Parameters) -> dict[str, Any
     return {
         "profiles": [
             {**_described_profile(context, profile), "rules": len(profile.rules)}
-            for profile in context.crib.roster.profiles.values()
+            for profile in context.services.agents.profiles.values()
         ]
     }
 
@@ -380,7 +380,7 @@ class ProfileName(Parameters):
 @registry.command("profile:show", parameters=ProfileName, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE)
 async def show_profile(context: CommandContext, params: ProfileName) -> dict[str, Any]:
     """Show a profile with all its rules."""
-    profile = context.crib.roster.profile(params.name)
+    profile = context.services.agents.profile(params.name)
     return {**_described_profile(context, profile), **profile_data(profile)}
 
 
@@ -398,12 +398,12 @@ class PutProfile(Parameters):
 async def put_profile(context: CommandContext, params: PutProfile) -> dict[str, Any]:
     """Make a profile, or give one of the owner's own new rules; its agents have them at once."""
     profile = profile_from(params.name, params.model_dump(exclude={"name"}))
-    changed = await context.crib.roster.put_profile(profile)
+    changed = await context.services.agents.put_profile(profile)
     return {**_described_profile(context, profile), "rules": len(profile.rules), "changed": changed}
 
 
 @registry.command("profile:remove", parameters=ProfileName, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
 async def remove_profile(context: CommandContext, params: ProfileName) -> dict[str, Any]:
     """Remove one of the owner's own profiles that no agent has."""
-    await context.crib.roster.drop_profile(params.name)
+    await context.services.agents.drop_profile(params.name)
     return {"profile": params.name}

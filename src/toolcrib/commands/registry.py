@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
+from toolcrib.core.services import Services
 from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.errors import DaemonNotRunning, Denied, UnknownCommand, UsageError
 from toolcrib.identity.principal import OWNER, Principal, RequestContext
@@ -209,6 +210,10 @@ class CommandContext:
     @property
     def project(self) -> Project:
         return self.request.project
+
+    @property
+    def services(self) -> Services:
+        return self.crib.services
 
 
 CommandFunction = Callable[[CommandContext, Any], Awaitable[dict[str, Any]]]

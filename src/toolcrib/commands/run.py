@@ -59,7 +59,9 @@ _RUNS_COMMANDS = frozenset({"codex"})
 async def settings_in(crib: Crib, folder: Path) -> WorkspaceSettings:
     """What holds there now, with what the person trusts."""
     trusted = await crib.trust.files()
-    load = partial(load_settings, folder, environ=crib.environ, is_trusted=lambda _, digest: digest in trusted)
+    load = partial(
+        load_settings, folder, environ=crib.environment.variables, is_trusted=lambda _, digest: digest in trusted
+    )
     return (await asyncio.to_thread(load)).settings
 
 
@@ -69,19 +71,19 @@ def own_tools_of(
     """`settings`: of the agent's folder. `ci`: the variable that says that the run is in CI. `job_with`: the program,
     where it is a job that the owner did not submit."""
     line = tuple(_with_parents(crib, agent))
-    bounds = [OwnToolsLimit(tools=crib.roster.profile(one.profile).own_tools) for one in line]
+    bounds = [OwnToolsLimit(tools=crib.services.agents.profile(one.profile).own_tools) for one in line]
     if job_with:
         bounds.append(OwnToolsLimit(tools=_IN_JOBS.get(job_with, OwnTools.NONE)))
     judged = line if job_with else line[1:]
     if judged:
         bounds.append(_bounded_by(judged, project))
-    bounds.append(own_tools_limit(settings, ci=ci or in_ci(crib.environ)))
+    bounds.append(own_tools_limit(settings, ci=ci or in_ci(crib.environment.variables)))
     return reduce(and_, bounds)
 
 
 def own_tools_warnings(limit: OwnToolsLimit, agent: Agent, crib: Crib, program: str) -> Iterator[str]:
     """A line for the person where the settings take something from the program that its profile gives."""
-    profile = crib.roster.profile(agent.profile).own_tools
+    profile = crib.services.agents.profile(agent.profile).own_tools
     shell = not limit.shell and (program in _RUNS_COMMANDS or profile is OwnTools.ALL)
     if limit.why and (profile.exceeds(limit.tools) or (shell and limit.tools is not OwnTools.NONE)):
         without = ", without a shell" if not limit.shell and limit.tools is not OwnTools.NONE else ""
@@ -94,7 +96,7 @@ def own_tools_warnings(limit: OwnToolsLimit, agent: Agent, crib: Crib, program: 
 def _with_parents(crib: Crib, agent: Agent) -> Iterator[Agent]:
     yield agent
     while agent.parent is not None:
-        agent = crib.roster.find(agent.parent)
+        agent = crib.services.agents.find(agent.parent)
         yield agent
 
 
@@ -175,7 +177,7 @@ async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, A
         with AgentWatch(context.crib.bus, name) as watch:
             try:
                 # Whoever ended it before we looked is told nowhere else.
-                context.crib.roster.find(name)
+                context.services.agents.find(name)
                 if params.resume is None:
                     # Some clients list the tools only once. Each server has its own time to connect.
                     await context.project.introduced(None)
@@ -195,7 +197,7 @@ async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, A
 
 async def _end_orphan(context: CommandContext, name: str) -> None:
     """Ends the agent of a run whose daemon died: where this one is for runs alone, nobody can come to go on with it."""
-    leases, roster = context.host.leases, context.crib.roster
+    leases, roster = context.host.leases, context.services.agents
     if leases.lasts is not DaemonLifetime.FOR_RUNS or name in leases.agents or not roster.knows(name):
         return
     if await asyncio.to_thread(roster.folder.get, name, RUN_MARK) is not None:
@@ -203,7 +205,7 @@ async def _end_orphan(context: CommandContext, name: str) -> None:
 
 
 def _refuse_second(context: CommandContext, name: str, params: LeaseParameters) -> None:
-    if name in context.host.leases.agents or context.crib.roster.knows(name):
+    if name in context.host.leases.agents or context.services.agents.knows(name):
         raise UsageError(
             f"The conversation {params.conversation[:80]} of {params.client[:80]} is under way in another run.",
             remedy=f"Wait until that is over, or begin another; `toolcrib agent remove {name[:160]}` ends it.",
@@ -211,7 +213,7 @@ def _refuse_second(context: CommandContext, name: str, params: LeaseParameters) 
 
 
 async def _minted(context: CommandContext, name: str, params: LeaseParameters, job: JobRow | None) -> tuple[Agent, str]:
-    roster, folder = context.crib.roster, Path(params.workdir)
+    roster, folder = context.services.agents, Path(params.workdir)
     if job is not None:
         _refuse_another(context, params, job)
     if folder.is_dir() and project_of(folder) != context.project.root:
@@ -280,7 +282,7 @@ def _lifetime(roster: AgentRegistry, params: LeaseParameters) -> float | None:
 
 
 def _resumed(context: CommandContext, wanted: ResumeLease) -> tuple[Agent, str]:
-    agent = context.crib.roster.authenticate(wanted.token)
+    agent = context.services.agents.authenticate(wanted.token)
     if agent is None or agent.name != wanted.agent:
         raise Denied(f"There is no agent {wanted.agent[:80]!r} with this token any more.", remedy="Begin a new run.")
     return agent, wanted.token
@@ -293,7 +295,7 @@ async def _lease(
     job_with = "" if job is None or job.submitter == OWNER.name else job.runs
     settings = await settings_in(crib, agent.workdir or project.root)
     own = own_tools_of(crib, project, agent, settings, ci=params.ci, job_with=job_with)
-    listings = crib.listings(project)
+    listings = project.listings
     names = offered_names(listings.tools(project.catalog, agent.permission), project.catalog.by_public(listings.style))
     return {
         "agent": agent.name,
@@ -301,7 +303,7 @@ async def _lease(
         "endpoint": host["endpoint"],
         "for_runs": host["for_runs"],
         "daemon": host["pid"],
-        "folder": str(crib.roster.folder.of(agent.name)),
+        "folder": str(crib.services.agents.folder.of(agent.name)),
         "own_tools": str(own.tools),
         "own_shell": own.shell,
         "guarded": own.guarded,
@@ -364,7 +366,7 @@ async def _until_its_end(context: CommandContext, watch: AgentWatch, agent: Agen
 
 
 async def _send_events(context: CommandContext, watch: AgentWatch) -> None:
-    redact = context.crib.mask.known
+    redact = context.crib.environment.mask.known
     while (seen := await watch.next()) is not None:
         await context.emit(await event_json(seen, redact))
 
@@ -380,8 +382,8 @@ async def _send_remaining_events(context: CommandContext, watch: AgentWatch) -> 
 async def end_run_agent(crib: Crib, agent: Agent) -> None:
     """Ends this agent, and no other that has its name by now."""
     try:
-        if crib.roster.find(agent.name).created_at == agent.created_at:
-            await crib.roster.remove(agent.name)
+        if crib.services.agents.find(agent.name).created_at == agent.created_at:
+            await crib.services.agents.remove(agent.name)
     except NotFound:
         return
     except StoreError as error:
@@ -392,6 +394,10 @@ async def orphaned_agents(crib: Crib) -> tuple[Agent, ...]:
     """The agents of runs that an earlier daemon did not see the end of."""
 
     def marked() -> list[Agent]:
-        return [agent for agent in crib.roster.agents if crib.roster.folder.get(agent.name, RUN_MARK) is not None]
+        return [
+            agent
+            for agent in crib.services.agents.agents
+            if crib.services.agents.folder.get(agent.name, RUN_MARK) is not None
+        ]
 
     return tuple(await asyncio.to_thread(marked))

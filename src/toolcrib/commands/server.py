@@ -52,7 +52,7 @@ def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
         "last_error": status.last_error,
         "attempts": status.attempts,
         "root": status.root,
-        "server_info": mask_tree(status.server_info, context.crib.mask.line),
+        "server_info": mask_tree(status.server_info, context.crib.environment.mask.line),
         "stderr": server.stderr_tail(5),
     }
 
@@ -97,7 +97,7 @@ def describe_for_agent(context: CommandContext, name: str) -> dict[str, Any]:
 async def current_config(context: CommandContext) -> Config:
     """What the files say now; what is in force, while the database that knows which files are trusted is down."""
     try:
-        return await context.crib.read_config(context.project.root)
+        return await context.crib.projects.read_config(context.project.root)
     except StoreError:
         return context.project.config
 
@@ -139,13 +139,13 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
     # Checked as it will be read, variables and all, before a byte is written.
     around = EntryContext(
         layer=Layer.USER if is_users else Layer.PROJECT,
-        environ=crib.environ,
-        home=home_of(crib.environ),
+        environ=crib.environment.variables,
+        home=home_of(crib.environment.variables),
         root=None if is_users else project.root,
-        neutral=crib.paths.start_folder if is_users else None,
+        neutral=crib.environment.paths.start_folder if is_users else None,
     )
     read_server_entry(params.name, entry, around)
-    file = crib.paths.user_config if is_users else project_config(project.root)
+    file = crib.environment.paths.user_config if is_users else project_config(project.root)
     if_exists = IfExists.REPLACE if params.replace else IfExists.REFUSE
     within = await _in_project(context, file)
     edited = add_server(file, {"name": params.name, **entry}, if_exists=if_exists, project=within)
@@ -158,7 +158,7 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
         raise StoreError(
             f"Nothing was changed, because the book could not be written: {error.message}", remedy=error.remedy
         ) from error
-    await crib.reload(by=context.principal.name, besides=params.name)
+    await crib.projects.reload(by=context.principal.name, besides=params.name)
     if params.name not in project.config.servers:
         problems = [str(problem) for problem in project.config.problems if params.name in problem.key]
         raise ConfigError(
@@ -185,13 +185,13 @@ async def _in_project(context: CommandContext, file: Path) -> ProjectEdit | None
 
 async def _trust_edited(context: CommandContext, file: Path, edited: ConfigEdit) -> None:
     """The file was changed on its terms: what stood there was trusted, and the owner wrote the rest here and now."""
-    if file != context.crib.paths.user_config:
+    if file != context.crib.environment.paths.user_config:
         await context.crib.trust.add_file(file, edited.digest)
 
 
 async def _record(context: CommandContext, what: str, name: str, file: Path, **more: str) -> None:
     detail = {"server": name, "file": str(file), **more, "via": str(context.via)}
-    await context.crib.note(AuditedChange(what=what, agent=context.principal.name, detail=detail))
+    await context.services.record(AuditedChange(what=what, agent=context.principal.name, detail=detail))
 
 
 class ServerName(Parameters):
@@ -208,7 +208,7 @@ async def remove(context: CommandContext, params: ServerName) -> dict[str, Any]:
         _configured(context, params.name)
         raise
     await _trust_edited(context, file, edited)
-    await context.crib.reload(by=context.principal.name, besides=params.name)
+    await context.crib.projects.reload(by=context.principal.name, besides=params.name)
     await _record(context, "server removed", params.name, file)
     return {"server": params.name, "file": str(file)}
 
@@ -217,7 +217,7 @@ def _file_of(context: CommandContext, name: str) -> Path:
     """The user's for a server that is not in force: its entry has a mistake, or was written by hand since."""
     config = context.project.config.servers.get(name)
     if config is None:
-        return context.crib.paths.user_config
+        return context.crib.environment.paths.user_config
     if config.source.file is None:
         where = "a variable" if config.source.layer is Layer.ENVIRONMENT else "a flag"
         raise ConfigError(f"{name} comes from {where}.", remedy="Start again without it.")

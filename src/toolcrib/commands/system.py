@@ -41,7 +41,7 @@ async def health(context: CommandContext, _: Parameters) -> dict[str, Any]:
     ]
     config = await current_config(context)
     wrong = [str(problem) for problem in config.problems if problem.severity is Severity.ERROR]
-    writable = context.crib.book.failure is None
+    writable = context.services.audit.failure is None
     return {
         "healthy": not unavailable and not wrong and writable,
         "servers": {"ready": len(states) - len(unavailable), "all": len(states)},
@@ -57,7 +57,7 @@ def _health_for_agent(context: CommandContext) -> dict[str, Any]:
     unavailable = [
         {"server": one["name"], "state": one["state"]} for one in servers if one["state"] != ServerState.READY
     ]
-    writable = context.crib.book.failure is None
+    writable = context.services.audit.failure is None
     return {
         "healthy": not unavailable and writable,
         "servers": {"ready": len(servers) - len(unavailable), "all": len(servers)},
@@ -73,7 +73,7 @@ async def stats(context: CommandContext, _: Parameters) -> dict[str, Any]:
     # Linux counts in KiB, macOS in bytes.
     scale = 1 if sys.platform == "darwin" else 1024
     return {
-        "calls": {"finished": context.crib.door.finished, "in_flight": context.crib.door.in_flight},
+        "calls": {"finished": context.services.door.finished, "in_flight": context.services.door.in_flight},
         "catalog": {"version": catalog.version, "tools": len(catalog.tools)},
         "servers": len(context.project.servers),
         "projects": len(context.crib.projects),
@@ -90,12 +90,12 @@ async def status(context: CommandContext, _: Parameters) -> dict[str, Any]:
     return {
         **context.host.describe(),
         "project": str(context.project.root),
-        "store": {"engine": context.crib.store.engine, "place": context.crib.store.place},
-        "audit": await context.crib.book.describe(),
-        "clock": {"ahead": round(context.crib.attendant.clock.ahead)},
-        "agents": len(context.crib.roster.agents),
-        "sessions": len(context.crib.sessions),
-        "approvals": len(context.crib.approvals.waiting()),
+        "store": {"engine": context.services.store.engine, "place": context.services.store.place},
+        "audit": await context.services.audit.describe(),
+        "clock": {"ahead": round(context.services.clock.ahead)},
+        "agents": len(context.services.agents.agents),
+        "sessions": len(context.services.sessions),
+        "approvals": len(context.services.approvals.waiting()),
         "servers": [describe_server(context, name) for name in sorted(config.servers)],
         **await describe_problems(context),
     }
@@ -104,11 +104,11 @@ async def status(context: CommandContext, _: Parameters) -> dict[str, Any]:
 @registry.command("clock:confirm", effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
 async def confirm(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Confirm that the system's clock is right: what is too old by it is deleted from now on."""
-    clock = context.crib.attendant.clock
+    clock = context.services.clock
     ahead = round(clock.ahead)
     clock.confirm()
-    await context.crib.store.write(keep, clock.row())
-    await context.crib.note(AuditedChange(what="clock confirmed", detail={"seconds": ahead}))
+    await context.services.store.write(keep, clock.row())
+    await context.services.record(AuditedChange(what="clock confirmed", detail={"seconds": ahead}))
     return {"seconds": ahead}
 
 
@@ -132,7 +132,7 @@ class TailLog(Parameters):
 @registry.command("log:tail", parameters=TailLog, effect=CommandEffect.READS, reach=Availability.SOCKET)
 async def tail(context: CommandContext, params: TailLog) -> dict[str, Any]:
     """Show the end of the daemon's log, or of what a server wrote to its standard error."""
-    paths = context.crib.paths
+    paths = context.crib.environment.paths
     if params.server is not None and params.server not in context.project.config.servers:
         raise UnknownServer(f"There is no server {params.server!r}.", remedy="`toolcrib servers` lists them.")
     if params.server is None:

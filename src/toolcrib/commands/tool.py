@@ -60,7 +60,7 @@ async def call(context: CommandContext, params: CallToolParameters) -> dict[str,
     if not context.project.knows(params.tool):
         # It may be the tool of a server that is still on its way.
         await context.project.settled()
-    outcome = await context.crib.door.call(
+    outcome = await context.services.door.call(
         context.request,
         CallRequest(
             tool=params.tool,
@@ -91,7 +91,7 @@ async def raw(context: CommandContext, params: RawCommand) -> dict[str, Any]:
     # Through the door, like any other call: it is judged and written down for what it is.
     arguments = msgspec.Raw(msgspec.json.encode(params.parameters))
     request = CallRequest(tool=f"crib:{command.tool}", params={"arguments": arguments})
-    outcome = await context.crib.door.call(context.request, request)
+    outcome = await context.services.door.call(context.request, request)
     result = read_answer(outcome.answer)
     if result.is_error or not isinstance(result.structured, dict):
         raise ToolError(result.text)

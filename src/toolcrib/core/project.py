@@ -24,6 +24,7 @@ from toolcrib.config.model import WORKSPACE, Config, NameStyle, ServerConfig
 from toolcrib.config.paths import slug
 from toolcrib.errors import ServerUnavailable, UnknownTool
 from toolcrib.identity.principal import RequestContext
+from toolcrib.listing import Listings
 from toolcrib.servers.model import ServerState
 from toolcrib.servers.server import Server
 
@@ -82,6 +83,7 @@ class Project:
         *,
         builtins: Mapping[str, BuiltinServer],
         next_version: Callable[[], int],
+        listings_in: Callable[[NameStyle], Listings],
         trusted: Callable[[ServerConfig], frozenset[str] | None],
     ) -> None:
         self.root = root
@@ -95,11 +97,13 @@ class Project:
         """Connections and requests that use this project now."""
         self.touched = 0.0
         """When it was last used, by the monotonic clock. `Projects` lets it go some time after that."""
+        self.listings = listings_in(config.settings.names)
+        """In the project's style of names."""
         self._in_use = _InUse(self)
         self._builtins = builtins
         self._next_version = next_version
+        self._listings_in = listings_in
         self._trusted = trusted
-        self._names = config.settings.names
         self._announced_version = 0
         self._logged_unmatched: set[str] = set()
         self._subscribers: list[Callable[[], None]] = []
@@ -115,16 +119,16 @@ class Project:
 
     def _built(self) -> Catalog:
         """A new snapshot, or the last one if nothing that a client sees has changed."""
-        listings = {
+        listed = {
             name: self._shown(name, server.tools) for name, server in self.servers.items() if server.tools is not None
         }
-        listings.update({name: builtin.tools_in(self) for name, builtin in self._builtins.items()})
+        listed.update({name: builtin.tools_in(self) for name, builtin in self._builtins.items()})
         covered = {name: self._trusted(server.config) for name, server in self.servers.items()}
         trusted = {name: digests for name, digests in covered.items() if digests is not None}
         folders = {name: server.config.reads_from(self.root) for name, server in self.servers.items()}
         folders[WORKSPACE] = self.root
         made = Catalog.build(
-            listings,
+            listed,
             version=self._next_version(),
             limit=LONGEST_NAME,
             previous=self.catalog,
@@ -133,9 +137,10 @@ class Project:
             folders={name: str(folder) for name, folder in folders.items() if folder is not None},
             rules=self.config.tools,
         )
-        if self.catalog.version and made.tools == self.catalog.tools and self._names is self.config.settings.names:
+        listings = self._listings_in(self.config.settings.names)
+        if self.catalog.version and made.tools == self.catalog.tools and listings is self.listings:
             return self.catalog
-        self._names = self.config.settings.names
+        self.listings = listings
         if all(server.tools is not None for server in self.servers.values()):
             unmatched = {error.text() for error in made.unmatched_rules()}
             for text in sorted(unmatched - self._logged_unmatched):

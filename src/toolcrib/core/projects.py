@@ -1,6 +1,6 @@
-"""The projects that somebody works in, each with its servers, and the tools that servers listed last.
+"""The projects that somebody works in, each with its configuration and its servers.
 
-In: roots, as callers come and go; the configuration of each. Out: a `Project` per root, its servers started,
+In: roots, as callers come and go; the files of the configuration. Out: a `Project` per root, its servers started,
 exchanged and let go as they are needed. `Crib` has one, and wires it to the rest.
 """
 
@@ -9,53 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from toolcrib.config.model import Config
+from toolcrib.config import load
+from toolcrib.config.from_code import OwnSource, with_servers_of
+from toolcrib.config.masking import secrets_of
+from toolcrib.config.model import Config, NameStyle
 from toolcrib.core.project import BuiltinServer, Project
-from toolcrib.errors import StoreError
-from toolcrib.events import CatalogChanged, ConfigProblem
+from toolcrib.core.provider import not_open
+from toolcrib.core.trust import trusted_files
+from toolcrib.events import AuditedChange, CatalogChanged, ConfigProblem
+from toolcrib.identity.principal import OWNER
+from toolcrib.listing import Listings
 from toolcrib.servers.pool import ServerPool, instance_key
 from toolcrib.servers.server import Server
-from toolcrib.store import servers
-from toolcrib.store.database import Store
 
 if TYPE_CHECKING:
     from toolcrib.core.crib import Crib
-
-
-log = logging.getLogger(__name__)
-
-
-class LastKnownTools:
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    async def of(self, identity: str, root: Path) -> tuple[bytes, ...] | None:
-        """None: nobody has ever seen them."""
-        try:
-            return await self._store.read(servers.load_tools, identity, str(root))
-        except StoreError as error:
-            log.warning("the last known tools could not be read: %s", error.text())
-            return None
-
-    async def keep(self, server: Server, root: Path) -> None:
-        if server.tools is None:
-            return
-        try:
-            await self._store.write(servers.remember_tools, server.config.identity, str(root), server.tools)
-        except StoreError as error:
-            log.warning("the tools of %s could not be kept: %s", server.name, error.text())
-
-    async def forget(self, server: Server) -> None:
-        try:
-            await self._store.write(servers.forget_tools, server.config.identity)
-        except StoreError as error:
-            log.warning("the tools of %s could not be forgotten: %s", server.name, error.text())
 
 
 T = TypeVar("T")
@@ -65,9 +38,19 @@ PROJECT_LINGER = 300.0
 
 
 class Projects:
-    def __init__(self, crib: Crib, *, builtins: Mapping[str, BuiltinServer], only: frozenset[str] | None) -> None:
+    """Iterates over the projects; `root in projects` says whether one is open there."""
+
+    def __init__(
+        self,
+        crib: Crib,
+        *,
+        builtins: Mapping[str, BuiltinServer],
+        only: frozenset[str] | None = None,
+        source: OwnSource | None = None,
+    ) -> None:
+        here = crib.environment
         self.pool = ServerPool(
-            bus=crib.bus, on_tools=self._tools_changed, log_file=crib.paths.server_log, mask=crib.mask
+            bus=crib.bus, on_tools=self._tools_changed, log_file=here.paths.server_log, mask=here.mask
         )
         self.by_root: dict[Path, Project] = {}
         self.registered: set[str] = set()
@@ -75,9 +58,13 @@ class Projects:
         self._crib = crib
         self._builtins = builtins
         self._only = only
+        self._source = source
+        self._last_readable: dict[Path, bytes] = {}
+        """The user's file as it could last be read: a mistake in it takes nothing away that was in force."""
         self._versions = itertools.count(1)
-        self._told: set[str] = set()
-        """Problems of the configuration that were told since all of it was last read."""
+        self._listings: dict[NameStyle, Listings] = {}
+        self._reported: set[str] = set()
+        """Problems of the configuration that were published since all of it was last read."""
         self._farewells: dict[Path, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -92,7 +79,30 @@ class Projects:
         if self._background:
             await asyncio.gather(*self._background, return_exceptions=True)
 
+    def __iter__(self) -> Iterator[Project]:
+        return iter(tuple(self.by_root.values()))
+
+    def __len__(self) -> int:
+        return len(self.by_root)
+
+    def __contains__(self, root: Path) -> bool:
+        return root in self.by_root
+
+    @property
+    def home(self) -> Project:
+        """The project that callers without a root of their own work in."""
+        home = self.by_root.get(self._crib.environment.root)
+        if home is None:
+            raise not_open("Crib")
+        return home
+
+    def changed(self) -> None:
+        """Builds every catalog again."""
+        for project in self:
+            project.changed()
+
     async def at(self, root: Path) -> Project:
+        """The project at this root: read and connected when first asked for."""
         project = self.by_root.get(root)
         if project is None:
             project = await self._to_its_end(self._opened(root))
@@ -102,6 +112,7 @@ class Projects:
 
     @contextlib.asynccontextmanager
     async def working_in(self, root: Path) -> AsyncIterator[Project]:
+        """The project, for as long as somebody works in it; its servers go some time after the last one left."""
         project = await self.at(root)
         try:
             with project.in_use():
@@ -109,8 +120,49 @@ class Projects:
         finally:
             self._plan_farewell(project)
 
-    async def reload(self) -> None:
+    async def reload(self, *, by: str = OWNER.name, besides: str = "") -> None:
+        """Reads the configuration of every project again and starts, stops or exchanges what changed, nothing else.
+
+        The audit log says which servers came, went or changed, except the one in `besides`, which it has already.
+        """
+        before = self._configured()
         await self._to_its_end(self._reloaded())
+        after = self._configured()
+        found = {
+            "added": sorted(after.keys() - before.keys() - {besides}),
+            "removed": sorted(before.keys() - after.keys() - {besides}),
+            "changed": sorted(name for name in after.keys() & before.keys() - {besides} if after[name] != before[name]),
+        }
+        if detail := {what: names for what, names in found.items() if names}:
+            await self._crib.services.record(AuditedChange(what="servers changed in files", agent=by, detail=detail))
+
+    def _configured(self) -> dict[str, frozenset[tuple[str, bool]]]:
+        """Of all projects, by name: what a server is, and whether it is on."""
+        servers = [server for project in self for server in project.config.servers.values()]
+        return {
+            name: frozenset((one.identity, one.enabled) for one in servers if one.name == name)
+            for name in {one.name for one in servers}
+        }
+
+    async def read_config(self, root: Path) -> Config:
+        """The configuration as its files have it now; nothing is started or stopped."""
+        return self.load_config(root, await trusted_files(self._crib.services.store))
+
+    def load_config(self, root: Path, trusted: frozenset[str]) -> Config:
+        """The same, given the digests of the trusted files."""
+        here = self._crib.environment
+        config = load(
+            paths=here.paths,
+            root=root,
+            environ=here.variables,
+            flags=here.flags,
+            is_trusted=lambda _, digest: digest in trusted,
+            last_good=self._last_readable,
+        )
+        if self._source is not None:
+            config = with_servers_of(self._source, config, environ=here.variables)
+        here.mask.learn(secrets_of(config))
+        return config
 
     async def _opened(self, root: Path) -> Project:
         async with self._wiring:
@@ -123,6 +175,7 @@ class Projects:
                 config,
                 builtins=self._builtins,
                 next_version=lambda: next(self._versions),
+                listings_in=lambda style: self._listings.setdefault(style, Listings(style)),
                 trusted=self._crib.trust.trusted,
             )
             self.by_root[root] = project
@@ -136,18 +189,18 @@ class Projects:
 
     async def _reloaded(self) -> None:
         async with self._wiring:
-            self._told.clear()
+            self._reported.clear()
             for builtin in self._builtins.values():
                 await builtin.refresh(self._crib)
-            for project in tuple(self.by_root.values()):
+            for project in self:
                 project.config = await self._read(project.root)
                 await self._connect(project)
 
     async def _read(self, root: Path) -> Config:
-        config = await self._crib.read_config(root)
+        config = await self.read_config(root)
         for problem in map(str, config.problems):
-            if problem not in self._told:
-                self._told.add(problem)
+            if problem not in self._reported:
+                self._reported.add(problem)
                 self._crib.bus.publish(ConfigProblem(problem=problem))
         return config
 
@@ -172,7 +225,7 @@ class Projects:
                 await self._forget(server)
         for name, config in wanted.items():
             if name not in project.servers:
-                known = await self._crib.last_known.of(config.identity, project.root)
+                known = await self._crib.services.last_known.of(config.identity, project.root)
                 project.servers[name] = server = self.pool.acquire(config, project.root, known_tools=known)
                 if server.tools is not None:
                     await self._crib.trust.cover_first(config, server.tools)
@@ -181,24 +234,24 @@ class Projects:
     def _tools_changed(self, server: Server) -> None:
         if server.tools is not None:
             self._spawn(self._crib.trust.cover_first(server.config, server.tools))
-        for project in self.by_root.values():
+        for project in self:
             if server in project.servers.values():
                 project.changed()
-                self._spawn(self._crib.last_known.keep(server, project.root))
+                self._spawn(self._crib.services.last_known.keep(server, project.root))
 
     async def _forget(self, server: Server) -> None:
         """A server that was removed takes its tools along, also those that were kept for a cold start."""
         identity = server.config.identity
-        configs = [config for project in self.by_root.values() for config in project.config.servers.values()]
+        configs = [config for project in self for config in project.config.servers.values()]
         if all(config.identity != identity for config in configs):
-            await self._crib.last_known.forget(server)
+            await self._crib.services.last_known.forget(server)
 
     def _announce(self, project: Project) -> None:
         self._crib.bus.publish(CatalogChanged(root=str(project.root), version=project.catalog.version))
 
     def _plan_farewell(self, project: Project, delay: float | None = None) -> None:
         """Whoever uses the project then, or did so lately, has it put off."""
-        if project.root != self._crib.root and not self._closed:
+        if project.root != self._crib.environment.root and not self._closed:
             if (earlier := self._farewells.pop(project.root, None)) is not None:
                 earlier.cancel()
             later = asyncio.get_running_loop().call_later(

@@ -198,8 +198,11 @@ class ToolProvider(ABC):
         return ""
 
     def _not_open(self) -> UsageError:
-        kind = type(self).__name__
-        return UsageError(f"A {kind} is used inside its `async with`.", remedy=f"Enter the {kind}, or make another.")
+        return not_open(type(self).__name__)
+
+
+def not_open(kind: str) -> UsageError:
+    return UsageError(f"A {kind} is used inside its `async with`.", remedy=f"Enter the {kind}, or make another.")
 
 
 def call_request(name: str, arguments: Mapping[str, Any] | None, timeout: float | None) -> CallRequest:

@@ -1,53 +1,73 @@
-"""What a program adds to its crib besides the configuration, and which servers it wants connected.
+"""The servers of a crib's home project: what a program adds besides the configuration, and which ones it connects.
 
-In: servers, and names of tools. Out: the home project has them, or has them no more. `Crib` has one.
+In: servers, and names of tools. Out: the home project has them, or has them no more. `Crib.servers` is one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Iterable
 
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.config.model import ServerConfig
+from toolcrib.config.from_code import DeclaredServer, config_of
+from toolcrib.config.model import Problem, ServerConfig
 from toolcrib.core.kit import Client
-from toolcrib.core.project import Project
 from toolcrib.core.projects import Projects
 from toolcrib.errors import ServerUnavailable, UnknownServer, UsageError
 from toolcrib.servers.model import ServerState
+from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.server import Server
 
 
 class ServerRegistry:
-    def __init__(self, projects: Projects, home: Callable[[], Project]) -> None:
+    def __init__(self, projects: Projects) -> None:
+        self._projects = projects
         self._pool = projects.pool
         self._names = projects.registered
-        self._home = home
         self._turn = asyncio.Lock()
         """Held while servers come and go: two who register one name at once leave one server, not two."""
 
-    @staticmethod
-    async def discover(config: ServerConfig, root: Path) -> tuple[Tool, ...]:
-        async with Client(config, root=root) as client:
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong with the configuration; a server with an error in its entry is not there."""
+        return self._projects.home.config.problems
+
+    @property
+    def reaper(self) -> Reaper:
+        """Cleans up after us if we are killed."""
+        return self._pool.reaper
+
+    async def discover(self, server: DeclaredServer | ServerConfig) -> tuple[Tool, ...]:
+        """Connects, lists what the server offers and leaves again: nothing is registered."""
+        async with Client(config_of(server), root=self._projects.home.root) as client:
             return client.list_tools()
 
-    async def register(self, config: ServerConfig, only: Iterable[str] | None) -> tuple[Tool, ...]:
+    async def register(
+        self, server: DeclaredServer | ServerConfig, *, only: Iterable[str] | None = None
+    ) -> tuple[Tool, ...]:
+        """Connects and adds the server's tools: all of them, or `only` those named. One of its name makes way for it.
+
+        Raises `ServerUnavailable` if it cannot be reached, `UnknownTool` if it has no such tool; then nothing is
+        changed.
+        """
+        config = config_of(server)
         chosen = None if only is None else frozenset([only] if isinstance(only, str) else only)
         async with self._turn:
-            server = await self._reached(config, chosen or frozenset())
+            connected = await self._reached(config, chosen or frozenset())
             await self._leave(config.name)
-            return self._enter(server, chosen)
+            return self._enter(connected, chosen)
 
-    async def register_tool(self, config: ServerConfig, tool: str) -> Tool:
+    async def register_tool(self, server: DeclaredServer | ServerConfig, tool: str) -> Tool:
+        """Adds one tool, by its server's own name of it, to those that were registered of the server before."""
+        config = config_of(server)
         async with self._turn:
-            home = self._home()
+            home = self._projects.home
             present = home.servers.get(config.name)
             if config.name not in self._names or present is None or present.config.identity != config.identity:
-                server = await self._reached(config, frozenset({tool}))
+                connected = await self._reached(config, frozenset({tool}))
                 await self._leave(config.name)
-                self._enter(server, frozenset({tool}))
+                self._enter(connected, frozenset({tool}))
             else:
                 _refuse_unknown(present, frozenset({tool}))
                 if (chosen := home.chosen.get(config.name)) is not None:
@@ -56,12 +76,13 @@ class ServerRegistry:
         return next(one for one in home.catalog.of_server(config.name) if one.name == tool)
 
     async def unregister(self, name: str) -> None:
+        """The server's tools go with it."""
         async with self._turn:
             await self._leave(name)
 
     async def _reached(self, config: ServerConfig, wanted: frozenset[str]) -> Server:
         """Connected and with the tools that are wanted; where it raises, nothing was changed."""
-        server = self._pool.acquire(config, self._home().root)
+        server = self._pool.acquire(config, self._projects.home.root)
         try:
             await server.settled()
             if server.tools is None:
@@ -73,7 +94,7 @@ class ServerRegistry:
         return server
 
     def _enter(self, server: Server, chosen: frozenset[str] | None) -> tuple[Tool, ...]:
-        home = self._home()
+        home = self._projects.home
         if chosen is not None:
             home.chosen[server.name] = chosen
         home.servers[server.name] = server
@@ -82,7 +103,7 @@ class ServerRegistry:
         return home.catalog.of_server(server.name)
 
     async def _leave(self, name: str) -> None:
-        home = self._home()
+        home = self._projects.home
         server = home.servers.pop(name, None)
         home.chosen.pop(name, None)
         self._names.discard(name)
@@ -91,11 +112,13 @@ class ServerRegistry:
             await self._pool.release(server)
 
     async def connect(self, name: str) -> None:
+        """Connects a server that was disconnected or is unavailable; raises `ServerUnavailable` with the reason if it
+        cannot be reached."""
         async with self._turn:
             server = self._known(name)
             match server.status.state:
                 case ServerState.STOPPED:
-                    home = self._home()
+                    home = self._projects.home
                     server = self._pool.acquire(server.config, home.root, known_tools=server.tools)
                     home.servers[name] = server
                     home.changed()
@@ -108,11 +131,12 @@ class ServerRegistry:
                 raise _not_reached(server)
 
     async def disconnect(self, name: str) -> None:
+        """Ends its connection and its process. Its tools stay listed; calls say that it is stopped."""
         async with self._turn:
             await self._pool.release(self._known(name))
 
     def _known(self, name: str) -> Server:
-        home = self._home()
+        home = self._projects.home
         server = home.servers.get(name)
         if server is not None:
             return server

@@ -1,15 +1,18 @@
-"""The attendant: knows the agents, asks the owner, watches the door and keeps the book.
+"""What serves all projects: the agents, their sessions and approvals, the door and the audit log.
 
-In: an open store, the bus, where the user's files are, the settings. Out: roster, sessions, approvals, book and door,
-wired together and closed in the right order. `Crib` has one; the rooms below do the work.
+In: an open store, the bus, where the user's files are, the settings. Out: `Services`, wired together and closed in the
+right order. `Crib` has one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.audit.log import AuditLog
@@ -17,49 +20,74 @@ from toolcrib.calls import Door
 from toolcrib.config import Paths
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import DaemonSettings
+from toolcrib.errors import StoreError
 from toolcrib.events import AuditedChange, Bus
 from toolcrib.identity.agent import naming_tokens
 from toolcrib.identity.approvals import Approvals
 from toolcrib.identity.principal import CLIENT, OWNER
 from toolcrib.identity.registry import AgentRegistry
 from toolcrib.identity.sessions import SessionRegistry
+from toolcrib.servers.server import Server
+from toolcrib.store import servers
 from toolcrib.store.clock import ExpiryClock, watch
 from toolcrib.store.clock import load as load_clock
 from toolcrib.store.commits import GroupCommit
 from toolcrib.store.database import Store
 
-
-async def write_change(book: AuditLog, change: AuditedChange) -> None:
-    """Writes down that something was changed, by the owner where no agent is named; durable when it returns."""
-    agent = change.agent or OWNER.name
-    book.note(
-        AuditEntry(kind=EntryKind.CHANGE, at=change.at, agent=agent, outcome=change.what, detail=dict(change.detail))
-    )
-    await book.flush()
-
+log = logging.getLogger(__name__)
 
 _BUILTIN_AGENTS = frozenset({OWNER.name, CLIENT.name})
 
 
+class LastKnownTools:
+    """The tools that servers listed last, so that a start without them has something to show."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def of(self, identity: str, root: Path) -> tuple[bytes, ...] | None:
+        """None: nobody has ever seen them."""
+        try:
+            return await self._store.read(servers.load_tools, identity, str(root))
+        except StoreError as error:
+            log.warning("the last known tools could not be read: %s", error.text())
+            return None
+
+    async def keep(self, server: Server, root: Path) -> None:
+        if server.tools is None:
+            return
+        try:
+            await self._store.write(servers.remember_tools, server.config.identity, str(root), server.tools)
+        except StoreError as error:
+            log.warning("the tools of %s could not be kept: %s", server.name, error.text())
+
+    async def forget(self, server: Server) -> None:
+        try:
+            await self._store.write(servers.forget_tools, server.config.identity)
+        except StoreError as error:
+            log.warning("the tools of %s could not be forgotten: %s", server.name, error.text())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Services:
-    def __init__(
-        self,
-        *,
-        commits: GroupCommit,
-        book: AuditLog,
-        roster: AgentRegistry,
-        sessions: SessionRegistry,
-        approvals: Approvals,
-        door: Door,
-        clock: ExpiryClock,
-    ) -> None:
-        self.commits = commits
-        self.book = book
-        self.roster = roster
-        self.sessions = sessions
-        self.approvals = approvals
-        self.door = door
-        self.clock = clock
+    store: Store
+    last_known: LastKnownTools
+    audit: AuditLog
+    agents: AgentRegistry
+    sessions: SessionRegistry
+    approvals: Approvals
+    door: Door
+    clock: ExpiryClock
+    record: Callable[[AuditedChange], Awaitable[None]]
+    """Writes into the audit log what is no call; durable when it returns."""
+
+
+async def _record(audit: AuditLog, change: AuditedChange) -> None:
+    agent = change.agent or OWNER.name
+    audit.note(
+        AuditEntry(kind=EntryKind.CHANGE, at=change.at, agent=agent, outcome=change.what, detail=dict(change.detail))
+    )
+    await audit.flush()
 
 
 @contextlib.asynccontextmanager
@@ -71,7 +99,7 @@ async def open_services(
         clock.resume(await store.read(load_clock))
         commits = GroupCommit(store)
         stack.push_async_callback(commits.close)
-        book = await AuditLog.open(
+        audit = await AuditLog.open(
             store,
             commits,
             folder=paths.state_dir,
@@ -81,36 +109,37 @@ async def open_services(
             keep_bytes=int(settings.audit_keep_mb * 1024 * 1024),
             clock=clock,
         )
-        stack.push_async_callback(book.close)
-        watching = asyncio.create_task(watch(clock, store, partial(write_change, book)))
+        stack.push_async_callback(audit.close)
+        record = partial(_record, audit)
+        watching = asyncio.create_task(watch(clock, store, record))
         stack.callback(watching.cancel)
 
-        roster = await AgentRegistry.open(
-            store, bus=bus, note=partial(write_change, book), folder=paths.agents, clock=clock
-        )
-        stack.push_async_callback(roster.close)
+        agents = await AgentRegistry.open(store, bus=bus, note=record, folder=paths.agents, clock=clock)
+        stack.push_async_callback(agents.close)
         sessions = await SessionRegistry.open(
             store,
             commits,
             bus=bus,
-            exists=lambda name: name in _BUILTIN_AGENTS or roster.holds(name),
+            exists=lambda name: name in _BUILTIN_AGENTS or agents.holds(name),
             idle=settings.session_idle_hours * 3600,
             clock=clock,
         )
         stack.push_async_callback(sessions.close)
 
         def holder(token: str) -> str:
-            agent = roster.authenticate(token)
+            agent = agents.authenticate(token)
             return f"agent {agent.name}" if agent else ""
 
         approvals = Approvals(bus, mask=lambda text: naming_tokens(mask.named(text), holder))
-        door = Door(bus, audit=book, registry=roster, approvals=approvals, sessions=sessions)
+        door = Door(bus, audit=audit, registry=agents, approvals=approvals, sessions=sessions)
         yield Services(
-            commits=commits,
-            book=book,
-            roster=roster,
+            store=store,
+            last_known=LastKnownTools(store),
+            audit=audit,
+            agents=agents,
             sessions=sessions,
             approvals=approvals,
             door=door,
             clock=clock,
+            record=record,
         )

@@ -87,7 +87,7 @@ class WorkspaceServer:
 
     def tools_in(self, project: Project) -> tuple[bytes, ...]:
         """What the project's own folder offers; none where a folder is unfit, or the person wants none."""
-        if not self._home.home.config.settings.workspace:
+        if not self._home.projects.home.config.settings.workspace:
             return ()
         try:
             return self._at(project.root).workspace.tools
@@ -97,8 +97,8 @@ class WorkspaceServer:
 
     def absence(self, project: Project) -> str:
         """Why a project has none of the tools; empty if it has them."""
-        if not self._home.home.config.settings.workspace:
-            return f"`workspace: false` in {self._home.paths.user_config} takes the workspace tools away."
+        if not self._home.projects.home.config.settings.workspace:
+            return f"`workspace: false` in {self._home.environment.paths.user_config} takes the workspace tools away."
         try:
             self._at(project.root)
         except ToolcribError as error:
@@ -145,7 +145,7 @@ class WorkspaceServer:
         """What runs without a sandbox is written down as such before it runs."""
         if self._unsafe and workspace.runs_code(tool):
             try:
-                await self._home.note(
+                await self._home.services.record(
                     AuditedChange(
                         what="code run without a sandbox",
                         agent=agent,
@@ -168,13 +168,19 @@ class WorkspaceServer:
             opened = None
         if opened is None:
             self._let_idle_go()
-            loaded = load_settings(root, environ=crib.environ, is_trusted=lambda _, digest: digest in self._trusted)
+            loaded = load_settings(
+                root, environ=crib.environment.variables, is_trusted=lambda _, digest: digest in self._trusted
+            )
             workspace = Workspace(
                 root,
                 loaded.settings,
-                environ=crib.environ,
+                environ=crib.environment.variables,
                 unsafe_no_sandbox=self._unsafe,
-                unfit=(crib.paths.config_dir, crib.paths.state_dir, crib.paths.run_dir),
+                unfit=(
+                    crib.environment.paths.config_dir,
+                    crib.environment.paths.state_dir,
+                    crib.environment.paths.run_dir,
+                ),
             )
             if workspace.root != root:
                 # A caller's folder is known by its real path; whoever put a link there since then chose another one.
@@ -204,7 +210,7 @@ class WorkspaceServer:
         return [self._stamp_of(root) for root in roots]
 
     def _stamp_of(self, root: Path) -> Stamp:
-        return tuple(map(_stamp, settings_files(root, self._home.environ)))
+        return tuple(map(_stamp, settings_files(root, self._home.environment.variables)))
 
     def _let_idle_go(self) -> None:
         now = self._clock()

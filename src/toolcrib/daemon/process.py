@@ -130,24 +130,24 @@ class Daemon:
 
     def _found(self, crib: Crib) -> dict[str, Any]:
         """What is wrong with the configuration, and what is there already, for whoever starts the daemon."""
-        config = crib.home.config
+        config = crib.projects.home.config
         for problem in config.problems:
             log.warning("configuration: %s", problem)
         return {
             "problems": [str(problem) for problem in config.problems],
             "untrusted": [str(file) for file in config.untrusted],
-            "workspace": bool(crib.home.catalog.of_server(WORKSPACE)),
+            "workspace": bool(crib.projects.home.catalog.of_server(WORKSPACE)),
         }
 
     async def _renew_client_files(self, crib: Crib) -> None:
         """What was generated for agents follows our address, and from now on their tokens."""
         endpoint = self.describe()["endpoint"]
-        agents = [agent.name for agent in crib.roster.agents]
-        await asyncio.to_thread(renew_private_files, crib.roster.folder, agents, url=endpoint)
+        agents = [agent.name for agent in crib.services.agents.agents]
+        await asyncio.to_thread(renew_private_files, crib.services.agents.folder, agents, url=endpoint)
 
         def replaced(event: Event) -> None:
             if isinstance(event, TokenReplaced):
-                renew_private_files(crib.roster.folder, [event.agent], url=endpoint)
+                renew_private_files(crib.services.agents.folder, [event.agent], url=endpoint)
 
         crib.bus.subscribe(replaced, TokenReplaced)
 
@@ -193,7 +193,7 @@ class Daemon:
         async with crib, self._minding_orphans(crib):
             self.jobs.crib = crib
             remember_store(self._paths, self._flags.store)
-            settings = crib.home.config.settings
+            settings = crib.projects.home.config.settings
             logging.getLogger("toolcrib").setLevel(settings.log_level.upper())
             crib.bus.subscribe(write_to_log, *LOGGED)
             listener = bind(settings.port)
@@ -202,13 +202,13 @@ class Daemon:
             server = AsgiServer(gateway)
             control = CommandSocket(crib, self)
             try:
-                await crib.roster.sweep()
+                await crib.services.agents.sweep()
                 await self._renew_client_files(crib)
                 await control.start(self._paths.socket)
                 await server.start(listener)
                 write_info(self._paths, self.describe())
                 for file in (self._paths.socket, self._paths.daemon_info):
-                    crib.reaper.unlink(file)
+                    crib.servers.reaper.unlink(file)
                 _settle_memory()
                 if self._flags.unsafe_no_sandbox:
                     log.warning("commands of the workspace run without a sandbox, as --unsafe-no-sandbox asks")
@@ -220,9 +220,9 @@ class Daemon:
                 log.info("stopping")
                 for file in (self._paths.daemon_info, self._paths.socket):
                     file.unlink(missing_ok=True)
-                crib.store.hurry()
+                crib.services.store.hurry()
                 gateway.close()
-                crib.approvals.close()
+                crib.services.approvals.close()
                 # Workers give their agents back over the socket, which closes last.
                 await asyncio.gather(self.jobs.close(), server.stop(limit=_REQUESTS_MAY_END))
                 await control.stop()

@@ -146,10 +146,10 @@ class CommandSocket:
                 principal = self._auth.authenticate(str(token)) if token else CLIENT
                 conversation = checked_conversation(str(params.get("conversation") or "")) or DEFAULT_CONVERSATION
                 # An agent works where its token says, wherever its client was started.
-                root = _root(params.get("root") or str(self._crib.root))
+                root = _root(params.get("root") or str(self._crib.environment.root))
                 if principal.workdir is not None:
                     root = self._auth.root_of(principal, principal.workdir)
-                project = await stack.enter_async_context(self._crib.working_in(root))
+                project = await stack.enter_async_context(self._crib.projects.working_in(root))
                 stack.enter_context(self._host.leases.needed())
             except Rejected as rejected:
                 writer.write(rejected.reply().body + b"\n")
@@ -189,11 +189,11 @@ class CommandSocket:
     @contextlib.asynccontextmanager
     async def _working_in(self, command: str, root: Path | None) -> AsyncIterator[Project]:
         """The project that a command is for; only one that uses servers is a reason to start them."""
-        root = root or self._crib.root
-        known = any(project.root == root for project in self._crib.projects)
+        root = root or self._crib.environment.root
+        known = root in self._crib.projects
         if not known and command.startswith(_OF_NO_PROJECT):
-            root = self._crib.root
-        async with self._crib.working_in(root) as project:
+            root = self._crib.environment.root
+        async with self._crib.projects.working_in(root) as project:
             if not known:
                 await project.introduced(_NEW_PROJECT_WAITS)
             yield project

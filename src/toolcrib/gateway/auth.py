@@ -68,7 +68,7 @@ class Authenticator:
     def __init__(self, crib: Crib, *, owner_token: str = "", port: int | None = None) -> None:
         """Without the owner's token nobody is taken for the owner. `port` is where HTTP requests come in."""
         self._crib = crib
-        self._registry = crib.roster
+        self._registry = crib.services.agents
         self._owner_token = owner_token.encode()
         self._loop = asyncio.get_running_loop()
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
@@ -119,15 +119,15 @@ class Authenticator:
         """Where the principal works: the project of its folder, or the daemon's own."""
         workdir = principal.workdir
         if workdir is None:
-            return self._crib.home
-        return await self._crib.project(self.root_of(principal, workdir))
+            return self._crib.projects.home
+        return await self._crib.projects.at(self.root_of(principal, workdir))
 
     def root_of(self, principal: Principal, workdir: Path) -> Path:
         root, seen = self._roots.get(workdir, (workdir, 0.0))
         now = self._loop.time()
         if not seen or now - seen > _LOOK_AGAIN:
             # A project in use stays the same, also if its folder gets another mark above it.
-            known = seen and any(project.root == root for project in self._crib.projects)
+            known = seen and root in self._crib.projects
             found = _looked_up(workdir)
             if found is None:
                 raise FolderGone(

@@ -136,8 +136,8 @@ ProjectRequest = RequestContext[Project]
 class Dispatcher:
     def __init__(self, crib: Crib) -> None:
         self._crib = crib
-        self._door = crib.door
-        self._sessions = crib.sessions
+        self._door = crib.services.door
+        self._sessions = crib.services.sessions
 
     async def context(
         self, principal: Principal, project: Project, conversation: str, reader: ReaderKind = ReaderKind.MODEL
@@ -220,7 +220,7 @@ class Dispatcher:
                 raise Rejected(ErrorCase.METHOD, method=message.method[:80])
 
     def _tools(self, context: ProjectRequest) -> bytes:
-        catalog, listings = context.project.catalog, self._crib.listings(context.project)
+        catalog, listings = context.project.catalog, context.project.listings
         tools = listings.tools(catalog, context.principal.permission(), context.reader)
         if context.session is not None:
             self._sessions.listed(context.session)

@@ -86,7 +86,7 @@ class _OpenStream(msgspec.Struct, frozen=True, eq=False):
 
 class HttpGateway:
     def __init__(self, crib: Crib, *, token: str, port: int) -> None:
-        self._sessions = crib.sessions
+        self._sessions = crib.services.sessions
         self._dispatcher = Dispatcher(crib)
         self._auth = Authenticator(crib, owner_token=token, port=port)
         # Kept, because asking for it costs a system call in some versions of Python.

@@ -159,7 +159,7 @@ class JobQueue:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._leases.needed())
                 await self._note(row, "job submitted", profile=row.profile, workdir=row.workdir, model=row.model)
-                await crib.store.write(jobs.add, row)
+                await crib.services.store.write(jobs.add, row)
                 self._active[row.id] = ActiveJob(row=row, prompt=prompt, held=stack.pop_all())
         self._advance()
         return self._active[row.id].row if row.id in self._active else row
@@ -168,7 +168,9 @@ class JobQueue:
         self, principal: Principal, *, status: JobStatus | None, most: int
     ) -> tuple[tuple[JobRow, ...], int]:
         crib = await self._ready()
-        rows, total = await crib.store.read(jobs.latest, owners=self._owners(principal), status=status, most=most)
+        rows, total = await crib.services.store.read(
+            jobs.latest, owners=self._owners(principal), status=status, most=most
+        )
         return tuple(self._live(row) for row in rows), total
 
     async def result(self, principal: Principal, job: str, *, wait: float) -> JobRow:
@@ -212,13 +214,15 @@ class JobQueue:
         return crib
 
     async def _catch_up(self, crib: Crib) -> None:
-        self._daemon = await asyncio.to_thread(daemon_id, crib.paths.state_dir)
-        for row in await crib.store.write(jobs.interrupt_running, self._daemon, time.time(), _INTERRUPTED):
+        self._daemon = await asyncio.to_thread(daemon_id, crib.environment.paths.state_dir)
+        for row in await crib.services.store.write(jobs.interrupt_running, self._daemon, time.time(), _INTERRUPTED):
             await self._note_interrupted(row, _INTERRUPTED)
-        await crib.store.write(self._forget)
-        for row in await crib.store.read(jobs.queued, self._daemon):
+        await crib.services.store.write(self._forget)
+        for row in await crib.services.store.read(jobs.queued, self._daemon):
             if row.masked:
-                await crib.store.write(jobs.end, row.id, JobStatus.INTERRUPTED, time.time(), {"error": _NOT_KEPT})
+                await crib.services.store.write(
+                    jobs.end, row.id, JobStatus.INTERRUPTED, time.time(), {"error": _NOT_KEPT}
+                )
                 await self._note_interrupted(row, _NOT_KEPT)
             elif row.id not in self._active:
                 held = contextlib.ExitStack()
@@ -240,20 +244,20 @@ class JobQueue:
         while True:
             await asyncio.sleep(_UPKEEP)
             try:
-                await self._open().store.write(self._forget)
+                await self._open().services.store.write(self._forget)
             except StoreError as error:
                 log.warning("old jobs cannot be let go now: %s", error.text())
 
     def _forget(self, connection: sa.Connection) -> None:
         """Nothing while nobody can say for how long results are kept."""
         with contextlib.suppress(ConfigError):
-            before = self._open().attendant.clock.patient() - settings_of(self._open()).keep_days * 86_400
+            before = self._open().services.clock.patient() - settings_of(self._open()).keep_days * 86_400
             jobs.forget(connection, before=before, most=MOST_KEPT)
 
     async def _found(self, principal: Principal, job: str) -> JobRow:
         """What is another's is not there."""
         crib = await self._ready()
-        row = await crib.store.read(jobs.find, job)
+        row = await crib.services.store.read(jobs.find, job)
         owners = self._owners(principal)
         if row is None or (owners is not None and (row.submitter, row.submitter_since) not in owners):
             raise NotFound(f"There is no job {job[:80]!r}.", remedy="List the jobs to see which there are.")
@@ -266,7 +270,7 @@ class JobQueue:
     def _owners(self, principal: Principal) -> Owners | None:
         if principal.name == OWNER.name:
             return None
-        roster, agent = self._open().roster, submitter_of(self._open(), principal)
+        roster, agent = self._open().services.agents, submitter_of(self._open(), principal)
         if agent is None:
             return frozenset({(CLIENT.name, 0.0)})
         family = (agent, *map(roster.find, roster.children(agent.name)))
@@ -288,7 +292,7 @@ class JobQueue:
 
     def _advance(self) -> None:
         """Begins what waits, as far as there is room; nothing while the settings cannot be read."""
-        config = self._open().home.config
+        config = self._open().projects.home.config
         if self._closing or not self._caught_up or "jobs" in config.unusable:
             return
         room = config.settings.jobs.max_running - len(self._with(JobStatus.RUNNING))
@@ -318,7 +322,7 @@ class JobQueue:
     async def _marked(self, job: ActiveJob) -> bool:
         """Durably marked as running. False: it cannot be now, and waits again; or it does not wait any more."""
         try:
-            begins = await self._open().store.write(jobs.begin, job.row.id, job.row.started_at or time.time())
+            begins = await self._open().services.store.write(jobs.begin, job.row.id, job.row.started_at or time.time())
         except StoreError as error:
             log.warning("the job %s cannot begin yet: %s", job.row.id, error.text())
             if not self._closing:
@@ -333,7 +337,9 @@ class JobQueue:
 
     async def _worked(self, job: ActiveJob) -> str:
         crib = self._open()
-        worker = job.worker = await self._start(self._order(job), environ=crib.environ, reaper=crib.reaper)
+        worker = job.worker = await self._start(
+            self._order(job), environ=crib.environment.variables, reaper=crib.servers.reaper
+        )
         if job.stopped:
             # The word came while the process was being started.
             await worker.stop(grace=0)
@@ -367,7 +373,7 @@ class JobQueue:
         }
 
     def _check_submitter(self, job: ActiveJob) -> None:
-        row, roster = job.row, self._open().roster
+        row, roster = job.row, self._open().services.agents
         if not row.submitter_since:
             return
         if not roster.knows(row.submitter) or roster.find(row.submitter).created_at != row.submitter_since:
@@ -419,7 +425,7 @@ class JobQueue:
             self._forget(connection)
 
         try:
-            await self._open().store.write(end)
+            await self._open().services.store.write(end)
             await self._note(job.row, f"job {status}", error=values.get("error", ""))
         except StoreError as error:
             log.warning("the end of job %s cannot be written now: %s", job.row.id, error.text())
@@ -427,12 +433,12 @@ class JobQueue:
         return True
 
     def _masked(self, text: str) -> str:
-        return storable(self._open().mask.known(text))
+        return storable(self._open().environment.mask.known(text))
 
     async def _note(self, row: JobRow, what: str, **detail: Any) -> None:
         """A line in the book; durable when it returns."""
         told = {word: value for word, value in {"job": row.id, "with": row.runs, **detail}.items() if value}
-        await self._open().note(AuditedChange(what=what, agent=row.submitter, detail=told))
+        await self._open().services.record(AuditedChange(what=what, agent=row.submitter, detail=told))
 
     def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)

@@ -41,7 +41,7 @@ _MENTION = re.compile(r"(?<!\w)@\S")
 
 
 def settings_of(crib: Crib) -> JobSettings:
-    config = crib.home.config
+    config = crib.projects.home.config
     if problem := config.unusable.get("jobs"):
         raise ConfigError(str(problem), remedy="Correct it in your configuration: no job begins before that.")
     return config.settings.jobs
@@ -49,7 +49,7 @@ def settings_of(crib: Crib) -> JobSettings:
 
 def submitter_of(crib: Crib, principal: Principal) -> Agent | None:
     """None: the owner, or a client without a name."""
-    return None if principal.name in (OWNER.name, CLIENT.name) else crib.roster.find(principal.name)
+    return None if principal.name in (OWNER.name, CLIENT.name) else crib.services.agents.find(principal.name)
 
 
 def row_for(crib: Crib, principal: Principal, root: Path, order: JobRequest, *, daemon: str) -> JobRow:
@@ -58,7 +58,7 @@ def row_for(crib: Crib, principal: Principal, root: Path, order: JobRequest, *, 
     if order.runs != AGENT and principal.name != OWNER.name:
         _check_allowed(order.runs, settings)
         _refuse_mentions(prompt)
-    kept = storable(crib.mask.known(prompt))
+    kept = storable(crib.environment.mask.known(prompt))
     folder = _folder(principal, agent, root, order.workdir)
     return JobRow(
         id=f"job-{secrets.token_hex(5)}",
@@ -115,12 +115,12 @@ def _refuse_mentions(prompt: str) -> None:
 
 def _profile(crib: Crib, principal: Principal, agent: Agent | None, wanted: str) -> str:
     if agent is not None:
-        if wanted and wanted not in crib.roster.profiles:
+        if wanted and wanted not in crib.services.agents.profiles:
             # Which there are is nothing that an agent need know.
             raise UsageError(f"There is no profile {wanted[:80]!r}.", remedy="Leave it out: it has yours.")
         return _no_owner(wanted or _AGENTS)
     if principal.name == OWNER.name:
-        return crib.roster.profile(_no_owner(wanted or _OWNERS)).name
+        return crib.services.agents.profile(_no_owner(wanted or _OWNERS)).name
     if wanted and wanted not in _CLIENTS:
         raise Denied(
             f"A client without a name has the profile {CLIENT.profile}, and so have its jobs; not {wanted[:80]!r}.",
@@ -208,7 +208,7 @@ def _check_model(crib: Crib, model: str, max_steps: int, settings: JobSettings) 
                 base_url=settings.base_urls.get(provider, ""),
                 api_key=settings.api_keys.get(provider, ""),
                 max_steps=max_steps,
-                environ=crib.environ,
+                environ=crib.environment.variables,
             )
         )
     except UsageError as error:
@@ -227,8 +227,10 @@ def check_again(crib: Crib, row: JobRow) -> None:
     if row.submitter == OWNER.name:
         return
     settings = settings_of(crib)
-    permission = crib.roster.find(row.submitter).permission if row.submitter_since else CLIENT.permission()
-    tool = next((one for one in crib.home.catalog.of_server(SUBMIT_TOOL[0]) if one.name == SUBMIT_TOOL[1]), None)
+    permission = crib.services.agents.find(row.submitter).permission if row.submitter_since else CLIENT.permission()
+    tool = next(
+        (one for one in crib.projects.home.catalog.of_server(SUBMIT_TOOL[0]) if one.name == SUBMIT_TOOL[1]), None
+    )
     decision = None if tool is None else permission.decide(tool, {})
     if decision is None or decision.verdict is Verdict.DENY:
         raise Denied(f"{row.submitter} may not submit jobs any more.", remedy="Ask the owner.")
@@ -245,4 +247,4 @@ async def check_program(crib: Crib, row: JobRow) -> None:
     from toolcrib.coding_agents.clients import client_named  # noqa: PLC0415 - as above
     from toolcrib.coding_agents.program import find_program  # noqa: PLC0415
 
-    await asyncio.to_thread(find_program, client_named(row.runs), crib.environ, Path(row.workdir))
+    await asyncio.to_thread(find_program, client_named(row.runs), crib.environment.variables, Path(row.workdir))
