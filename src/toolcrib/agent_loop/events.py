@@ -58,8 +58,8 @@ class RunEvent(AgentEvent):
 
     def __str__(self) -> str:
         """The fact in one line, for a person; without what is the same in every event of a run."""
-        told = {name: value for name, value in self.to_json().items() if name not in _SAME}
-        return f"{self.type} {' '.join(f'{name}={json.dumps(value)}' for name, value in told.items())}".rstrip()
+        shown = {name: value for name, value in self.to_json().items() if name not in _SAME}
+        return f"{self.type} {' '.join(f'{name}={json.dumps(value)}' for name, value in shown.items())}".rstrip()
 
 
 _SAME = frozenset({"type", "kind", "role", "provider", "time", "run_id", "call", "messages", "blocks", "structured"})
@@ -220,4 +220,4 @@ AnyRunEvent: TypeAlias = (
     | RunFinished
     | RunFailed
 )
-"""What a run tells. A type checker knows which it is after `event.type == "run_finished"`, too."""
+"""Every event of a run. A type checker knows which it is after `event.type == "run_finished"`, too."""

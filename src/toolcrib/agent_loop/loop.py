@@ -1,7 +1,7 @@
 """The loop: the model is asked, its calls are carried out, until it has nothing more to do.
 
 In: a model of pydantic-ai, the tools, the conversation so far. Out: events by the `EventEmitter`, and why it ended.
-`course` opens what is needed before, and closes it after.
+`run` opens what is needed before, and closes it after.
 
 The steps are ours, and not those of pydantic-ai's agent: cancelled in mid-step, its graph leaves tasks of its own
 behind, and it ends a run whose model errs too often.

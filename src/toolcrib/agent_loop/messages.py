@@ -109,7 +109,7 @@ def result_content(outcome: ToolOutcome, form: ToolFormat) -> ResultContent:
 
 
 def _within(found: Sequence[Piece]) -> list[str | BinaryContent]:
-    """As much of it as a model is told; where something is left out, it says so."""
+    """As much of it as a model is shown; where something is left out, it says so."""
     shown: list[str | BinaryContent] = []
     characters, size, left_out = MOST_TEXT, MOST_FILES, 0
     for piece in found:

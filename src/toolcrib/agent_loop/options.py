@@ -1,6 +1,6 @@
 """What can be chosen for a run of `run_agent`.
 
-In: the program's words. Out: `AgentOptions`, checked when a run begins (`checks`). `run` reads it.
+In: the program's words. Out: `AgentOptions`, checked by `setup` when a run begins.
 """
 
 from __future__ import annotations

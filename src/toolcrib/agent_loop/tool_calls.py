@@ -1,4 +1,4 @@
-"""A model's call of a tool: asked for approval, carried out, and told as events.
+"""A model's call of a tool: asked for approval, carried out, and reported as events.
 
 In: a name and the arguments as the model wrote them, be they JSON or not. Out: a `ToolOutcome`; whatever goes wrong
 is one, and nothing but cancellation is raised. `CallEvents` makes one `ToolCalled` and one `ToolFinished` of each

@@ -1,7 +1,7 @@
 """The tools of a run: built-in ones, those of its servers, those of a crib.
 
-In: counters that are open. Out: what the model is offered, by name, and the events about it: which servers are there,
-which are not, whose tool gave way. `course` asks once, before the model is asked.
+In: tool providers that are open. Out: what the model is offered, by name, and the events about it: which servers are
+there, which are missing, which tool gave way to another of its name. `run` asks once, before the model is asked.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CheckedTools:
 
 
 class MissingServers:
-    """Servers that are not there: each is told once, as soon as it is known."""
+    """Servers that are not there: each is reported once, as soon as it is known."""
 
     def __init__(self, emitter: EventEmitter) -> None:
         self._emitter = emitter

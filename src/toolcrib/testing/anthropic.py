@@ -95,20 +95,20 @@ def _results(messages: list[dict[str, Any]]) -> Iterator[ToolOutput]:
     """In the order of the calls. As the service does, it insists on a result for each call, in the next message."""
     for place, (message, following) in enumerate(itertools.pairwise([{"content": []}, *messages, {"content": []}])):
         called = [block["id"] for block in _blocks(message) if block["type"] == "tool_use"]
-        told = {block["tool_use_id"]: block for block in _blocks(following) if block["type"] == "tool_result"}
-        if missing := [call for call in called if call not in told]:
+        given = {block["tool_use_id"]: block for block in _blocks(following) if block["type"] == "tool_result"}
+        if missing := [call for call in called if call not in given]:
             raise ValueError(
                 f"messages.{place - 1}: `tool_use` ids were found without `tool_result` blocks immediately after: "
                 f"{', '.join(missing)}. Each `tool_use` block must have a corresponding `tool_result` block in the "
                 "next message."
             )
-        if stray := sorted(told.keys() - set(called)):
+        if stray := sorted(given.keys() - set(called)):
             raise ValueError(
                 f"messages.{place}: unexpected `tool_use_id` found in `tool_result` blocks: {', '.join(stray)}. Each "
                 "`tool_result` block must have a corresponding `tool_use` block in the previous message."
             )
         yield from (
-            ToolOutput(call=call.removeprefix(PREFIX), text=text_of(told[call].get("content"))) for call in called
+            ToolOutput(call=call.removeprefix(PREFIX), text=text_of(given[call].get("content"))) for call in called
         )
 
 

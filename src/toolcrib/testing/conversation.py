@@ -68,7 +68,7 @@ CALL, SEARCH = "call_", "search_"
 
 @dataclass(frozen=True, kw_only=True)
 class TurnUsage:
-    """Tokens, as a provider tells them."""
+    """Tokens, as a provider counts them."""
 
     fresh: int
     """Read, and not from the cache."""
@@ -143,7 +143,7 @@ class Interruption:
     """Where an answer comes to an end in its middle."""
 
     status: int
-    """What the provider tells in the stream, as it numbers its errors; or 0: the line is dead."""
+    """The error that the provider sends in the stream, by its number; or 0: the connection breaks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,11 +54,11 @@ class Google:
         return None if ":streamGenerateContent" in path else _last(turn, _parts(turn, _whole))
 
     def refusal(self, status: int, message: str, retry_after: float | None = None) -> dict[str, Any]:
-        told = {"code": status, "message": message, "status": ERRORS.get(status, "UNKNOWN")}
+        error = {"code": status, "message": message, "status": ERRORS.get(status, "UNKNOWN")}
         if retry_after is None:
-            return {"error": told}
+            return {"error": error}
         wait = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{retry_after:g}s"}
-        return {"error": {**told, "details": [wait]}}
+        return {"error": {**error, "details": [wait]}}
 
     def interruption(self, status: int, turn: ModelTurn, body: dict[str, Any]) -> Message:
         return self.refusal(status, "interrupted, as scripted")
@@ -68,23 +68,23 @@ def _results(contents: list[tuple[str | None, list[dict[str, Any]]]]) -> Iterato
     """In the order of the calls. As the service does, it insists on as many results as there were calls. A result
     without an id belongs to the first call by its name that has none."""
     due: list[dict[str, Any]] = []
-    told: list[dict[str, Any]] = []
+    given: list[dict[str, Any]] = []
     for role, parts in [*contents, ("model", [])]:
         if role != "model":
             came = [part["functionResponse"] for part in parts if "functionResponse" in part]
-            # Gemini CLI tells a result twice when it takes up an old session.
-            told += [one for n, one in enumerate(came) if one not in came[:n] or not one.get("id")]
+            # Gemini CLI sends a result twice when it takes up an old session.
+            given += [one for n, one in enumerate(came) if one not in came[:n] or not one.get("id")]
             continue
-        if len(due) != len(told):
+        if len(due) != len(given):
             raise ValueError(
                 "Please ensure that the number of function response parts is equal to the number of function call "
-                f"parts of the function call turn: there are {len(told)} and {len(due)}"
+                f"parts of the function call turn: there are {len(given)} and {len(due)}"
             )
         for call in due:
-            mine = next((one for one in told if _answers(one, call)), None)
+            mine = next((one for one in given if _answers(one, call)), None)
             if mine is None:
                 raise ValueError(f"There is no function response for the function call {call['name']}")
-            told.remove(mine)
+            given.remove(mine)
             yield ToolOutput(call=call.get("id") or "", text=_text(mine["response"]))
         due = [part["functionCall"] for part in parts if "functionCall" in part]
 

@@ -71,8 +71,8 @@ class OpenAIChat:
         message = {"role": "assistant", "content": turn.text or None, "refusal": None}
         calls = [_call(call, call.written) for call in turn.invocations]
         thoughts = self._thoughts(turn.thinking) if turn.thinking else {}
-        told = {**message, **thoughts, **({"tool_calls": calls} if calls else {})}
-        choice = self._choice(turn, message=told, over=True)
+        whole = {**message, **thoughts, **({"tool_calls": calls} if calls else {})}
+        choice = self._choice(turn, message=whole, over=True)
         return {**self._head(turn, body, "chat.completion"), "choices": [choice], "usage": self._usage(turn)}
 
     def refusal(self, status: int, message: str, retry_after: float | None = None) -> dict[str, Any]:
@@ -177,9 +177,9 @@ class OpenRouter(OpenAIChat):
         return [COMMENT, *super().write(turn, path, {**body, "stream_options": {"include_usage": True}})]
 
     def whole(self, turn: ModelTurn, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
-        told = super().whole(turn, path, body)
-        if told is None or turn.cut is None or not turn.cut.status:
-            return told
+        answer = super().whole(turn, path, body)
+        if answer is None or turn.cut is None or not turn.cut.status:
+            return answer
         return {**self._head(turn, body, "chat.completion"), "choices": None, "error": _late(turn.cut.status)}
 
     def refusal(self, status: int, message: str, retry_after: float | None = None) -> dict[str, Any]:
@@ -190,8 +190,8 @@ class OpenRouter(OpenAIChat):
         return {**self._head(turn, body, "chat.completion.chunk"), "error": _late(status), "choices": [over]}
 
     def _head(self, turn: ModelTurn, body: dict[str, Any], kind: str) -> dict[str, Any]:
-        told = super()._head(turn, body, kind)
-        return {**told, "id": f"gen-{turn.id}", "provider": PROVIDER}
+        head = super()._head(turn, body, kind)
+        return {**head, "id": f"gen-{turn.id}", "provider": PROVIDER}
 
     def _choice(self, turn: ModelTurn, *, over: bool = False, **said: Any) -> dict[str, Any]:
         choice = super()._choice(turn, over=over, **said)

@@ -43,7 +43,7 @@ class OpenAIResponses:
     def read(self, body: dict[str, Any]) -> RequestConversation:
         items = _input(body)
         _check(items)
-        # A message may leave away that it is one.
+        # A message need not say that it is one.
         messages = [item for item in items if item.get("type", "message") == "message"]
         texts = [(message["role"], text) for message in messages for text in _texts(message["content"])]
         return RequestConversation(
@@ -80,7 +80,7 @@ class OpenAIResponses:
         return {"type": "response.failed", "response": failed, "sequence_number": LAST}
 
 
-def _response(turn: ModelTurn, body: dict[str, Any], **told: Any) -> dict[str, Any]:
+def _response(turn: ModelTurn, body: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {
         "id": f"resp_{turn.id}",
         "object": "response",
@@ -96,17 +96,17 @@ def _response(turn: ModelTurn, body: dict[str, Any], **told: Any) -> dict[str, A
         "tool_choice": body.get("tool_choice", "auto"),
         "tools": [],
         "usage": None,
-        **told,
+        **fields,
     }
 
 
 def _ended(turn: ModelTurn, body: dict[str, Any]) -> dict[str, Any]:
-    told = {"output": _items(turn, _offering(body)), "usage": _usage(turn)}
+    fields = {"output": _items(turn, _offering(body)), "usage": _usage(turn)}
     if turn.stop_reason in STATUSES:
-        return _response(turn, body, status=turn.stop_reason, **told)
+        return _response(turn, body, status=turn.stop_reason, **fields)
     if reason := turn.stop_reason or ENDINGS.get(turn.ending):
-        return _response(turn, body, status="incomplete", incomplete_details={"reason": reason}, **told)
-    return _response(turn, body, **told)
+        return _response(turn, body, status="incomplete", incomplete_details={"reason": reason}, **fields)
+    return _response(turn, body, **fields)
 
 
 def _input(body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -117,10 +117,10 @@ def _input(body: dict[str, Any]) -> list[dict[str, Any]]:
 def _check(items: list[dict[str, Any]]) -> None:
     """As the service does, it insists on an output for each call, and on a call for each output."""
     called = {item["call_id"] for item in items if item.get("type") in CALLS}
-    told = {item["call_id"] for item in items if item.get("type") in CALLS.values()}
-    if missing := sorted(called - told):
+    answered = {item["call_id"] for item in items if item.get("type") in CALLS.values()}
+    if missing := sorted(called - answered):
         raise ValueError(f"No tool output found for function call {missing[0]}.")
-    if stray := sorted(told - called):
+    if stray := sorted(answered - called):
         raise ValueError(f"No tool call found for function call output with call_id {stray[0]}.")
 
 
@@ -173,8 +173,8 @@ def _found(item: dict[str, Any]) -> list[ModelTool]:
     if item.get("type") != "custom_tool_call_output":
         return []
     # What our own program for a search prints: the tools' full names, each with what it says of itself.
-    told = [json.loads(text) for text in _texts(item["output"]) if text.startswith(_LISTED)]
-    return [ModelTool(name=tool["name"], definition=tool) for listed in told for tool in listed["tools_found"]]
+    lists = [json.loads(text) for text in _texts(item["output"]) if text.startswith(_LISTED)]
+    return [ModelTool(name=tool["name"], definition=tool) for listed in lists for tool in listed["tools_found"]]
 
 
 _LISTED = '{"tools_found":'

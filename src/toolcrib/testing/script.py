@@ -1,6 +1,6 @@
 """What a scripted model does: one step a turn, then some last words.
 
-In: a conversation as its provider's wire format tells it. Out: the next `ModelTurn`. Which step comes next is read
+In: a conversation as its wire format reads it. Out: the next `ModelTurn`. Which step comes next is read
 from the
 conversation itself (a call is done when its id has a result, words are said when they stand there), so a request that
 a client repeats gets the same answer, and a script may go on in the next run of a conversation. A tool that is only to
@@ -101,11 +101,11 @@ class Refuse(Step):
 
 @dataclass(frozen=True)
 class Break(Step):
-    """One answer ends in the middle: the line is dead, or an error is told where the answer should go on."""
+    """One answer ends in the middle: the connection breaks, or an error comes where the answer should go on."""
 
     text: str = "I was about to say"
     status: int = 0
-    """The error, as an HTTP status; 0: the line is dead."""
+    """The error, as an HTTP status; 0: the connection breaks."""
 
 
 class Toolless(enum.StrEnum):
@@ -159,7 +159,7 @@ class Script:
             return any(step.text in text for text in conversation.said)
         if any(self._id(CALL, number) in result.call for result in conversation.outputs):
             return True
-        # Google's clients may leave the ids away: then the calls were those of the first steps.
+        # Google's clients may leave out the ids: then the calls were those of the first steps.
         nameless = sum(not result.call for result in conversation.outputs)
         return bool(_calls(step)) and sum(len(_calls(one)) for one in self.steps[: number + 1]) <= nameless
 
@@ -230,5 +230,5 @@ def _leaves_nothing(step: Step) -> bool:
 
 
 def turn_usage(number: int) -> TurnUsage:
-    """What a turn is said to have cost: no two the same, so that a sum tells which were counted."""
+    """What a turn is said to have cost: no two the same, so that a sum shows which were counted."""
     return TurnUsage(fresh=100 + 7 * number, cached=1000 * number, output=20 + 3 * number, thought=number)

@@ -66,5 +66,5 @@ class WireFormat(Protocol):
         ...
 
     def interruption(self, status: int, turn: ModelTurn, body: dict[str, Any]) -> Message:
-        """How it is told in a stream that there will be no more of it."""
+        """How a stream says that there will be no more of it."""
         ...

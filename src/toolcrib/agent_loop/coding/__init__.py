@@ -1,9 +1,8 @@
 """The coding tools of a run: Read, Write, Edit, Bash, Glob, Grep, confined to one folder.
 
 In: `CodingTools`. Out: `BuiltinTools`: offers for the model, and a way to call them. Names and parameters are those
-that
-models know from Claude Code; what is done is done by the workspace, its file layer and its sandbox, under the settings
-of the folder. `table` has the six, one file each says what its tool takes and how it answers.
+that models know from Claude Code; the workspace does the work, with its file layer and its sandbox, under the settings
+of the folder. `table` lists the six, `files` and `search` say what each takes and how it answers.
 """
 
 from __future__ import annotations

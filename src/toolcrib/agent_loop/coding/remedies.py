@@ -1,4 +1,4 @@
-"""What a model is told when the workspace says no: in the words of the tools that it has here.
+"""What a model reads when the workspace refuses: in the words of the tools that it has here.
 
 In: an error whose remedy speaks of an argument that only the workspace's own tools have. Out: the same error with a
 remedy that works here. The tools beside wrap what they ask of the workspace.

@@ -248,7 +248,7 @@ class _Content(_Written):
         """The file that was asked for, if it is one: its name is not repeated."""
 
     def take(self, parts: tuple[str, ...], lines: Iterator[MatchedLine]) -> None:
-        # Every match is a line at least, and one more tells that there are more.
+        # Every match is a line at least, and one more shows that there are more.
         found = with_context(lines, most=self._limit + 1, room=self.tray.room)
         path = "" if parts == self._alone else one_line(shown_path(parts))
         before: int | None = None

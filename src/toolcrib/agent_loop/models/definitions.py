@@ -1,7 +1,7 @@
 """What stands on the wire for each tool.
 
 In: offers, and how a provider wants them written. Out: `Definitions`, which the provider's model puts into its requests
-as they are. `catalog.formats` writes them.
+as they are. `formats` writes them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The way to a provider: one HTTP client for one run.
 
 In: a `ModelEndpoint`. Out: a `ModelHttpClient`. It is closed with the run, so that no connection outlives it or is
-used in another event
-loop. Redirects are not followed, as they would take the key along. `openai`, `anthropic` and `google` give it to their
-SDKs; `retrying` hangs up.
+used in another event loop. Redirects are not followed, as they would take the key along. `openai`, `anthropic` and
+`google` give it to their SDKs; `retrying` hangs up.
 """
 
 from __future__ import annotations
