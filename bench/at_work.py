@@ -269,7 +269,7 @@ def place(person: Person, way: Way) -> Iterator[Place]:
             started = stack.enter_context(daemon.starting(made.home))()
             started.wait_until_ready(*entries)
         if way.is_ours and entries:
-            # What this server calls read-only is then believed, so that its call waits for nobody.
+            # What this server calls read-only is then trusted, so that its call waits for nobody.
             trusted = daemon.run_cli(made.home, "trust", "--server", CALLED_SERVER)
             if trusted.exit_code:
                 raise NotMeasured(f"`toolcrib trust` said {trusted.err}")

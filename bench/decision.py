@@ -18,7 +18,7 @@ from typing import Any
 from report import Figure, median, rounded
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.policy import Permission, Profile, permission, profile_from
+from toolcrib.policy import Permission, Profile, profile_from
 
 HERE = Path.cwd()
 ROUNDS = 11
@@ -52,7 +52,7 @@ def profiles() -> dict[str, Profile]:
 
 
 def fresh(profile: Profile) -> Permission:
-    return permission(profile, agent="bench", workdir=HERE)
+    return Permission(profile, agent="bench", workdir=HERE)
 
 
 def cold(profile: Profile, known: tuple[Tool, ...]) -> float:

@@ -231,7 +231,7 @@ def toolcrib_home(servers: dict[str, dict[str, Any]]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def toolcrib(
-    command: ToolcribCommand, servers: dict[str, dict[str, Any]], *, called: str = SERVER, believed: bool = False
+    command: ToolcribCommand, servers: dict[str, dict[str, Any]], *, called: str = SERVER, trusted: bool = False
 ) -> Iterator[Target]:
     """The daemon with these servers, when its `called` server answers (an empty name: when its endpoint does).
 
@@ -247,7 +247,7 @@ def toolcrib(
             pid = status["pid"]
             token = Path(status["token_file"]).read_text().strip()
             target = Target(url=status["endpoint"], token=token, prefix=f"{called}_", pid=pid, home=home)
-            if believed:
+            if trusted:
                 done = command.run(home, "trust", "--server", called)
                 if done.returncode:
                     raise NotMeasured(f"`toolcrib trust --server` said {last_words(done)}")

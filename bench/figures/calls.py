@@ -26,7 +26,7 @@ def measure(settings: Settings) -> Figure:
         keys=("upstream", "client → server", "callers", "way"),
         values=("p50 ms", "p95 ms", "calls/s", "CPU ms", "added p50 ms", "times forwarder"),
         notes=(
-            "The echo is believed to be read-only; `governed` has what a change costs.",
+            "The echo is trusted to be read-only; `governed` has what a change costs.",
             "added p50: over direct, median of the rounds' differences.",
             "times forwarder: Toolcrib's added p50 divided by the forwarder's.",
             "CPU: of the forwarder's or daemon's own process, per call. direct speaks the server's era.",

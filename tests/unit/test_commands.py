@@ -36,12 +36,12 @@ from toolcrib.errors import Denied, UnknownCommand, UsageError
 from toolcrib.events import Bus
 from toolcrib.identity.principal import CLIENT, OWNER, Principal, RequestContext
 from toolcrib.listing import Listings
-from toolcrib.policy import BUILTIN, Verdict, permission
+from toolcrib.policy import BUILTIN, Permission, Verdict
 from toolcrib.servers.model import ToolCall
 
 pytestmark = pytest.mark.req("KSI-6")
 
-STRANGER = Principal.fixed("stranger", permission(BUILTIN["nothing"]))
+STRANGER = Principal.fixed("stranger", Permission(BUILTIN["nothing"]))
 
 
 class NoHost:
@@ -303,7 +303,7 @@ def test_another_server_s_tools_are_the_client_s_whatever_they_claim() -> None:
     assert CLIENT.permission().decide(catalog.find("files:delete"), None).verdict is Verdict.ALLOW
 
 
-TRUSTED = Principal.fixed("t", permission(BUILTIN["trusted"]))
+TRUSTED = Principal.fixed("t", Permission(BUILTIN["trusted"]))
 
 
 @pytest.mark.parametrize(("caller", "may"), [(OWNER, True), (TRUSTED, True), (CLIENT, False), (STRANGER, False)])

@@ -14,7 +14,7 @@ from toolcrib.catalog.snapshot import Catalog
 from toolcrib.cli.app import app
 from toolcrib.cli.profile_commands import read_profile
 from toolcrib.config.model import ANNOTATIONS
-from toolcrib.policy import BUILTIN, Profile, permission, profile_from
+from toolcrib.policy import BUILTIN, Permission, Profile, profile_from
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -34,7 +34,7 @@ def test_each_row_of_the_table_is_what_the_profile_decides(name: str, arguments:
     server, _, tool = name.partition(":")
     listing = {server: (json.dumps({"name": tool}).encode(),)}
     (known,) = Catalog.build(listing, version=1, folders={server: "/repo"}).tools
-    decision = permission(example(), agent="x", workdir=Path("/repo")).decide(known, json.loads(arguments))
+    decision = Permission(example(), agent="x", workdir=Path("/repo")).decide(known, json.loads(arguments))
     assert (str(decision.verdict), decision.rule.removeprefix("profile mine: ")) == (verdict, rule)
 
 

@@ -16,12 +16,12 @@ from toolcrib.config.model import NameStyle
 from toolcrib.errors import CallTimeout, Denied, InvalidArguments, ProtocolViolation, ServerUnavailable, UnknownTool
 from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, Event
 from toolcrib.identity.principal import OWNER, Principal, RequestContext
-from toolcrib.policy import BUILTIN, permission
+from toolcrib.policy import BUILTIN, Permission
 from toolcrib.servers.model import ServerAnswer, ToolCall
 
 pytestmark = pytest.mark.req("BNS-5", "ENG-3")
 
-STRANGER = Principal.fixed("stranger", permission(BUILTIN["nothing"]))
+STRANGER = Principal.fixed("stranger", Permission(BUILTIN["nothing"]))
 READ = b'{"name":"read","inputSchema":{"type":"object","properties":{"path":{"type":"string"}},"required":["path"]}}'
 
 

@@ -20,7 +20,7 @@ from toolcrib.errors import AuditUnwritable, Denied, NotFound, StoreError, Unkno
 from toolcrib.events import AgentEnded, Bus, PermissionChanged
 from toolcrib.identity.approvals import Approvals
 from toolcrib.identity.principal import Principal, RequestContext
-from toolcrib.policy import BUILTIN, Condition, OneOf, Permission, Profile, Rule, RuleEffect, RuleOrigin, permission
+from toolcrib.policy import BUILTIN, Condition, OneOf, Permission, Profile, Rule, RuleOrigin, Verdict
 from toolcrib.servers.model import ServerAnswer, ToolCall
 
 pytestmark = pytest.mark.req("KSI-5", "KSI-8")
@@ -30,13 +30,13 @@ WRITE = b'{"name":"write","inputSchema":{"type":"object","properties":{"path":{"
 HIDDEN = b'{"name":"write_all","inputSchema":{"type":"object"}}'
 
 
-def may(*rules: tuple[RuleEffect, str]) -> Permission:
+def may(*rules: tuple[Verdict, str]) -> Permission:
     made = tuple(Rule(effect=effect, tools=tools, origin=RuleOrigin.AGENT, holder="a") for effect, tools in rules)
-    return permission(BUILTIN["nothing"], agent="a", rules=made)
+    return Permission(BUILTIN["nothing"], agent="a", rules=made)
 
 
 BY_PATH = (Condition(argument="path", test=OneOf(("fine",))),)
-EVERYTHING = may((RuleEffect.ALLOW, "files:*"))
+EVERYTHING = may((Verdict.ALLOW, "files:*"))
 
 
 @dataclass
@@ -165,7 +165,7 @@ async def test_a_call_that_ran_is_answered_also_if_its_outcome_must_wait_for_the
 
 
 async def test_a_name_that_no_tool_has_is_written_down_and_suggests_only_what_is_permitted() -> None:
-    shop = Workshop(may((RuleEffect.ALLOW, "files:write")))
+    shop = Workshop(may((Verdict.ALLOW, "files:write")))
     with pytest.raises(UnknownTool) as caught:
         await shop.use("files_writ")
     assert caught.value.data["nearest"] == ["files:write"]
@@ -184,7 +184,7 @@ async def test_a_suggestion_is_spelled_as_the_caller_knows_the_tools(style: Name
 
 
 async def test_a_person_who_says_yes_lets_the_call_pass() -> None:
-    shop = Workshop(may((RuleEffect.ASK, "files:*")))
+    shop = Workshop(may((Verdict.ASK, "files:*")))
     using = asyncio.create_task(shop.use("files_write", '{"path": "x"}'))
     (asked,) = await shop.approvals.next(5)
     assert (asked.agent, asked.tool, asked.arguments) == ("a", "files:write", b'{"path": "x"}')
@@ -198,9 +198,7 @@ async def test_a_person_who_says_yes_lets_the_call_pass() -> None:
 
 async def test_a_person_sees_what_is_sent_besides_the_arguments() -> None:
     sent: list[ToolCall] = []
-    shop = Workshop(
-        may((RuleEffect.ASK, "files:*")), answer=lambda call: sent.append(call) or ServerAnswer(result=b"{}")
-    )
+    shop = Workshop(may((Verdict.ASK, "files:*")), answer=lambda call: sent.append(call) or ServerAnswer(result=b"{}"))
     answers = b'{"sure": {"action": "accept", "content": {"all": true}}}'
     using = asyncio.create_task(shop.use("files_write", '{"path": "x"}', {"to": "evil"}, inputResponses=answers))
     (asked,) = await shop.approvals.next(5)
@@ -215,7 +213,7 @@ async def test_a_person_sees_what_is_sent_besides_the_arguments() -> None:
 
 
 async def test_a_person_who_says_no_stops_it() -> None:
-    shop = Workshop(may((RuleEffect.ASK, "files:*")))
+    shop = Workshop(may((Verdict.ASK, "files:*")))
     using = asyncio.create_task(shop.use("files_write"))
     (asked,) = await shop.approvals.next(5)
     shop.approvals.answer(asked.id, approved=False)
@@ -225,7 +223,7 @@ async def test_a_person_who_says_no_stops_it() -> None:
 
 
 async def test_nobody_answers_and_that_is_a_no() -> None:
-    shop = Workshop(may((RuleEffect.ASK, "files:*")), limit=0.01)
+    shop = Workshop(may((Verdict.ASK, "files:*")), limit=0.01)
     with pytest.raises(Denied):
         await shop.use("files_write")
     assert shop.outcomes == ["denied"]
@@ -234,7 +232,7 @@ async def test_nobody_answers_and_that_is_a_no() -> None:
 @pytest.mark.parametrize("change", ["narrowed", "ended"])
 @pytest.mark.parametrize("waits", ["for a person", "for the book", "for the server"])
 async def test_a_change_stops_what_is_under_way_wherever_it_waits(waits: str, change: str) -> None:
-    shop = Workshop(may((RuleEffect.ASK if waits == "for a person" else RuleEffect.ALLOW, "files:*")))
+    shop = Workshop(may((Verdict.ASK if waits == "for a person" else Verdict.ALLOW, "files:*")))
     reached = asyncio.Event()
 
     async def hang() -> ServerAnswer:
@@ -257,7 +255,7 @@ async def test_a_change_stops_what_is_under_way_wherever_it_waits(waits: str, ch
         del shop.agents["a"]
         shop.bus.publish(AgentEnded(agent="a"))
     else:
-        shop.agents["a"] = may((RuleEffect.DENY, "files:write"))
+        shop.agents["a"] = may((Verdict.DENY, "files:write"))
         shop.bus.publish(PermissionChanged(agent="a"))
     # Whatever it waited for may come in the very same turn: it must not matter any more.
     shop.durable.set()
@@ -280,7 +278,7 @@ async def test_a_change_that_leaves_the_call_permitted_leaves_it_alone() -> None
     shop.answer = lambda call: wait()
     using = asyncio.create_task(shop.use("files_write"))
     await asyncio.wait_for(reached.wait(), 60)
-    shop.agents["a"] = may((RuleEffect.ALLOW, "files:write"))
+    shop.agents["a"] = may((Verdict.ALLOW, "files:write"))
     shop.bus.publish(PermissionChanged(agent="a"))
     release.set()
     assert (await using).answer.result == b"{}"
@@ -288,8 +286,8 @@ async def test_a_change_that_leaves_the_call_permitted_leaves_it_alone() -> None
 
 async def test_the_arguments_decide_where_a_rule_looks_at_them() -> None:
     profile = Profile(name="narrow", rules=())
-    rule = Rule(effect=RuleEffect.ALLOW, tools="files:write", when=BY_PATH, origin=RuleOrigin.AGENT, holder="a")
-    shop = Workshop(permission(profile, agent="a", rules=(rule,)))
+    rule = Rule(effect=Verdict.ALLOW, tools="files:write", when=BY_PATH, origin=RuleOrigin.AGENT, holder="a")
+    shop = Workshop(Permission(profile, agent="a", rules=(rule,)))
     await shop.use("files_write", '{"path": "fine"}')
     with pytest.raises(Denied):
         await shop.use("files_write", '{"path": "other"}')
@@ -297,13 +295,13 @@ async def test_the_arguments_decide_where_a_rule_looks_at_them() -> None:
 
 
 async def test_a_rule_that_allows_meanwhile_lets_those_pass_whom_it_covers_and_no_other() -> None:
-    shop = Workshop(may((RuleEffect.ASK, "files:*")))
+    shop = Workshop(may((Verdict.ASK, "files:*")))
     fine = asyncio.create_task(shop.use("files_write", '{"path": "fine"}'))
     other = asyncio.create_task(shop.use("files_write", '{"path": "other"}'))
     await shop.approvals.next(5)
     await asyncio.sleep(0)
-    always = Rule(effect=RuleEffect.ALLOW, tools="files:write", when=BY_PATH, origin=RuleOrigin.APPROVAL, holder="a")
-    shop.agents["a"] = permission(BUILTIN["nothing"], agent="a", rules=(*shop.allowed.rules, always))
+    always = Rule(effect=Verdict.ALLOW, tools="files:write", when=BY_PATH, origin=RuleOrigin.APPROVAL, holder="a")
+    shop.agents["a"] = Permission(BUILTIN["nothing"], agent="a", rules=(*shop.allowed.rules, always))
     shop.bus.publish(PermissionChanged(agent="a"))
     assert (await fine).answer.result == b'{"content":[]}'
     assert [one.arguments for one in shop.approvals.waiting()] == [b'{"path": "other"}']
@@ -314,11 +312,11 @@ async def test_a_rule_that_allows_meanwhile_lets_those_pass_whom_it_covers_and_n
 
 @pytest.mark.parametrize("arguments", ["{}", "null"])
 async def test_a_call_without_arguments_is_judged_again_as_one(arguments: str) -> None:
-    shop = Workshop(may((RuleEffect.ASK, "files:*")))
+    shop = Workshop(may((Verdict.ASK, "files:*")))
     using = asyncio.create_task(shop.use("files_write", arguments))
     await shop.approvals.next(5)
-    by_path = Rule(effect=RuleEffect.ALLOW, tools="files:write", when=BY_PATH, origin=RuleOrigin.AGENT, holder="a")
-    shop.agents["a"] = permission(BUILTIN["nothing"], agent="a", rules=(by_path,))
+    by_path = Rule(effect=Verdict.ALLOW, tools="files:write", when=BY_PATH, origin=RuleOrigin.AGENT, holder="a")
+    shop.agents["a"] = Permission(BUILTIN["nothing"], agent="a", rules=(by_path,))
     shop.bus.publish(PermissionChanged(agent="a"))
     with pytest.raises(Denied):
         await using
@@ -326,7 +324,7 @@ async def test_a_call_without_arguments_is_judged_again_as_one(arguments: str) -
 
 @pytest.mark.parametrize("waits", ["for a person", "for the book"])
 async def test_a_tool_that_is_another_by_then_is_not_the_one_that_was_allowed(waits: str) -> None:
-    shop = Workshop(may((RuleEffect.ASK if waits == "for a person" else RuleEffect.ALLOW, "files:*")))
+    shop = Workshop(may((Verdict.ASK if waits == "for a person" else Verdict.ALLOW, "files:*")))
     if waits == "for the book":
         shop.durable.clear()
     using = asyncio.create_task(shop.use("files_write"))
@@ -346,7 +344,7 @@ async def test_a_tool_that_is_another_by_then_is_not_the_one_that_was_allowed(wa
 @pytest.mark.parametrize("name", ["files_write", "files:write", "write"])
 @pytest.mark.parametrize("waits", ["for a person", "for the book"])
 async def test_a_tool_that_did_not_change_runs_whatever_happened_around_it(waits: str, name: str) -> None:
-    shop = Workshop(may((RuleEffect.ASK if waits == "for a person" else RuleEffect.ALLOW, "files:*")))
+    shop = Workshop(may((Verdict.ASK if waits == "for a person" else Verdict.ALLOW, "files:*")))
     if waits == "for the book":
         shop.durable.clear()
     using = asyncio.create_task(shop.use(name))

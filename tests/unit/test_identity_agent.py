@@ -19,7 +19,7 @@ from toolcrib.events import AuditedChange, Bus
 from toolcrib.identity.registry import AgentRegistry
 from toolcrib.policy import Verdict
 from toolcrib.policy.profile import profile_from
-from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin
+from toolcrib.policy.rule import Rule, RuleOrigin
 from toolcrib.store.database import Store
 
 NAMES = ("a", "b", "c")
@@ -167,7 +167,7 @@ class Both:
 
 
 def rule(effect: str, tool: str) -> Rule:
-    return Rule(effect=RuleEffect(effect), tools=f"git:{tool}", origin=RuleOrigin.AGENT)
+    return Rule(effect=Verdict(effect), tools=f"git:{tool}", origin=RuleOrigin.AGENT)
 
 
 def of(effect: str, rules: Rules) -> Rules:

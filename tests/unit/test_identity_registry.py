@@ -24,7 +24,7 @@ from toolcrib.identity.records import load_records
 from toolcrib.identity.registry import AgentRegistry
 from toolcrib.policy import Verdict
 from toolcrib.policy.profile import profile_from
-from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin
+from toolcrib.policy.rule import Rule, RuleOrigin
 from toolcrib.store.database import Store
 from toolcrib.store.identity import ProfileRow, add_rule, all_agents, put_profile, version
 
@@ -41,15 +41,15 @@ RESET = tool("reset")
 
 
 def allow(tools: str, **more: Any) -> Rule:
-    return Rule(effect=RuleEffect.ALLOW, tools=tools, origin=RuleOrigin.AGENT, **more)
+    return Rule(effect=Verdict.ALLOW, tools=tools, origin=RuleOrigin.AGENT, **more)
 
 
 def deny(tools: str) -> Rule:
-    return Rule(effect=RuleEffect.DENY, tools=tools, origin=RuleOrigin.AGENT)
+    return Rule(effect=Verdict.DENY, tools=tools, origin=RuleOrigin.AGENT)
 
 
 def ask(tools: str) -> Rule:
-    return Rule(effect=RuleEffect.ASK, tools=tools, origin=RuleOrigin.AGENT)
+    return Rule(effect=Verdict.ASK, tools=tools, origin=RuleOrigin.AGENT)
 
 
 class World:
@@ -422,7 +422,7 @@ async def test_a_rule_is_dropped_whoever_put_it_there(quick: World) -> None:
     roster = await quick.roster()
     await roster.add("reviewer", profile="nothing")
     await roster.add_rule("reviewer", allow("git:log"))
-    await roster.add_rule("reviewer", Rule(effect=RuleEffect.ALLOW, tools="git:log", origin=RuleOrigin.APPROVAL))
+    await roster.add_rule("reviewer", Rule(effect=Verdict.ALLOW, tools="git:log", origin=RuleOrigin.APPROVAL))
     assert len(roster.rules("reviewer")) == 2
     await roster.drop_rule("reviewer", allow("git:log"))
     assert roster.rules("reviewer") == ()

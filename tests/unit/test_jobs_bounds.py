@@ -24,7 +24,7 @@ from toolcrib.config.paths import project_of
 from toolcrib.errors import Denied, NotFound, UsageError
 from toolcrib.identity.principal import CLIENT, OWNER, RequestContext
 from toolcrib.jobs.queue import JobQueue
-from toolcrib.policy import OwnTools, Rule, RuleEffect, RuleOrigin
+from toolcrib.policy import OwnTools, Rule, RuleOrigin, Verdict
 from toolcrib.store.jobs import JobRow
 
 pytestmark = pytest.mark.req("KAI-9")
@@ -115,7 +115,7 @@ async def test_by_its_own_hands_a_job_s_program_does_only_what_it_keeps_to_its_f
     async with house.open(programs=["claude", "codex"]) as desk:
         callers = {"owner": OWNER, "client": CLIENT}
         # A profile may submit or not; what it may by hand is another matter.
-        rules = (Rule(effect=RuleEffect.ALLOW, tools="crib:job_*", origin=RuleOrigin.AGENT),)
+        rules = (Rule(effect=Verdict.ALLOW, tools="crib:job_*", origin=RuleOrigin.AGENT),)
         caller = callers.get(who) or await agent(desk, "a", profile=who, workdir=house.root, rules=rules)
         profile = "trusted" if who == "owner" else ""
         row = await desk.submit(caller, house.root, order(runs=program, profile=profile))

@@ -15,7 +15,7 @@ from toolcrib.daemon_client.lifetime import ActiveLeases, DaemonLifetime
 from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, ToolcribError, UsageError
 from toolcrib.identity.principal import CLIENT, OWNER, Principal
 from toolcrib.jobs.worker import LONGEST_RESULT
-from toolcrib.policy import OwnTools, Rule, RuleEffect, RuleOrigin
+from toolcrib.policy import OwnTools, Rule, RuleOrigin, Verdict
 from toolcrib.store.jobs import JobStatus
 from toolcrib.workspace.settings.model import DEFAULTS
 
@@ -309,14 +309,14 @@ async def test_a_daemon_that_stops_takes_no_more(house: House) -> None:
         ("trusted", (), OwnTools.EDIT, True),
         ("read-only", (), OwnTools.READ, False),
         ("nothing", (), OwnTools.NONE, False),
-        ("developer", ((RuleEffect.DENY, "workspace:write_file"),), OwnTools.READ, True),
-        ("developer", ((RuleEffect.DENY, "workspace:run_shell_safe"),), OwnTools.READ, False),
-        ("developer", ((RuleEffect.ASK, "workspace:*"),), OwnTools.NONE, False),
-        ("developer", ((RuleEffect.DENY, "other:*"),), OwnTools.EDIT, True),
+        ("developer", ((Verdict.DENY, "workspace:write_file"),), OwnTools.READ, True),
+        ("developer", ((Verdict.DENY, "workspace:run_shell_safe"),), OwnTools.READ, False),
+        ("developer", ((Verdict.ASK, "workspace:*"),), OwnTools.NONE, False),
+        ("developer", ((Verdict.DENY, "other:*"),), OwnTools.EDIT, True),
     ],
 )
 async def test_what_a_childs_program_may_do_by_its_own_hands_is_no_more_than_its_parent_may(
-    house: House, above: str, rules: tuple[tuple[RuleEffect, str], ...], expected: OwnTools, *, shell: bool
+    house: House, above: str, rules: tuple[tuple[Verdict, str], ...], expected: OwnTools, *, shell: bool
 ) -> None:
     async with house.open() as desk:
         assert desk.crib is not None

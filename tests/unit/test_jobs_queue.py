@@ -18,7 +18,7 @@ from toolcrib.jobs import queue as desks
 from toolcrib.jobs import worker as workers
 from toolcrib.jobs.queue import FairOrder, JobQueue
 from toolcrib.jobs.worker import ActiveJob, start_worker
-from toolcrib.policy import Rule, RuleEffect, RuleOrigin
+from toolcrib.policy import Rule, RuleOrigin, Verdict
 from toolcrib.policy.rule import rule_from
 from toolcrib.store import jobs
 from toolcrib.store.jobs import JobRow, JobStatus
@@ -234,7 +234,7 @@ async def test_what_its_submitter_may_no_longer_ask_for_does_not_begin(house: Ho
         client = await desk.submit(CLIENT, house.root, order("third"))
         worker = await house.begun("first")
         if change == "rule":
-            deny = Rule(effect=RuleEffect.DENY, tools="crib:job_submit", origin=RuleOrigin.AGENT)
+            deny = Rule(effect=Verdict.DENY, tools="crib:job_submit", origin=RuleOrigin.AGENT)
             await desk.crib.services.agents.add_rule("a", deny)
         else:
             await resettle(desk, model="openai:other")

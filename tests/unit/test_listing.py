@@ -15,7 +15,7 @@ from toolcrib.config.model import NameStyle
 from toolcrib.core.provider import ToolProvider
 from toolcrib.identity.principal import OWNER
 from toolcrib.listing import Listings, full
-from toolcrib.policy import BUILTIN, Permission, permission, profile_from
+from toolcrib.policy import BUILTIN, Permission, profile_from
 
 pytestmark = pytest.mark.req("ENG-3", "ENG-10")
 
@@ -66,7 +66,7 @@ def test_all_but_the_name_is_the_servers_own() -> None:
 
 def may(*rules: dict[str, Any]) -> Permission:
     profile = profile_from("mine", {"rules": list(rules)})
-    return permission(profile, agent="x", workdir=Path("/nowhere"))
+    return Permission(profile, agent="x", workdir=Path("/nowhere"))
 
 
 def names(listing: bytes) -> list[str]:
@@ -95,7 +95,7 @@ def test_what_may_be_called_is_listed_also_if_a_person_is_asked_or_arguments_dec
 @pytest.mark.req("KSI-5")
 def test_a_server_that_is_believed_anew_is_listed_anew() -> None:
     reads = b'{"name":"r","annotations":{"readOnlyHint":true}}'
-    reader = permission(BUILTIN["read-only"], agent="x")
+    reader = Permission(BUILTIN["read-only"], agent="x")
     listings = Listings(NameStyle.SERVER)
     before = Catalog.build({"files": (reads,)}, version=1)
     after = Catalog.build({"files": (reads,)}, version=2, previous=before, trusted=frozenset({"files"}))
@@ -112,7 +112,7 @@ def test_agents_that_may_do_the_same_share_a_listing() -> None:
 def test_one_profile_never_sees_what_was_made_for_another() -> None:
     listings = Listings(NameStyle.SERVER)
     known = catalog(1, A, B)
-    stranger = permission(BUILTIN["nothing"])
+    stranger = Permission(BUILTIN["nothing"])
     assert json.loads(listings.tools(known, OWNER.permission())) != []
     assert listings.tools(known, stranger) == b"[]"
     assert json.loads(listings.tools(known, OWNER.permission())) != []
@@ -121,7 +121,7 @@ def test_one_profile_never_sees_what_was_made_for_another() -> None:
 def test_callers_of_one_profile_share_a_listing_whatever_their_name() -> None:
     listings = Listings(NameStyle.SERVER)
     known = catalog(1, A)
-    other = permission(BUILTIN["owner"], agent="another")
+    other = Permission(BUILTIN["owner"], agent="another")
     assert listings.tools(known, OWNER.permission()) is listings.tools(known, other)
 
 

@@ -22,11 +22,9 @@ from toolcrib.policy import (
     Permission,
     Profile,
     Rule,
-    RuleEffect,
     RuleOrigin,
     Under,
     Verdict,
-    permission,
 )
 
 pytestmark = pytest.mark.req("KSI-5")
@@ -44,7 +42,7 @@ conditions = st.builds(
 )
 rules = st.builds(
     Rule,
-    effect=st.sampled_from(RuleEffect),
+    effect=st.sampled_from(Verdict),
     tools=globs,
     annotations=st.dictionaries(st.sampled_from(sorted(ANNOTATIONS)), st.booleans(), max_size=1),
     when=st.lists(conditions, max_size=2, unique_by=lambda c: (c.argument, type(c.test))).map(tuple),
@@ -89,7 +87,7 @@ maybe_arguments = st.one_of(st.none(), some_arguments)
 
 
 def made(profile: Profile, rules: list[Rule], **more: Any) -> Permission:
-    return permission(profile, agent="x", rules=rules, workdir=BASE, **more)
+    return Permission(profile, agent="x", rules=rules, workdir=BASE, **more)
 
 
 @given(profiles, rule_lists, tools, maybe_arguments, st.randoms())
@@ -107,14 +105,14 @@ def test_the_order_of_rules_never_matters(
 
 @given(profiles, rule_lists, rules, tools, maybe_arguments)
 def test_one_more_deny_only_narrows(profile: Profile, own: list[Rule], more: Rule, known: Tool, given_: Any) -> None:
-    assume(more.effect is RuleEffect.DENY)
+    assume(more.effect is Verdict.DENY)
     before, after = (made(profile, each).decide(known, given_).verdict for each in (own, [*own, more]))
     assert after is before or after is Verdict.DENY
 
 
 @given(profiles, rule_lists, rules, tools, maybe_arguments)
 def test_one_allow_less_never_widens(profile: Profile, own: list[Rule], more: Rule, known: Tool, given_: Any) -> None:
-    assume(more.effect is RuleEffect.ALLOW)
+    assume(more.effect is Verdict.ALLOW)
     before, after = (made(profile, each).decide(known, given_).verdict for each in ([*own, more], own))
     assert SEVERITY[after] >= SEVERITY[before]
 
@@ -123,7 +121,7 @@ def test_one_allow_less_never_widens(profile: Profile, own: list[Rule], more: Ru
 def test_where_nothing_allows_or_asks_nothing_may_be_done(
     profile: Profile, own: list[Rule], known: Tool, given_: Any
 ) -> None:
-    denying = [rule for rule in own if rule.effect is RuleEffect.DENY]
+    denying = [rule for rule in own if rule.effect is Verdict.DENY]
     assert made(BUILTIN["nothing"], denying).decide(known, given_).verdict is Verdict.DENY
     assert made(Profile(name="empty"), denying).decide(known, given_).verdict is Verdict.DENY
 
@@ -153,7 +151,7 @@ def test_a_child_never_gets_more_than_its_parent(
 @pytest.mark.req("KSI-6")
 def test_no_rules_give_away_what_is_the_owners(profile: Profile, own: list[Rule], given_: Any) -> None:
     permitted = made(
-        profile, [*own, *(Rule(effect=RuleEffect.ALLOW, tools="crib:*", origin=origin) for origin in RuleOrigin)]
+        profile, [*own, *(Rule(effect=Verdict.ALLOW, tools="crib:*", origin=origin) for origin in RuleOrigin)]
     )
     for name, allowed in (("agent_add", {"owner"}), ("raw_command", {"owner", "trusted"})):
         marks = {"toolcrib/owner": True} if name == "agent_add" else {}
@@ -181,8 +179,8 @@ names = st.text(
 def test_a_tool_is_denied_under_every_glob_that_means_it(data: st.DataObject, server: str, name: str, own: Any) -> None:
     glob = f"{data.draw(globs_over(server))}:{data.draw(globs_over(name))}"
     assume(not glob.startswith(":"))
-    deny = Rule(effect=RuleEffect.DENY, tools=glob)
-    everything = [Rule(effect=RuleEffect.ALLOW, tools="*", origin=origin) for origin in RuleOrigin]
+    deny = Rule(effect=Verdict.DENY, tools=glob)
+    everything = [Rule(effect=Verdict.ALLOW, tools="*", origin=origin) for origin in RuleOrigin]
     decision = made(BUILTIN["owner"], [*own, *everything, deny]).decide(tool(server, name), {})
     assert decision.verdict is Verdict.DENY
 
@@ -201,8 +199,8 @@ def test_no_disguise_of_an_argument_passes_a_deny(data: st.DataObject, value: st
     key = data.draw(st.sampled_from(["path", "Path", "PATH", "path"]))
     others = data.draw(st.dictionaries(st.sampled_from(["mode", "Path", "pat"]), values, max_size=2))
     arguments = {**others, key: data.draw(disguised(value))}
-    deny = Rule(effect=RuleEffect.DENY, tools="git:*", when=(Condition(argument="path", test=Under("src")),))
-    everything = [Rule(effect=RuleEffect.ALLOW, tools="*", origin=origin) for origin in RuleOrigin]
+    deny = Rule(effect=Verdict.DENY, tools="git:*", when=(Condition(argument="path", test=Under("src")),))
+    everything = [Rule(effect=Verdict.ALLOW, tools="*", origin=origin) for origin in RuleOrigin]
     assert made(BUILTIN["owner"], [*everything, deny]).decide(PUSH, arguments).verdict is Verdict.DENY
 
 
@@ -212,7 +210,7 @@ def test_no_disguise_of_an_argument_fulfils_an_allow(data: st.DataObject, value:
     good = data.draw(st.dictionaries(st.sampled_from(["path", "mode", "file"]), st.just("src/a"), max_size=2))
     arguments = {**good, key: data.draw(disguised(value))}
     allow = Rule(
-        effect=RuleEffect.ALLOW,
+        effect=Verdict.ALLOW,
         tools="*",
         when=(Condition(argument="path", test=Under("src")),),
         origin=RuleOrigin.APPROVAL,
@@ -226,7 +224,7 @@ spelled_names = st.lists(
 path_rules = st.lists(
     st.builds(
         Rule,
-        effect=st.sampled_from(RuleEffect),
+        effect=st.sampled_from(Verdict),
         tools=st.just("git:*"),
         when=st.sampled_from(["src", ".", "lib", "src/deep", "../.."]).map(
             lambda folder: (Condition(argument="path", test=Under(folder)),)
@@ -256,7 +254,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def working(tree: Path, folder: str, profile: Profile, rules: list[Rule], **more: Any) -> Permission:
-    return permission(profile, agent="x", rules=rules, workdir=tree / folder, **more)
+    return Permission(profile, agent="x", rules=rules, workdir=tree / folder, **more)
 
 
 @given(st.data(), path_profiles, path_rules, workdirs, workdirs, spelled_names)
@@ -284,7 +282,7 @@ def test_what_is_allowed_is_where_the_server_will_find_it_and_what_is_denied_is_
     assume(value.strip("/") and not value.startswith("/"))
     known = tool("git", "push", tree / servers)
     when = (Condition(argument="path", test=Under(folder)),)
-    allow, deny = (Rule(effect=effect, tools="*", when=when) for effect in (RuleEffect.ALLOW, RuleEffect.DENY))
+    allow, deny = (Rule(effect=effect, tools="*", when=when) for effect in (Verdict.ALLOW, Verdict.DENY))
     inside = (tree / servers / value).resolve().is_relative_to((tree / agents / folder).resolve())
     allowed = working(tree, agents, BUILTIN["nothing"], [allow]).decide(known, {"path": value}).verdict
     denied = working(tree, agents, BUILTIN["developer"], [deny]).decide(known, {"path": value}).verdict
@@ -297,7 +295,7 @@ def test_for_a_server_that_works_nobody_knows_where_no_rule_allows_a_relative_pa
     far = tool("git", "push", None)
     verdict = made(BUILTIN["nothing"], own).decide(far, {"path": value}).verdict
     assert verdict is Verdict.DENY
-    denies = any(rule.effect is RuleEffect.DENY for rule in own)
+    denies = any(rule.effect is Verdict.DENY for rule in own)
     assert not denies or made(BUILTIN["developer"], own).decide(far, {"path": value}).verdict is Verdict.DENY
 
 

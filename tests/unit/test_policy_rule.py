@@ -19,9 +19,9 @@ from toolcrib.policy import (
     Matches,
     OneOf,
     Rule,
-    RuleEffect,
     RuleOrigin,
     Under,
+    Verdict,
     profile_data,
     profile_from,
     rule_data,
@@ -32,17 +32,17 @@ from toolcrib.policy.rule import trusted_annotations
 pytestmark = pytest.mark.req("KSI-5")
 
 
-def tool(server: str, name: str, believed: bool = True, **annotations: Any) -> Tool:
+def tool(server: str, name: str, trusted: bool = True, **annotations: Any) -> Tool:
     definition = json.dumps({"name": name, "annotations": annotations}).encode()
-    (made,) = Catalog.build({server: (definition,)}, version=1, trusted=frozenset({server} if believed else ())).tools
+    (made,) = Catalog.build({server: (definition,)}, version=1, trusted=frozenset({server} if trusted else ())).tools
     return made
 
 
-def covers(effect: RuleEffect, tools: str, server: str, name: str) -> bool:
+def covers(effect: Verdict, tools: str, server: str, name: str) -> bool:
     return Rule(effect=effect, tools=tools).covers(tool(server, name))
 
 
-@pytest.mark.parametrize("effect", RuleEffect)
+@pytest.mark.parametrize("effect", Verdict)
 @pytest.mark.parametrize(
     ("tools", "server", "name", "expected"),
     [
@@ -64,7 +64,7 @@ def covers(effect: RuleEffect, tools: str, server: str, name: str) -> bool:
         ("*:*", "a:b", "c", True),
     ],
 )
-def test_a_glob_covers_server_and_tool(effect: RuleEffect, tools: str, server: str, name: str, expected: bool) -> None:
+def test_a_glob_covers_server_and_tool(effect: Verdict, tools: str, server: str, name: str, expected: bool) -> None:
     assert covers(effect, tools, server, name) is expected
 
 
@@ -73,13 +73,13 @@ def test_a_glob_covers_server_and_tool(effect: RuleEffect, tools: str, server: s
     [("git:push", "Git", "PUSH"), ("GIT:*", "git", "push"), ("a:b:c", "a:b", "c"), ("a:b:*", "a:b", "c")],
 )
 def test_an_allow_means_what_it_says_and_a_deny_every_spelling(tools: str, server: str, name: str) -> None:
-    assert covers(RuleEffect.DENY, tools, server, name)
-    assert covers(RuleEffect.ASK, tools, server, name)
-    assert not covers(RuleEffect.ALLOW, tools, server, name)
+    assert covers(Verdict.DENY, tools, server, name)
+    assert covers(Verdict.ASK, tools, server, name)
+    assert not covers(Verdict.ALLOW, tools, server, name)
 
 
 def test_a_long_name_against_many_stars_takes_no_time() -> None:
-    assert not covers(RuleEffect.ALLOW, "x:" + "a*" * 100 + "b", "x", "a" * 5000)
+    assert not covers(Verdict.ALLOW, "x:" + "a*" * 100 + "b", "x", "a" * 5000)
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_a_long_name_against_many_stars_takes_no_time() -> None:
 )
 def test_a_glob_that_names_no_server_and_tool_is_refused_with_what_to_write(tools: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Rule(effect=RuleEffect.ALLOW, tools=tools)
+        Rule(effect=Verdict.ALLOW, tools=tools)
     assert caught.value.remedy == remedy
 
 
 @pytest.mark.parametrize("tools", ["", "git:a\0", "git:\ud800", "git:a\nb", "git:" + "a" * 2000, 5, None, ["git:*"]])
 def test_a_glob_that_is_no_line_of_text_is_refused(tools: Any) -> None:
     with pytest.raises(ConfigError):
-        Rule(effect=RuleEffect.ALLOW, tools=tools)
+        Rule(effect=Verdict.ALLOW, tools=tools)
 
 
 SILENT = {"read_only": False, "destructive": True, "idempotent": False, "open_world": True}
@@ -142,11 +142,11 @@ def test_the_daemons_own_commands_are_always_believed() -> None:
 
 
 def test_a_rule_with_annotations_covers_only_tools_that_are_so() -> None:
-    reads = Rule(effect=RuleEffect.ALLOW, tools="*", annotations={"read_only": True, "open_world": False})
+    reads = Rule(effect=Verdict.ALLOW, tools="*", annotations={"read_only": True, "open_world": False})
     assert reads.covers(tool("files", "x", readOnlyHint=True, openWorldHint=False))
     assert not reads.covers(tool("files", "x", readOnlyHint=True))
     assert not reads.covers(tool("files", "x", trusted=False, readOnlyHint=True, openWorldHint=False))
-    breaks = Rule(effect=RuleEffect.DENY, tools="*", annotations={"destructive": True})
+    breaks = Rule(effect=Verdict.DENY, tools="*", annotations={"destructive": True})
     assert breaks.covers(tool("files", "x", trusted=False, destructiveHint=False))
 
 
@@ -182,7 +182,7 @@ def test_a_rule_that_cannot_be_read_says_where_what_and_what_to_do(data: Any, sa
 
 def test_an_empty_when_or_annotations_is_none_at_all() -> None:
     assert rule_from({"allow": "a:*", "when": {}, "annotations": {}}, where="x") == Rule(
-        effect=RuleEffect.ALLOW, tools="a:*"
+        effect=Verdict.ALLOW, tools="a:*"
     )
 
 
@@ -228,7 +228,7 @@ tests = st.one_of(
 )
 rules = st.builds(
     Rule,
-    effect=st.sampled_from(RuleEffect),
+    effect=st.sampled_from(Verdict),
     tools=globs,
     annotations=st.dictionaries(st.sampled_from(sorted(ANNOTATIONS)), st.booleans()),
     when=st.lists(
@@ -275,15 +275,15 @@ def test_whatever_is_given_as_a_rule_is_read_or_refused_in_our_words(data: Any) 
 def test_the_same_conditions_in_another_order_are_the_same_rule() -> None:
     one = Condition(argument="a", test=OneOf(("x",)))
     two = Condition(argument="b", test=Under("src"))
-    assert Rule(effect=RuleEffect.ALLOW, tools="a:*", when=(one, two)) == Rule(
-        effect=RuleEffect.ALLOW, tools="a:*", when=(two, one)
+    assert Rule(effect=Verdict.ALLOW, tools="a:*", when=(one, two)) == Rule(
+        effect=Verdict.ALLOW, tools="a:*", when=(two, one)
     )
 
 
 def test_one_argument_does_not_have_the_same_test_twice() -> None:
     twice = tuple(Condition(argument="a", test=Under(folder)) for folder in ("src", "lib"))
     with pytest.raises(ConfigError, match="same test twice"):
-        Rule(effect=RuleEffect.ALLOW, tools="a:*", when=twice)
+        Rule(effect=Verdict.ALLOW, tools="a:*", when=twice)
 
 
 def test_a_profile_survives_being_written_and_read() -> None:

@@ -32,7 +32,7 @@ from toolcrib.errors import Denied, InvalidArguments, UnknownTool
 from toolcrib.events import Bus, CallFinished
 from toolcrib.identity.approvals import Approvals
 from toolcrib.identity.principal import Principal, RequestContext
-from toolcrib.policy import BUILTIN, Condition, OneOf, Rule, RuleEffect, RuleOrigin, permission
+from toolcrib.policy import BUILTIN, Condition, OneOf, Permission, Rule, RuleOrigin, Verdict
 from toolcrib.servers.model import ServerAnswer, ToolCall
 
 REPO = {
@@ -369,8 +369,8 @@ class Gate:
 
     def __init__(self, *given_rules: Any, allowed: tuple[Rule, ...] = ()) -> None:
         self._catalog = catalog(*given_rules)
-        everything = (Rule(effect=RuleEffect.ALLOW, tools="*", origin=RuleOrigin.AGENT, holder="a"),)
-        granted = permission(BUILTIN["nothing"], agent="a", rules=allowed or everything)
+        everything = (Rule(effect=Verdict.ALLOW, tools="*", origin=RuleOrigin.AGENT, holder="a"),)
+        granted = Permission(BUILTIN["nothing"], agent="a", rules=allowed or everything)
         self.context = RequestContext(Principal.fixed("a", granted), self, conversation="c")
         self.forwarded: list[tuple[str, Any]] = []
         self.written: list[AuditEntry] = []
@@ -423,7 +423,7 @@ async def test_a_call_by_any_name_reaches_the_tool_with_its_own_name_and_argumen
 @pytest.mark.req("KSI-3")
 async def test_permissions_are_judged_on_the_tool_itself_and_on_the_arguments_that_it_gets() -> None:
     when = (Condition(argument="repo_path", test=OneOf(("/srv",))),)
-    allowed = (Rule(effect=RuleEffect.ALLOW, tools="git:git_push", when=when, origin=RuleOrigin.AGENT, holder="a"),)
+    allowed = (Rule(effect=Verdict.ALLOW, tools="git:git_push", when=when, origin=RuleOrigin.AGENT, holder="a"),)
     gate = Gate(*SHAPED, allowed=allowed)
     await gate.use("publish", {"folder": "/srv"})
     with pytest.raises(Denied):
@@ -438,7 +438,7 @@ async def test_permissions_are_judged_on_the_tool_itself_and_on_the_arguments_th
 
 
 async def test_who_is_asked_sees_what_the_tool_would_get() -> None:
-    asks = (Rule(effect=RuleEffect.ASK, tools="*", origin=RuleOrigin.AGENT, holder="a"),)
+    asks = (Rule(effect=Verdict.ASK, tools="*", origin=RuleOrigin.AGENT, holder="a"),)
     gate = Gate(*SHAPED, allowed=asks)
     calling = asyncio.create_task(gate.use("publish", {"folder": "/srv"}))
     async with asyncio.timeout(60):

@@ -338,7 +338,7 @@ def _refused(record: CallRecord, remedy: str = _ASK_THE_OWNER) -> Denied:
 
 def _denied(record: CallRecord, decision: Decision, remedy: str = _ASK_THE_OWNER) -> Denied:
     # Where nothing can be allowed, a model must not send its person to try.
-    can_be_allowed = decision is not AGENT_ENDED and record.permission.floor(record.tool) is None
+    can_be_allowed = decision is not AGENT_ENDED and record.permission.fixed_denial(record.tool) is None
     return Denied(
         f"{record.agent} may not use {record.tool_name}: {decision.rule}.",
         remedy=remedy if can_be_allowed else "",

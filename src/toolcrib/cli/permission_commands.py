@@ -18,7 +18,7 @@ from toolcrib.cli.perform import ANSWER_WITHIN, AskCommand, asking, perform
 from toolcrib.cli.tool_commands import arguments_from, schema_of
 from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.errors import ConfigError, Denied, ToolcribError, UsageError
-from toolcrib.policy import Rule, RuleEffect, condition_from, rule_data
+from toolcrib.policy import Rule, Verdict, condition_from, rule_data
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -91,7 +91,7 @@ def _rule(
 
 def _conditions(lines: Sequence[str]) -> dict[str, Any]:
     try:
-        rule = Rule(effect=RuleEffect.ALLOW, tools="*", when=tuple(map(condition_from, lines)))
+        rule = Rule(effect=Verdict.ALLOW, tools="*", when=tuple(map(condition_from, lines)))
     except ConfigError as error:
         raise UsageError(f"--when: {error.message}", remedy=error.remedy) from None
     found: dict[str, Any] = rule_data(rule)["when"]

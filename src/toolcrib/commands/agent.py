@@ -22,7 +22,7 @@ from toolcrib.errors import Denied, NotFound, UsageError
 from toolcrib.events import CatalogChanged, PermissionChanged, ServerStateChanged
 from toolcrib.identity.agent import Agent, MintedAgent
 from toolcrib.identity.sessions import Session
-from toolcrib.policy import Permission, Profile, RuleEffect, rule_data
+from toolcrib.policy import Permission, Profile, Verdict, rule_data
 
 
 def _described(context: CommandContext, agent: Agent, used_at: float | None) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _with_token(context: CommandContext, minted: MintedAgent) -> dict[str, Any]:
 
 def _untrusted_servers(context: CommandContext, profile: Profile) -> list[str]:
     """Servers whose word on their own tools does not count, where the profile allows tools by such words."""
-    if not any(rule.effect is RuleEffect.ALLOW and rule.annotations for rule in profile.rules):
+    if not any(rule.effect is Verdict.ALLOW and rule.annotations for rule in profile.rules):
         return []
     servers = context.project.config.servers
     return sorted(name for name, one in servers.items() if one.enabled and context.crib.trust.trusted(one) is None)

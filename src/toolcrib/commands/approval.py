@@ -13,7 +13,7 @@ from pydantic import Field
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, registry
 from toolcrib.errors import ConfigError, NotFound, UsageError
 from toolcrib.identity.approvals import SHOWN, Approval
-from toolcrib.policy import Rule, RuleEffect, RuleOrigin
+from toolcrib.policy import Rule, RuleOrigin, Verdict
 from toolcrib.policy.rule import is_glob
 
 LONGEST_WAIT = 60.0
@@ -87,14 +87,14 @@ async def answer(context: CommandContext, params: AnswerApproval) -> dict[str, A
 
 
 def _denied(approval: Approval) -> Rule:
-    return Rule(effect=RuleEffect.DENY, tools=approval.tool, origin=RuleOrigin.AGENT, holder=approval.agent)
+    return Rule(effect=Verdict.DENY, tools=approval.tool, origin=RuleOrigin.AGENT, holder=approval.agent)
 
 
 def _allowed(context: CommandContext, approval: Approval) -> Rule:
     """What makes the asking unnecessary and gives no more than was asked for: this tool, on the asking rule's terms."""
     agent = context.services.agents.find(approval.agent)
     remedy = f"`toolcrib approve {approval.id}` approves this one call."
-    asking = [rule for rule in agent.permission.rules if rule.text == approval.rule and rule.effect is RuleEffect.ASK]
+    asking = [rule for rule in agent.permission.rules if rule.text == approval.rule and rule.effect is Verdict.ASK]
     if not asking:
         raise UsageError(
             f"{agent.name} cannot be allowed it for always: it is asked for by {approval.rule}.", remedy=remedy
@@ -104,7 +104,7 @@ def _allowed(context: CommandContext, approval: Approval) -> Rule:
         raise unclear
     try:
         return dataclasses.replace(
-            asking[0], effect=RuleEffect.ALLOW, tools=approval.tool, origin=RuleOrigin.APPROVAL, holder=agent.name
+            asking[0], effect=Verdict.ALLOW, tools=approval.tool, origin=RuleOrigin.APPROVAL, holder=agent.name
         )
     except ConfigError:
         raise unclear from None

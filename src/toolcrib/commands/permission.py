@@ -32,7 +32,6 @@ from toolcrib.policy import (
     Permission,
     Profile,
     Rule,
-    RuleEffect,
     RuleOrigin,
     Verdict,
     profile_data,
@@ -51,7 +50,7 @@ _FIXED_DENIALS = {
 def fixed_denial(permission: Permission, tool: Tool) -> Decision | None:
     """The decision that no rule changes, of the agent or of one above it."""
     above = permission.parent
-    return permission.floor(tool) or (None if above is None else fixed_denial(above, tool))
+    return permission.fixed_denial(tool) or (None if above is None else fixed_denial(above, tool))
 
 
 def unjudged(agent: str, permission: Permission, rules: Iterable[Rule]) -> list[str]:
@@ -67,11 +66,11 @@ def unjudged(agent: str, permission: Permission, rules: Iterable[Rule]) -> list[
 
 def _unjudged_effect(rule: Rule, argument: str) -> str:
     match rule.effect:
-        case RuleEffect.ALLOW:
+        case Verdict.ALLOW:
             return "never applies"
-        case RuleEffect.ASK:
+        case Verdict.ASK:
             return "opens nothing"
-        case RuleEffect.DENY:
+        case Verdict.DENY:
             return f"may apply to every call that gives {argument}"
 
 
@@ -136,7 +135,7 @@ class PermissionCase:
         for match in self._matches():
             rule = match.rule
             judged = self.permission.folder is not None or not rule.from_folder
-            if not match.applies and rule.effect is RuleEffect.ALLOW and judged:
+            if not match.applies and rule.effect is Verdict.ALLOW and judged:
                 yield f"Arguments that fulfil it: {rule}."
 
     def _steps(self) -> Iterator[str]:
@@ -167,12 +166,12 @@ class PermissionCase:
 
 def _removal(agent: str, rule: Rule) -> str:
     """The command line that takes the rule away."""
-    words = ["toolcrib", "deny" if rule.effect is RuleEffect.DENY else "allow", agent, rule.tools]
+    words = ["toolcrib", "deny" if rule.effect is Verdict.DENY else "allow", agent, rule.tools]
     for name, value in rule.annotations.items():
         words += ["--where", name if value else f"not {name}"]
     for condition in rule.when:
         words += ["--when", str(condition)]
-    words += ["--ask"] if rule.effect is RuleEffect.ASK else []
+    words += ["--ask"] if rule.effect is Verdict.ASK else []
     return shlex.join([*words, "--remove"])
 
 
@@ -190,7 +189,7 @@ class RuleParameters(Parameters):
     remove: bool = False
     """Take this very rule away."""
 
-    def rule(self, effect: RuleEffect) -> Rule:
+    def rule(self, effect: Verdict) -> Rule:
         data = {str(effect): self.tools, "when": self.when, "annotations": self.annotations}
         try:
             return rule_from(data, where=f"rule for {self.agent}", origin=RuleOrigin.AGENT, holder=self.agent)
@@ -209,7 +208,7 @@ class AllowParameters(RuleParameters):
 )
 async def allow(context: CommandContext, params: AllowParameters) -> dict[str, Any]:
     """Allow an agent the tools of a glob, or take such a rule away."""
-    return await _change(context, params, params.rule(RuleEffect.ASK if params.ask else RuleEffect.ALLOW))
+    return await _change(context, params, params.rule(Verdict.ASK if params.ask else Verdict.ALLOW))
 
 
 @registry.command(
@@ -217,7 +216,7 @@ async def allow(context: CommandContext, params: AllowParameters) -> dict[str, A
 )
 async def deny(context: CommandContext, params: RuleParameters) -> dict[str, Any]:
     """Deny an agent the tools of a glob, or take such a rule away; a deny wins over every allow."""
-    return await _change(context, params, params.rule(RuleEffect.DENY))
+    return await _change(context, params, params.rule(Verdict.DENY))
 
 
 async def _change(context: CommandContext, params: RuleParameters, rule: Rule) -> dict[str, Any]:
@@ -252,7 +251,7 @@ def _coverage(project: Project, permission: Permission, rule: Rule) -> dict[str,
     covered = [tool for tool in project.catalog.tools if rule.covers(tool)]
     denied: list[dict[str, str]] = []
     never: Counter[str] = Counter()
-    for tool in covered if rule.effect is not RuleEffect.DENY else ():
+    for tool in covered if rule.effect is not Verdict.DENY else ():
         decision = permission.decide(tool, None)
         if decision.verdict is not Verdict.DENY:
             continue

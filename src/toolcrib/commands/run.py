@@ -39,7 +39,7 @@ from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, Tool
 from toolcrib.identity.agent import Agent
 from toolcrib.identity.principal import OWNER
 from toolcrib.identity.registry import AgentRegistry
-from toolcrib.policy import Permission, Rule, RuleEffect, RuleOrigin, Verdict
+from toolcrib.policy import Permission, Rule, RuleOrigin, Verdict
 from toolcrib.policy.profile import OwnTools, OwnToolsLimit, own_tools_limit
 from toolcrib.servers.model import ServerState
 from toolcrib.store.jobs import JobRow
@@ -119,7 +119,7 @@ def _bounded_by(agents: Sequence[Agent], project: Project) -> OwnToolsLimit:
 def _unconditionally_allowed(permission: Permission, tool: Tool) -> bool:
     """Allowed, and whatever the arguments: no rule refuses some of them, or lets a person be asked."""
     rules = [match.rule for match in permission.matching(tool, None)]
-    limited = any(rule.effect is not RuleEffect.ALLOW or rule.when for rule in rules)
+    limited = any(rule.effect is not Verdict.ALLOW or rule.when for rule in rules)
     return not limited and permission.by_itself(tool, None).verdict is Verdict.ALLOW
 
 
@@ -129,9 +129,9 @@ RUN_MARK = "run"
 """A file in an agent's private folder: the agent is a run's."""
 _MINTING_TIME = 60.0
 """Seconds that the making of an agent may take at most."""
-_NO_JOBS = Rule(effect=RuleEffect.DENY, tools="crib:job_submit", origin=RuleOrigin.AGENT)
+_NO_JOBS = Rule(effect=Verdict.DENY, tools="crib:job_submit", origin=RuleOrigin.AGENT)
 """Jobs that wait for their own jobs could take all the room there is, and none would ever end."""
-_NO_SHELL = Rule(effect=RuleEffect.DENY, tools=f"{WORKSPACE}:run_shell_safe", origin=RuleOrigin.AGENT)
+_NO_SHELL = Rule(effect=Verdict.DENY, tools=f"{WORKSPACE}:run_shell_safe", origin=RuleOrigin.AGENT)
 """For a run in CI: the daemon itself may have been started elsewhere."""
 _LAST_EVENTS = 2.0
 """Seconds that a reader may take for the last notes."""

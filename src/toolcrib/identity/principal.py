@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from toolcrib.policy import BUILTIN, Permission, permission
+from toolcrib.policy import BUILTIN, Permission
 
 if TYPE_CHECKING:
     from toolcrib.identity.sessions import Session
@@ -39,10 +39,10 @@ class Principal:
         return self.permission().profile
 
 
-OWNER = Principal.fixed("owner", permission(BUILTIN["owner"], agent="owner"))
+OWNER = Principal.fixed("owner", Permission(BUILTIN["owner"], agent="owner"))
 """The person whose machine this is: the token file's reader, and whoever uses the command line."""
 
-CLIENT = Principal.fixed("client", permission(BUILTIN["developer"], agent="client"))
+CLIENT = Principal.fixed("client", Permission(BUILTIN["developer"], agent="client"))
 """A client that `toolcrib stdio` serves: a coding agent, started by the person, that needs no token."""
 
 

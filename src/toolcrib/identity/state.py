@@ -23,9 +23,9 @@ from toolcrib.errors import ConfigError, StoreError, ToolcribError
 from toolcrib.events import AgentEnded, AuditedChange, Bus, PermissionChanged
 from toolcrib.identity.agent import Agent
 from toolcrib.identity.records import AgentRecords, StoredRule, store_records
-from toolcrib.policy.permission import permission
+from toolcrib.policy.permission import Permission
 from toolcrib.policy.profile import BUILTIN, Profile, profile_data, profile_from
-from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin, rule_data, rule_from
+from toolcrib.policy.rule import Rule, RuleOrigin, Verdict, rule_data, rule_from
 from toolcrib.store.database import Store
 from toolcrib.store.identity import AgentRow
 
@@ -108,7 +108,7 @@ def _agent(
         parent=row.parent,
         created_at=row.created_at,
         expires_at=row.expires_at,
-        permission=permission(
+        permission=Permission(
             profile,
             agent=row.name,
             rules=rules,
@@ -151,12 +151,12 @@ def stored_profile(profile: Profile) -> str:
 def narrows(before: Iterable[Rule], after: Iterable[Rule]) -> bool:
     """Whether the change can give nobody more than a question to a person: no new allow, no deny and no ask lost."""
 
-    def those(rules: Iterable[Rule], *effects: RuleEffect) -> set[str]:
+    def those(rules: Iterable[Rule], *effects: Verdict) -> set[str]:
         return {rule.meaning for rule in rules if rule.effect in effects}
 
     before, after = tuple(before), tuple(after)
-    bounds = (RuleEffect.DENY, RuleEffect.ASK)
-    return those(after, RuleEffect.ALLOW) <= those(before, RuleEffect.ALLOW) and those(after, *bounds) >= those(
+    bounds = (Verdict.DENY, Verdict.ASK)
+    return those(after, Verdict.ALLOW) <= those(before, Verdict.ALLOW) and those(after, *bounds) >= those(
         before, *bounds
     )
 

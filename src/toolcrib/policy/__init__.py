@@ -1,13 +1,13 @@
 """Who may use what: (permission, tool, arguments) → a decision that carries the rule that made it.
 
-In: profiles, rules and callers; tools of the catalog. Out: a `Decision`. One function serves listing, searching and
-calling. Above: `agents`, which keeps who has which rules, and all who ask. Below: `catalog`.
+In: profiles and rules; tools of the catalog. Out: a `Decision`. One function serves listing, searching and
+calling. Above: `identity`, which keeps who has which rules, and all who ask. Below: `catalog`.
 """
 
 from toolcrib.policy.condition import Condition, Matches, OneOf, Under, condition_from
-from toolcrib.policy.permission import Decision, Permission, Verdict, permission
+from toolcrib.policy.permission import Decision, Permission
 from toolcrib.policy.profile import BUILTIN, OwnTools, Profile, profile_data, profile_from
-from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin, rule_data, rule_from
+from toolcrib.policy.rule import Rule, RuleOrigin, Verdict, rule_data, rule_from
 
 __all__ = [
     "BUILTIN",
@@ -19,12 +19,10 @@ __all__ = [
     "Permission",
     "Profile",
     "Rule",
-    "RuleEffect",
     "RuleOrigin",
     "Under",
     "Verdict",
     "condition_from",
-    "permission",
     "profile_data",
     "profile_from",
     "rule_data",

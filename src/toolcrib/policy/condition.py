@@ -62,14 +62,14 @@ class Under:
         """Whether it starts at the agent's folder."""
         return not self.path.startswith("/")
 
-    def surely(self, value: Any, ground: PathContext) -> bool:
-        path, folder = ground.sight.value(value), ground.folder(self.path)
+    def surely(self, value: Any, paths: PathContext) -> bool:
+        path, folder = paths.resolver.value(value), paths.folder(self.path)
         return path is not None and folder is not None and path.surely_in(folder)
 
-    def maybe(self, value: Any, ground: PathContext) -> bool:
+    def maybe(self, value: Any, paths: PathContext) -> bool:
         if value is None:
             return False
-        path, folder = ground.sight.value(value), ground.folder(self.path)
+        path, folder = paths.resolver.value(value), paths.folder(self.path)
         return path is None or folder is None or path.maybe_in(folder)
 
 
@@ -102,10 +102,10 @@ class OneOf:
     def __str__(self) -> str:
         return f"one_of {', '.join(map(_choice, self.values))}"
 
-    def surely(self, value: Any, ground: PathContext) -> bool:
+    def surely(self, value: Any, paths: PathContext) -> bool:
         return any(_kind(value) == _kind(choice) and value == choice for choice in self.values)
 
-    def maybe(self, value: Any, ground: PathContext) -> bool:
+    def maybe(self, value: Any, paths: PathContext) -> bool:
         if value is None and None not in self.values:
             return False
         if _kind(value) not in {_kind(choice) for choice in self.values}:
@@ -134,10 +134,10 @@ class Matches:
     def __str__(self) -> str:
         return f"matches {self.pattern}"
 
-    def surely(self, value: Any, ground: PathContext) -> bool:
+    def surely(self, value: Any, paths: PathContext) -> bool:
         return _readable(value) and _fits(self.pattern)(value)
 
-    def maybe(self, value: Any, ground: PathContext) -> bool:
+    def maybe(self, value: Any, paths: PathContext) -> bool:
         return value is not None and (not _readable(value) or _fits(self.pattern)(value))
 
 
@@ -158,15 +158,15 @@ class Condition:
     def __str__(self) -> str:
         return f"{self.argument} {self.test}"
 
-    def surely(self, arguments: Any, ground: PathContext) -> bool:
+    def surely(self, arguments: Any, paths: PathContext) -> bool:
         """Every value is there and holds."""
         found = self._found(arguments)
-        return found.whole and bool(found.values) and all(self.test.surely(value, ground) for value in found.values)
+        return found.whole and bool(found.values) and all(self.test.surely(value, paths) for value in found.values)
 
-    def maybe(self, arguments: Any, ground: PathContext) -> bool:
+    def maybe(self, arguments: Any, paths: PathContext) -> bool:
         """One value holds, or is there and cannot be judged."""
         found = self._found(arguments)
-        return found.unclear or any(self.test.maybe(value, ground) for value in found.values)
+        return found.unclear or any(self.test.maybe(value, paths) for value in found.values)
 
     def _found(self, arguments: Any) -> _Found:
         found = _find(arguments, self.argument)

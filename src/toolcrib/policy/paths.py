@@ -151,19 +151,19 @@ class PathResolver:
 class PathContext:
     """What the paths of one agent's rules, and of one call, are judged on."""
 
-    __slots__ = ("base", "sight")
+    __slots__ = ("base", "resolver")
 
-    def __init__(self, base: str | None, sight: PathResolver) -> None:
+    def __init__(self, base: str | None, resolver: PathResolver) -> None:
         self.base = base
         """The agent's folder, where relative folders of its rules start. None: it has none."""
-        self.sight = sight
+        self.resolver = resolver
         """Shared by all agents whose rules take part in the decision."""
 
     def folder(self, path: str) -> ResolvedPath | None:
         """The folder that a rule names."""
         if path.startswith("/"):
-            return self.sight.root(path)
-        return None if self.base is None else self.sight.root(f"{self.base}/{path}")
+            return self.resolver.root(path)
+        return None if self.base is None else self.resolver.root(f"{self.base}/{path}")
 
 
 def _places(written: str, real: list[str | None]) -> ResolvedPath | None:

@@ -11,7 +11,6 @@ the profile's. Where nothing matches it is a deny. A child gets the stricter of 
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import json
 import os
@@ -26,18 +25,12 @@ from toolcrib.config.model import RESERVED_SERVER_NAMES, WORKSPACE
 from toolcrib.policy.condition import Under
 from toolcrib.policy.paths import PathContext, PathResolver
 from toolcrib.policy.profile import BUILTIN, Profile
-from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin, is_glob
+from toolcrib.policy.rule import Rule, RuleOrigin, Verdict, is_glob
 
 OWNER_MARK = "toolcrib/owner"
 """The annotation of a command that is for the owner alone."""
 RAW_COMMAND = "raw_command"
 _MAY_RAW = frozenset({"owner", "trusted"})
-
-
-class Verdict(enum.StrEnum):
-    ALLOW = "allow"
-    DENY = "deny"
-    ASK = "ask"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +54,12 @@ TASKS_ONLY = Decision(Verdict.DENY, "built-in: it runs only as a task, which Too
 RAW_RESTRICTED = Decision(Verdict.DENY, "built-in: raw commands are for the profiles owner and trusted alone")
 
 _RANKS = {
-    (RuleOrigin.APPROVAL, RuleEffect.ALLOW): 1,
-    (RuleOrigin.APPROVAL, RuleEffect.ASK): 2,
-    (RuleOrigin.AGENT, RuleEffect.ASK): 2,
-    (RuleOrigin.AGENT, RuleEffect.ALLOW): 3,
-    (RuleOrigin.PROFILE, RuleEffect.ASK): 4,
-    (RuleOrigin.PROFILE, RuleEffect.ALLOW): 5,
+    (RuleOrigin.APPROVAL, Verdict.ALLOW): 1,
+    (RuleOrigin.APPROVAL, Verdict.ASK): 2,
+    (RuleOrigin.AGENT, Verdict.ASK): 2,
+    (RuleOrigin.AGENT, Verdict.ALLOW): 3,
+    (RuleOrigin.PROFILE, Verdict.ASK): 4,
+    (RuleOrigin.PROFILE, Verdict.ALLOW): 5,
 }
 _SEVERITY = {Verdict.ALLOW: 0, Verdict.ASK: 1, Verdict.DENY: 2}
 
@@ -80,11 +73,11 @@ class Permission:
         self,
         profile: Profile,
         *,
-        agent: str,
-        rules: Sequence[Rule],
-        workdir: Path | None,
-        parent: Permission | None,
-        version: int,
+        agent: str = "",
+        rules: Sequence[Rule] = (),
+        workdir: Path | None = None,
+        parent: Permission | None = None,
+        version: int = 0,
     ) -> None:
         if BUILTIN.get(profile.name, profile) is not profile:
             raise ValueError(f"{profile.name} is the name of a built-in profile")
@@ -117,7 +110,7 @@ class Permission:
     def allows_nothing(self) -> bool:
         """Whether no tool at all can be used with it, whatever tools there are."""
         above = self.parent is not None and self.parent.allows_nothing
-        return above or all(rule.effect is RuleEffect.DENY for rule in self.rules)
+        return above or all(rule.effect is Verdict.DENY for rule in self.rules)
 
     @property
     def folder(self) -> str | None:
@@ -126,16 +119,16 @@ class Permission:
 
     def by_itself(self, tool: Tool, arguments: Mapping[str, Any] | None, *, without: Collection[Rule] = ()) -> Decision:
         """The decision as if there were no parent, and none of the rules in `without`."""
-        plan = self.floor(tool) or self._ruled(tool, without)
+        plan = self.fixed_denial(tool) or self._ruled(tool, without)
         return plan if isinstance(plan, Decision) else plan.decide(arguments, PathResolver(self.folder_of(tool)))
 
     def matching(self, tool: Tool, arguments: Mapping[str, Any] | None) -> tuple[RuleMatch, ...]:
         """Every rule that speaks of this tool, the strongest first."""
         steps = sorted(map(_Step, self._indexed().covering(tool)), key=_Step.order)
-        ground = PathContext(self._base, PathResolver(self.folder_of(tool)))
-        return tuple(RuleMatch(rule=step.rule, applies=step.applies(arguments, ground)) for step in steps)
+        paths = PathContext(self._base, PathResolver(self.folder_of(tool)))
+        return tuple(RuleMatch(rule=step.rule, applies=step.applies(arguments, paths)) for step in steps)
 
-    def floor(self, tool: Tool) -> Decision | None:
+    def fixed_denial(self, tool: Tool) -> Decision | None:
         """The decision that no rule changes."""
         if tool.needs_task:
             return TASKS_ONLY
@@ -152,7 +145,7 @@ class Permission:
         return plan
 
     def _made_plan(self, tool: Tool) -> Decision | _Plan:
-        own = self.floor(tool) or self._ruled(tool)
+        own = self.fixed_denial(tool) or self._ruled(tool)
         if self.parent is None or (isinstance(own, Decision) and own.verdict is Verdict.DENY):
             return own
         above = self.parent._plan(tool)
@@ -187,22 +180,10 @@ class Permission:
         return hashlib.sha256(json.dumps(meaning).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def permission(
-    profile: Profile,
-    *,
-    agent: str = "",
-    rules: Sequence[Rule] = (),
-    workdir: Path | None = None,
-    parent: Permission | None = None,
-    version: int = 0,
-) -> Permission:
-    return Permission(profile, agent=agent, rules=rules, workdir=workdir, parent=parent, version=version)
-
-
 class _Plan(Protocol):
     """How to decide about one tool where that depends on the arguments."""
 
-    def decide(self, arguments: Mapping[str, Any] | None, sight: PathResolver) -> Decision: ...
+    def decide(self, arguments: Mapping[str, Any] | None, resolver: PathResolver) -> Decision: ...
 
 
 class _Step:
@@ -212,21 +193,21 @@ class _Step:
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.rank = 0 if rule.effect is RuleEffect.DENY else _RANKS[rule.origin, rule.effect]
-        self.decision = Decision(Verdict(rule.effect), rule.text)
+        self.rank = 0 if rule.effect is Verdict.DENY else _RANKS[rule.origin, rule.effect]
+        self.decision = Decision(rule.effect, rule.text)
 
     def order(self) -> tuple[int, bool, str]:
         """The strongest first; among equals one without conditions, then by their words: never as they came."""
         return self.rank, bool(self.rule.when), self.decision.rule
 
-    def applies(self, arguments: Mapping[str, Any] | None, ground: PathContext) -> bool:
+    def applies(self, arguments: Mapping[str, Any] | None, paths: PathContext) -> bool:
         if not self.rule.when:
             return True
         if arguments is None:
-            return self.rule.effect is not RuleEffect.DENY
-        if self.rule.effect is RuleEffect.DENY:
-            return self.rule.maybe(arguments, ground)
-        return self.rule.surely(arguments, ground)
+            return self.rule.effect is not Verdict.DENY
+        if self.rule.effect is Verdict.DENY:
+            return self.rule.maybe(arguments, paths)
+        return self.rule.surely(arguments, paths)
 
 
 class _Steps:
@@ -238,14 +219,14 @@ class _Steps:
         self._steps = tuple(steps)
         self._base = base
 
-    def decide(self, arguments: Mapping[str, Any] | None, sight: PathResolver) -> Decision:
-        ground = PathContext(self._base, sight)
+    def decide(self, arguments: Mapping[str, Any] | None, resolver: PathResolver) -> Decision:
+        paths = PathContext(self._base, resolver)
         doubtful: Decision | None = None
         for step in self._steps:
-            if step.applies(arguments, ground):
+            if step.applies(arguments, paths):
                 # What may be a case for asking is asked before a weaker allow lets it pass; denies came first.
                 return doubtful or step.decision
-            if doubtful is None and step.rule.effect is RuleEffect.ASK and step.rule.maybe(arguments, ground):
+            if doubtful is None and step.rule.effect is Verdict.ASK and step.rule.maybe(arguments, paths):
                 doubtful = step.decision
         return NO_RULE
 
@@ -260,9 +241,10 @@ class _Bound:
         self._above = above
         self._parent = parent
 
-    def decide(self, arguments: Mapping[str, Any] | None, sight: PathResolver) -> Decision:
+    def decide(self, arguments: Mapping[str, Any] | None, resolver: PathResolver) -> Decision:
         own, above = (
-            plan if isinstance(plan, Decision) else plan.decide(arguments, sight) for plan in (self._own, self._above)
+            plan if isinstance(plan, Decision) else plan.decide(arguments, resolver)
+            for plan in (self._own, self._above)
         )
         return _stricter(own, above, self._parent)
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from toolcrib.errors import ConfigError
-from toolcrib.policy.rule import Rule, RuleEffect, RuleOrigin, rule_data, rule_from
+from toolcrib.policy.rule import Rule, RuleOrigin, Verdict, rule_data, rule_from
 from toolcrib.workspace.settings.model import GUARDED, SHELL_TOOLS, WorkspaceSettings
 
 
@@ -101,7 +101,7 @@ class Profile:
 
 
 def _builtin(
-    name: str, description: str, *rules: tuple[RuleEffect, str, dict[str, bool]], own_tools: OwnTools = OwnTools.NONE
+    name: str, description: str, *rules: tuple[Verdict, str, dict[str, bool]], own_tools: OwnTools = OwnTools.NONE
 ) -> Profile:
     made = tuple(Rule(effect=effect, tools=tools, annotations=claims, holder=name) for effect, tools, claims in rules)
     return Profile(name=name, description=description, rules=made, own_tools=own_tools, builtin=True)
@@ -114,27 +114,27 @@ BUILTIN: Mapping[str, Profile] = MappingProxyType(
             _builtin(
                 "owner",
                 "Everything, also what manages Toolcrib itself.",
-                (RuleEffect.ALLOW, "*:*", {}),
+                (Verdict.ALLOW, "*:*", {}),
                 own_tools=OwnTools.ALL,
             ),
             _builtin(
                 "trusted",
                 "Every tool, and Toolcrib's commands by their raw names.",
-                (RuleEffect.ALLOW, "*:*", {}),
+                (Verdict.ALLOW, "*:*", {}),
                 own_tools=OwnTools.ALL,
             ),
             _builtin(
                 "developer",
                 "Every tool of every server; of Toolcrib itself, what only reads, and jobs.",
-                (RuleEffect.ALLOW, "*:*", {}),
+                (Verdict.ALLOW, "*:*", {}),
                 # Of what does not only read, jobs alone reach beyond Toolcrib.
-                (RuleEffect.DENY, "crib:*", {"read_only": False, "open_world": False}),
+                (Verdict.DENY, "crib:*", {"read_only": False, "open_world": False}),
                 own_tools=OwnTools.EDIT,
             ),
             _builtin(
                 "read-only",
-                "Only tools that are believed to change nothing.",
-                (RuleEffect.ALLOW, "*:*", {"read_only": True}),
+                "Only tools that are trusted to change nothing.",
+                (Verdict.ALLOW, "*:*", {"read_only": True}),
                 own_tools=OwnTools.READ,
             ),
             _builtin("nothing", "Nothing, but for what an agent's own rules add."),

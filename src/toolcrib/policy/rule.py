@@ -1,4 +1,4 @@
-"""One rule: allow, deny or ask, for the tools that a glob covers, whose claims and arguments are as it says.
+"""One rule: allow, deny or ask, for the tools that a glob covers, whose annotations and arguments are as it says.
 
 In: a rule as a person or the store wrote it. Out: a frozen `Rule` that says of a tool whether it covers it, and of a
 call's arguments whether it applies. `profile` and `permission` hold rules; what decides among them stands there.
@@ -31,7 +31,9 @@ _PARTS = ("annotations", "when")
 _TESTS = ("under", "one_of", "matches")
 
 
-class RuleEffect(enum.StrEnum):
+class Verdict(enum.StrEnum):
+    """What a rule says of a call, and a decision."""
+
     ALLOW = "allow"
     DENY = "deny"
     ASK = "ask"
@@ -48,11 +50,11 @@ class RuleOrigin(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    effect: RuleEffect
+    effect: Verdict
     tools: str
     """A glob over server and tool: `git:*`, `*:read_*`. `*` alone is `*:*`."""
     annotations: Mapping[str, bool] = field(default_factory=dict)
-    """Claims of the tool (`ANNOTATIONS`) that must be so; see `trusted_annotations` for whom they are believed."""
+    """Annotations of the tool (`ANNOTATIONS`) that must be so; `trusted_annotations` says whose count."""
     when: tuple[Condition, ...] = ()
     """All must hold."""
     origin: RuleOrigin = RuleOrigin.PROFILE
@@ -98,7 +100,7 @@ class Rule:
     def readings(self) -> tuple[tuple[str, str], ...]:
         """Globs of server and tool: one for an allow, for others one for each `:` that may divide them."""
         splits = [(self.tools[:at], self.tools[at + 1 :]) for at, letter in enumerate(self.tools) if letter == ":"]
-        if self.effect is RuleEffect.ALLOW:
+        if self.effect is Verdict.ALLOW:
             return (splits[0],)
         return tuple((server.casefold(), tool.casefold()) for server, tool in splits if server and tool)
 
@@ -109,7 +111,7 @@ class Rule:
     def covers(self, tool: Tool) -> bool:
         """Whether it speaks of this tool, whatever the arguments."""
         server, name = tool.server, tool.name
-        if self.effect is not RuleEffect.ALLOW:
+        if self.effect is not Verdict.ALLOW:
             server, name = server.casefold(), name.casefold()
         for of_server, of_tool in self._matchers:
             if of_tool(name) and of_server(server):
@@ -120,7 +122,7 @@ class Rule:
 
     def reaches(self, server: str) -> bool:
         """Whether it may speak of a tool of this server, whatever the tool is."""
-        name = server if self.effect is RuleEffect.ALLOW else server.casefold()
+        name = server if self.effect is Verdict.ALLOW else server.casefold()
         return any(of_server(name) for of_server, _ in self._matchers)
 
     @property
@@ -128,15 +130,15 @@ class Rule:
         """The conditions that start at the agent's folder: for an agent that has none, they cannot be judged."""
         return tuple(one for one in self.when if isinstance(one.test, Under) and one.test.relative)
 
-    def surely(self, arguments: Any, ground: PathContext) -> bool:
-        return all(condition.surely(arguments, ground) for condition in self.when)
+    def surely(self, arguments: Any, paths: PathContext) -> bool:
+        return all(condition.surely(arguments, paths) for condition in self.when)
 
-    def maybe(self, arguments: Any, ground: PathContext) -> bool:
-        return all(condition.maybe(arguments, ground) for condition in self.when)
+    def maybe(self, arguments: Any, paths: PathContext) -> bool:
+        return all(condition.maybe(arguments, paths) for condition in self.when)
 
 
 def trusted_annotations(tool: Tool) -> dict[str, bool]:
-    """What the tool's server says of it, as far as it is believed; else what the protocol says of a silent one."""
+    """What the tool's server says of it, if it is trusted; else what the protocol says of a silent one."""
     return annotations_of(tool.annotations if tool.trusted else {})
 
 
@@ -193,10 +195,10 @@ def rule_from(data: Any, *, where: str, origin: RuleOrigin = RuleOrigin.PROFILE,
 def _rule(data: Any, origin: RuleOrigin, holder: str) -> Rule:
     if not isinstance(data, Mapping):
         raise ConfigError("A rule is an object.", remedy='For instance {"allow": "git:*"}.')
-    effects = [effect for effect in RuleEffect if effect in data]
-    unknown = [str(key) for key in data if key not in (*RuleEffect, *_PARTS)]
+    effects = [effect for effect in Verdict if effect in data]
+    unknown = [str(key) for key in data if key not in (*Verdict, *_PARTS)]
     if unknown:
-        raise ConfigError(f"A rule knows no {unknown[0]!r}.", remedy=_near(unknown, (*RuleEffect, *_PARTS)))
+        raise ConfigError(f"A rule knows no {unknown[0]!r}.", remedy=_near(unknown, (*Verdict, *_PARTS)))
     if len(effects) != 1:
         raise ConfigError("A rule has one of allow, deny and ask.", remedy='For instance {"allow": "git:*"}.')
     annotations = data.get("annotations", {})
