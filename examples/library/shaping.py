@@ -1,4 +1,4 @@
-"""Which tools a model is shown, and how: a filter and a transformer of one's own, and what each provider gets.
+"""Which tools a model is shown, and how: a filter and a transform of one's own, and what each provider gets.
 
 python examples/library/shaping.py
 """
@@ -30,7 +30,7 @@ def about_time(offer: OfferedTool) -> bool:
 
 
 def first_sentence(offer: OfferedTool) -> OfferedTool | None:
-    """A transformer is one that gives another offer, or None."""
+    """A transform is one that gives another offer, or None."""
     if not offer.description:
         return None
     return replace(offer, description=offer.description.split(". ")[0])

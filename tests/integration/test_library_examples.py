@@ -135,7 +135,7 @@ STORIES = {
     "Tools for an agent that you have": Story(check=hands_out),
     "A crib of your configuration": Story(check=discovers_and_registers),
     "One server": Story(check=connects_one),
-    "Transformers": Story(check=changes_tools),
+    "Transforms": Story(check=changes_tools),
     "Results": Story(steps=[Together([LISBON, Call("now", {"zone": 3})]), Say("Late.")], check=loops),
 }
 

@@ -1,4 +1,4 @@
-"""Filters and transformers from a program and from configuration files, as a real server gets to see them."""
+"""Filters and transforms from a program and from configuration files, as a real server gets to see them."""
 
 from __future__ import annotations
 

@@ -114,13 +114,13 @@ def test_every_kind_of_server_is_in_the_table_with_its_fields() -> None:
 
 
 @pytest.mark.req("ENG-5", "ENG-6")
-def test_every_filter_and_transformer_is_in_its_table() -> None:
+def test_every_filter_and_transform_is_in_its_table() -> None:
     classes = {
         name
         for name, one in inspect.getmembers(transforms, inspect.isclass)
         if one.__module__ == transforms.__name__ and dataclasses.is_dataclass(one) and not name.startswith("_")
     }
-    told = {name for cell, _ in rows(section("Transformers"), "transformer") for name in re.findall(r"`(\w+)\(", cell)}
+    told = {name for cell, _ in rows(section("Transforms"), "transform") for name in re.findall(r"`(\w+)\(", cell)}
     assert told == classes
     assert told <= set(toolcrib.__all__)
     predicates = {name for name in toolcrib.__all__ if name.islower() and name not in ("run_agent", "server_config")}
@@ -152,7 +152,7 @@ def test_what_counters_cribs_tools_and_results_can_do_is_so() -> None:
         for cell, _ in rows(section("Choosing and changing tools"), "of `Tools`")
         for name in re.findall(r"`(?:await )?(?:tools\.)?(\w+)[(`]", cell)
     ]
-    assert {"names", "of", "call", "to_openai", "to_anthropic", "to_google", "adaptations", "shaped"} <= set(of_tools)
+    assert {"names", "of", "call", "to_openai", "to_anthropic", "to_google", "adaptations", "transformed"} <= set(of_tools)
     assert [name for name in of_tools if not hasattr(Tools, name) and name != "len"] == []
     of_result = {re.match(r"`(\w+)", cell)[1] for cell, _ in rows(section("Results"), "of a `Result`")}
     assert of_result == {name for name in dir(Result) if not name.startswith("_")} | {

@@ -12,12 +12,13 @@ from openai.types.chat import ChatCompletionToolParam
 from openai.types.responses import FunctionToolParam
 from pydantic import TypeAdapter
 
-from toolcrib import formats
 from toolcrib.catalog import Catalog
 from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.core.toolbox import Tools
 from toolcrib.errors import ConfigError
-from toolcrib.formats import Adaptation, anthropic, google, openai
+from toolcrib.formats import anthropic, google, openai
+from toolcrib.formats.definition import Adaptation
+from toolcrib.formats.undo import undo_arguments
 
 STRICT = {"openai": {"strict": True}, "anthropic": {"strict": True}}
 TOOL = Catalog.build({"s": (b'{"name": "t"}',)}, version=1).tools[0]
@@ -473,7 +474,9 @@ def test_options_reach_the_wire_of_their_provider_only() -> None:
 )
 def test_options_cannot_say_what_the_tool_is(provider: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as raised:
-        getattr(formats, provider).definition(offer(SEARCH, **{provider: options}))
+        {"openai": openai, "anthropic": anthropic, "google": google}[provider].definition(
+            offer(SEARCH, **{provider: options})
+        )
     assert raised.value.remedy
 
 
@@ -482,10 +485,10 @@ def test_options_cannot_say_what_the_tool_is(provider: str, options: dict[str, A
 
 def test_arguments_from_an_unknown_model_are_undone() -> None:
     made = offer(SEARCH, **STRICT)
-    assert formats.undo_arguments(made, {"query": "x", "limit": None}) == {"query": "x"}
-    assert formats.undo_arguments(made, {"query": "x"}) == {"query": "x"}
-    assert formats.undo_arguments(offer(EITHER), {"arguments": {"id": 1}}) == {"id": 1}
-    assert formats.undo_arguments(offer(properties(**{"a[b]": {}})), {"a_b_": 1}) == {"a[b]": 1}
+    assert undo_arguments(made, {"query": "x", "limit": None}) == {"query": "x"}
+    assert undo_arguments(made, {"query": "x"}) == {"query": "x"}
+    assert undo_arguments(offer(EITHER), {"arguments": {"id": 1}}) == {"id": 1}
+    assert undo_arguments(offer(properties(**{"a[b]": {}})), {"a_b_": 1}) == {"a[b]": 1}
 
 
 def test_definitions_are_of_the_shape_that_the_sdks_send() -> None:

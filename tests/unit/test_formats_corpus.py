@@ -17,10 +17,10 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from toolcrib import formats
 from toolcrib.catalog import Catalog
 from toolcrib.catalog.offered_tool import OfferedTool
-from toolcrib.formats import Definition
+from toolcrib.formats import anthropic, google, openai
+from toolcrib.formats.definition import Definition
 
 CATALOGS = sorted((Path(__file__).parents[3] / "shared" / "data" / "catalogs").glob("*.json"))
 NESTED = {
@@ -76,12 +76,12 @@ class Mode:
 
 
 MODES = {
-    "openai chat": Mode(formats.openai.definition),
-    "openai responses": Mode(lambda offer: formats.openai.definition(offer, "responses")),
-    "openai strict": Mode(formats.openai.definition, {"openai": {"strict": True}}, null_is_left_out=True),
-    "anthropic": Mode(formats.anthropic.definition),
-    "anthropic strict": Mode(formats.anthropic.definition, {"anthropic": {"strict": True}}),
-    "google": Mode(formats.google.definition),
+    "openai chat": Mode(openai.definition),
+    "openai responses": Mode(lambda offer: openai.definition(offer, "responses")),
+    "openai strict": Mode(openai.definition, {"openai": {"strict": True}}, null_is_left_out=True),
+    "anthropic": Mode(anthropic.definition),
+    "anthropic strict": Mode(anthropic.definition, {"anthropic": {"strict": True}}),
+    "google": Mode(google.definition),
 }
 EVERY_MODE = pytest.mark.parametrize("mode", MODES.values(), ids=list(MODES))
 

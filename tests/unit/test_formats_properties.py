@@ -12,18 +12,18 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from parts.sizes import FULL
-from toolcrib import formats
 from toolcrib.catalog import Catalog
 from toolcrib.catalog.offered_tool import OfferedTool
-from toolcrib.formats import Definition
+from toolcrib.formats import anthropic, google, openai
+from toolcrib.formats.definition import Definition
 
 STRICT = {"openai": {"strict": True}, "anthropic": {"strict": True}}
 MODES: dict[str, tuple[Callable[[OfferedTool], Definition], dict[str, Any]]] = {
-    "openai": (formats.openai.definition, {}),
-    "openai strict": (formats.openai.definition, STRICT),
-    "anthropic": (formats.anthropic.definition, {}),
-    "anthropic strict": (formats.anthropic.definition, STRICT),
-    "google": (formats.google.definition, {}),
+    "openai": (openai.definition, {}),
+    "openai strict": (openai.definition, STRICT),
+    "anthropic": (anthropic.definition, {}),
+    "anthropic strict": (anthropic.definition, STRICT),
+    "google": (google.definition, {}),
 }
 EVERY_MODE = pytest.mark.parametrize("mode", MODES)
 PATIENT = settings(max_examples=400 if FULL else 15, deadline=None, suppress_health_check=list(HealthCheck))

@@ -13,7 +13,8 @@ from pydantic_ai.tools import ToolDefinition
 from parts.adapters import MODELS, ask, offer, options
 from toolcrib.agent_loop.models import open_model
 from toolcrib.catalog.offered_tool import OfferedTool
-from toolcrib.formats import Definition, anthropic, google, openai
+from toolcrib.formats import anthropic, google, openai
+from toolcrib.formats.definition import Definition
 from toolcrib.testing import Call, Say, scripted
 
 each_provider = pytest.mark.parametrize("provider", MODELS)

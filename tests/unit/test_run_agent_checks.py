@@ -157,7 +157,7 @@ async def test_lists_that_can_be_read_but_once_are_enough(monkeypatch: pytest.Mo
     assert world.offered == [["look"]]
 
 
-async def test_one_transformer_need_not_stand_in_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_transform_need_not_stand_in_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Bench({"desk": {"look": lambda _: "x"}})
     world = in_memory(monkeypatch, ["Hello."], kit=kit)
     await run(mcp_servers=["the bench"], transform=lambda offer: offer)

@@ -296,7 +296,7 @@ async def test_a_server_that_is_not_there_is_told_as_soon_as_it_is_known(monkeyp
     ],
     ids=lambda one: type(one).__name__,
 )
-async def test_a_tool_that_a_transformer_does_not_fit_is_left_out_and_the_run_goes_on(
+async def test_a_tool_that_a_transform_does_not_fit_is_left_out_and_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch, transform: Any, offered: list[str]
 ) -> None:
     definitions = {

@@ -237,7 +237,7 @@ def test_the_documented_example_is_read_and_every_rule_is_documented(person: Per
     assert [word for row in rows for word in re.findall(r"`(\w+)`", row)] == [*RuleAction, "only"]
 
 
-def test_the_documented_transformer_of_ones_own_does_what_is_said() -> None:
+def test_the_documented_transform_of_ones_own_does_what_is_said() -> None:
     found: dict[str, Any] = {}
     exec(re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)[0], found)  # noqa: S102
     offer = OfferedTool.of(catalog().find("git:log"))

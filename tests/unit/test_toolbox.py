@@ -278,7 +278,7 @@ async def test_each_tool_has_a_name_of_its_own_at_google_and_is_called_by_it(ser
     assert [display for display, _ in server.saw] == ["s:1x", "s:_1X", "s:__1x", "s:2x", "s:-3"]
 
 
-def test_tools_that_a_transformer_does_not_fit_can_be_left_out_and_told(tools: Tools) -> None:
+def test_tools_that_a_transform_does_not_fit_can_be_left_out_and_told(tools: Tools) -> None:
     told: list[tuple[str, str]] = []
 
     def odd(offer: OfferedTool) -> OfferedTool:

@@ -1,4 +1,4 @@
-"""What transformers make of an offer, and how a call finds back."""
+"""What transforms make of an offer, and how a call finds back."""
 
 import copy
 from collections.abc import Callable
@@ -176,7 +176,7 @@ def test_some_tools_can_be_kept_dropped_and_changed() -> None:
 
 
 @pytest.mark.req("ENG-6")
-def test_a_transformer_of_ones_own_takes_five_lines() -> None:
+def test_a_transform_of_ones_own_takes_five_lines() -> None:
     def shout(it: OfferedTool) -> OfferedTool | None:
         if it.server != "git":
             return None
@@ -238,7 +238,7 @@ junk = st.recursive(
 
 
 @given(st.dictionaries(words, junk))
-def test_no_schema_breaks_a_transformer_or_is_changed_by_it(schema: dict[str, Any]) -> None:
+def test_no_schema_breaks_a_transform_or_is_changed_by_it(schema: dict[str, Any]) -> None:
     before = copy.deepcopy(schema)
     for step in (FixArguments({"a": 1}), DefaultArguments({"b": 1}), RenameArguments({"a": "z", "b": "a"})):
         try:

@@ -1,4 +1,4 @@
-"""Transformers that name what is not there: said where it can be known, and taken where it cannot."""
+"""Transforms that name what is not there: said where it can be known, and taken where it cannot."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_filters_and_functions_may_choose_nothing(transform: Transform) -> None:
     assert tools(git=["git_status"]).transformed(transform=transform).unmatched == ()
 
 
-def test_each_transformer_is_asked_about_what_comes_to_it() -> None:
+def test_each_transform_is_asked_about_what_comes_to_it() -> None:
     both = tools(git=["git_status"], svn=["svn_log"])
     assert (
         both.transformed(transform=[RenameArguments({"repo_path": "folder"}), FixArguments({"folder": "."})]).unmatched

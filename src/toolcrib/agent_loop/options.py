@@ -63,7 +63,7 @@ class ToolRequest:
     server: str
     """Empty for the built-in tools."""
     arguments: Mapping[str, Any]
-    """What the tool is called with: transformers undone, fixed arguments included. A copy: changes have no effect."""
+    """What the tool is called with: transforms undone, fixed arguments included. A copy: changes have no effect."""
     annotations: Mapping[str, Any]
     call: str
 

@@ -124,9 +124,7 @@ CHECKS: Mapping[str, OptionCheck] = {
     ),
     "keep": OptionCheck(fits=_is_filter, remedy=_FILTER),
     "drop": OptionCheck(fits=_is_filter, remedy=_FILTER),
-    "transform": OptionCheck(
-        fits=_is_transform, remedy="Give a list of transformers, such as Rename({…}) or Fix({…})."
-    ),
+    "transform": OptionCheck(fits=_is_transform, remedy="Give a list of transforms, such as Rename({…}) or Fix({…})."),
     "coding_tools": OptionCheck(
         fits=_is_coding,
         remedy=f"Write one of {', '.join(CodingAccess)}, or CodingTools.all(FOLDER) or CodingTools.read_only(FOLDER).",

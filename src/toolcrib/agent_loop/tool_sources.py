@@ -26,7 +26,7 @@ from toolcrib.catalog.transforms import UnmatchedNames, common_errors
 from toolcrib.core.toolbox import Tools
 from toolcrib.errors import UsageError
 from toolcrib.events import Event, ServerStateChanged
-from toolcrib.formats import Provider
+from toolcrib.formats.definition import Provider
 from toolcrib.servers.model import ServerState
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _transformed(provider: ToolProvider, options: AgentOptions, emitter: EventEm
 
 
 def _refuse_idle(transformed: Mapping[ToolProvider, Tools]) -> None:
-    """A transformer may be meant for one of them alone, or for a server that is missing."""
+    """A transform may be meant for one of them alone, or for a server that is missing."""
     for error in common_errors(tools.unmatched for tools in transformed.values()):
         if all(provider.all_known for provider in transformed):
             raise error

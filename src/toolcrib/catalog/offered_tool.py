@@ -25,7 +25,7 @@ from toolcrib.config.model import NameStyle
 
 @dataclass(frozen=True, kw_only=True)
 class OfferedTool:
-    """A tool as a model shall see it: `name`, `description`, `schema`; filters and transformers are given these."""
+    """A tool as a model shall see it: `name`, `description`, `schema`; filters and transforms are given these."""
 
     tool: Tool
     """What is called."""
@@ -36,7 +36,7 @@ class OfferedTool:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By provider (openai, anthropic, google): what its wire format has for this tool besides."""
     undo: tuple[Undo, ...] = ()
-    """In the order of the transformers."""
+    """In the order of the transforms."""
     kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What was worked out once, by who worked it out: `formats` keeps its definitions here."""
 

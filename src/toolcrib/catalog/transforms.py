@@ -35,7 +35,7 @@ Transform: TypeAlias = Callable[[OfferedTool], OfferedTool | None]
 
 
 OnSkipped: TypeAlias = Callable[[OfferedTool, UsageError], object]
-"""Told of a tool that is left out since a transformer does not fit it."""
+"""Told of a tool that is left out since a transform does not fit it."""
 
 
 def apply_transforms(
@@ -89,7 +89,7 @@ class DropTools:
 
 @dataclass(frozen=True)
 class ForTools:
-    """A transformer for some of the tools; the others stay as they are."""
+    """A transform for some of the tools; the others stay as they are."""
 
     tools: Filter
     transform: Transform
@@ -287,7 +287,7 @@ _LISTED = 20
 
 
 class UnmatchedNames(enum.Enum):
-    """What becomes of a transformer that names nothing which is there."""
+    """What becomes of a transform that names nothing which is there."""
 
     REFUSED = "refused"
     TAKEN = "taken"

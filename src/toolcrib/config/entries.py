@@ -1,7 +1,7 @@
 """One entry → one `ServerConfig`.
 
 In: an entry as it was written, its name and its surroundings. Out: the server, or None after an error was
-reported: a server with an error is left out, and only that server. `shapes` finds the entries.
+reported: a server with an error is left out, and only that server. `contribution` finds the entries.
 """
 
 from __future__ import annotations

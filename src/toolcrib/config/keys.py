@@ -2,7 +2,7 @@
 
 In: an entry as it was written, by us or for another client. Out: `ConfigField`s under our own names, taken
 out of `transport: {…}` and `connection: {…}`; misspelt and foreign keys are reported.
-The tables here are the whole vocabulary; `entries`, `auth` and `shapes` read it.
+The tables here are the whole vocabulary; `entries`, `auth` and `contribution` read it.
 """
 
 from __future__ import annotations

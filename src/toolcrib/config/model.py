@@ -1,7 +1,7 @@
-"""What configuration comes to: frozen values that every other room reads.
+"""What configuration comes to: frozen values that every package above reads.
 
-In: nothing (these are only shapes). Out: `Config` with its `ServerConfig`s, settings and problems.
-`load` makes them; `servers`, `crib` and `daemon` read them. All variables are already expanded here.
+In: nothing (only types). Out: `Config` with its `ServerConfig`s, settings and problems.
+`layers` makes them; `servers`, `core` and `daemon` read them. All variables are already expanded here.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ class DaemonSettings:
     store: str = ""
     """A URL of PostgreSQL or an absolute path; nothing: the file in the state folder."""
     audit_values: bool = False
-    """Whether the book keeps the arguments themselves, and not only their shape."""
+    """Whether the audit log keeps the arguments themselves, and not only their shape."""
     audit_keep_days: float = 90
     audit_keep_mb: float = 1024
     session_idle_hours: float = 168

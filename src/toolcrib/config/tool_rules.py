@@ -1,7 +1,7 @@
 """`tools:` in a file: which tools are offered, and how.
 
 In: a list of rules as it was written. Out: `ToolRule`s; one with a mistake is reported and left out, the others stand.
-`shapes` finds the list, `trust` and `show` tell of it, and the catalog does what the rules say (`catalog.shaping`).
+`contribution` finds the list, `trust` and `show` show it, and the catalog applies the rules (`catalog.snapshot`).
 
     tools:
       - keep: ["git:*", "files:read_*"]

@@ -121,7 +121,7 @@ class ToolProvider(ABC):
     ) -> Tools:
         """What is offered now. Who holds it keeps this moment; ask again after a `CatalogChanged`.
 
-        A transformer that names a tool or an argument which is not there raises `UsageError`; where a server is
+        A transform that names a tool or an argument which is not there raises `UsageError`; where a server is
         missing, it is a line in the log, for it may be meant for that one.
         """
         # The daemon is a counter too, and offers nothing to a model: it does without the providers' formats.

@@ -1,7 +1,7 @@
 """The tools that a program offers to its model.
 
 In: offers, and how a tool is called. Out: `Tools`, which never changes: definitions as each provider wants them, and
-calls by the names that stand in these. `crib` makes them; filters and transformers make others of them.
+calls by the names that stand in these. `core` makes them; filters and transforms make others of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args, overload
 
 import msgspec
 
-from toolcrib import formats
 from toolcrib.catalog.names import folded_name, is_legal, shortened
 from toolcrib.catalog.offered_tool import Filter, OfferedTool
 from toolcrib.catalog.schema_check import ArgumentChecker, CallerView, check_is_mapping
@@ -29,8 +28,9 @@ from toolcrib.catalog.transforms import (
     unmatched_names,
 )
 from toolcrib.errors import InvalidArguments, UnknownTool, UsageError
-from toolcrib.formats import Adaptation, Definition, Provider
-from toolcrib.formats.definition import Api, refuse_unknown_api
+from toolcrib.formats import anthropic, google, openai
+from toolcrib.formats.definition import Adaptation, Api, Definition, Provider, refuse_unknown_api
+from toolcrib.formats.undo import undo_arguments
 
 if TYPE_CHECKING:
     from toolcrib.core.results import Result
@@ -56,7 +56,7 @@ class Tools(Sequence[OfferedTool]):
 
     def __init__(self, offers: Iterable[OfferedTool], *, call: CallTool, unmatched: Sequence[UsageError] = ()) -> None:
         self.unmatched = tuple(unmatched)
-        """What the transformers that made these name, and no tool has."""
+        """What the transforms that made these name, and no tool has."""
         self._offers = tuple(_fitted(offer) for offer in offers)
         self._by_name = _by_name(self._offers)
         self._call = call
@@ -140,7 +140,7 @@ class Tools(Sequence[OfferedTool]):
     @cached_property
     def _at_google(self) -> dict[str, OfferedTool]:
         """Offers that have another name there."""
-        named = {folded_name(formats.google.google_name(offer.name, self._by_name)): offer for offer in self._offers}
+        named = {folded_name(google.google_name(offer.name, self._by_name)): offer for offer in self._offers}
         return {name: offer for name, offer in named.items() if name not in self._by_name}
 
     async def call(
@@ -167,7 +167,7 @@ class Tools(Sequence[OfferedTool]):
         offer = self._named(name)
         check_is_mapping(name, given)
         try:
-            shown = formats.undo_arguments(offer, dict(given or {}), provider)
+            shown = undo_arguments(offer, dict(given or {}), provider)
             return self._taken_back(offer, shown) if offer.undo else shown
         except RecursionError:
             raise InvalidArguments(
@@ -205,15 +205,15 @@ class Tools(Sequence[OfferedTool]):
     def to_openai(self, api: Api = "chat") -> list[dict[str, Any]]:
         """Definitions for `tools` of Chat Completions, or of Responses."""
         refuse_unknown_api(api)
-        return [formats.openai.definition(offer, api).wire for offer in self._offers]
+        return [openai.definition(offer, api).wire for offer in self._offers]
 
     def to_anthropic(self) -> list[dict[str, Any]]:
         """Definitions for `tools` of Messages."""
-        return [formats.anthropic.definition(offer).wire for offer in self._offers]
+        return [anthropic.definition(offer).wire for offer in self._offers]
 
     def to_google(self) -> list[dict[str, Any]]:
         """Definitions for `tools`: `[{"functionDeclarations": …}]`."""
-        return [formats.google.definition(offer, self._by_name).wire for offer in self._offers]
+        return [google.definition(offer, self._by_name).wire for offer in self._offers]
 
     def adaptations(self, provider: Provider) -> tuple[Adaptation, ...]:
         """Where the definitions for this provider differ from what the servers said."""
@@ -221,11 +221,11 @@ class Tools(Sequence[OfferedTool]):
         made: Iterable[Definition]
         match provider:
             case "openai":
-                made = map(formats.openai.definition, self._offers)
+                made = map(openai.definition, self._offers)
             case "anthropic":
-                made = map(formats.anthropic.definition, self._offers)
+                made = map(anthropic.definition, self._offers)
             case "google":
-                made = (formats.google.definition(offer, self._by_name) for offer in self._offers)
+                made = (google.definition(offer, self._by_name) for offer in self._offers)
         return tuple(one for definition in made for one in definition.adaptations)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.errors import ConfigError, UsageError
 
+Provider = Literal["openai", "anthropic", "google"]
 Api = Literal["chat", "responses"]
 
 
@@ -102,7 +103,7 @@ def options_of(offer: OfferedTool, provider: str) -> dict[str, Any]:
     if wrong := sorted(_NOT_OPTIONS.intersection({*options, *(inner or ())})):
         raise ConfigError(
             f"The {provider} options of {offer.name} cannot set {', '.join(wrong)}.",
-            remedy="Change a tool's name, description or arguments with a transformer, such as Rename or Describe.",
+            remedy="Change a tool's name, description or arguments with a transform, such as Rename or Describe.",
         )
     return options
 

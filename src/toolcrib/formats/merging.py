@@ -1,7 +1,7 @@
 """Two schemas that both hold, as one.
 
 In: two schemas. Out: one that takes exactly what both take, or None where there is no such schema without `allOf`.
-`roots` and `writer` use it for dialects that do not know `allOf`.
+`dialect_writer` and `writer` use it for dialects that do not know `allOf`.
 """
 
 from __future__ import annotations

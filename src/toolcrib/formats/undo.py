@@ -7,15 +7,13 @@ provider's model writes for a value may be a value itself.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from jsonschema_rs import validator_for
 
 from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.formats import anthropic, google, openai
-from toolcrib.formats.definition import Definition
-
-Provider = Literal["openai", "anthropic", "google"]
+from toolcrib.formats.definition import Definition, Provider
 
 _FORMATS = {"openai": openai.definition, "anthropic": anthropic.definition, "google": google.definition}
 

@@ -2,7 +2,7 @@
 
 In: a valid schema (`repair` made it) and a `Dialect`. Out: the schema as the dialect has it and the way back for values
 of it. What has an equal in the dialect is written so; what has none goes into the description as words; both are
-listed. `shapes` writes objects, arrays and scalars; here are references, unions and choices.
+listed. `dialect_writer` writes objects, arrays and scalars; here are references, unions and choices.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Profile:
     description: str = ""
     rules: tuple[Rule, ...] = ()
     own_tools: OwnTools = OwnTools.NONE
-    """What a coding agent with this profile may do by its own hands, where Toolcrib runs it."""
+    """What a coding agent with this profile may do with its own tools, where Toolcrib runs it."""
     builtin: bool = False
 
 

@@ -1,7 +1,7 @@
 """Where a URL leads, straight or by way of a proxy.
 
 In: a URL and the proxy for it. Out: an `Address`: what to connect to, and what stands in a request's first lines.
-`posting` is the user.
+`post_client` is the user.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: configurations and roots as projects come and go. Out: started `Server`s; one that nobody holds any more is stopped.
 Servers that do not depend on a project are shared by all roots: those over the network, and processes that neither
-start in the project's folder nor name it (`${workspaceFolder}`). `crib` is the user.
+start in the project's folder nor name it (`${workspaceFolder}`). `core` is the user.
 """
 
 from __future__ import annotations

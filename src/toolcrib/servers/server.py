@@ -1,8 +1,8 @@
 """One upstream server, kept connected by one task.
 
 In: its configuration; calls. Out: its tools as raw definitions, answers as raw bytes, its status, and events when its
-state changes. Below: `transports` opens a link, `tool_pages` lists. Above: `Pool` holds servers, `catalog` reads
-`tools`, `calls` calls.
+state changes. Below: `transports` opens a link, `tool_listing` lists. Above: `ServerPool` holds servers, `catalog`
+reads `tools`, `calls` calls.
 
 The supervisor task opens the connection, lists, and waits for its end; then it tries again, ever more slowly. Nothing
 that one server does reaches another. A call that may have run is never repeated.

@@ -1,7 +1,7 @@
 """JSON-RPC messages as bytes: one decode of the envelope, everything inside left raw.
 
 In: one message as it came off a pipe, frame or body. Out: an `Envelope` whose params, result and error are raw JSON,
-or `NotAMessage`. The other way: a request's parts → its bytes. Every link in this room reads and writes through here.
+or `NotAMessage`. The other way: a request's parts → its bytes. Every link reads and writes through here.
 
 Ids of ours are strings that begin with `PREFIX`. The SDK counts with integers and `listen-N`, so that both can share
 one pipe without meeting.

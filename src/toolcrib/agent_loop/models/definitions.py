@@ -14,7 +14,8 @@ from typing import Any
 from toolcrib.agent_loop.models.endpoint import ToolFormat
 from toolcrib.catalog.names import folded_name
 from toolcrib.catalog.offered_tool import OfferedTool
-from toolcrib.formats import Adaptation, Definition, anthropic, google, openai
+from toolcrib.formats import anthropic, google, openai
+from toolcrib.formats.definition import Adaptation, Definition
 
 
 @dataclass(frozen=True, kw_only=True)
