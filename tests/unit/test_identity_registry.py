@@ -19,9 +19,9 @@ from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.errors import NotFound, StoreError, UsageError
 from toolcrib.events import AgentEnded, AuditedChange, Bus, Event, PermissionChanged
-from toolcrib.identity.agent import DEEPEST, TOKEN_PREFIX, checked_name, digest_of
+from toolcrib.identity.agent import DEEPEST, TOKEN_PREFIX, checked_name
 from toolcrib.identity.records import load_records
-from toolcrib.identity.registry import AgentRegistry
+from toolcrib.identity.registry import AgentRegistry, digest_of
 from toolcrib.policy import Verdict
 from toolcrib.policy.profile import profile_from
 from toolcrib.policy.rule import Rule, RuleOrigin

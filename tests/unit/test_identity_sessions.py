@@ -459,7 +459,7 @@ async def test_a_store_that_does_not_answer_holds_up_a_beginning_only_for_a_whil
             await asyncio.Event().wait()
 
         with monkeypatch.context() as stuck:
-            stuck.setattr(light.commits, "settled", never)
+            stuck.setattr(light.commits, "flush", never)
             async with asyncio.timeout(60):
                 session = await sessions.begin("a", "x")
         assert sessions.find("a", "x") is session

@@ -55,7 +55,7 @@ class Watching:
     def committed(self) -> None:
         self.seen.append("committed")
 
-    def told(self) -> None:
+    def reported(self) -> None:
         self.seen.append("told")
 
     def lost(self, lost: LostItems) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -89,35 +90,43 @@ class RowMaker:
         self._values = values
 
     def row(self, seq: int, entry: AuditEntry) -> Row:
+        agent, conversation, tool, server, rule, outcome = self._texts(entry)
+        call, session, decision, mode = _own_texts(entry)
         shape, digest, values = self._arguments(entry)
         counted = None if entry.result is None else count_tokens(entry.result)
         return {
             "seq": seq,
             "at": _number(entry.at),
             "kind": str(entry.kind),
-            "call": _bounded(entry.call, 80),
-            "agent": self._text(entry.agent, 64),
-            "session": _bounded(entry.session, 80),
-            "conversation": self._text(entry.conversation, 200),
-            "tool": self._text(entry.tool, 200),
-            "server": self._text(entry.server, 100),
-            "decision": _bounded(entry.decision, 20),
-            "rule": self._text(entry.rule, 500),
-            "mode": _bounded(entry.mode, 20),
+            "call": call,
+            "agent": agent,
+            "session": session,
+            "conversation": conversation,
+            "tool": tool,
+            "server": server,
+            "decision": decision,
+            "rule": rule,
+            "mode": mode,
             "shape": shape,
             "arguments_hash": digest,
             "arguments": values,
-            "outcome": self._text(entry.outcome, 100),
+            "outcome": outcome,
             "duration": _number(entry.duration),
             "size": max(-_LARGEST, min(entry.size, _LARGEST)),
             "tokens": None if counted is None else counted.tokens,
             "tokens_estimated": counted is not None and counted.estimated,
-            "detail": self._detail(entry),
+            "detail": self._detail(entry) if entry.detail else None,
         }
 
-    def _text(self, text: str, most: int) -> str:
-        # Masked before it is cut: half a secret is one too.
-        return _bounded(self._mask(text), most) if text else ""
+    def _texts(self, entry: AuditEntry) -> tuple[str, ...]:
+        """What others named: masked before it is cut, since half a secret is one too."""
+        texts = (entry.agent, entry.conversation, entry.tool, entry.server, entry.rule, entry.outcome)
+        # Most hold no secret: one look at all of them is enough. A blank ends whatever a pattern finds.
+        joined = " ".join(texts)
+        if self._mask(joined) == joined and _fit(texts, _TEXT_LIMITS):
+            return texts
+        masked = map(self._mask, texts)
+        return tuple(_bounded(text, most) for text, most in zip(masked, _TEXT_LIMITS, strict=True))
 
     def _arguments(self, entry: AuditEntry) -> tuple[str | None, str | None, str | None]:
         """Their shape, their keyed hash, and their values if those are kept."""
@@ -129,7 +138,9 @@ class RowMaker:
         try:
             arguments = msgspec.json.decode(raw)
             canonical = msgspec.json.encode(arguments, order="deterministic")
-            shape = storable(shape_of(arguments, self._mask))
+            shape = shape_of(arguments, self._mask)
+            if not shape.isascii():
+                shape = storable(shape)
             values = None
             if self._values:
                 # What a person was asked about stands here as that person saw it.
@@ -142,9 +153,7 @@ class RowMaker:
     def _digest(self, data: bytes) -> str:
         return hmac.digest(self._key, data, hashlib.sha256).hex()
 
-    def _detail(self, entry: AuditEntry) -> str | None:
-        if not entry.detail:
-            return None
+    def _detail(self, entry: AuditEntry) -> str:
         if entry.kind in (EntryKind.GAP, EntryKind.PRUNED, EntryKind.UNANCHORED):
             # Our own words; and `verify` reads the hashes in them.
             return msgspec.json.encode(entry.detail).decode()
@@ -154,14 +163,32 @@ class RowMaker:
         return mask_tree(value, self._mask, names_a_secret)
 
 
+_TEXT_LIMITS = (64, 200, 200, 100, 500, 100)
+_OWN_LIMITS = (80, 80, 20, 20)
+"""Characters that are kept of each text."""
+
+
+def _own_texts(entry: AuditEntry) -> tuple[str, ...]:
+    """What we named ourselves. A decision may be an enum's member, and is kept as plain text."""
+    texts = (entry.call, entry.session, str(entry.decision), entry.mode)
+    if _fit(texts, _OWN_LIMITS):
+        return texts
+    return tuple(_bounded(text, most) for text, most in zip(texts, _OWN_LIMITS, strict=True))
+
+
+def _fit(texts: tuple[str, ...], limits: tuple[int, ...]) -> bool:
+    """Whether they can be kept as they are, by a quick look."""
+    whole = "".join(texts)
+    return whole.isascii() and "\0" not in whole and all(map(operator.le, map(len, texts), limits))
+
+
 def _json(value: Any) -> str:
     return _bounded(msgspec.json.encode(value, enc_hook=str).decode(), VALUES_UP_TO)
 
 
 def _bounded(text: str, most: int) -> str:
     text = storable(text)
-    # The slice also makes a plain text of an enum's member.
-    return text[:most] if len(text) <= most else text[: most - 1] + _CUT
+    return text if len(text) <= most else text[: most - 1] + _CUT
 
 
 def _number(value: float) -> float:

@@ -1,7 +1,7 @@
 """Entries → linked rows, inside the transaction that makes them durable; and the oldest rows deleted again.
 
 In: a connection and the entries of one group commit. Out: rows at the end of the chain, the anchor after them, and
-the tokens reported to whoever counts. Everything but `told` and `lost` runs where the store writes. Rows are kept by
+the tokens reported to the session. Everything but `reported` and `lost` runs where the store writes. Rows are kept by
 age and by size: what is deleted, the entry that records it and the new beginning come together or not at all.
 
 Size is the rows' own bytes. It is estimated: the mean of up to a thousand rows spread evenly over the log, times
@@ -70,8 +70,12 @@ class AuditWriter:
 
     def __call__(self, connection: sa.Connection, entries: list[AuditEntry]) -> None:
         audit.lock(connection)
-        keys, maker = self._prepared()
-        self._look_back(connection)
+        if self._keys is None or self._maker is None:
+            self._keys = ChainKeys(read_key(self.key_file) or make_key(self.key_file))
+            self._maker = RowMaker(key=self._keys.arguments, mask=self._mask, values=self._values)
+        keys, maker = self._keys, self._maker
+        if self._attempt is not None:
+            self._look_back(connection, self._attempt)
         chain, seq, last, told = self._end(connection, keys)
         rows = []
         counted = []
@@ -107,7 +111,7 @@ class AuditWriter:
                 log.warning("the head of the book could not be written to %s: %s", self.anchor.file, error)
             self._anchored = False
 
-    def told(self) -> None:
+    def reported(self) -> None:
         while self._to_tell:
             tell, tokens = self._to_tell.popleft()
             tell(tokens)
@@ -157,23 +161,14 @@ class AuditWriter:
             return None
         return next((head for head in heads if head.chain == chain), None)
 
-    def _look_back(self, connection: sa.Connection) -> None:
+    def _look_back(self, connection: sa.Connection, attempt: _Attempt) -> None:
         """A database that is lost in the middle of a commit may have made it all the same: then nothing is repeated."""
-        attempt = self._attempt
-        if attempt is None:
-            return
         found = audit.by_seq(connection, [attempt.head.seq])
         self._attempt = None
         if found and found[0].hash == attempt.head.hash:
             self._there.update((id(entry), entry) for entry in attempt.entries)
             self._to_tell.extend(attempt.counted)
             self.head = attempt.head
-
-    def _prepared(self) -> tuple[ChainKeys, RowMaker]:
-        if self._keys is None or self._maker is None:
-            self._keys = ChainKeys(read_key(self.key_file) or make_key(self.key_file))
-            self._maker = RowMaker(key=self._keys.arguments, mask=self._mask, values=self._values)
-        return self._keys, self._maker
 
 
 STEP = 2000

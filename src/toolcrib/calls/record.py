@@ -73,7 +73,7 @@ class CallRecord:
         self.permission = permission
         """As it was when the call began; `ActiveCalls` stops the call if a later one denies it."""
         self.tool = tool
-        self.tool_name = tool.display
+        self.tool_name = tool.names.display
         self.decision = permission.decide(tool, None)
         self.name = name
         """As the caller called the tool."""

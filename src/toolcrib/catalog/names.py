@@ -67,9 +67,8 @@ class Names:
                 return self.server
 
 
-def folded_name(name: str) -> str:
-    """The key under which a public name is unique."""
-    return name.lower()
+folded_name = str.lower
+"""The key under which a public name is unique."""
 
 
 def is_legal(name: str) -> bool:

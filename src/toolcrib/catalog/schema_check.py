@@ -107,7 +107,7 @@ class ArgumentChecker:
         compiled = self._compiled_for(tool)
         if compiled is None:
             return decoded
-        if not compiled.cost.affordable(decoded):
+        if compiled.cost.multiplies and not compiled.cost.affordable(decoded):
             if not compiled.warned:
                 compiled.warned = True
                 log.warning("%s: checking these arguments would take too long, so they pass unchecked", tool.display)

@@ -36,7 +36,8 @@ class SchemaCost:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         graph = _Graph(schema)
-        self._multiplies = graph.references > 0
+        self.multiplies = graph.references > 0
+        """Whether the work can grow faster than the arguments; otherwise they are always affordable."""
         self._same = graph.same
         self._parts = graph.parts
         self._root = id(schema)
@@ -44,7 +45,7 @@ class SchemaCost:
         self._levels: list[dict[int, int]] = []
 
     def affordable(self, arguments: Any) -> bool:
-        return not self._multiplies or self.visits(arguments) <= AFFORDABLE_IN_ALL
+        return not self.multiplies or self.visits(arguments) <= AFFORDABLE_IN_ALL
 
     def visits(self, arguments: Any) -> int:
         """At most so many times a part of the schema looks at a part of the arguments."""

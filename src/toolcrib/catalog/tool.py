@@ -201,7 +201,8 @@ class Tool:
         """The `Mcp-Param-*` headers that a call with these arguments carries."""
         if "marked" not in self._cache:
             self._cache["marked"] = marked_properties(self.input_schema)
-        return headers_of(self._cache["marked"], arguments)
+        marked: Mapping[tuple[str, ...], str] = self._cache["marked"]
+        return headers_of(marked, arguments) if marked else {}
 
     def render(self, public_name: str) -> bytes:
         """What is shown of it, under another name. Every other value keeps its bytes, but `x-mcp-header` marks are

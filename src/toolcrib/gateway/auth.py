@@ -57,17 +57,15 @@ class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
     principal: Principal
     label: str | None
     """The conversation, where the request names one."""
+    reader: ReaderKind
     headers: Mapping[str, str]
-
-    @property
-    def reader(self) -> ReaderKind:
-        return ReaderKind.PROGRAM if self.headers.get("x-toolcrib-sources") == "1" else ReaderKind.MODEL
 
 
 class Authenticator:
     def __init__(self, crib: Crib, *, owner_token: str = "", port: int | None = None) -> None:
         """Without the owner's token nobody is taken for the owner. `port` is where HTTP requests come in."""
         self._crib = crib
+        self._home = crib.projects.home
         self._registry = crib.services.agents
         self._owner_token = owner_token.encode()
         self._loop = asyncio.get_running_loop()
@@ -113,13 +111,16 @@ class Authenticator:
         if named and named != principal.name:
             raise Rejected(ErrorCase.LABEL, agent=principal.name)
         label = headers.get("x-toolcrib-conversation")
-        return AdmittedRequest(principal, None if label is None else checked_conversation(_decoded(label)), headers)
+        if label is not None:
+            label = checked_conversation(_decoded(label))
+        reader = ReaderKind.PROGRAM if headers.get("x-toolcrib-sources") == "1" else ReaderKind.MODEL
+        return AdmittedRequest(principal, label, reader, headers)
 
     async def project(self, principal: Principal) -> Project:
         """Where the principal works: the project of its folder, or the daemon's own."""
         workdir = principal.workdir
         if workdir is None:
-            return self._crib.projects.home
+            return self._home
         return await self._crib.projects.at(self.root_of(principal, workdir))
 
     def root_of(self, principal: Principal, workdir: Path) -> Path:

@@ -258,7 +258,7 @@ class Dispatcher:
             on_progress=None if token is None else progress,
         )
         try:
-            if not project.knows(name):
+            if name not in project.catalog:
                 await project.introduced(_CALL_WAITS)
             answer = (await self._door.call(context, request)).answer
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:

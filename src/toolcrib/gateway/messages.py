@@ -163,7 +163,9 @@ def read_message(body: bytes) -> ClientMessage:
     except msgspec.DecodeError as error:
         # The first reading lets half a surrogate pair pass; no UTF-8 text can hold what it stands for.
         raise Rejected(ErrorCase.MALFORMED, why="a \\u escape is half of a surrogate pair") from error
-    request_id = _request_id(envelope)
+    request_id = bytes(envelope.id) or None
+    if request_id is not None and request_id[:1] != b'"' and not request_id.lstrip(b"-").isdigit():
+        raise Rejected(ErrorCase.ENVELOPE, why="The id must be a string or an integer")
     if envelope.jsonrpc != "2.0":
         raise Rejected(ErrorCase.ENVELOPE, why='The member "jsonrpc" must be "2.0"', id=request_id or b"null")
     if envelope.method is None:
@@ -244,21 +246,12 @@ def _too_deep() -> Rejected:
     return Rejected(ErrorCase.MALFORMED, why=f"nested deeper than {MAX_DEPTH} levels")
 
 
-def _request_id(envelope: _Envelope) -> bytes | None:
-    raw = bytes(envelope.id)
-    if not raw:
-        return None
-    if raw[:1] == b'"' or (raw.lstrip(b"-").isdigit()):
-        return raw
-    raise Rejected(ErrorCase.ENVELOPE, why="The id must be a string or an integer")
-
-
 def _refuse_ambiguous(body: bytes) -> None:
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise Rejected(ErrorCase.MALFORMED, why=f"byte {error.start} is not UTF-8") from error
-    if deeper_than(MAX_DEPTH, body):
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and deeper_than(MAX_DEPTH, body):
         raise _too_deep()
     try:
         _strict.decode(text)

@@ -52,6 +52,7 @@ INSTRUCTIONS = (
 CAPABILITIES = {"tools": {"listChanged": True}, "prompts": {"listChanged": False}, "resources": {"listChanged": False}}
 
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_decode_text = msgspec.json.Decoder(str).decode
 _SENTINEL = re.compile(r"=\?base64\?(.*)\?=")
 
 HTTP_STATUS = {
@@ -104,17 +105,13 @@ def _check_headers(message: ClientMessage, version: Any, headers: Mapping[str, s
         raise mismatch("Mcp-Method", "the method in the body")
     key = _NAMED.get(message.method)
     if key is not None and key in message.params:
-        named = _named(message.params[key])
-        if named is not None and decode_header(headers.get("mcp-name")) != named:
+        try:
+            named = _decode_text(message.params[key])
+        except msgspec.ValidationError:
+            # What is no string has no header to match, and is refused by whoever needs a name.
+            return
+        if decode_header(headers.get("mcp-name")) != named:
             raise mismatch("Mcp-Name", f"params.{key}")
-
-
-def _named(raw: msgspec.Raw) -> str | None:
-    """The name in the body; what is no string has no header to match, and is refused by whoever needs a name."""
-    try:
-        return msgspec.json.decode(raw, type=str)
-    except msgspec.ValidationError:
-        return None
 
 
 def decode_header(value: str | None) -> str | None:

@@ -7,7 +7,6 @@ them.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
@@ -46,11 +45,6 @@ def naming_tokens(text: str, holder: Callable[[str], str]) -> str:
         else:
             at += 1
     return "".join([*shown, text[end:]])
-
-
-def digest_of(token: str) -> bytes:
-    """A token has 256 bits of chance in it: no salt and no slow hash would make its digest harder to turn back."""
-    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 
 RESERVED_NAMES = MappingProxyType(

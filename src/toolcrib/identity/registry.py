@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import functools
+import hashlib
 import hmac
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from toolcrib.errors import NotFound, StoreError, UsageError
 from toolcrib.events import AuditedChange, Bus, TokenReplaced
-from toolcrib.identity.agent import RESERVED_NAMES, Agent, MintedAgent, digest_of, mint_token, new_agent_row
+from toolcrib.identity.agent import RESERVED_NAMES, Agent, MintedAgent, mint_token, new_agent_row
 from toolcrib.identity.agent_folders import AgentFolders
 from toolcrib.identity.records import AgentRecords, load_records
 from toolcrib.identity.state import (
@@ -123,20 +124,20 @@ class AgentRegistry:
             return None
         digest = digest_of(token)
         agent = self._holding.now.by_digest.get(digest)
-        if agent is None or self._is_over(agent) or not hmac.compare_digest(agent.digest, digest):
+        if agent is None or not hmac.compare_digest(agent.digest, digest):
             return None
-        return agent
+        return None if agent.expires_at is not None and self._is_over(agent) else agent
 
     def current(self, agent: Agent) -> Agent | None:
         """The agent as it is now; None if it has ended, or its token was replaced."""
         now = self._holding.now.agents.get(agent.name)
         # The same name with another token is another agent.
-        if now is None or now.digest != agent.digest or self._is_over(now):
+        if now is None or now.digest != agent.digest:
             return None
-        return now
+        return None if now.expires_at is not None and self._is_over(now) else now
 
     def _is_over(self, agent: Agent) -> bool:
-        return agent.expires_at is not None and agent.expired(self._clock.strict())
+        return agent.expired(self._clock.strict())
 
     def find(self, name: str) -> Agent:
         agent = self._holding.now.agents.get(name)
@@ -380,6 +381,11 @@ class AgentRegistry:
             self._plan_end()
 
         self._holding.begin(ended())
+
+
+def digest_of(token: str) -> bytes:
+    """A token has 256 bits of chance in it: no salt and no slow hash would make its digest harder to turn back."""
+    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 
 def _is_token_of(digest: bytes, token: str) -> bool:

@@ -193,7 +193,8 @@ class SessionRegistry:
         return itertools.chain.from_iterable(tuple(held.values()) for held in tuple(self._by_agent.values()))
 
     def find(self, agent: str, conversation: str) -> Session | None:
-        session = self._had(agent, conversation)
+        held = self._by_agent.get(agent)
+        session = None if held is None else held.get(conversation)
         return session if session is not None and session.kept else None
 
     async def begin(self, agent: str, conversation: str) -> Session:
@@ -211,7 +212,8 @@ class SessionRegistry:
         session.mode = mode
         if not session.ended:
             self._by_agent[session.agent].move_to_end(session.conversation)
-        self._mark(session)
+        if not session.changed:
+            self._mark(session)
 
     def count(self, session: Session, outcome: str, size: int) -> None:
         """A call that came to this outcome, with so many bytes of a result."""
@@ -221,7 +223,8 @@ class SessionRegistry:
             session.denied += 1
         elif outcome != "ok":
             session.failed += 1
-        self._mark(session)
+        if not session.changed:
+            self._mark(session)
 
     def listed(self, session: Session) -> None:
         session.listings += 1

@@ -94,7 +94,7 @@ class Permission:
     def decide(self, tool: Tool, arguments: Mapping[str, Any] | None) -> Decision:
         """The decision on a call with these arguments. None: they are not known yet, as in a listing; then an allow
         or ask with conditions counts, since a call may fulfil them, and a deny with conditions does not."""
-        plan = self._plan(tool)
+        plan = self._plans.get(tool) or self._plan(tool)
         return plan if isinstance(plan, Decision) else plan.decide(arguments, PathResolver(self.folder_of(tool)))
 
     def shows(self, tool: Tool) -> bool:

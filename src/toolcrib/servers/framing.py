@@ -39,7 +39,9 @@ class LineSplitter:
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
-            line = self._finish(chunk[start:end])
+            line: bytes | None = chunk[start:end]
+            if self._kept or self.dropping or end - start > self._limit:
+                line = self._finish(chunk[start:end])
             start = end + 1
             if line is not None:
                 yield line
@@ -63,8 +65,6 @@ class LineSplitter:
         self._tail = (self._tail + part[-EDGE:])[-EDGE:]
 
     def _finish(self, last: bytes) -> bytes | None:
-        if not self._kept and not self.dropping and len(last) <= self._limit:
-            return last
         self._keep(last)
         if not self.dropping:
             return self.rest()

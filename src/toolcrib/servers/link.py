@@ -196,7 +196,7 @@ class ServerLink(abc.ABC):
         on_progress: OnProgress | None = None,
     ) -> ServerAnswer:
         """Raises ServerAway, CallTimeout, ProtocolViolation. An abandoned request is cancelled on the far side."""
-        peer = self.peer
+        peer = self._peer or self.peer
         request_id = f"{wire.PREFIX}{next(self._numbers)}"
         token = None
         if on_progress is not None:

@@ -97,7 +97,12 @@ class PipeLink(ServerLink):
             future = self._pending.get(envelope.id)
             if future is None or future.done():
                 return False
-            self._settle(future, envelope.answer())
+            answer = envelope.answer()
+            if answer is not None:
+                future.set_result(answer)
+            else:
+                why = "it has neither a result nor an error, or one that is no object"
+                future.set_exception(_violation(self.name, why))
             return True
         if envelope.id is UNSET or (envelope.result is UNSET and envelope.error is UNSET):
             raise wire.NotAMessage("neither a request nor an answer")
@@ -108,14 +113,6 @@ class PipeLink(ServerLink):
         if self._listener is not None:
             self.budget.charge(HANDED_ON)
             self._listener.feed(message)
-
-    def _settle(self, future: asyncio.Future[ServerAnswer], answer: ServerAnswer | None) -> None:
-        if answer is not None:
-            future.set_result(answer)
-        else:
-            future.set_exception(
-                _violation(self.name, "it has neither a result nor an error, or one that is no object")
-            )
 
     def _hear(self, envelope: wire.Envelope, method: str, message: bytes) -> None:
         if envelope.id is not UNSET or method.startswith(_FOR_THE_SDK):

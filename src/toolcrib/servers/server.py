@@ -184,18 +184,14 @@ class Server:
         link = self._link
         if link is None or link.lost.done():
             link = await self._connected()
+        params: Mapping[str, Any] = {**call.params, "name": call.name}
+        how: Any = {"meta": call.meta, "limit": limit, "headers": call.headers, "on_progress": on_progress}
         try:
-            return await self._forward(link, call, limit, on_progress)
+            return await link.request("tools/call", params, **how)
         except SessionExpired:
             # A session that the server does not know: it has run nothing, so asking once more is no repetition.
-            return await self._forward(await self._connected(), call, limit, on_progress)
-
-    @staticmethod
-    async def _forward(link: ServerLink, call: ToolCall, limit: float, on_progress: OnProgress | None) -> ServerAnswer:
-        params: Mapping[str, Any] = {**call.params, "name": call.name}
-        return await link.request(
-            "tools/call", params, meta=call.meta, limit=limit, headers=call.headers, on_progress=on_progress
-        )
+            link = await self._connected()
+            return await link.request("tools/call", params, **how)
 
     async def _connected(self) -> ServerLink:
         """The link, once there is one. Waits for an attempt under way, and hastens the next if none is."""

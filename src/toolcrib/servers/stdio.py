@@ -28,7 +28,7 @@ from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import reaper_child, wire
 from toolcrib.servers.environment import child_environment
 from toolcrib.servers.framing import LineSplitter
-from toolcrib.servers.link import InputBudget, pieces
+from toolcrib.servers.link import PIECE, InputBudget, pieces
 from toolcrib.servers.pipe import PipeLink
 from toolcrib.servers.reaper import Reaper, guarded
 from toolcrib.signals import restore_open_file_limit
@@ -166,7 +166,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
     def pid(self) -> int:
         return self.transport.get_pid()
 
-    @property
+    @functools.cached_property
     def stdin(self) -> asyncio.WriteTransport:
         return cast(asyncio.WriteTransport, self.transport.get_pipe_transport(_STDIN))
 
@@ -176,7 +176,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == _STDOUT and self._leaving:
             return
-        self._unread.extend((fd, piece) for piece in pieces(data))
+        if len(data) <= PIECE:
+            self._unread.append((fd, data))
+        else:
+            self._unread.extend((fd, piece) for piece in pieces(data))
         self._read_on()
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:

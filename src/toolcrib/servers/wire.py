@@ -75,15 +75,11 @@ class Envelope(msgspec.Struct):
 
     def answer(self) -> ServerAnswer | None:
         """What this message says to a request, or None if it says nothing: only an object says something in MCP."""
-        if self.result is not UNSET and _is_object(self.result):
+        if self.result is not UNSET and bytes(memoryview(self.result)[:1]) == b"{":
             return ServerAnswer(result=bytes(self.result))
-        if self.error is not UNSET and _is_object(self.error):
+        if self.error is not UNSET and bytes(memoryview(self.error)[:1]) == b"{":
             return ServerAnswer(error=bytes(self.error))
         return None
-
-
-def _is_object(raw: Raw) -> bool:
-    return bytes(memoryview(raw)[:1]) == b"{"
 
 
 class ProtocolError(msgspec.Struct):
@@ -104,7 +100,12 @@ def decode(message: bytes) -> Envelope:
     try:
         if not message.isascii():
             _check_text(message)
-        return _decode_whole(message)
+        try:
+            return _envelope.decode(message)
+        except msgspec.DecodeError:
+            if message.count(b"\\") > _MOST_ESCAPES or b"\\ud" not in message.lower():
+                raise
+        return _decode_mended(message)
     except msgspec.MsgspecError as error:
         raise NotAMessage(str(error)) from None
     except RecursionError:
@@ -123,16 +124,11 @@ def _check_text(message: bytes) -> None:
             raise NotAMessage(f"not UTF-8 (byte {start + len(step) - len(error.object) + error.start})") from None
 
 
-def _decode_whole(message: bytes) -> Envelope:
-    """Decodes also what holds half a surrogate pair, as programs leave that cut a text inside an emoji.
+def _decode_mended(message: bytes) -> Envelope:
+    """Decodes what holds half a surrogate pair, as programs leave that cut a text inside an emoji.
 
     No client could read such a text, so each half becomes the replacement character; the rest stays as it is.
     """
-    try:
-        return _envelope.decode(message)
-    except msgspec.DecodeError:
-        if message.count(b"\\") > _MOST_ESCAPES or b"\\ud" not in message.lower():
-            raise
     return _envelope.decode(_ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], message))
 
 

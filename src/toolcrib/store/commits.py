@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, StatementError
@@ -28,7 +28,6 @@ from toolcrib.store.database import Database, Store
 
 log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 T = TypeVar("T")
 CommitWork = Callable[[sa.Connection, list[T]], None]
 
@@ -49,6 +48,7 @@ _SOONEST = 0.2
 
 _FULL = "Too much waits to be written already, and this was not kept."
 _FULL_REMEDY = "Try again in a moment; `toolcrib status` counts what was lost."
+_WATCHER_FAILED = "a watcher of what was written failed"
 _CLOSED = "The database is closed."
 _CLOSED_REMEDY = "Toolcrib is stopping; start it again."
 
@@ -68,7 +68,7 @@ class CommitWatcher(Protocol):
     def committed(self) -> None:
         """On the store's thread, right after a transaction with such items, before anybody is told."""
 
-    def told(self) -> None:
+    def reported(self) -> None:
         """On the loop, after that."""
 
     def lost(self, lost: LostItems) -> None:
@@ -170,9 +170,14 @@ class GroupCommit:
         try:
             while self._queue:
                 written = await self._write_in_order(list(itertools.islice(self._queue, _BATCH)))
-                self._recovered()
-                if written:
-                    self._tell_of_lost()
+                if self.failure is not None:
+                    log.warning("the database can be written again")
+                    self.failure = None
+                self._pause = _FIRST_PAUSE
+                self._overflowed = False
+                # Only after something was written: a watcher may add an item, which would be lost without end.
+                if written and self._lost:
+                    self._report_lost()
                 if not self._waiters and len(self._queue) < _BATCH:
                     wait = self._linger
                     break
@@ -203,7 +208,10 @@ class GroupCommit:
         self._leave(len(batch))
         for work in {work for work, _, _ in batch}:
             if work in self._watchers:
-                _call(self._watchers[work].told)
+                try:
+                    self._watchers[work].reported()
+                except Exception:
+                    log.exception(_WATCHER_FAILED)
         return True
 
     def _leave(self, count: int) -> None:
@@ -215,20 +223,15 @@ class GroupCommit:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _recovered(self) -> None:
-        if self.failure is not None:
-            log.warning("the database can be written again")
-            self.failure = None
-        self._pause = _FIRST_PAUSE
-        self._overflowed = False
-
-    def _tell_of_lost(self) -> None:
-        """Only after something was written: a watcher may add an item, which would be lost and told of without end."""
+    def _report_lost(self) -> None:
         lost, self._lost = self._lost, {}
         for work, what in lost.items():
             log.error("%d items of %s were lost", what.count, _name(work))
             if work in self._watchers:
-                _call(self._watchers[work].lost, what)
+                try:
+                    self._watchers[work].lost(what)
+                except Exception:
+                    log.exception(_WATCHER_FAILED)
 
     def _failed(self, error: Exception) -> float:
         """What stands now, and how long to wait."""
@@ -237,7 +240,7 @@ class GroupCommit:
         if self.failure is None:
             log.error("nothing can be written now: %s It is kept and tried again.", error.text())
         self.failure = error
-        self._tell_waiters(error)
+        self._fail_waiters(error)
         pause, self._pause = self._pause, min(self._pause * 2, _LONGEST_PAUSE)
         return pause
 
@@ -245,7 +248,7 @@ class GroupCommit:
         log.error("an item of %s is dropped, since the database does not take it: %s", _name(work), error)
         self._lose(work)
         # Before it leaves the queue, as if it were written: among those who wait are those who wait for it.
-        self._tell_waiters(
+        self._fail_waiters(
             StoreError("Something before it could not be written, and was dropped.", remedy="See the log.")
         )
         self._leave(1)
@@ -259,7 +262,7 @@ class GroupCommit:
         lost.until = now
         self.dropped += 1
 
-    def _tell_waiters(self, error: StoreError) -> None:
+    def _fail_waiters(self, error: StoreError) -> None:
         waiters, self._waiters = self._waiters, deque()
         for _, waiter in waiters:
             if not waiter.done():
@@ -272,23 +275,23 @@ def _carry_out(
     groups: dict[CommitWork[Any], list[Any]] = {}
     for work, item, _ in batch:
         groups.setdefault(work, []).append(item)
-    database.write(_write_groups, groups)
+    if len(groups) == 1:
+        ((work, items),) = groups.items()
+        database.write(work, items)
+    else:
+        database.write(_write_groups, groups)
     for work in groups:
         if work in watchers:
-            _call(watchers[work].committed)
+            # A mistake must not look as if nothing had been written: it would be written twice.
+            try:
+                watchers[work].committed()
+            except Exception:
+                log.exception(_WATCHER_FAILED)
 
 
 def _write_groups(connection: sa.Connection, groups: dict[CommitWork[Any], list[Any]]) -> None:
     for work, items in groups.items():
         work(connection, items)
-
-
-def _call(tell: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """A watcher's mistake must not look as if nothing had been written: it would be written twice."""
-    try:
-        tell(*args, **kwargs)
-    except Exception:
-        log.exception("a watcher of what was written failed")
 
 
 def _lies_in_the_data(error: Exception) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -104,28 +104,22 @@ class Database:
 
     def read(self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs the work on a connection that can only read."""
-        with self._reading() as connection:
-            return work(connection, *args, **kwargs)
+        if self._closed:
+            raise _closed()
+        with as_store_errors(self._url), self._engine.connect() as connection:
+            return work(connection.execution_options(**READING), *args, **kwargs)
 
     def write(self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs the work in one transaction: all of it is durable when this returns, or none of it was done."""
-        with self._writing() as connection:
-            return work(connection, *args, **kwargs)
-
-    @contextmanager
-    def _reading(self) -> Iterator[sa.Connection]:
-        with self._usable(), self._engine.connect() as connection:
-            yield connection.execution_options(**READING)
-
-    @contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
+        if self._closed:
+            raise _closed()
         engine, holder = self._writer or (self._engine, None)
-        with self._usable(), engine.connect() as connection:
+        with as_store_errors(self._url), engine.connect() as connection:
             writer = connection.execution_options(**WRITING)
             with writer.begin():
                 if holder is not None:
                     self._locked(writer, holder)
-                yield writer
+                return work(writer, *args, **kwargs)
 
     def _locked(self, writer: sa.Connection, holder: StoreHolder) -> None:
         """The lock goes with the session, and is taken again before the next one writes.
@@ -140,12 +134,9 @@ class Database:
             self._lost = lost.message if lost.by_another else None
             raise
 
-    @contextmanager
-    def _usable(self) -> Iterator[None]:
-        if self._closed:
-            raise StoreError("The database is closed.", remedy="Toolcrib is stopping; start it again.")
-        with as_store_errors(self._url):
-            yield
+
+def _closed() -> StoreError:
+    return StoreError("The database is closed.", remedy="Toolcrib is stopping; start it again.")
 
 
 _WAITED = 0.5
@@ -209,14 +200,15 @@ class Store:
 
     async def read(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What was written, and awaited, before is seen."""
-        return await self._run(self._reader, lambda: self._database.read(work, *args, **kwargs))
+        return await self._run(self._reader, partial(self._database.read, work, *args, **kwargs))
 
     async def write(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._run(self._writer, lambda: self._patient(lambda: self._database.write(work, *args, **kwargs)))
+        written = partial(self._database.write, work, *args, **kwargs)
+        return await self._run(self._writer, partial(self._patient, written))
 
     async def run(self, work: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """For work that has more to do where writing is done than one transaction."""
-        return await self._run(self._writer, lambda: self._patient(lambda: work(self._database, *args, **kwargs)))
+        return await self._run(self._writer, partial(self._patient, partial(work, self._database, *args, **kwargs)))
 
     def _patient(self, work: Callable[[], T]) -> T:
         """In the thread that writes."""
@@ -232,7 +224,7 @@ class Store:
 
     async def _run(self, thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         if self._closed:
-            raise StoreError("The database is closed.", remedy="Toolcrib is stopping; start it again.")
+            raise _closed()
         return await asyncio.get_running_loop().run_in_executor(thread, work)
 
 
