@@ -66,31 +66,31 @@ def test_the_root_offers_just_these_names():
     assert sorted(toolcrib.__all__) == [
         "AgentEvent",
         "AgentOptions",
-        "Change",
+        "ChangeSchema",
         "Client",
         "CodeAgent",
         "CodingTools",
         "Connection",
-        "Counter",
         "Crib",
-        "Default",
-        "Describe",
-        "Drop",
+        "DefaultArguments",
+        "DescribeTools",
+        "DropTools",
         "ExecutionResult",
-        "Fix",
+        "FixArguments",
+        "ForTools",
         "HttpServer",
-        "Keep",
+        "KeepTools",
         "Kit",
-        "Offer",
-        "Only",
-        "Options",
-        "Prefix",
-        "Rename",
-        "RenameArgument",
+        "OfferedTool",
+        "PrefixTools",
+        "ProviderOptions",
+        "RenameArguments",
+        "RenameTools",
         "Result",
         "ServerConfig",
         "SseServer",
         "StdioServer",
+        "ToolProvider",
         "ToolRequest",
         "ToolcribError",
         "Tools",
@@ -441,7 +441,7 @@ async def test_two_cribs_in_one_process_do_not_see_each_other(environ, tmp_path,
         two.subscribe(heard["two"].append)
         assert set(one.tools().names) == {"shared", "first", "release"}
         assert set(two.tools().names) == {"shared", "second", "release"}
-        await one.register(clock)
+        await one.servers.register(clock)
         assert "now" in one.tools()
         assert "now" not in two.tools()
         await asyncio.gather(
@@ -453,9 +453,9 @@ async def test_two_cribs_in_one_process_do_not_see_each_other(environ, tmp_path,
         )
         with pytest.raises(UnknownTool):
             await two.call("first")
-        await two.disconnect_server("w")
+        await two.servers.disconnect("w")
         assert one.server_info("w").state is ServerState.READY
-        assert (await one.book.verify()).ok, "both write into the one book"
+        assert (await one.services.audit.verify()).ok, "both write into the one book"
     assert sorted(one_notes.nonces()) == ["one0", "one1", "one2"]
     assert sorted(two_notes.nonces()) == ["two0", "two1", "two2"]
     for name in ("one", "two"):
@@ -477,7 +477,7 @@ async def test_a_crib_that_is_not_open_says_so():
     with pytest.raises(UsageError, match="A Crib is used inside its `async with`"):
         Crib.from_config({"servers": {}}).tools()
     with pytest.raises(UsageError, match="cannot be a dict"):
-        await Crib.from_config({"servers": {}}).discover({})
+        await Crib.from_config({"servers": {}}).servers.discover({})
 
 
 async def test_a_crib_cancelled_while_it_waits_for_its_servers_leaves_no_process(environ, tmp_path):

@@ -19,6 +19,7 @@ from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
+from toolcrib.commands.local import _needed, excludes_daemon
 from toolcrib.commands.registry import (
     Availability,
     Command,
@@ -77,7 +78,7 @@ class Paint(Parameters):
 def small() -> CommandRegistry:
     made = CommandRegistry()
 
-    @made.command("wall:paint", parameters=Paint, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+    @made.command("wall:paint", CommandEffect.CHANGES, Availability.EVERYWHERE)
     async def paint(context: CommandContext, params: Paint) -> dict[str, Any]:
         """Paint the wall.
 
@@ -85,12 +86,12 @@ def small() -> CommandRegistry:
         """
         return {"colour": params.colour, "coats": params.coats, "by": context.principal.name}
 
-    @made.command("wall:look", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
+    @made.command("wall:look", CommandEffect.READS, Availability.EVERYWHERE)
     async def look(context: CommandContext, _: Parameters) -> dict[str, Any]:
         """Look at the wall."""
         return {"seen": True}
 
-    @made.command("wall:watch", effect=CommandEffect.READS, reach=Availability.SOCKET)
+    @made.command("wall:watch", CommandEffect.READS, Availability.SOCKET)
     async def watch(context: CommandContext, _: Parameters) -> dict[str, Any]:
         """Watch the paint dry."""
         return {}
@@ -253,7 +254,7 @@ async def test_even_past_the_door_a_stranger_changes_nothing(small: CommandRegis
 async def test_an_error_of_a_command_is_told_to_the_model() -> None:
     made = CommandRegistry()
 
-    @made.command("wall:break", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
+    @made.command("wall:break", CommandEffect.READS, Availability.EVERYWHERE)
     async def fail(context: CommandContext, _: Parameters) -> dict[str, Any]:
         """Fail."""
         raise UsageError("It is a wall.", remedy="Leave it.")
@@ -270,14 +271,15 @@ async def test_commands_that_are_not_wired_yet_say_so(small: CommandRegistry) ->
 
 
 def test_a_command_knows_to_whom_it_is_open() -> None:
-    async def run(context: CommandContext, params: Any) -> dict[str, Any]:
+    async def run(context: CommandContext, params: Parameters) -> dict[str, Any]:
+        """Do nothing."""
         await asyncio.sleep(0)
         return {}
 
     def made(effect: CommandEffect) -> Command:
-        return Command(
-            name="a:b", summary="A.", parameters=Parameters, effect=effect, reach=Availability.EVERYWHERE, run=run
-        )
+        registry = CommandRegistry()
+        registry.command("a:b", effect, Availability.EVERYWHERE)(run)
+        return registry.find("a:b")
 
     assert made(CommandEffect.CHANGES).open_to(OWNER)
     assert not made(CommandEffect.CHANGES).open_to(STRANGER)
@@ -335,3 +337,40 @@ async def test_a_raw_command_reaches_no_command_of_the_command_line() -> None:
 async def test_a_raw_command_does_not_run_itself() -> None:
     with pytest.raises(UsageError, match="does not run itself"):
         await registry.run("raw:command", {"command": "raw:command"}, at_the_door(OWNER))
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "servers"),
+    [
+        ("agent:list", {}, frozenset()),
+        ("server:list", {}, None),
+        ("server:add", {"name": "a", "entry": {}}, {"a"}),
+        ("tool:list", {}, None),
+        ("tool:list", {"server": "a"}, {"a"}),
+        ("tool:call", {"tool": "a:b"}, {"a"}),
+        ("tool:call", {"tool": "a_b"}, None),
+        ("tool:call", {"tool": "crib:server_list"}, None),
+        ("permission:why", {"agent": "x", "tool": "a:b"}, {"a"}),
+    ],
+)
+def test_a_command_without_a_daemon_starts_only_the_servers_it_needs(
+    name: str, params: dict[str, Any], servers: set[str] | None
+) -> None:
+    assert _needed(registry.find(name), params) == servers
+
+
+def test_what_a_daemon_holds_in_memory_is_changed_only_while_none_can_start() -> None:
+    assert {command.name for command in registry.all() if excludes_daemon(command.name)} == {
+        "agent:add",
+        "agent:remove",
+        "agent:rotate",
+        "permission:allow",
+        "permission:deny",
+        "profile:put",
+        "profile:remove",
+        "server:trust",
+        "server:untrust",
+        "session:end",
+        "trust:add",
+        "trust:remove",
+    }

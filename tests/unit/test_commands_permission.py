@@ -666,7 +666,7 @@ def test_what_changes_or_reveals_permissions_is_the_owners_alone() -> None:
         "profile:put": CommandEffect.CHANGES,
         "profile:remove": CommandEffect.CHANGES,
     }
-    assert {command.reach for command in ours} == {Availability.EVERYWHERE}
+    assert {command.availability for command in ours} == {Availability.EVERYWHERE}
 
 
 @pytest.mark.req("KSI-6")

@@ -15,7 +15,16 @@ from pydantic import Field
 
 from toolcrib.commands.duration import parse_duration
 from toolcrib.commands.permission import unjudged
-from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, PathText, registry
+from toolcrib.commands.registry import (
+    Availability,
+    CommandContext,
+    CommandEffect,
+    CommandScope,
+    Parameters,
+    PathText,
+    ServersNeeded,
+    registry,
+)
 from toolcrib.config.paths import project_of
 from toolcrib.core.project import Project, most_harmless
 from toolcrib.errors import Denied, NotFound, UsageError
@@ -58,7 +67,7 @@ def _last_uses(context: CommandContext) -> dict[str, float]:
     return found
 
 
-@registry.command("agent:list", effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE)
+@registry.command("agent:list", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def list_agents(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """List the agents: profile, folder, parent, end, last use."""
     uses = _last_uses(context)
@@ -69,7 +78,7 @@ class AgentName(Parameters):
     name: str
 
 
-@registry.command("agent:show", parameters=AgentName, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE)
+@registry.command("agent:show", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def show(context: CommandContext, params: AgentName) -> dict[str, Any]:
     """Show an agent with its own rules and its children."""
     roster = context.services.agents
@@ -91,7 +100,7 @@ class AddAgent(Parameters):
     parent: str | None = Field(default=None, description="an agent that bounds what it may do, and ends with")
 
 
-@registry.command("agent:add", parameters=AddAgent, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+@registry.command("agent:add", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True)
 async def add(context: CommandContext, params: AddAgent) -> dict[str, Any]:
     """Add an agent; its token is told once, and is in a file that only the owner can read."""
     minted = await context.services.agents.add(
@@ -130,13 +139,17 @@ def _untrusted_servers(context: CommandContext, profile: Profile) -> list[str]:
     return sorted(name for name, one in servers.items() if one.enabled and context.crib.trust.trusted(one) is None)
 
 
-@registry.command("agent:rotate", parameters=AgentName, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+@registry.command(
+    "agent:rotate", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True
+)
 async def rotate(context: CommandContext, params: AgentName) -> dict[str, Any]:
     """Give an agent a new token, which is told once; the old one is void at once."""
     return _with_token(context, await context.services.agents.rotate(params.name))
 
 
-@registry.command("agent:remove", parameters=AgentName, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+@registry.command(
+    "agent:remove", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True
+)
 async def remove(context: CommandContext, params: AgentName) -> dict[str, Any]:
     """End an agent and its children: their tokens are void at once, their folders go."""
     name, *children = await context.services.agents.remove(params.name)
@@ -147,7 +160,9 @@ class AgentToken(Parameters):
     token: str
 
 
-@registry.command("agent:servers", parameters=AgentToken, effect=CommandEffect.READS, reach=Availability.SOCKET)
+@registry.command(
+    "agent:servers", CommandEffect.READS, Availability.SOCKET, scope=CommandScope.DAEMON, servers=ServersNeeded.ALL
+)
 async def servers(context: CommandContext, params: AgentToken) -> dict[str, Any]:
     """Tell a program how the servers do that its agent may use, and tell it again when that changes."""
     roster = context.services.agents
@@ -208,7 +223,7 @@ class ListSessions(Parameters):
     agent: str | None = None
 
 
-@registry.command("session:list", parameters=ListSessions, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE)
+@registry.command("session:list", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def list_sessions(context: CommandContext, params: ListSessions) -> dict[str, Any]:
     """List the sessions of all agents, or of one, with what was done in each."""
     found = [one for one in context.services.sessions if params.agent in (None, one.agent)]
@@ -221,7 +236,7 @@ class EndSessions(Parameters):
     agent: str | None = None
 
 
-@registry.command("session:end", parameters=EndSessions, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+@registry.command("session:end", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True)
 async def end_sessions(context: CommandContext, params: EndSessions) -> dict[str, Any]:
     """End one session, or all of an agent: what is under way in it stops, its legacy clients begin again."""
     sessions = context.services.sessions

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, registry
+from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, CommandScope, Parameters, registry
 from toolcrib.errors import ConfigError, NotFound, UsageError
 from toolcrib.identity.approvals import SHOWN, Approval
 from toolcrib.policy import Rule, RuleOrigin, Verdict
@@ -35,9 +35,7 @@ class ListApprovals(Parameters):
     id: str | None = Field(default=None, description="only this call, with its arguments whole, however long")
 
 
-@registry.command(
-    "approval:list", parameters=ListApprovals, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE
-)
+@registry.command("approval:list", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def list_approvals(context: CommandContext, params: ListApprovals) -> dict[str, Any]:
     """List the calls that wait for an answer: who calls what, with which arguments, and which rule asks."""
     approvals = context.services.approvals
@@ -57,9 +55,7 @@ class AnswerApproval(Parameters):
     always: bool = Field(default=False, description="also a rule for this agent and this very tool, from now on")
 
 
-@registry.command(
-    "approval:answer", parameters=AnswerApproval, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE
-)
+@registry.command("approval:answer", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def answer(context: CommandContext, params: AnswerApproval) -> dict[str, Any]:
     """Approve or refuse a call that waits; `always` makes a rule of it."""
     approvals = context.services.approvals

@@ -15,7 +15,7 @@ from pydantic import Field
 from toolcrib.audit.entry import EntryKind
 from toolcrib.calls.door import PROCESS
 from toolcrib.commands.duration import parse_duration
-from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, registry
+from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, CommandScope, Parameters, registry
 from toolcrib.errors import UsageError
 
 OUTCOMES = (
@@ -58,9 +58,7 @@ class AuditParameters(Parameters):
         }
 
 
-@registry.command(
-    "audit:query", parameters=AuditParameters, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE
-)
+@registry.command("audit:query", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def query(context: CommandContext, params: AuditParameters) -> dict[str, Any]:
     """Show the newest entries of the book that fit, the newest last: calls, denials, changes of permissions."""
     entries = await context.services.audit.query(**params.filters(), limit=params.limit)
@@ -68,7 +66,7 @@ async def query(context: CommandContext, params: AuditParameters) -> dict[str, A
     return {"entries": entries, "cut_off": interrupted_calls(entries) if params.until is None else []}
 
 
-@registry.command("audit:follow", parameters=AuditParameters, effect=CommandEffect.REVEALS, reach=Availability.SOCKET)
+@registry.command("audit:follow", CommandEffect.REVEALS, Availability.SOCKET, scope=CommandScope.DAEMON)
 async def follow(context: CommandContext, params: AuditParameters) -> dict[str, Any]:
     """Show the newest entries of the book that fit, then those that come."""
     book = context.services.audit
@@ -91,9 +89,7 @@ class VerifyParameters(Parameters):
     expect: str | None = Field(default=None, description="SEQ:HASH, a head of the book that was written down before")
 
 
-@registry.command(
-    "audit:verify", parameters=VerifyParameters, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE
-)
+@registry.command("audit:verify", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def verify(context: CommandContext, params: VerifyParameters) -> dict[str, Any]:
     """Check that no entry of the book was changed, removed or put in since it was written."""
     told_at = time.monotonic()

@@ -44,7 +44,7 @@ class CommandServer:
     name = "crib"
 
     def __init__(self, registry: CommandRegistry, host: CommandHost) -> None:
-        self._commands = {c.tool: c for c in registry.all() if c.reach is Availability.EVERYWHERE}
+        self._commands = {c.tool: c for c in registry.all() if c.availability is Availability.EVERYWHERE}
         self._registry = registry
         self._host = host
         self.crib: Crib | None = None

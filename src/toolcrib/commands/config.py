@@ -17,7 +17,7 @@ from toolcrib.errors import ConfigError, NotFound
 from toolcrib.workspace.settings.load import load_settings
 
 
-@registry.command("config:check", effect=CommandEffect.READS, reach=Availability.SOCKET)
+@registry.command("config:check", CommandEffect.READS, Availability.SOCKET)
 async def check(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Read the configuration anew and report everything that is wrong with it."""
     crib, root = context.crib, context.project.root
@@ -35,7 +35,7 @@ async def check(context: CommandContext, _: Parameters) -> dict[str, Any]:
     }
 
 
-@registry.command("config:show", effect=CommandEffect.READS, reach=Availability.SOCKET)
+@registry.command("config:show", CommandEffect.READS, Availability.SOCKET)
 async def show(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Show the configuration in force, secrets masked."""
     return {"config": mask(await context.crib.projects.read_config(context.project.root))}
@@ -50,7 +50,7 @@ class TrustFile(UntrustFile):
     """Of the content that the person looked at, as `config:check` has it; a file that changed since is not trusted."""
 
 
-@registry.command("trust:add", parameters=TrustFile, effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+@registry.command("trust:add", CommandEffect.CHANGES, Availability.SOCKET, cached=True)
 async def trust(context: CommandContext, params: TrustFile) -> dict[str, Any]:
     """Trust a project's file as it is now; any later change to it asks again."""
     file = Path(params.file)
@@ -64,7 +64,7 @@ async def trust(context: CommandContext, params: TrustFile) -> dict[str, Any]:
     return {"file": str(file), "sha256": digest}
 
 
-@registry.command("trust:remove", parameters=UntrustFile, effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+@registry.command("trust:remove", CommandEffect.CHANGES, Availability.SOCKET, cached=True)
 async def untrust(context: CommandContext, params: UntrustFile) -> dict[str, Any]:
     """Take the trust in a project's file back; what it started ends."""
     was_trusted = await context.crib.trust.remove_file(Path(params.file))
@@ -77,7 +77,7 @@ class CheckWorkspace(Parameters):
     """The project's own folder if none is given."""
 
 
-@registry.command("workspace:check", parameters=CheckWorkspace, effect=CommandEffect.REVEALS, reach=Availability.SOCKET)
+@registry.command("workspace:check", CommandEffect.REVEALS, Availability.SOCKET)
 async def check_workspace(context: CommandContext, params: CheckWorkspace) -> dict[str, Any]:
     """Show what is confined in a folder, which sandbox is in force, and which tools are refused and why."""
     from toolcrib.workspace.workspace import examine  # noqa: PLC0415 - all the tools

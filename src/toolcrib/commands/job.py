@@ -17,6 +17,7 @@ from toolcrib.commands.registry import (
     Availability,
     CommandContext,
     CommandEffect,
+    CommandScope,
     JobRequest,
     Parameters,
     PathText,
@@ -65,7 +66,7 @@ class SubmitJob(Parameters):
     max_steps: int = Field(default=30, ge=1, le=1000)
 
 
-@registry.command("job:submit", parameters=SubmitJob, effect=CommandEffect.WORKS, reach=Availability.EVERYWHERE)
+@registry.command("job:submit", CommandEffect.WORKS, Availability.EVERYWHERE)
 async def submit(context: CommandContext, params: SubmitJob) -> dict[str, Any]:
     """Have an agent do something in the background, with your permissions at most. Returns the job's id at once."""
     order = JobRequest(
@@ -85,7 +86,7 @@ class ListJobs(Parameters):
     limit: int = Field(default=20, ge=1, le=1000)
 
 
-@registry.command("job:list", parameters=ListJobs, effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
+@registry.command("job:list", CommandEffect.READS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def list_jobs(context: CommandContext, params: ListJobs) -> dict[str, Any]:
     """List your jobs, the newest first."""
     status = None if params.status is None else JobStatus(params.status)
@@ -102,9 +103,7 @@ class JobResultParameters(Parameters):
     wait: float = Field(default=0, ge=0, le=600, allow_inf_nan=False, description="seconds to wait for its end")
 
 
-@registry.command(
-    "job:result", parameters=JobResultParameters, effect=CommandEffect.READS, reach=Availability.EVERYWHERE
-)
+@registry.command("job:result", CommandEffect.READS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def result(context: CommandContext, params: JobResultParameters) -> dict[str, Any]:
     """Get a job's status and, once it is over, its text or what went wrong."""
     row = await context.host.jobs.result(context.principal, params.job, wait=params.wait)
@@ -122,7 +121,7 @@ class JobId(Parameters):
     job: str = Field(description="its id")
 
 
-@registry.command("job:cancel", parameters=JobId, effect=CommandEffect.WORKS, reach=Availability.EVERYWHERE)
+@registry.command("job:cancel", CommandEffect.WORKS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def cancel(context: CommandContext, params: JobId) -> dict[str, Any]:
     """End a job that waits or runs, with all that it started. What it did until then stays."""
     return _described(await context.host.jobs.cancel(context.principal, params.job))

@@ -15,49 +15,12 @@ from typing import Any
 from toolcrib import __version__
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
-from toolcrib.commands.registry import CommandContext, CommandEffect, NoJobs, Via
+from toolcrib.commands.registry import Command, CommandContext, NoJobs, ServersNeeded, Via
 from toolcrib.config import Flags, Paths
 from toolcrib.core.crib import Crib
 from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.errors import DaemonNotRunning
 from toolcrib.identity.principal import OWNER, RequestContext
-
-_WAITS_FOR_ALL = frozenset({"server:list", "system:health", "system:status"})
-_NEEDS_NONE = frozenset(
-    {
-        "agent:add",
-        "agent:list",
-        "agent:remove",
-        "agent:rotate",
-        "agent:show",
-        "audit:query",
-        "audit:verify",
-        "clock:confirm",
-        "config:check",
-        "config:show",
-        "job:cancel",
-        "job:list",
-        "job:result",
-        "job:submit",
-        "log:tail",
-        "permission:allow",
-        "permission:deny",
-        "profile:list",
-        "profile:put",
-        "profile:remove",
-        "profile:show",
-        "server:remove",
-        "server:trust",
-        "server:untrust",
-        "session:end",
-        "session:list",
-        "trust:add",
-        "trust:remove",
-        "workspace:check",
-    }
-)
-
-_HELD_IN_MEMORY = ("agent:", "permission:", "profile:", "server:trust", "server:untrust", "session:", "trust:")
 
 RunLocal = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -86,7 +49,7 @@ async def local_commands(
     emit: Callable[[dict[str, Any]], Awaitable[None]],
 ) -> AsyncIterator[RunLocal]:
     """Wires what this command needs, and runs it and others like it until the block ends."""
-    registry.find(name)
+    command = registry.find(name)
     host = NoDaemon()
     crib = Crib(
         paths=Paths.of_user(os.environ),
@@ -94,10 +57,10 @@ async def local_commands(
         environ=os.environ,
         flags=flags,
         builtins=builtins(registry, host),
-        only=_needed(name, params),
+        only=_needed(command, params),
     )
     async with crib:
-        if name in _WAITS_FOR_ALL or _is_a_command(name, params):
+        if command.servers is ServersNeeded.SETTLED or _calls_a_command(command, params):
             await crib.projects.home.settled()
         context = CommandContext(
             crib=crib, request=RequestContext(OWNER, crib.projects.home), host=host, via=Via.SOCKET, emit=emit
@@ -107,23 +70,20 @@ async def local_commands(
 
 def excludes_daemon(name: str) -> bool:
     """Whether no daemon may start meanwhile: it would not know of the change, having read all this before."""
-    return registry.find(name).effect is CommandEffect.CHANGES and name.startswith(_HELD_IN_MEMORY)
+    return registry.find(name).cached
 
 
-def _needed(name: str, params: dict[str, Any]) -> frozenset[str] | None:
+def _needed(command: Command, params: dict[str, Any]) -> frozenset[str] | None:
     """The servers a command needs, so that one call does not start them all. None: all of them."""
-    if name in _NEEDS_NONE:
+    if command.servers is ServersNeeded.NONE:
         return frozenset()
-    if name in ("server:add", "server:restart"):
-        return frozenset({str(params.get("name"))})
-    if name == "tool:list" and params.get("server"):
-        return frozenset({str(params["server"])})
-    if name in ("tool:call", "permission:why") and not _is_a_command(name, params):
-        server, colon, _ = str(params.get("tool", "")).partition(":")
-        return frozenset({server}) if colon else None
-    return None
+    if command.servers is not ServersNeeded.NAMED or _calls_a_command(command, params):
+        return None
+    of_tool, colon, _ = str(params.get("tool", "")).partition(":")
+    server = params.get("name") or params.get("server") or (of_tool if colon else "")
+    return frozenset({str(server)}) if server else None
 
 
-def _is_a_command(name: str, params: dict[str, Any]) -> bool:
-    """Whether the tool to be called is a command of ours: what it says is about all servers."""
-    return name == "tool:call" and str(params.get("tool", "")).startswith(("crib:", "crib_", "mcp_crib_"))
+def _calls_a_command(command: Command, params: dict[str, Any]) -> bool:
+    """Whether the tool to be called is a command of ours: its answer is about all servers."""
+    return command.name == "tool:call" and str(params.get("tool", "")).startswith(("crib:", "crib_", "mcp_crib_"))

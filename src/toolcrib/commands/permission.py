@@ -19,7 +19,16 @@ from pydantic import Field
 
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.commands.registry import VERBATIM, Availability, CommandContext, CommandEffect, Parameters, registry
+from toolcrib.commands.registry import (
+    VERBATIM,
+    Availability,
+    CommandContext,
+    CommandEffect,
+    CommandScope,
+    Parameters,
+    ServersNeeded,
+    registry,
+)
 from toolcrib.config.paths import project_of
 from toolcrib.core.project import Project
 from toolcrib.errors import ConfigError, NotFound, ToolcribError, UsageError
@@ -204,7 +213,7 @@ class AllowParameters(RuleParameters):
 
 
 @registry.command(
-    "permission:allow", parameters=AllowParameters, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE
+    "permission:allow", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True
 )
 async def allow(context: CommandContext, params: AllowParameters) -> dict[str, Any]:
     """Allow an agent the tools of a glob, or take such a rule away."""
@@ -212,7 +221,7 @@ async def allow(context: CommandContext, params: AllowParameters) -> dict[str, A
 
 
 @registry.command(
-    "permission:deny", parameters=RuleParameters, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE
+    "permission:deny", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True
 )
 async def deny(context: CommandContext, params: RuleParameters) -> dict[str, Any]:
     """Deny an agent the tools of a glob, or take such a rule away; a deny wins over every allow."""
@@ -276,9 +285,7 @@ class WhyParameters(Parameters):
     """Of the call; without them, conditions on arguments are taken to hold where they allow something."""
 
 
-@registry.command(
-    "permission:why", parameters=WhyParameters, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE
-)
+@registry.command("permission:why", CommandEffect.REVEALS, Availability.EVERYWHERE, servers=ServersNeeded.NAMED)
 async def why(context: CommandContext, params: WhyParameters) -> dict[str, Any]:
     """Say whether an agent may use a tool, which rule decides, and what would change that."""
     permission = _permission(context, params.agent)
@@ -361,7 +368,7 @@ def _described_profile(context: CommandContext, profile: Profile) -> dict[str, A
     }
 
 
-@registry.command("profile:list", effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE)
+@registry.command("profile:list", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def list_profiles(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """List the profiles: what each is for, how many rules it has, and which agents have it."""
     return {
@@ -376,7 +383,7 @@ class ProfileName(Parameters):
     name: str
 
 
-@registry.command("profile:show", parameters=ProfileName, effect=CommandEffect.REVEALS, reach=Availability.EVERYWHERE)
+@registry.command("profile:show", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def show_profile(context: CommandContext, params: ProfileName) -> dict[str, Any]:
     """Show a profile with all its rules."""
     profile = context.services.agents.profile(params.name)
@@ -393,7 +400,7 @@ class PutProfile(Parameters):
     )
 
 
-@registry.command("profile:put", parameters=PutProfile, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+@registry.command("profile:put", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True)
 async def put_profile(context: CommandContext, params: PutProfile) -> dict[str, Any]:
     """Make a profile, or give one of the owner's own new rules; its agents have them at once."""
     profile = profile_from(params.name, params.model_dump(exclude={"name"}))
@@ -401,7 +408,9 @@ async def put_profile(context: CommandContext, params: PutProfile) -> dict[str, 
     return {**_described_profile(context, profile), "rules": len(profile.rules), "changed": changed}
 
 
-@registry.command("profile:remove", parameters=ProfileName, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+@registry.command(
+    "profile:remove", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True
+)
 async def remove_profile(context: CommandContext, params: ProfileName) -> dict[str, Any]:
     """Remove one of the owner's own profiles that no agent has."""
     await context.services.agents.drop_profile(params.name)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Protocol
+from typing import Annotated, Any, NoReturn, Protocol, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -111,6 +111,24 @@ class Availability(enum.StrEnum):
     """Over the socket and, as a tool, over MCP."""
     SOCKET = "socket"
     """Over the socket only: MCP has a way of its own for it, or it is for a person at the machine."""
+
+
+class CommandScope(enum.StrEnum):
+    DAEMON = "daemon"
+    """The same wherever it is typed: no reason to open a project."""
+    PROJECT = "project"
+    """About the project that it is typed in."""
+
+
+class ServersNeeded(enum.StrEnum):
+    """Which servers a process without a daemon starts for the command."""
+
+    NONE = "none"
+    NAMED = "named"
+    """The one that its parameters name; all of them if they name none."""
+    ALL = "all"
+    SETTLED = "settled"
+    """All, each connected or failed."""
 
 
 class Via(enum.StrEnum):
@@ -225,7 +243,11 @@ class Command:
     summary: str
     parameters: type[Parameters]
     effect: CommandEffect
-    reach: Availability
+    availability: Availability
+    scope: CommandScope
+    servers: ServersNeeded
+    cached: bool
+    """It changes what a daemon reads once and then holds in memory: without one it runs only while none can start."""
     run: CommandFunction
 
     @property
@@ -246,14 +268,32 @@ class CommandRegistry:
         self._commands: dict[str, Command] = {}
 
     def command(
-        self, name: str, *, parameters: type[Parameters] = Parameters, effect: CommandEffect, reach: Availability
+        self,
+        name: str,
+        effect: CommandEffect,
+        availability: Availability,
+        *,
+        scope: CommandScope = CommandScope.PROJECT,
+        servers: ServersNeeded = ServersNeeded.NONE,
+        cached: bool = False,
     ) -> Callable[[CommandFunction], CommandFunction]:
-        """Declares the decorated function as a command; its docstring's first line is the summary."""
+        """Declares the decorated function as a command.
+
+        The type of its second argument says what it takes; its docstring's first line is the summary.
+        """
 
         def declare(run: CommandFunction) -> CommandFunction:
-            summary = (run.__doc__ or "").strip().splitlines()[0]
+            _, parameters, *_ = get_type_hints(run).values()
             self._commands[name] = Command(
-                name=name, summary=summary, parameters=parameters, effect=effect, reach=reach, run=run
+                name=name,
+                summary=(run.__doc__ or "").strip().splitlines()[0],
+                parameters=parameters,
+                effect=effect,
+                availability=availability,
+                scope=scope,
+                servers=servers,
+                cached=cached,
+                run=run,
             )
             return run
 

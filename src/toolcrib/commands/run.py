@@ -162,7 +162,7 @@ class LeaseParameters(Parameters):
         return self
 
 
-@registry.command("run:lease", parameters=LeaseParameters, effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+@registry.command("run:lease", CommandEffect.CHANGES, Availability.SOCKET)
 async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, Any]:
     """Lend a run an agent for as long as its connection stands, and tell what the agent does."""
     if context.host.describe()["endpoint"] is None:

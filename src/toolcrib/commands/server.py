@@ -8,7 +8,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, PathText, Via, registry
+from toolcrib.commands.registry import (
+    Availability,
+    CommandContext,
+    CommandEffect,
+    Parameters,
+    PathText,
+    ServersNeeded,
+    Via,
+    registry,
+)
 from toolcrib.config import IfExists, ProjectEdit, add_server, remove_server
 from toolcrib.config.edit import ConfigEdit
 from toolcrib.config.from_code import read_server_entry
@@ -64,7 +73,7 @@ def _new_or_changed(context: CommandContext, config: ServerConfig) -> list[str]:
     return [tool.name for tool in context.project.catalog.of_server(config.name) if not tool.trusted]
 
 
-@registry.command("server:list", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
+@registry.command("server:list", CommandEffect.READS, Availability.EVERYWHERE, servers=ServersNeeded.SETTLED)
 async def list_servers(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """List the MCP servers behind Toolcrib with their state, protocol version, number of tools and last error."""
     if context.principal.profile != OWNER.profile:
@@ -130,7 +139,7 @@ class AddServer(Parameters):
     replace: bool = False
 
 
-@registry.command("server:add", parameters=AddServer, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+@registry.command("server:add", CommandEffect.CHANGES, Availability.EVERYWHERE, servers=ServersNeeded.NAMED)
 async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
     """Add an MCP server to the configuration and connect to it."""
     project = context.project
@@ -198,7 +207,7 @@ class ServerName(Parameters):
     name: str
 
 
-@registry.command("server:remove", parameters=ServerName, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+@registry.command("server:remove", CommandEffect.CHANGES, Availability.EVERYWHERE)
 async def remove(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Remove an MCP server from the configuration; its tools go with it."""
     file = _file_of(context, params.name)
@@ -224,7 +233,7 @@ def _file_of(context: CommandContext, name: str) -> Path:
     return config.source.file
 
 
-@registry.command("server:restart", parameters=ServerName, effect=CommandEffect.CHANGES, reach=Availability.EVERYWHERE)
+@registry.command("server:restart", CommandEffect.CHANGES, Availability.EVERYWHERE, servers=ServersNeeded.NAMED)
 async def restart(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Disconnect from an MCP server and connect again."""
     server = context.project.servers.get(params.name)
@@ -244,7 +253,7 @@ def _configured(context: CommandContext, name: str) -> ServerConfig:
     return config
 
 
-@registry.command("server:trust", parameters=ServerName, effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+@registry.command("server:trust", CommandEffect.CHANGES, Availability.SOCKET, cached=True)
 async def trust(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Trust what an MCP server says of the tools that it lists now; not of those that it adds or changes later."""
     config = _configured(context, params.name)
@@ -267,7 +276,7 @@ async def trust(context: CommandContext, params: ServerName) -> dict[str, Any]:
     }
 
 
-@registry.command("server:untrust", parameters=ServerName, effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+@registry.command("server:untrust", CommandEffect.CHANGES, Availability.SOCKET, cached=True)
 async def untrust(context: CommandContext, params: ServerName) -> dict[str, Any]:
     """Trust an MCP server no longer: every tool of it counts as one that may change things."""
     config = _configured(context, params.name)

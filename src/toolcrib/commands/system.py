@@ -11,7 +11,15 @@ from typing import Any
 
 from pydantic import Field
 
-from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, registry
+from toolcrib.commands.registry import (
+    Availability,
+    CommandContext,
+    CommandEffect,
+    CommandScope,
+    Parameters,
+    ServersNeeded,
+    registry,
+)
 from toolcrib.commands.server import (
     current_config,
     describe_for_agent,
@@ -28,7 +36,13 @@ from toolcrib.servers.pool import instance_key
 from toolcrib.store.clock import keep
 
 
-@registry.command("system:health", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
+@registry.command(
+    "system:health",
+    CommandEffect.READS,
+    Availability.EVERYWHERE,
+    scope=CommandScope.DAEMON,
+    servers=ServersNeeded.SETTLED,
+)
 async def health(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Say whether Toolcrib and the servers behind it work, and what is wrong with those that do not."""
     if context.principal.profile != OWNER.profile:
@@ -66,7 +80,9 @@ def _health_for_agent(context: CommandContext) -> dict[str, Any]:
     }
 
 
-@registry.command("system:stats", effect=CommandEffect.READS, reach=Availability.EVERYWHERE)
+@registry.command(
+    "system:stats", CommandEffect.READS, Availability.EVERYWHERE, scope=CommandScope.DAEMON, servers=ServersNeeded.ALL
+)
 async def stats(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Count what Toolcrib does: calls, servers, tools, projects, memory, time."""
     catalog = context.project.catalog
@@ -83,7 +99,9 @@ async def stats(context: CommandContext, _: Parameters) -> dict[str, Any]:
     }
 
 
-@registry.command("system:status", effect=CommandEffect.READS, reach=Availability.SOCKET)
+@registry.command(
+    "system:status", CommandEffect.READS, Availability.SOCKET, scope=CommandScope.DAEMON, servers=ServersNeeded.SETTLED
+)
 async def status(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Describe the daemon: endpoint, token file, process, servers and what is wrong with the configuration."""
     config = context.project.config
@@ -101,7 +119,7 @@ async def status(context: CommandContext, _: Parameters) -> dict[str, Any]:
     }
 
 
-@registry.command("clock:confirm", effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+@registry.command("clock:confirm", CommandEffect.CHANGES, Availability.SOCKET, scope=CommandScope.DAEMON)
 async def confirm(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """Confirm that the system's clock is right: what is too old by it is deleted from now on."""
     clock = context.services.clock
@@ -112,7 +130,7 @@ async def confirm(context: CommandContext, _: Parameters) -> dict[str, Any]:
     return {"seconds": ahead}
 
 
-@registry.command("system:stop", effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+@registry.command("system:stop", CommandEffect.CHANGES, Availability.SOCKET, scope=CommandScope.DAEMON)
 async def stop(context: CommandContext, _: Parameters) -> dict[str, Any]:
     """End the daemon and every server it started."""
     context.host.stop()
@@ -129,7 +147,7 @@ class TailLog(Parameters):
     follow: bool = False
 
 
-@registry.command("log:tail", parameters=TailLog, effect=CommandEffect.READS, reach=Availability.SOCKET)
+@registry.command("log:tail", CommandEffect.READS, Availability.SOCKET)
 async def tail(context: CommandContext, params: TailLog) -> dict[str, Any]:
     """Show the end of the daemon's log, or of what a server wrote to its standard error."""
     paths = context.crib.environment.paths

@@ -11,7 +11,15 @@ import msgspec
 from pydantic import Field
 
 from toolcrib.calls import CallRequest
-from toolcrib.commands.registry import VERBATIM, Availability, CommandContext, CommandEffect, Parameters, registry
+from toolcrib.commands.registry import (
+    VERBATIM,
+    Availability,
+    CommandContext,
+    CommandEffect,
+    Parameters,
+    ServersNeeded,
+    registry,
+)
 from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.core.results import read_answer
 from toolcrib.errors import ToolError, UnknownServer, UsageError
@@ -21,7 +29,7 @@ class ListTools(Parameters):
     server: str | None = None
 
 
-@registry.command("tool:list", parameters=ListTools, effect=CommandEffect.READS, reach=Availability.SOCKET)
+@registry.command("tool:list", CommandEffect.READS, Availability.SOCKET, servers=ServersNeeded.NAMED)
 async def list_tools(context: CommandContext, params: ListTools) -> dict[str, Any]:
     """List the tools of all servers, or of one."""
     project = context.project
@@ -54,7 +62,7 @@ class CallToolParameters(Parameters):
     timeout: float | None = None
 
 
-@registry.command("tool:call", parameters=CallToolParameters, effect=CommandEffect.CHANGES, reach=Availability.SOCKET)
+@registry.command("tool:call", CommandEffect.CHANGES, Availability.SOCKET, servers=ServersNeeded.NAMED)
 async def call(context: CommandContext, params: CallToolParameters) -> dict[str, Any]:
     """Call a tool by any of its names."""
     if not context.project.knows(params.tool):
@@ -80,13 +88,13 @@ class RawCommand(Parameters):
     parameters: Annotated[dict[str, Any], VERBATIM] = Field(default_factory=dict)
 
 
-@registry.command(_RAW_COMMAND, parameters=RawCommand, effect=CommandEffect.CARRIES, reach=Availability.EVERYWHERE)
+@registry.command(_RAW_COMMAND, CommandEffect.CARRIES, Availability.EVERYWHERE, servers=ServersNeeded.ALL)
 async def raw(context: CommandContext, params: RawCommand) -> dict[str, Any]:
     """Run a command of the daemon by its name, e.g. `system:health`; only what the caller may use anyway."""
     if params.command == _RAW_COMMAND:
         raise UsageError(f"{_RAW_COMMAND} does not run itself.", remedy="Name the command that you mean.")
     command = registry.find(params.command)
-    if command.reach is Availability.SOCKET:
+    if command.availability is Availability.SOCKET:
         raise UsageError(f"{params.command} is for the command line.", remedy="Commands over MCP are listed as tools.")
     # Through the door, like any other call: it is judged and written down for what it is.
     arguments = msgspec.Raw(msgspec.json.encode(params.parameters))

@@ -52,6 +52,8 @@ class Projects:
         self.pool = ServerPool(
             bus=crib.bus, on_tools=self._tools_changed, log_file=here.paths.server_log, mask=here.mask
         )
+        self.root = here.root
+        """The home project's."""
         self.by_root: dict[Path, Project] = {}
         self.registered: set[str] = set()
         """Servers that the program added to the home project; reading the configuration again leaves them alone."""
@@ -91,7 +93,7 @@ class Projects:
     @property
     def home(self) -> Project:
         """The project that callers without a root of their own work in."""
-        home = self.by_root.get(self._crib.environment.root)
+        home = self.by_root.get(self.root)
         if home is None:
             raise not_open("Crib")
         return home
@@ -251,7 +253,7 @@ class Projects:
 
     def _plan_farewell(self, project: Project, delay: float | None = None) -> None:
         """Whoever uses the project then, or did so lately, has it put off."""
-        if project.root != self._crib.environment.root and not self._closed:
+        if project.root != self.root and not self._closed:
             if (earlier := self._farewells.pop(project.root, None)) is not None:
                 earlier.cancel()
             later = asyncio.get_running_loop().call_later(

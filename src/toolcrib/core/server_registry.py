@@ -40,7 +40,7 @@ class ServerRegistry:
 
     async def discover(self, server: DeclaredServer | ServerConfig) -> tuple[Tool, ...]:
         """Connects, lists what the server offers and leaves again: nothing is registered."""
-        async with Client(config_of(server), root=self._projects.home.root) as client:
+        async with Client(config_of(server), root=self._projects.root) as client:
             return client.list_tools()
 
     async def register(

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from toolcrib.commands.all import registry
-from toolcrib.commands.registry import CommandContext, CommandHost, Via, usable_path
+from toolcrib.commands.registry import CommandContext, CommandHost, CommandScope, Via, usable_path
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.errors import INTERNAL_ERROR, INVALID_REQUEST, ConfigError, ToolcribError, UsageError
@@ -36,21 +36,6 @@ log = logging.getLogger(__name__)
 _LONGEST_PATH = 103
 """What every system takes: Linux has room for 107, macOS for 103."""
 _BRIDGE = "toolcrib/bridge"
-_OF_NO_PROJECT = (
-    "system:",
-    "agent:",
-    "approval:",
-    "audit:",
-    "clock:",
-    "job:list",
-    "job:result",
-    "job:cancel",
-    "permission:allow",
-    "permission:deny",
-    "profile:",
-    "session:",
-)
-"""Commands that are the same wherever they are typed."""
 _NEW_PROJECT_WAITS = 3.0
 """Seconds that a command in a folder new to us lets the servers begin there, so that it does not find them absent."""
 
@@ -191,7 +176,7 @@ class CommandSocket:
         """The project that a command is for; only one that uses servers is a reason to start them."""
         root = root or self._crib.environment.root
         known = root in self._crib.projects
-        if not known and command.startswith(_OF_NO_PROJECT):
+        if not known and registry.find(command).scope is CommandScope.DAEMON:
             root = self._crib.environment.root
         async with self._crib.projects.working_in(root) as project:
             if not known:
