@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.servers.framing import EDGE, LineSplitter, SseEvent, SseParser, TooLarge
+from toolcrib.servers.wire import EDGE, LineSplitter, SseEvent, SseParser, TooLarge
 
 pytestmark = pytest.mark.req("BNS-2", "ENG-1")
 

@@ -8,9 +8,9 @@ import ssl
 import pytest
 
 from toolcrib.servers.address import Address
-from toolcrib.servers.framing import TooLarge
 from toolcrib.servers.http import _forgot_session
 from toolcrib.servers.post_client import ConnectFailed, ConnectionBroken, PostClient, _Connection
+from toolcrib.servers.wire import TooLarge
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 

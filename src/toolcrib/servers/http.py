@@ -3,7 +3,7 @@
 In: a server's address and headers. Out: `open_http`, an `HttpLink`. Each request is one POST, answered by JSON or by a
 stream of events; a stream that breaks off is taken up again where the server gave its events numbers.
 Legacy servers know us by a session id; modern ones read who and what from each request's headers.
-Neighbours: `web` (connections), `framing` (events), `sdk`.
+Neighbours: `web` (connections), `wire` (events), `sdk`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ProtocolViolation, ServerUnavailable
 from toolcrib.servers import post_client, web, wire
 from toolcrib.servers.address import Address
-from toolcrib.servers.framing import SseEvent, SseParser, TooLarge
 from toolcrib.servers.link import HANDED_ON, Peer, ServerLink, SessionExpired
 from toolcrib.servers.model import Era, ServerAnswer
 from toolcrib.servers.param_headers import encode_header_value
 from toolcrib.servers.sdk import HttpObserver, SdkSession, open_http_session
 from toolcrib.servers.web import explain_network, explain_status
+from toolcrib.servers.wire import SseEvent, SseParser, TooLarge
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from msgspec import UNSET
 from toolcrib.config.masking import printable
 from toolcrib.errors import ProtocolViolation, ServerUnavailable
 from toolcrib.servers import wire
-from toolcrib.servers.framing import TooLarge
 from toolcrib.servers.link import HANDED_ON, PROGRESS, TOOLS_CHANGED, Peer, ServerLink
 from toolcrib.servers.model import ServerAnswer
+from toolcrib.servers.wire import TooLarge
 
 log = logging.getLogger(__name__)
 

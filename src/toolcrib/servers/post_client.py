@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from toolcrib.servers.address import Address, proxy_authorization
-from toolcrib.servers.framing import TooLarge
+from toolcrib.servers.wire import TooLarge
 
 IDLE = 4.0
 """Seconds a connection is kept for the next call. Common servers close theirs after 5, and a call that meets the

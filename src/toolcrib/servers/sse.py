@@ -1,7 +1,7 @@
 """The older HTTP+SSE transport: one standing stream brings all messages, each of ours is a POST.
 
 In: the address of the stream. Out: `open_sse`, a `PipeLink`. Raw, and with our own limit on an event's size in place of
-the SDK's. Neighbours: `web` (connections), `framing` (events).
+the SDK's. Neighbours: `web` (connections), `wire` (events).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
 from toolcrib.servers.address import Address
-from toolcrib.servers.framing import SseParser, TooLarge
 from toolcrib.servers.link import SessionExpired, pieces
 from toolcrib.servers.pipe import PipeLink
 from toolcrib.servers.post_client import ConnectFailed, PostClient, PostResponse
 from toolcrib.servers.web import explain_network, explain_status
+from toolcrib.servers.wire import SseParser, TooLarge
 
 
 class _Stream:

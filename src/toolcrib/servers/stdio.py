@@ -2,7 +2,7 @@
 
 In: a server's configuration and the project root. Out: `open_stdio`, a `PipeLink` over the child's stdin and stdout,
 and a `StderrLog`: the last lines of its stderr in memory, all of it in a bounded file.
-Below: `framing` (lines), `environment` (what the child sees), `reaper`. Above: `transports`.
+Below: `wire` (lines), `environment` (what the child sees), `reaper`. Above: `transports`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from toolcrib.config.model import ServerConfig, StartFolder
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import reaper_child, wire
 from toolcrib.servers.environment import child_environment
-from toolcrib.servers.framing import LineSplitter
 from toolcrib.servers.link import PIECE, InputBudget, pieces
 from toolcrib.servers.pipe import PipeLink
 from toolcrib.servers.reaper import Reaper, guarded
+from toolcrib.servers.wire import LineSplitter
 from toolcrib.signals import restore_open_file_limit
 
 log = logging.getLogger(__name__)

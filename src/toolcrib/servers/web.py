@@ -19,8 +19,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from urllib.parse import urljoin, urlsplit
 
 from toolcrib.errors import ToolcribError
-from toolcrib.servers.framing import TooLarge
 from toolcrib.servers.post_client import PostClient, ProxyRefused
+from toolcrib.servers.wire import TooLarge
 
 KEEPALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),

@@ -32,10 +32,10 @@ from toolcrib.config.masking import printable
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
-from toolcrib.servers.framing import TooLarge
 from toolcrib.servers.link import InputBudget
 from toolcrib.servers.pipe import PipeLink
 from toolcrib.servers.web import explain_network, explain_status
+from toolcrib.servers.wire import TooLarge
 
 _PING_INTERVAL = 120.0
 _PING_TIMEOUT = 60.0

@@ -1,4 +1,8 @@
-"""JSON-RPC messages as bytes: one decode of the envelope, everything inside left raw.
+"""Bytes of a connection ↔ JSON-RPC messages: one decode of the envelope, everything inside left raw.
+
+In: chunks as a pipe or socket hands them out. Out: lines (`LineSplitter`) and server-sent events (`SseParser`), in time
+linear in the bytes. A line past the limit is dropped up to its end, and what it began and ended with is reported; an
+event past the limit raises `TooLarge`.
 
 In: one message as it came off a pipe, frame or body. Out: an `Envelope` whose params, result and error are raw JSON,
 or `NotAMessage`. The other way: a request's parts → its bytes. Every link reads and writes through here.
@@ -11,9 +15,10 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -39,8 +44,9 @@ _MOST_ESCAPES = 100_000
 _LARGEST_BATCH = 1024 * 1024
 _LARGEST_PARAMS = 64 * 1024
 """Bytes of what a server says unasked that is looked into: making objects of JSON costs many times its size."""
-_EDGE = 300
-"""How far from either end of a broken message its id is looked for."""
+_LONGEST_EVENT_ID = 1024
+EDGE = 300
+"""Bytes of either end of a line that was too long, or of a message that is broken: its id is looked for there."""
 
 
 class _Typed(msgspec.Struct):
@@ -151,7 +157,7 @@ def split_batch(message: bytes) -> list[bytes]:
 
 def own_id_in(broken: bytes) -> str | None:
     """The id of ours that a message which cannot be decoded was meant for, so that its caller need not wait."""
-    found = _OWN_ID.search(broken[:_EDGE]) or _OWN_ID.search(broken[-_EDGE:])
+    found = _OWN_ID.search(broken[:EDGE]) or _OWN_ID.search(broken[-EDGE:])
     return found.group(1).decode() if found else None
 
 
@@ -241,3 +247,135 @@ def params_object(params: Raw | UnsetType) -> dict[str, Any]:
     except (msgspec.MsgspecError, RecursionError):
         return {}
     return decoded if isinstance(decoded, dict) else {}
+
+
+class TooLarge(OSError):
+    """A server sent more than is taken from it. The text says what it was and which setting allows more."""
+
+    @classmethod
+    def message(cls, limit: int) -> Self:
+        size = round(limit / 1024 / 1024, 3)
+        return cls(f"It sent a message of more than {size:g} MB. Raise its max_message_mb if it should be taken.")
+
+
+class LineSplitter:
+    """Collects chunks and copies them once per line, however many chunks a line came in."""
+
+    def __init__(self, *, limit: int, on_overlong: Callable[[bytes], None] = lambda edges: None) -> None:
+        """`on_overlong` gets the beginning and the end of a line that was dropped."""
+        self._limit = limit
+        self._on_overlong = on_overlong
+        self._kept = bytearray()
+        self._tail = b""
+        self.dropping = False
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            line: bytes | None = chunk[start:end]
+            if self._kept or self.dropping or end - start > self._limit:
+                line = self._finish(chunk[start:end])
+            start = end + 1
+            if line is not None:
+                yield line
+        if start < len(chunk):
+            self._keep(chunk[start:])
+
+    def rest(self) -> bytes:
+        """What came after the last line end."""
+        rest = bytes(self._kept)
+        self._kept, self._tail, self.dropping = bytearray(), b"", False
+        return rest
+
+    def _keep(self, part: bytes) -> None:
+        if not self.dropping:
+            self._kept += part
+            if len(self._kept) <= self._limit:
+                return
+            self.dropping = True
+            part = bytes(self._kept[-EDGE:])
+            self._kept = self._kept[:EDGE]
+        self._tail = (self._tail + part[-EDGE:])[-EDGE:]
+
+    def _finish(self, last: bytes) -> bytes | None:
+        self._keep(last)
+        if not self.dropping:
+            return self.rest()
+        tail = self._tail
+        self._on_overlong(self.rest() + b"\n" + tail)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SseEvent:
+    """One server-sent event."""
+
+    kind: str
+    data: bytes
+    id: str | None = None
+    """The last id the stream has shown so far."""
+    retry: float | None = None
+    """Seconds, where the event said so."""
+
+
+class SseParser:
+    """The text/event-stream format, as far as MCP uses it. Raises `TooLarge`."""
+
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
+        self._lines = LineSplitter(limit=limit, on_overlong=self._refuse)
+        self._after_return = False
+        self._first = True
+        self._kind = ""
+        self._data: bytearray | None = None
+        self._id: str | None = None
+        self._retry: float | None = None
+
+    def feed(self, chunk: bytes) -> Iterator[SseEvent]:
+        for line in self._lines.feed(self._unified(chunk)):
+            if line:
+                self._field(line)
+            elif (event := self._dispatch()) is not None:
+                yield event
+        if self._lines.dropping:
+            self._refuse()
+
+    def _refuse(self, _edges: bytes = b"") -> NoReturn:
+        raise TooLarge.message(self._limit)
+
+    def _unified(self, chunk: bytes) -> bytes:
+        """CR LF and CR as LF, also where a pair falls into two chunks."""
+        if self._first and chunk:
+            self._first = False
+            chunk = chunk.removeprefix(b"\xef\xbb\xbf")
+        if self._after_return and chunk:
+            self._after_return = False
+            chunk = chunk.removeprefix(b"\n")
+        if b"\r" not in chunk:
+            return chunk
+        self._after_return = chunk.endswith(b"\r")
+        return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+    def _field(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            if self._data is None:
+                self._data = bytearray(value)
+            else:
+                self._data += b"\n" + value
+                if len(self._data) > self._limit:
+                    self._refuse()
+        elif name == b"event":
+            self._kind = value.decode(errors="replace")
+        elif name == b"id" and b"\0" not in value and len(value) <= _LONGEST_EVENT_ID:
+            self._id = value.decode(errors="replace")
+        elif name == b"retry" and value.isdigit() and len(value) < 10:
+            self._retry = int(value) / 1000
+
+    def _dispatch(self) -> SseEvent | None:
+        kind, data, retry = self._kind or "message", self._data, self._retry
+        self._kind, self._data, self._retry = "", None, None
+        if data is None and retry is None:
+            return None
+        return SseEvent(kind=kind, data=bytes(data or b""), id=self._id, retry=retry)
