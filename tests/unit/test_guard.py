@@ -52,6 +52,14 @@ def test_an_import_inside_a_function_needs_a_line_with_a_reason(package: Path, s
     assert found(package, {**entry, "reason": "It is slow."}) == []
 
 
+@pytest.mark.parametrize("call", ["import_module(name)", "importlib.import_module(name)", "__import__(name)"])
+def test_a_module_that_is_imported_by_its_name_needs_a_reason_too(package: Path, call: str) -> None:
+    (package / "late.py").write_text(f"import importlib\n\n\ndef f(name):\n    return {call}\n")
+    [loss] = found(package)
+    assert loss.startswith("late.py: a module is imported by its name inside a function")
+    assert found(package, {"file": "late.py", "module": guard.BY_NAME, "reason": "It is slow."}) == []
+
+
 def test_a_line_of_the_list_that_nothing_needs_is_found(package: Path) -> None:
     [loss] = found(package, {"file": "one.py", "module": "json", "reason": "It is slow."})
     assert "no import of json inside a function" in loss

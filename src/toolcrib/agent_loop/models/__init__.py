@@ -8,14 +8,14 @@ which key, `http` is the way there, `definitions` what is on the wire for each t
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from toolcrib.agent_loop.models import definitions, endpoint
+from toolcrib.agent_loop.models.definitions import write_definitions
+from toolcrib.agent_loop.models.endpoint import ModelEndpoint, find_endpoint, load_module
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -31,7 +31,7 @@ OnRetry = Callable[[str, float, int], None]
 
 def check_model(options: AgentOptions) -> None:
     """UsageError unless there is a model to ask: a provider that is known, its key, an address. Asks nobody."""
-    endpoint.find_endpoint(options)
+    find_endpoint(options)
 
 
 @asynccontextmanager
@@ -39,17 +39,18 @@ async def open_model(
     options: AgentOptions, offers: Mapping[str, OfferedTool], on_retry: OnRetry
 ) -> AsyncIterator[RetryingModel]:
     """The model, and its connections for as long as this is open."""
-    where = endpoint.find_endpoint(options)
+    where = find_endpoint(options)
     # A second's work the first time, and with thousands of tools, so not done in the event loop.
-    client, asked, wire = await anyio.to_thread.run_sync(_made, where, offers)
-    retrying: type[RetryingModel] = importlib.import_module(f"{__name__}.retrying").RetryingModel
+    client, model = await anyio.to_thread.run_sync(_make_model, options, where, offers, on_retry)
     async with client:
-        yield retrying(asked, definitions=wire, retries=options.retries, on_retry=on_retry, hang_up=client.hang_up)
+        yield model
 
 
-def _made(
-    where: endpoint.ModelEndpoint, offers: Mapping[str, OfferedTool]
-) -> tuple[ModelHttpClient, Model, definitions.Definitions]:
-    wire = definitions.write_definitions(where.provider.format, offers)
-    client: ModelHttpClient = importlib.import_module(f"{__name__}.http").ModelHttpClient(where)
-    return client, importlib.import_module(f"{__name__}.{where.provider.module}").model(where, client, wire), wire
+def _make_model(
+    options: AgentOptions, where: ModelEndpoint, offers: Mapping[str, OfferedTool], on_retry: OnRetry
+) -> tuple[ModelHttpClient, RetryingModel]:
+    client: ModelHttpClient = load_module(f"{__name__}.http").ModelHttpClient(where)
+    wire = write_definitions(where.provider.format, offers)
+    asked: Model = load_module(f"{__name__}.{where.provider.module}").model(where, client, wire)
+    retrying: type[RetryingModel] = load_module(f"{__name__}.retrying").RetryingModel
+    return client, retrying(asked, definitions=wire, retries=options.retries, on_retry=on_retry, hang_up=client.hang_up)
