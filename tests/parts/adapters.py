@@ -17,7 +17,7 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
 from toolcrib.agent_loop.events import RunEvent
-from toolcrib.agent_loop.models import open_model
+from toolcrib.agent_loop.models.opening import open_model
 from toolcrib.agent_loop.options import AgentOptions
 from toolcrib.agent_loop.run import run_agent
 from toolcrib.catalog.names import Names

@@ -19,9 +19,9 @@ import pytest
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 
-from toolcrib.agent_loop import models, setup
-from toolcrib.agent_loop import run as run_module
+from toolcrib.agent_loop import setup
 from toolcrib.agent_loop.events import RunEvent
+from toolcrib.agent_loop.models import opening
 from toolcrib.agent_loop.options import AgentOptions
 from toolcrib.agent_loop.run import run_agent
 from toolcrib.catalog.snapshot import Catalog
@@ -197,9 +197,8 @@ class World:
 def in_memory(patch: pytest.MonkeyPatch, *says: Sequence[Piece], kit: Bench | None = None) -> World:
     """The last turn is repeated for ever."""
     world = World(turns=says)
-    patch.setattr(models, "open_model", world.open_model)
+    patch.setattr(opening, "open_model", world.open_model)
     patch.setattr(setup, "Kit", lambda *_, **__: kit)
-    assert run_module.models is models
     return world
 
 

@@ -20,8 +20,9 @@ from pydantic_ai.models import ModelRequestParameters
 
 from parts.adapters import MODELS, ask, connections, options
 from parts.waiting import wait_for
-from toolcrib.agent_loop.models import endpoint, open_model
+from toolcrib.agent_loop.models import endpoint
 from toolcrib.agent_loop.models.http import CONNECT_LIMIT, SILENCE_LIMIT, _refuse_no_answer
+from toolcrib.agent_loop.models.opening import open_model
 from toolcrib.errors import UsageError
 from toolcrib.testing import Say, ScriptedModel, scripted
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.agent_loop.models import check_model
 from toolcrib.agent_loop.models.endpoint import PROVIDERS, find_endpoint
 from toolcrib.agent_loop.options import AgentOptions
 from toolcrib.errors import UsageError
@@ -32,7 +31,7 @@ def every(provider: str) -> str:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_key_that_is_missing_is_asked_for_by_the_name_of_its_variable(provider: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_model(options(every(provider)))
+        find_endpoint(options(every(provider)))
     assert provider in caught.value.message
     for variable in PROVIDERS[provider].variables:
         assert variable in caught.value.remedy
@@ -87,21 +86,21 @@ def test_the_key_is_not_printed() -> None:
 )
 def test_a_provider_that_is_misspelt_is_answered_with_the_nearest(model: str, near: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_model(options(model, api_key=KEY))
+        find_endpoint(options(model, api_key=KEY))
     assert f"Did you mean {near}" in caught.value.remedy or f"or {near}" in caught.value.remedy
 
 
 @pytest.mark.parametrize("model", ["", "gpt-5", "openai", ":gpt", "mistral:large"])
 def test_a_model_without_a_known_provider_is_answered_with_all_of_them(model: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_model(options(model, api_key=KEY))
+        find_endpoint(options(model, api_key=KEY))
     assert all(name in caught.value.remedy for name in PROVIDERS)
     assert "base_url" in caught.value.remedy
 
 
 def test_a_provider_alone_is_no_model() -> None:
     with pytest.raises(UsageError, match="names no model"):
-        check_model(options("openai:", api_key=KEY))
+        find_endpoint(options("openai:", api_key=KEY))
 
 
 def test_a_colon_in_a_model_s_name_is_part_of_it() -> None:
@@ -110,26 +109,26 @@ def test_a_colon_in_a_model_s_name_is_part_of_it() -> None:
 
 def test_a_model_of_openrouter_needs_its_maker() -> None:
     with pytest.raises(UsageError) as caught:
-        check_model(options("openrouter:claude", api_key=KEY))
+        find_endpoint(options("openrouter:claude", api_key=KEY))
     assert "openrouter:MAKER/claude" in caught.value.remedy
 
 
 @pytest.mark.parametrize("url", ["localhost:8080", "ftp://x/v1", "http://", "http://[::1", "http://x:99999", "/v1"])
 def test_a_base_url_that_is_no_http_address_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="no HTTP address"):
-        check_model(options("openai:m", base_url=url))
+        find_endpoint(options("openai:m", base_url=url))
 
 
 def test_retries_of_the_sdk_are_refused_in_favour_of_our_own() -> None:
     with pytest.raises(UsageError) as caught:
-        check_model(options("openai:m", api_key=KEY, settings={"max_retries": 3}))
+        find_endpoint(options("openai:m", api_key=KEY, settings={"max_retries": 3}))
     assert "retries" in caught.value.remedy
 
 
 def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught:
-        check_model(options("openai:m", api_key=KEY))
+        find_endpoint(options("openai:m", api_key=KEY))
     assert "toolcrib[agent]" in caught.value.remedy
 
 
@@ -155,9 +154,9 @@ def test_every_provider_and_variable_is_documented() -> None:
 
 def test_no_provider_s_library_is_imported_to_check_a_model() -> None:
     program = (
-        "import sys; from toolcrib.agent_loop.models import check_model;"
+        "import sys; from toolcrib.agent_loop.models.endpoint import find_endpoint;"
         "from toolcrib.agent_loop.options import AgentOptions;"
-        "check_model(AgentOptions(model='openai:m', api_key='k'));"
+        "find_endpoint(AgentOptions(model='openai:m', api_key='k'));"
         "print([n for n in ('pydantic_ai', 'openai', 'anthropic', 'google.genai', 'httpx2') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

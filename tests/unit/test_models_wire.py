@@ -11,7 +11,7 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
 from parts.adapters import MODELS, ask, offer, options
-from toolcrib.agent_loop.models import open_model
+from toolcrib.agent_loop.models.opening import open_model
 from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.formats import anthropic, google, openai
 from toolcrib.formats.definition import Definition

@@ -641,7 +641,7 @@ async def test_what_nobody_expected_ends_the_run_as_a_failure_and_is_logged(
 
 
 async def test_repeated_requests_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from toolcrib.agent_loop import models
+    from toolcrib.agent_loop.models import opening
 
     world = in_memory(monkeypatch, ["Hello."])
 
@@ -649,7 +649,7 @@ async def test_repeated_requests_are_told(monkeypatch: pytest.MonkeyPatch) -> No
         on_retry("429: slower, sk-secret", 1.5, 1)
         return world.open_model()
 
-    monkeypatch.setattr(models, "open_model", opened)
+    monkeypatch.setattr(opening, "open_model", opened)
     told = only(await run(api_key="sk-secret"), Retrying)
     assert (told.reason, told.delay, told.attempt) == ("429: slower, ****", 1.5, 1)
 

@@ -142,7 +142,7 @@ def test_a_variable_that_holds_no_key_is_refused_without_its_value() -> None:
 
 @pytest.mark.parametrize("provider", endpoint.PROVIDERS.values(), ids=lambda one: one.name)
 def test_each_provider_knows_its_settings(provider: endpoint.ModelProvider) -> None:
-    known = load_module(f"toolcrib.agent_loop.models.{provider.module}").SETTINGS[provider.name]
+    known = load_module(f"models.{provider.module}").SETTINGS[provider.name]
     own = {"anthropic": "anthropic_metadata", "google": "google_safety_settings"}.get(provider.name, "openai_user")
     assert {"temperature", "max_tokens", "thinking", "timeout", own} <= known
     check_settings(dict.fromkeys(known - {"timeout"}, 1), provider)

@@ -23,8 +23,8 @@ from parts.agent_runs import Bench, result
 from toolcrib.agent_loop import setup
 from toolcrib.agent_loop.events import Retrying, RunEnd, RunEvent, RunFailed, RunFinished, ToolFinished
 from toolcrib.agent_loop.messages import read_history
-from toolcrib.agent_loop.models import open_model
 from toolcrib.agent_loop.models.answers import STOP_REASONS, StopMeaning
+from toolcrib.agent_loop.models.opening import open_model
 from toolcrib.agent_loop.options import AgentOptions
 from toolcrib.agent_loop.run import run_agent
 from toolcrib.run_events import ToolStatus

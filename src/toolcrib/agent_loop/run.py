@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from toolcrib.agent_loop import coding, models
+from toolcrib.agent_loop import coding
 from toolcrib.agent_loop.event_queue import EventEmitter, EventQueue, RunProgress
 from toolcrib.agent_loop.events import AnyRunEvent, RunEnd, RunStarted
 from toolcrib.agent_loop.models.endpoint import load_module
@@ -93,13 +93,13 @@ class RunLifecycle:
                 with missing.reported_at_once(setup.kit):
                     await stack.enter_async_context(setup.kit)
             tools = await collect_tools(setup, own, missing, self._emitter)
-            module = await loading
+            opening, looping = await loading
         finally:
             loading.cancel()
-        loop: Loop = module.Loop(setup.prompt, setup.options, setup.past, emitter=self._emitter, queue=self._queue)
+        loop: Loop = looping.Loop(setup.prompt, setup.options, setup.past, emitter=self._emitter, queue=self._queue)
         self._loop = loop
         offers = {name: tool.offer for name, tool in tools.items()}
-        model = await stack.enter_async_context(models.open_model(setup.options, offers, self._emitter.retrying))
+        model = await stack.enter_async_context(opening.open_model(setup.options, offers, self._emitter.retrying))
         return await loop.run(
             model, ToolCaller(tools, CallApproval(setup.options.approve)), setup.endpoint.provider.format
         )
@@ -117,7 +117,7 @@ class RunLifecycle:
         elif isinstance(how, ToolcribError):
             self._emitter.failed(how.message, how.remedy, progress)
         else:
-            failures = load_module("toolcrib.agent_loop.models.failures")
+            failures = load_module("models.failures")
             if not failures.is_known_failure(how):
                 self._log("failed", how)
             self._emitter.failed(failures.error_text(how), failures.error_remedy(how), progress)
@@ -127,9 +127,9 @@ class RunLifecycle:
         log.warning("run %s %s:\n%s", self._emitter.run_id, what, self._emitter.without_key(trace))
 
 
-def _load(provider: str) -> ModuleType:
-    load_module(f"toolcrib.agent_loop.models.{provider}")
-    return load_module("toolcrib.agent_loop.loop")
+def _load(provider: str) -> tuple[ModuleType, ModuleType]:
+    load_module(f"models.{provider}")
+    return load_module("models.opening"), load_module("loop")
 
 
 _running: set[asyncio.Task[None]] = set()

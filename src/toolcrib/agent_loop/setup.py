@@ -161,7 +161,7 @@ def check_settings(settings: Mapping[str, Any], provider: ModelProvider) -> None
         if name in _NUMBERS | _WHOLE and not _is_number(value, name):
             kind = "a whole number" if name in _WHOLE else "a number"
             raise UsageError(f"settings: {name} is {value!r}.", remedy=f"Give {kind}.")
-    known = load_module(f"toolcrib.agent_loop.models.{provider.module}").SETTINGS[provider.name]
+    known = load_module(f"models.{provider.module}").SETTINGS[provider.name]
     for name in settings:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=_NEAREST)
@@ -198,7 +198,7 @@ async def prepare_run(prompt: str, options: AgentOptions) -> RunSetup:
         await asyncio.to_thread(check_settings, options.settings, endpoint.provider)
     past: Sequence[ModelMessage] = ()
     if options.history:
-        messages = await asyncio.to_thread(load_module, "toolcrib.agent_loop.messages")
+        messages = await asyncio.to_thread(load_module, "messages")
         past = messages.read_history(options.history)
     return RunSetup(
         prompt=prompt, options=options, endpoint=endpoint, past=past, coding=_coding(options.coding_tools), kit=kit

@@ -15,6 +15,8 @@ import secrets
 import time
 from pathlib import Path
 
+from toolcrib.agent_loop.models.endpoint import find_endpoint
+from toolcrib.agent_loop.options import AgentOptions
 from toolcrib.commands.registry import AGENT, JobRequest
 from toolcrib.config.model import JobSettings
 from toolcrib.config.paths import is_project, project_of
@@ -197,12 +199,9 @@ def _check_choice(submitter: str, model: str, settings: JobSettings) -> None:
 
 
 def _check_model(crib: Crib, model: str, max_steps: int, settings: JobSettings) -> None:
-    from toolcrib.agent_loop.models import check_model  # noqa: PLC0415 - only a daemon that runs jobs pays for it
-    from toolcrib.agent_loop.options import AgentOptions  # noqa: PLC0415
-
     provider = model.partition(":")[0]
     try:
-        check_model(
+        find_endpoint(
             AgentOptions(
                 model=model,
                 base_url=settings.base_urls.get(provider, ""),

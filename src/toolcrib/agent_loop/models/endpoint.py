@@ -187,9 +187,9 @@ def _usual_key(provider: ModelProvider, usual: Mapping[str, str]) -> str:
 
 
 def load_module(name: str) -> ModuleType:
-    """Takes a second the first time: not for the event loop."""
+    """One of `agent_loop`, such as `models.openai`. Takes a second the first time: not for the event loop."""
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(f"toolcrib.agent_loop.{name}")
     except ImportError as error:
         raise UsageError(
             f"The agent's dependencies are not installed: {error}.", remedy="Run pip install 'toolcrib[agent]'."
