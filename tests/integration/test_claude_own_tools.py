@@ -104,7 +104,7 @@ class Scene(Place):
             (order.folder / name).write_text(text)
         done = self.started(made, order.environ)
         reader = ClaudeParser()
-        events = [event for line in done.stdout.splitlines() for event in reader.read(json.loads(line))]
+        events = [event for line in done.stdout.splitlines() for event in reader.parse(json.loads(line))]
         session = order.session or order.new_session
         return Ran(
             exit_code=done.returncode, err=done.stderr, model=model, events=events, reader=reader, session=session
@@ -244,8 +244,8 @@ def test_a_session_goes_on_with_what_was_said_before(scene: Scene, own_tools: Ow
         first = scene.run_with(model, own_tools)
         second = scene.run_with(model, own_tools, session=first.session)
     assert [call["arguments"] for call in scene.seen()] == [{"n": 1}, {"n": 2}]
-    assert first.reader.told.session == second.reader.told.session == first.session
-    assert (first.reader.told.text, second.reader.told.text) == ("So much for now.", "Done.")
+    assert first.reader.report.session == second.reader.report.session == first.session
+    assert (first.reader.report.text, second.reader.report.text) == ("So much for now.", "Done.")
     asked = [text for text in model.conversations[-1].asked if PROMPT in text]
     assert len(asked) == 2, "the prompt of each run, by standard input"
 
@@ -254,7 +254,7 @@ def test_the_tokens_of_a_run_are_those_that_the_model_told_in_it(scene: Scene) -
     with serving(Anthropic(), (Say("So much for now."), Call("__echo", {"n": 2}))) as model:
         session = scene.run_with(model, OwnTools.NONE).session
         before = len(model.usages)
-        usage = scene.run_with(model, OwnTools.NONE, session=session).reader.told.usage
+        usage = scene.run_with(model, OwnTools.NONE, session=session).reader.report.usage
     told = model.usages[before:]
     assert (usage.input, usage.cached, usage.output) == (
         sum(one.fresh for one in told),
@@ -281,13 +281,13 @@ def test_without_toolcrib_other_servers_come_in_only_with_all_of_its_tools(scene
     ran = scene.run(own_tools, CallByName("mcp__toolcrib__echo", {}), url="")
     assert scene.marks == ({"person-server"} if own_tools is OwnTools.ALL else set()), ran.err
     assert scene.seen() == []
-    assert ran.reader.told.mcp_failure == ""
+    assert ran.reader.report.mcp_failure == ""
 
 
 @pytest.mark.req("FRG-4", "FRG-10")
 def test_it_is_told_when_claude_code_could_not_reach_the_server(scene: Scene) -> None:
     ran = scene.run(OwnTools.READ, CallByName("mcp__toolcrib__echo", {}), url="http://127.0.0.1:9/mcp")
-    assert ran.reader.told.mcp_failure == "Claude Code says that its MCP server toolcrib is: failed."
+    assert ran.reader.report.mcp_failure == "Claude Code reports its MCP server toolcrib as failed."
     assert ran.status("echo") is ToolStatus.UNKNOWN
     assert ran.offered == {"Read", "Glob", "Grep"}
 
@@ -308,7 +308,7 @@ def test_what_the_person_settled_stays(scene: Scene, own_tools: OwnTools) -> Non
     assert ran.status("Read") is ToolStatus.DENIED
     assert "The project prefers tabs." in given
     assert "The person prefers spaces." in given
-    assert ran.model.bodies[0]["model"] == ran.reader.told.model == "claude-sonnet-4-5"
+    assert ran.model.bodies[0]["model"] == ran.reader.report.model == "claude-sonnet-4-5"
     assert scene.marks == {"key"}
 
 
@@ -317,8 +317,8 @@ def test_a_person_who_is_not_logged_in_is_told_so_and_what_to_do(scene: Scene) -
     scene.environ = {"ANTHROPIC_API_KEY": ""}
     ran = scene.run(OwnTools.READ)
     assert (ran.exit_code, ran.model.bodies) == (1, [])
-    assert "Not logged in" in ran.reader.told.failure
-    assert "log in" in ran.reader.told.remedy
+    assert "Not logged in" in ran.reader.report.failure
+    assert "log in" in ran.reader.report.remedy
 
 
 NAMES_FILES = 'Review.\n\n<stdin>\n+@.env @"there.txt" @./sub/ @sub/deep.txt#L1 me@there.txt\n</stdin>'

@@ -114,8 +114,8 @@ class Scene(Place):
         )
         done = self.started(made, environ, around=around)
         reader = CodexParser()
-        events = [event for line in done.stdout.splitlines() for event in reader.read(json.loads(line))]
-        events += [event for line in done.stderr.splitlines() for event in reader.said(line)]
+        events = [event for line in done.stdout.splitlines() for event in reader.parse(json.loads(line))]
+        events += [event for line in done.stderr.splitlines() for event in reader.parse_stderr(line)]
         return Ran(exit_code=done.returncode, reader=reader, events=events, model=served)
 
 
@@ -219,7 +219,7 @@ def test_a_run_that_may_not_write_leaves_no_trace_by_codexs_own_hands(
 ) -> None:
     hostile(scene)
     ran = scene.run(own, *attempts(scene, listener.getsockname()[1]), model=model, extra=HOOKS_RUN)
-    assert (ran.exit_code, ran.reader.told.mcp_failure) == (0, "")
+    assert (ran.exit_code, ran.reader.report.mcp_failure) == (0, "")
     assert scene.calls() == [{"word": "through toolcrib"}]
     assert (scene.written(), scene.marks) == (set(), set())
     assert not was_reached(listener)
@@ -320,7 +320,7 @@ def test_the_model_is_told_what_the_project_and_the_person_say_to_codex_at_every
         first = scene.run_with(model, own)
         assert len(asked(first, "PROJECTS-WORDS")) == len(asked(first, "PERSONS-WORDS")) == 1
         [prompt] = asked(first, "--do what is asked")
-        second = scene.run_with(model, own, session=first.reader.told.session)
+        second = scene.run_with(model, own, session=first.reader.report.session)
     assert ("PROJECTS-WORDS" in prompt) == (own is not OwnTools.ALL)
     assert len(asked(second, "PROJECTS-WORDS")) == 1
     assert asked(second, "--do what is asked") == [prompt, "--do what is asked"]
@@ -360,10 +360,10 @@ def test_a_session_that_might_write_cannot_when_a_later_run_may_not(scene: Scene
     steps = (shell("touch made-first"), Say("Made."), shell("touch made-second"), Say("Tried."))
     with serving(OpenAIResponses(), steps) as model:
         first = scene.run_with(model, before)
-        session = first.reader.told.session
+        session = first.reader.report.session
         second = scene.run_with(model, OwnTools.READ, session=session)
-    assert (first.reader.told.text, second.reader.told.text) == ("Made.", "Tried.")
-    assert second.reader.told.session == session
+    assert (first.reader.report.text, second.reader.report.text) == ("Made.", "Tried.")
+    assert second.reader.report.session == session
     assert scene.written() == {"made-first"}
     assert "--do what is asked" in model.conversations[-1].asked
 
@@ -403,7 +403,7 @@ def test_a_run_whose_tools_cannot_be_had_ends_before_the_model_is_asked(scene: S
     scene.url = "http://127.0.0.1:9/mcp"
     ran = scene.run(OwnTools.READ)
     assert ran.exit_code == 1
-    assert "error sending request" in ran.reader.told.mcp_failure
+    assert "error sending request" in ran.reader.report.mcp_failure
     assert ran.model.bodies == []
 
 
@@ -448,12 +448,12 @@ def test_what_codex_refuses_to_do_by_itself_is_in_the_events(scene: Scene) -> No
 def test_a_person_whose_login_is_refused_is_told_what_to_do(scene: Scene) -> None:
     ran = scene.run(OwnTools.READ, *[Refuse(401)] * 8)
     assert ran.exit_code == 1
-    assert ran.reader.told.failure.startswith("unexpected status 401 Unauthorized: ")
-    assert "`codex login`" in ran.reader.told.remedy
+    assert ran.reader.report.failure.startswith("unexpected status 401 Unauthorized: ")
+    assert "`codex login`" in ran.reader.report.remedy
 
 
 @pytest.mark.req("FRG-7")
 def test_what_a_provider_refuses_is_told_in_its_words(scene: Scene) -> None:
     ran = scene.run(OwnTools.READ, Call("that is not there"))
     [fault] = ran.model.faults
-    assert (ran.exit_code, ran.reader.told.failure) == (1, f"{fault} (invalid_request_error)")
+    assert (ran.exit_code, ran.reader.report.failure) == (1, f"{fault} (invalid_request_error)")

@@ -400,7 +400,7 @@ def test_its_lines_become_events_that_say_whose_tool_it_was_and_how_it_ended(sce
     )
     ran = scene.run(OwnTools.READ, Call("_echo", {"word": "hi"}, says="I look.", thinking="Hm."), Together(calls))
     reader = GeminiParser()
-    events = [event for line in ran.events for event in reader.read(line)]
+    events = [event for line in ran.events for event in reader.parse(line)]
     over = [e for e in events if e.kind is AgentEventKind.TOOL and e.tool_status is not ToolStatus.STARTED]
     assert [(event.tool_name, event.server, event.tool_status) for event in over] == [
         ("echo", "toolcrib", ToolStatus.OK),
@@ -411,7 +411,7 @@ def test_its_lines_become_events_that_say_whose_tool_it_was_and_how_it_ended(sce
     assert over[1].text == "no"
     said = [(event.role, event.text) for event in events if event.kind is AgentEventKind.MESSAGE]
     assert said == [("user", PROMPT), ("assistant", "I look."), ("assistant", "Done.")]
-    told, cost = reader.told, ran.model.usages
+    told, cost = reader.report, ran.model.usages
     assert (told.session, told.text, told.failure) == (ran.session, "Done.", "")
     assert told.usage.input == sum(each.read for each in cost)
     assert told.usage.cached == sum(each.cached for each in cost)
@@ -421,10 +421,10 @@ def test_its_lines_become_events_that_say_whose_tool_it_was_and_how_it_ended(sce
 def told_by(ran: Ran) -> RunReport:
     reader = GeminiParser()
     for line in ran.events:
-        reader.read(line)
+        reader.parse(line)
     for text in ran.err.splitlines():
-        reader.said(text)
-    return reader.told
+        reader.parse_stderr(text)
+    return reader.report
 
 
 @pytest.mark.req("FRG-5", "FRG-7")

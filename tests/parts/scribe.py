@@ -117,31 +117,31 @@ tell(type="end", tokens={"in": 11, "out": 7, "cached": 3})
 """
 
 
-class Reader:
+class ScribeParser:
     def __init__(self) -> None:
-        self.told = RunReport()
+        self.report = RunReport()
 
-    def read(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
+    def parse(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
         match line:
             case {"type": "begin", "session": str(session)}:
-                self.told.session = session
+                self.report.session = session
             case {"type": "no_tools", "why": str(why)}:
-                self.told.mcp_failure = why
+                self.report.mcp_failure = why
             case {"type": "say", "text": str(text)}:
-                self.told.text = text
+                self.report.text = text
                 return (self._event(AgentEventKind.MESSAGE, line, role="assistant", text=text),)
             case {"type": "call", "id": str(call), "name": str(name), "arguments": dict(arguments)}:
                 return (self._tool(line, call, name, ToolStatus.STARTED, tool_args=arguments),)
             case {"type": "called", "id": str(call), "name": str(name), "answer": answer}:
                 return (self._tool(line, call, name, ToolStatus.OK, text=json.dumps(answer)),)
             case {"type": "end", "tokens": dict(tokens)}:
-                self.told.ended = True
-                self.told.usage = TokenUsage(
-                    input=tokens["in"], output=tokens["out"], cached=tokens["cached"], told=tokens
+                self.report.ended = True
+                self.report.usage = TokenUsage(
+                    input=tokens["in"], output=tokens["out"], cached=tokens["cached"], reported=tokens
                 )
         return (self._event(AgentEventKind.RAW, line),)
 
-    def said(self, line: str) -> Iterable[AgentEvent]:
+    def parse_stderr(self, line: str) -> Iterable[AgentEvent]:
         return (AgentEvent(kind=AgentEventKind.LOG, provider="scribe", role="system", text=line, raw=line),)
 
     def _tool(self, line: Mapping[str, Any], call: str, name: str, status: ToolStatus, **more: Any) -> AgentEvent:
@@ -160,14 +160,14 @@ class Reader:
         return AgentEvent(kind=kind, provider="scribe", raw=line, **more)
 
 
-def launch(order: LaunchRequest) -> Launch:
-    headers = {"Authorization": f"Bearer {order.token}", **order.headers}
+def launch(request: LaunchRequest) -> Launch:
+    headers = {"Authorization": f"Bearer {request.token}", **request.headers}
     return Launch(
-        words=(f"session={order.session or 'new'}", *order.extra),
-        environ={"SCRIBE_URL": order.url, "SCRIBE_HEADERS": json.dumps(headers)},
-        files={"scribe.json": json.dumps({"url": order.url})},
-        stdin=order.prompt,
-        governed=("It has no hands of its own.",),
+        words=(f"session={request.session or 'new'}", *request.extra),
+        environ={"SCRIBE_URL": request.url, "SCRIBE_HEADERS": json.dumps(headers)},
+        files={"scribe.json": json.dumps({"url": request.url})},
+        stdin=request.prompt,
+        governed=("It has no tools of its own.",),
     )
 
 
@@ -177,7 +177,7 @@ HEADLESS = HeadlessSpec(
     install="pip install scribe",
     keeps=("SCRIBE_",),
     launch=launch,
-    reader=Reader,
+    parser=ScribeParser,
     call_mark="scribe/id",
     is_session=lambda text: text.startswith("scribe-"),
 )
@@ -187,14 +187,16 @@ SCRIBE = ClientSpec(
     format=ClientFileFormat.JSON,
     keys=("servers",),
     places={},
-    stdio_shape={},
-    http_shape={},
-    private_shape={"url": URL, "headers": HEADERS},
+    stdio_template={},
+    http_template={},
+    private_template={"url": URL, "headers": HEADERS},
     private_use="scribe {file}",
     headless=HEADLESS,
 )
 
-REFUSED = replace(SCRIBE, headless=replace(HEADLESS, launch=lambda order: launch(replace(order, token="tcb_wrong"))))
+REFUSED = replace(
+    SCRIBE, headless=replace(HEADLESS, launch=lambda request: launch(replace(request, token="tcb_wrong")))
+)
 """One that Toolcrib does not let in."""
 
 

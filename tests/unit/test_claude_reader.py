@@ -51,7 +51,7 @@ def ended(**more: Any) -> dict[str, Any]:
 
 def read(*lines: dict[str, Any]) -> tuple[list[AgentEvent], ClaudeParser]:
     reader = ClaudeParser()
-    return [event for line in lines for event in reader.read(line)], reader
+    return [event for line in lines for event in reader.parse(line)], reader
 
 
 def statuses(events: list[AgentEvent], call: str) -> list[ToolStatus | None]:
@@ -167,8 +167,8 @@ def test_what_the_words_of_a_good_result_say_of_failures_is_no_failure() -> None
 )
 def test_a_server_that_is_not_there_is_told_if_it_is_ours(line: dict[str, Any], *, fails: bool) -> None:
     events, reader = read(line)
-    assert bool(reader.told.mcp_failure) is fails
-    assert (reader.told.session, reader.told.model) == (SESSION, "claude-sonnet-4-5")
+    assert bool(reader.report.mcp_failure) is fails
+    assert (reader.report.session, reader.report.model) == (SESSION, "claude-sonnet-4-5")
     assert [(event.kind, event.text) for event in events] == [(AgentEventKind.LOG, "Claude Code 2.1.325")]
 
 
@@ -176,12 +176,12 @@ def test_a_server_that_is_not_there_is_told_if_it_is_ours(line: dict[str, Any], 
 def test_a_server_that_a_policy_blocks_is_told_on_standard_error() -> None:
     reader = ClaudeParser()
     warning = "Warning: MCP server blocked by enterprise policy: toolcrib"
-    (event,) = reader.said(warning)
+    (event,) = reader.parse_stderr(warning)
     assert (event.kind, event.text, event.raw) == (AgentEventKind.LOG, warning, warning)
-    assert reader.told.mcp_failure == warning
+    assert reader.report.mcp_failure == warning
     other = ClaudeParser()
-    other.said("Warning: MCP server blocked by enterprise policy: github")
-    assert other.told.mcp_failure == ""
+    other.parse_stderr("Warning: MCP server blocked by enterprise policy: github")
+    assert other.report.mcp_failure == ""
 
 
 NO_LOGIN = "Not logged in · Please run /login"
@@ -195,37 +195,37 @@ def refusal(text: str, error: str) -> dict[str, Any]:
 @pytest.mark.parametrize("text", [NO_LOGIN, "Invalid API key · Fix external API key"])
 def test_where_nobody_is_logged_in_a_person_is_told_what_to_do(text: str) -> None:
     _, reader = read(refusal(text, "authentication_failed"), ended(is_error=True, result=text))
-    assert reader.told.failure == text
-    assert "Start `claude` once by itself and log in" in reader.told.remedy
+    assert reader.report.failure == text
+    assert "Start `claude` once by itself and log in" in reader.report.remedy
 
 
 @pytest.mark.req("FRG-7")
 def test_another_failure_has_no_such_remedy_and_neither_has_a_run_that_came_to_a_good_end() -> None:
     _, reader = read(refusal("API Error: 400 wrong", "unknown"), ended(is_error=True, result="API Error: 400 wrong"))
-    assert (reader.told.failure, reader.told.remedy) == ("API Error: 400 wrong", "")
+    assert (reader.report.failure, reader.report.remedy) == ("API Error: 400 wrong", "")
     _, reader = read(refusal(NO_LOGIN, "authentication_failed"), ended())
-    assert (reader.told.failure, reader.told.remedy) == ("", "")
+    assert (reader.report.failure, reader.report.remedy) == ("", "")
 
 
 @pytest.mark.req("FRG-10")
 def test_a_model_that_does_not_answer_is_the_last_trouble_until_it_does() -> None:
     retry = {"type": "system", "subtype": "api_retry", "attempt": 7, "max_retries": 10, "error_status": 401}
     events, reader = read(init("connected"), {**retry, "error": "authentication_failed"})
-    assert reader.told.last_trouble == "The model did not answer, attempt 7 of 10: 401 authentication_failed"
-    assert events[-1].text == reader.told.last_trouble
-    assert reader.told.remedy
-    reader.read(assistant({"type": "text", "text": "Here I am."}))
-    assert reader.told.last_trouble == ""
+    assert reader.report.last_trouble == "The model did not answer, attempt 7 of 10: 401 authentication_failed"
+    assert events[-1].text == reader.report.last_trouble
+    assert reader.report.remedy
+    reader.parse(assistant({"type": "text", "text": "Here I am."}))
+    assert reader.report.last_trouble == ""
 
 
 @pytest.mark.req("FRG-7")
 def test_what_is_said_on_standard_error_alone_is_the_failure() -> None:
     reader = ClaudeParser()
-    reader.said("error: unknown option '--nonsense'")
-    assert reader.told.failure == "error: unknown option '--nonsense'"
-    reader.read(ended())
-    reader.said("a warning after the end")
-    assert reader.told.failure == ""
+    reader.parse_stderr("error: unknown option '--nonsense'")
+    assert reader.report.failure == "error: unknown option '--nonsense'"
+    reader.parse(ended())
+    reader.parse_stderr("a warning after the end")
+    assert reader.report.failure == ""
 
 
 @pytest.mark.req("FRG-6")
@@ -239,7 +239,7 @@ def test_subagents_words_are_not_the_last_ones_and_their_calls_are_told() -> Non
         assistant({"type": "text", "text": "helper's words"}, **inner),
         assistant(use("toolu_2", "Bash", command="ls"), **inner),
     )
-    assert reader.told.text == "I ask a helper."
+    assert reader.report.text == "I ask a helper."
     assert statuses(events, "toolu_2") == [ToolStatus.STARTED]
     assert [(event.role, event.text) for event in events if event.kind is AgentEventKind.MESSAGE] == [
         ("assistant", "I ask a helper."),
@@ -263,10 +263,10 @@ def test_the_end_tells_words_session_and_tokens() -> None:
     )
     events, reader = read(line)
     assert [(event.kind, event.text) for event in events] == [(AgentEventKind.LOG, "completed")]
-    told = reader.told
+    told = reader.report
     assert (told.text, told.session, told.failure) == ("Done.", SESSION, "")
     assert (told.usage.input, told.usage.output, told.usage.cached) == (20, 10, 14)
-    assert told.usage.told["total_cost_usd"] == 0.5
+    assert told.usage.reported["total_cost_usd"] == 0.5
 
 
 def test_tokens_are_those_of_all_models_in_this_run_and_of_every_turn() -> None:
@@ -278,14 +278,14 @@ def test_tokens_are_those_of_all_models_in_this_run_and_of_every_turn() -> None:
     first = ended(**main_only, model_usage_since_last_result=since(opus=(10, 20, 30), haiku=(1, 2, 3)))
     second = ended(**main_only, result="And more.", model_usage_since_last_result=since(opus=(100, 200, 300)))
     _, reader = read(first, second)
-    usage = reader.told.usage
+    usage = reader.report.usage
     assert (usage.input, usage.output, usage.cached) == (111, 222, 333)
-    assert reader.told.text == "And more."
+    assert reader.report.text == "And more."
 
 
 def test_tokens_that_nobody_told_are_unknown() -> None:
     _, reader = read(ended(usage={"input_tokens": "many"}))
-    assert (reader.told.usage.input, reader.told.usage.output, reader.told.usage.cached) == (None, None, None)
+    assert (reader.report.usage.input, reader.report.usage.output, reader.report.usage.cached) == (None, None, None)
 
 
 @pytest.mark.req("FRG-6")
@@ -306,8 +306,8 @@ def test_tokens_that_nobody_told_are_unknown() -> None:
 )
 def test_why_it_failed(line: dict[str, Any], failure: str) -> None:
     events, reader = read(assistant({"type": "text", "text": "I begin."}), line)
-    assert reader.told.failure == failure
-    assert reader.told.text == "I begin."
+    assert reader.report.failure == failure
+    assert reader.report.text == "I begin."
     assert failure in events[-1].text
 
 
@@ -317,7 +317,7 @@ def test_an_error_of_the_api_is_not_the_models_words() -> None:
         assistant({"type": "text", "text": "API Error: 400 no"}, is_api_error_message=True, error="unknown")
     )
     assert [(event.kind, event.text) for event in events] == [(AgentEventKind.LOG, "API Error: 400 no")]
-    assert reader.told.text == ""
+    assert reader.report.text == ""
 
 
 @pytest.mark.req("FRG-6")
@@ -399,7 +399,7 @@ def test_whatever_is_printed_becomes_an_event_that_holds_it(lines: list[dict[str
     reader = ClaudeParser()
     calls: list[str] = []
     for line in lines:
-        first, *more = reader.read(line)
+        first, *more = reader.parse(line)
         assert first.raw is line
         assert all(event.raw is None for event in more)
         for event in (first, *more):
@@ -413,6 +413,6 @@ def test_whatever_is_printed_becomes_an_event_that_holds_it(lines: list[dict[str
 
 def test_a_run_is_over_with_its_result_and_no_longer_when_more_is_said() -> None:
     words = {"type": "text", "text": "Done."}
-    assert not read(init("connected"), assistant(words))[1].told.ended
-    assert read(assistant(words), ended())[1].told.ended
-    assert not read(assistant(words), ended(), assistant(words))[1].told.ended
+    assert not read(init("connected"), assistant(words))[1].report.ended
+    assert read(assistant(words), ended())[1].report.ended
+    assert not read(assistant(words), ended(), assistant(words))[1].report.ended

@@ -34,7 +34,7 @@ def command(phase: str, status: str, exit_code: int | None = None, output: str =
 
 def read(*lines: dict[str, Any]) -> tuple[CodexParser, list[AgentEvent]]:
     reader = CodexParser()
-    return reader, [event for line in lines for event in reader.read(line)]
+    return reader, [event for line in lines for event in reader.parse(line)]
 
 
 def statuses(events: Sequence[AgentEvent]) -> list[ToolStatus | None]:
@@ -62,10 +62,10 @@ def test_a_whole_run_becomes_its_session_text_and_usage() -> None:
         )
     ]
     assert {event.role for event in events[2:5]} == {"assistant"}
-    told = reader.told
+    told = reader.report
     assert (told.session, told.text, told.failure) == (THREAD, "Last words.", "")
     assert (told.usage.input, told.usage.cached, told.usage.output) == (303, 21, 15)
-    assert told.usage.told == usage
+    assert told.usage.reported == usage
 
 
 def test_a_call_of_ours_is_told_at_its_start_and_at_its_end() -> None:
@@ -161,60 +161,60 @@ def test_a_plan_and_a_warning_are_what_the_program_says_of_the_run() -> None:
 def test_a_turn_that_failed_is_a_failure_and_one_that_recovered_is_none() -> None:
     trouble = {"type": "error", "message": "Reconnecting... 1/5"}
     reader, _ = read(trouble, {"type": "turn.failed", "error": {"message": "unexpected status 401"}})
-    assert reader.told.failure == "unexpected status 401"
+    assert reader.report.failure == "unexpected status 401"
     reader, _ = read(trouble, {"type": "turn.completed", "usage": {}})
-    assert reader.told.failure == ""
+    assert reader.report.failure == ""
 
 
 @pytest.mark.req("FRG-10")
 def test_that_our_tools_are_not_there_is_read_from_standard_error() -> None:
     types = "Transport [codex_rmcp_client::A<rmcp::transport::worker::W<x::Y>>]"
     reader = CodexParser()
-    (event,) = reader.said(
+    (event,) = reader.parse_stderr(
         "Error: thread/start failed: required MCP servers failed to initialize: toolcrib: handshaking with MCP server "
         f"failed: Send message error {types} error: unexpected server response: HTTP 401: {{}}, when send initialize "
         "request: once more (code -32603)"
     )
     assert (event.kind, event.role) == (AgentEventKind.LOG, "system")
-    assert reader.told.mcp_failure == (
+    assert reader.report.mcp_failure == (
         "handshaking with MCP server failed: Send message error Transport error: "
         "unexpected server response: HTTP 401: {}"
     )
-    assert reader.told.failure.startswith("Error: thread/start failed")
+    assert reader.report.failure.startswith("Error: thread/start failed")
 
 
 def test_another_server_that_is_not_there_is_no_failure_of_ours() -> None:
     reader = CodexParser()
-    reader.said("Error: required MCP servers failed to initialize: notes: timed out after 3s")
-    assert reader.told.mcp_failure == ""
-    assert "notes" in reader.told.failure
+    reader.parse_stderr("Error: required MCP servers failed to initialize: notes: timed out after 3s")
+    assert reader.report.mcp_failure == ""
+    assert "notes" in reader.report.failure
 
 
 def test_a_warning_on_standard_error_is_no_failure_of_a_run_that_came_to_a_good_end() -> None:
     reader = CodexParser()
     line = "2026-11-16T07:00:15.1Z ERROR codex_api::endpoint: failed to connect stage=Unknown"
-    (event,) = reader.said(line)
+    (event,) = reader.parse_stderr(line)
     assert (event.kind, event.text, event.raw) == (AgentEventKind.LOG, line, line)
-    assert reader.told.failure == "failed to connect stage=Unknown"
-    reader.read({"type": "turn.completed", "usage": {}})
-    reader.said(line)
-    assert reader.told.failure == reader.told.mcp_failure == ""
+    assert reader.report.failure == "failed to connect stage=Unknown"
+    reader.parse({"type": "turn.completed", "usage": {}})
+    reader.parse_stderr(line)
+    assert reader.report.failure == reader.report.mcp_failure == ""
 
 
 @pytest.mark.req("FRG-7")
 def test_what_is_wrong_with_its_words_is_told_and_not_what_follows() -> None:
     reader = CodexParser()
     for line in ("error: unexpected argument '--nonsense' found", "", "  tip: to pass it", "Usage: codex exec"):
-        reader.said(line)
-    assert reader.told.failure == "error: unexpected argument '--nonsense' found"
+        reader.parse_stderr(line)
+    assert reader.report.failure == "error: unexpected argument '--nonsense' found"
 
 
 @pytest.mark.req("FRG-7")
 def test_of_a_program_that_breaks_down_the_last_lines_are_the_failure() -> None:
     reader = CodexParser()
     for line in ("first", "thread 'main' panicked at a.rs:1:2:", "\x1b[31mno such thing\x1b[0m", "note: " + "x" * 900):
-        reader.said(line)
-    panicked, what, note = reader.told.failure.split("\n")
+        reader.parse_stderr(line)
+    panicked, what, note = reader.report.failure.split("\n")
     assert (panicked, what) == ("thread 'main' panicked at a.rs:1:2:", "no such thing")
     assert len(note) < 500
 
@@ -236,8 +236,8 @@ def test_what_the_provider_says_is_told_without_its_json(message: str, failure: 
     kind = "invalid_request_error"
     line = {"type": "turn.failed", "error": {"message": message.replace("%s", kind)}}
     reader, (event,) = read(line)
-    assert (reader.told.failure, reader.told.remedy) == (failure.replace("%s", kind), "")
-    assert (event.text, event.raw) == (reader.told.failure, line)
+    assert (reader.report.failure, reader.report.remedy) == (failure.replace("%s", kind), "")
+    assert (event.text, event.raw) == (reader.report.failure, line)
 
 
 @pytest.mark.req("FRG-7")
@@ -250,18 +250,18 @@ def test_what_the_provider_says_is_told_without_its_json(message: str, failure: 
 )
 def test_where_nobody_is_logged_in_a_person_is_told_what_to_do(message: str) -> None:
     reader, _ = read({"type": "turn.failed", "error": {"message": message}})
-    assert "`codex login`" in reader.told.remedy
-    reader.read({"type": "turn.completed", "usage": {}})
-    assert reader.told.remedy == ""
+    assert "`codex login`" in reader.report.remedy
+    reader.parse({"type": "turn.completed", "usage": {}})
+    assert reader.report.remedy == ""
 
 
 @pytest.mark.req("FRG-10")
 def test_a_model_that_does_not_answer_is_the_last_trouble_until_it_does() -> None:
     waiting = "Reconnecting... waiting for network (Connection failed: error sending request)"
     reader, _ = read({"type": "error", "message": waiting}, item("completed", type="error", message="Falling back."))
-    assert reader.told.last_trouble == waiting
-    reader.read(item("completed", type="agent_message", text="Here I am."))
-    assert reader.told.last_trouble == ""
+    assert reader.report.last_trouble == waiting
+    reader.parse(item("completed", type="agent_message", text="Here I am."))
+    assert reader.report.last_trouble == ""
 
 
 REJECTED = (
@@ -290,7 +290,7 @@ def test_a_call_that_codex_does_not_carry_out_is_told_as_one(
 ) -> None:
     reader = CodexParser()
     line = f"2026-11-16T07:59:19.362875Z ERROR codex_core::tools::router: error={said}"
-    start, end = reader.said(line)
+    start, end = reader.parse_stderr(line)
     assert statuses((start, end)) == [ToolStatus.STARTED, status]
     for event in (start, end):
         assert (event.kind, event.tool_name, event.server, event.tool_args) == (
@@ -301,13 +301,13 @@ def test_a_call_that_codex_does_not_carry_out_is_told_as_one(
         )
     assert (start.raw, end.raw, start.call) == (line, None, end.call)
     assert end.text
-    assert reader.told.failure == ""
-    assert reader.said(line)[0].call != end.call
+    assert reader.report.failure == ""
+    assert reader.parse_stderr(line)[0].call != end.call
 
 
 def test_a_call_of_which_not_even_the_tool_is_known_stays_a_line() -> None:
     line = "2026-11-16T07:59:19.36Z ERROR codex_core::tools::router: error=failed to parse function arguments: x"
-    (event,) = CodexParser().said(line)
+    (event,) = CodexParser().parse_stderr(line)
     assert (event.kind, event.raw) == (AgentEventKind.LOG, line)
 
 
@@ -333,20 +333,20 @@ NEAR = st.fixed_dictionaries(
 def test_whatever_is_printed_becomes_an_event_that_holds_it(lines: list[dict[str, Any]]) -> None:
     reader = CodexParser()
     for line in lines:
-        events = list(reader.read(line))
+        events = list(reader.parse(line))
         assert events
         assert events[0].raw is line
 
 
 @given(st.text())
 def test_whatever_is_said_becomes_an_event_that_holds_it(line: str) -> None:
-    assert CodexParser().said(line)[0].raw == line
+    assert CodexParser().parse_stderr(line)[0].raw == line
 
 
 def test_a_run_is_over_with_its_turn_and_no_longer_when_another_begins() -> None:
     begins, ends = {"type": "turn.started"}, {"type": "turn.completed", "usage": {}}
-    assert not read(begins, item("completed", type="agent_message", text="Done."))[0].told.ended
-    assert not read(begins, {"type": "error", "message": "Reconnecting... 1/5"})[0].told.ended
-    assert read(begins, ends)[0].told.ended
-    assert read(begins, {"type": "turn.failed", "error": {"message": "No."}})[0].told.ended
-    assert not read(begins, ends, begins)[0].told.ended
+    assert not read(begins, item("completed", type="agent_message", text="Done."))[0].report.ended
+    assert not read(begins, {"type": "error", "message": "Reconnecting... 1/5"})[0].report.ended
+    assert read(begins, ends)[0].report.ended
+    assert read(begins, {"type": "turn.failed", "error": {"message": "No."}})[0].report.ended
+    assert not read(begins, ends, begins)[0].report.ended

@@ -52,7 +52,7 @@ def ended(status: str = "success", **more: Any) -> dict[str, Any]:
 
 def read(*lines: dict[str, Any]) -> tuple[list[AgentEvent], GeminiParser]:
     reader = GeminiParser()
-    return [event for line in lines for event in reader.read(line)], reader
+    return [event for line in lines for event in reader.parse(line)], reader
 
 
 def test_pieces_become_one_message_as_soon_as_something_else_is_printed() -> None:
@@ -65,8 +65,8 @@ def test_pieces_become_one_message_as_soon_as_something_else_is_printed() -> Non
     ]
     assert (events[3].role, events[3].text) == ("assistant", "First I look.")
     # It may be killed in the middle of a word.
-    assert reader.told.text == "Done."
-    (said, over) = reader.read(ended())
+    assert reader.report.text == "Done."
+    (said, over) = reader.parse(ended())
     assert (said.kind, said.text, over.kind) == (AgentEventKind.MESSAGE, "Done.", AgentEventKind.LOG)
 
 
@@ -125,9 +125,9 @@ def test_a_call_starts_once_and_ends_once() -> None:
 
 def test_it_tells_its_session_its_model_and_its_tokens() -> None:
     _, reader = read({"type": "init", "session_id": SESSION, "model": "gemini-2.5-flash"}, ended())
-    told = reader.told
+    told = reader.report
     assert (told.session, told.model, told.failure) == (SESSION, "gemini-2.5-flash", "")
-    assert (told.usage.input, told.usage.output, told.usage.cached, told.usage.told) == (6442, 92, 6000, STATS)
+    assert (told.usage.input, told.usage.output, told.usage.cached, told.usage.reported) == (6442, 92, 6000, STATS)
 
 
 @pytest.mark.parametrize(
@@ -141,19 +141,19 @@ def test_it_tells_its_session_its_model_and_its_tokens() -> None:
 )
 def test_a_failure_is_told_with_its_reason(lines: list[dict[str, Any]], failure: str) -> None:
     _, reader = read(*lines)
-    assert reader.told.failure == failure
+    assert reader.report.failure == failure
 
 
 def test_only_a_line_that_names_us_says_that_our_tools_are_not_there() -> None:
     reader = GeminiParser()
     # The first may be about any server, the second is said in mid-run, where the next call may well arrive.
     for line in ("MCP issues detected. Run /mcp list for status.", "[ERROR] MCP ERROR (toolcrib)"):
-        (event,) = reader.said(line)
+        (event,) = reader.parse_stderr(line)
         assert (event.kind, event.text, event.raw) == (AgentEventKind.LOG, line, line)
-    assert reader.told.mcp_failure == ""
+    assert reader.report.mcp_failure == ""
     line = "Error during discovery for MCP server 'toolcrib': fetch failed"
-    reader.said(line)
-    assert reader.told.mcp_failure == line
+    reader.parse_stderr(line)
+    assert reader.report.mcp_failure == line
 
 
 LOG_IN = "Start `gemini` once by itself and log in, or set GEMINI_API_KEY."
@@ -178,18 +178,18 @@ MANUAL = "Manual authorization is required but the current session is non-intera
 )
 def test_where_nobody_is_logged_in_a_person_is_told_so_and_no_file_of_ours(lines: list[str]) -> None:
     reader = GeminiParser()
-    events = [event for line in lines for event in reader.said(line)]
+    events = [event for line in lines for event in reader.parse_stderr(line)]
     assert [event.raw for event in events] == lines
     assert events[0].text == "Gemini CLI is not logged in."
-    assert (reader.told.failure, reader.told.remedy) == ("Gemini CLI is not logged in.", LOG_IN)
+    assert (reader.report.failure, reader.report.remedy) == ("Gemini CLI is not logged in.", LOG_IN)
 
 
 @pytest.mark.req("FRG-7")
 def test_a_key_that_is_missing_is_told_in_its_own_words() -> None:
     reader = GeminiParser()
     line = "When using Gemini API, you must specify the GEMINI_API_KEY environment variable."
-    reader.said(line)
-    assert (reader.told.failure, reader.told.remedy) == (line, LOG_IN)
+    reader.parse_stderr(line)
+    assert (reader.report.failure, reader.report.remedy) == (line, LOG_IN)
 
 
 def provider_error(code: int, status: str, message: str) -> str:
@@ -211,7 +211,7 @@ def provider_error(code: int, status: str, message: str) -> str:
 )
 def test_what_the_provider_says_is_told_without_its_json(message: str, failure: str, remedy: str) -> None:
     events, reader = read(ended("error", error={"type": "unknown", "message": message}))
-    assert (reader.told.failure, reader.told.remedy, events[-1].text) == (failure, remedy, failure)
+    assert (reader.report.failure, reader.report.remedy, events[-1].text) == (failure, remedy, failure)
 
 
 @pytest.mark.req("FRG-7")
@@ -225,28 +225,28 @@ def test_what_the_provider_says_is_told_without_its_json(message: str, failure: 
 def test_what_is_wrong_with_its_words_is_told_and_not_its_help(wrong: list[str]) -> None:
     reader = GeminiParser()
     for line in (*wrong, "Usage: gemini [options] [command]", "", "Options:", "  -h, --help      Show help  [boolean]"):
-        (event,) = reader.said(line)
+        (event,) = reader.parse_stderr(line)
         assert (event.kind is AgentEventKind.LOG) == (line in wrong)
-    assert reader.told.failure == "\n".join(wrong)
+    assert reader.report.failure == "\n".join(wrong)
 
 
 @pytest.mark.req("FRG-7")
 def test_what_is_said_on_standard_error_is_no_failure_of_a_run_that_came_to_a_good_end() -> None:
     reader = GeminiParser()
-    reader.said("Error executing tool write_file: Tool execution denied by policy.")
-    assert reader.told.failure
-    reader.read(ended())
-    reader.said("said later")
-    assert (reader.told.failure, reader.told.remedy) == ("", "")
+    reader.parse_stderr("Error executing tool write_file: Tool execution denied by policy.")
+    assert reader.report.failure
+    reader.parse(ended())
+    reader.parse_stderr("said later")
+    assert (reader.report.failure, reader.report.remedy) == ("", "")
 
 
 def test_words_about_its_screen_and_traces_of_its_code_are_kept_and_no_log() -> None:
     reader = GeminiParser()
     for line in (COLOURS, "    at async main (file:///a.js:1:2) {", "  status: 429", "}"):
-        (event,) = reader.said(line)
+        (event,) = reader.parse_stderr(line)
         assert (event.kind, event.raw) == (AgentEventKind.RAW, line)
-    assert reader.told.failure == ""
-    (event,) = reader.said("Warning: skipping access to x")
+    assert reader.report.failure == ""
+    (event,) = reader.parse_stderr("Warning: skipping access to x")
     assert event.kind is AgentEventKind.LOG
 
 
@@ -254,13 +254,13 @@ def test_words_about_its_screen_and_traces_of_its_code_are_kept_and_no_log() -> 
 def test_a_model_that_does_not_answer_is_the_last_trouble_until_it_does() -> None:
     reader = GeminiParser()
     error = json.dumps({"error": {"code": 429, "message": "quota", "status": "RESOURCE_EXHAUSTED"}})
-    reader.said(f"Attempt 4 failed with status 429. Retrying with backoff... _ApiError: {error}")
-    reader.read({"type": "message", "role": "user", "content": "do it"})
-    assert reader.told.last_trouble == (
+    reader.parse_stderr(f"Attempt 4 failed with status 429. Retrying with backoff... _ApiError: {error}")
+    reader.parse({"type": "message", "role": "user", "content": "do it"})
+    assert reader.report.last_trouble == (
         "Attempt 4 failed with status 429. Retrying with backoff... _ApiError: quota (429 RESOURCE_EXHAUSTED)"
     )
-    reader.read(piece("He"))
-    assert reader.told.last_trouble == ""
+    reader.parse(piece("He"))
+    assert reader.report.last_trouble == ""
 
 
 @pytest.mark.parametrize(
@@ -307,10 +307,10 @@ LINES = st.builds(
 def test_whatever_is_printed_becomes_events_and_none_is_lost(lines: list[dict[str, Any]], said: str) -> None:
     reader = GeminiParser()
     for line in lines:
-        events = list(reader.read(line))
+        events = list(reader.parse(line))
         assert events[0].raw == line
         assert all(event.raw is None for event in events[1:])
-    assert [event.raw for event in reader.said(said)] == [said]
+    assert [event.raw for event in reader.parse_stderr(said)] == [said]
 
 
 @pytest.mark.parametrize(
@@ -329,6 +329,6 @@ def test_how_a_command_of_its_own_shell_ended_is_in_its_words(text: str, status:
 
 
 def test_a_run_is_over_with_its_result_and_no_longer_when_more_is_said() -> None:
-    assert not read(piece("Done."))[1].told.ended
-    assert read(piece("Done."), ended())[1].told.ended
-    assert not read(ended(), piece("Done."))[1].told.ended
+    assert not read(piece("Done."))[1].report.ended
+    assert read(piece("Done."), ended())[1].report.ended
+    assert not read(ended(), piece("Done."))[1].report.ended

@@ -200,7 +200,7 @@ def test_json_is_one_object_on_one_line(play: Play, capsys: pytest.CaptureFixtur
         "program_exit_code": 0,
         "error": "",
         "remedy": "",
-        "usage": {"input": 5, "output": 2, "cached": 1, "told": {}},
+        "usage": {"input": 5, "output": 2, "cached": 1, "reported": {}},
         "tools": {"workspace:read_file": 2},
         "unavailable": {},
         "denials": 1,

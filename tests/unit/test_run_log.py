@@ -64,7 +64,7 @@ def test_a_log_has_the_metadata_then_every_event_whole_then_the_summary(tmp_path
         call="7",
     )
     end = summary(
-        usage=TokenUsage(input=10, output=2, cached=5, told={"x": 1}), tools={"workspace:read_file": 1}, denials=1
+        usage=TokenUsage(input=10, output=2, cached=5, reported={"x": 1}), tools={"workspace:read_file": 1}, denials=1
     )
     path = written(tmp_path, about, message("hello"), call, end=end)
     assert path == tmp_path / ".toolcrib" / "runs" / f"{about.run_id}.jsonl"
@@ -211,7 +211,9 @@ def test_no_secret_is_in_the_log_in_whatever_form_it_comes(tmp_path: Path) -> No
             tool_status=ToolStatus.OK,
         )
     )
-    end = summary(text=f"it was {KEY}", error=TOKEN, usage=TokenUsage(output=31415926, told={"k": KEY}), tools={KEY: 2})
+    end = summary(
+        text=f"it was {KEY}", error=TOKEN, usage=TokenUsage(output=31415926, reported={"k": KEY}), tools={KEY: 2}
+    )
     log.end(end)
     text = log.path.read_text()
     for form in (KEY, json.dumps(KEY)[1:-1], json.dumps(KEY, ensure_ascii=False)[1:-1], "pass%22", TOKEN):
@@ -223,7 +225,7 @@ def test_no_secret_is_in_the_log_in_whatever_form_it_comes(tmp_path: Path) -> No
     }
     assert called["event"]["tool_args"]["b"] == "short", "what is short stands in too many texts"
     assert last["summary"]["status"] == "finished", "Toolcrib's own words stay, or nobody could read the log"
-    assert last["summary"]["usage"] == {"input": None, "output": 31415926, "cached": None, "told": {"k": "****"}}
+    assert last["summary"]["usage"] == {"input": None, "output": 31415926, "cached": None, "reported": {"k": "****"}}
 
 
 @pytest.mark.req("FRG-7")
@@ -292,7 +294,7 @@ def test_a_number_too_large_for_a_float_is_kept(tmp_path: Path) -> None:
     large = 10**400
     log = RunLog.open(tmp_path, metadata(), seals=SEALS)
     log.event(message("x", raw={"n": large, "deep": [-large]}))
-    log.end(summary(usage=TokenUsage(input=large, told={"n": large})))
+    log.end(summary(usage=TokenUsage(input=large, reported={"n": large})))
     _, event, last = records(log.path)
     assert event["event"]["raw"] == {"n": large, "deep": [-large]}
     assert last["summary"]["usage"]["input"] == large
@@ -303,7 +305,7 @@ def test_a_number_too_large_for_a_float_is_kept(tmp_path: Path) -> None:
 def test_a_log_of_a_long_prompt_and_a_long_answer_can_be_read(tmp_path: Path, letter: str) -> None:
     much = letter * 5_000_000
     about = metadata(prompt=much, prompt_bytes=5_000_000)
-    told = TokenUsage(input=1, told={"a": 1, "much": much})
+    told = TokenUsage(input=1, reported={"a": 1, "much": much})
     over = summary(text=much, error=much, session=much, model=much, remedy=much, usage=told, tools={"a": 1, much: 2})
     written(tmp_path, about, message(much), end=over)
     (run,) = run_history.recorded_runs(tmp_path, SEALS)
@@ -311,7 +313,7 @@ def test_a_log_of_a_long_prompt_and_a_long_answer_can_be_read(tmp_path: Path, le
     assert run.summary is not None
     for text, most in ((run.metadata.prompt, 65536), (run.summary.text, 1048576), (run.summary.error, 65536)):
         assert text == f"{letter * most} … (5000000 characters in all)"
-    assert (run.summary.usage.input, run.summary.usage.told, run.summary.tools) == (1, {}, {"a": 1})
+    assert (run.summary.usage.input, run.summary.usage.reported, run.summary.tools) == (1, {}, {"a": 1})
     _, event, _ = run_history.log_entries(run)
     assert isinstance(event, AgentEvent)
     assert event.text == much, "an event has all of it"

@@ -39,8 +39,8 @@ CLIENT: ClientSpec = replace(
         oldest=(2, 1, 300),
         install="npm install -g the-agent",
         keeps=(),
-        launch=lambda order: Launch(words=()),
-        reader=_unused,
+        launch=lambda request: Launch(words=()),
+        parser=_unused,
         is_session=bool,
     ),
 )

@@ -65,7 +65,7 @@ _COMMANDS = (
     ),
     ("run", "run_command", "Run a coding agent with Toolcrib's tools, under a profile and on the record."),
     ("runs", "runs_commands", "List the runs of this project, show one, or follow one."),
-    ("job", "job_commands", "Have agents work in the background: submit, list, show, result, cancel."),
+    ("job", "job_commands", "Run models and coding agents in the background: submit, list, show, result, cancel."),
     ("config", "config_commands", "Check, show and find the configuration."),
     ("clock", "daemon_commands", "Confirm the system's clock after it was set."),
     ("agent", "agent_commands", "Agents: who may use Toolcrib, each with a token of its own."),

@@ -100,16 +100,16 @@ def connect(
         raise UsageError("--write and --remove are opposites.", remedy="Choose one.")
     if not (conversation.isascii() and conversation.isprintable() and len(conversation) <= 200):
         raise UsageError("A conversation's label is plain text.", remedy="Use up to 200 ASCII characters.")
-    wish = _ConnectRequest(
+    request = _ConnectRequest(
         client=client_named(client), scope=_scope(scope), http=http, agent=agent, conversation=conversation.strip()
     )
-    entry = _entry(wish)
-    connection = ClientEntry(client=wish.client, scope=wish.scope, entry=entry, environ=os.environ, root=root())
-    done = _written(wish, connection) if write else _removed(connection) if remove else _shown(wish)
+    entry = _entry(request)
+    entry_file = ClientEntry(client=request.client, scope=request.scope, entry=entry, environ=os.environ, root=root())
+    result = _written(request, entry_file) if write else _removed(entry_file) if remove else _shown(request)
     if as_json:
-        say_json(_described(wish, connection, done))
+        say_json(_described(request, entry_file, result))
     else:
-        _say_result(wish, connection, done)
+        _say_result(request, entry_file, result)
     return 0
 
 
@@ -120,34 +120,34 @@ def _scope(word: str) -> ClientScope:
         raise UsageError(f"--scope is user or project, not {word!r}.") from error
 
 
-def _entry(wish: _ConnectRequest) -> dict[str, Any]:
-    if wish.http:
-        return wish.client.http(url=_endpoint(), labels=labels(wish.name, wish.conversation))
-    bridge = _bridge(wish.scope.value == "project")
-    args = [*bridge["args"], *(["--agent", wish.name] if wish.name else [])]
-    env = {**bridge["env"], **({"TOOLCRIB_CONVERSATION": wish.conversation} if wish.conversation else {})}
-    return wish.client.stdio(command=bridge["command"], args=args, env=env)
+def _entry(request: _ConnectRequest) -> dict[str, Any]:
+    if request.http:
+        return request.client.http(url=_endpoint(), labels=labels(request.name, request.conversation))
+    bridge = _bridge(request.scope.value == "project")
+    args = [*bridge["args"], *(["--agent", request.name] if request.name else [])]
+    env = {**bridge["env"], **({"TOOLCRIB_CONVERSATION": request.conversation} if request.conversation else {})}
+    return request.client.stdio(command=bridge["command"], args=args, env=env)
 
 
-def _shown(wish: _ConnectRequest) -> _ConnectResult:
-    if not wish.agent:
+def _shown(request: _ConnectRequest) -> _ConnectResult:
+    if not request.agent:
         return _ConnectResult(outcome=EntryOutcome.SHOWN)
     # dropped import
-    who = known_agent(wish.agent)
+    who = known_agent(request.agent)
     url = _endpoint()
-    file = write_private_file(agent_folders(), who.name, wish.client, url=url, conversation=wish.conversation)
+    file = write_private_file(agent_folders(), who.name, request.client, url=url, conversation=request.conversation)
     return _ConnectResult(outcome=EntryOutcome.SHOWN, who=who, generated=file)
 
 
-def _written(wish: _ConnectRequest, connection: ClientEntry) -> _ConnectResult:
+def _written(request: _ConnectRequest, entry_file: ClientEntry) -> _ConnectResult:
     # dropped import
 
-    file = connection.known_file()
-    if not wish.holder:
-        return _ConnectResult(outcome=connection.write(), ended=release_file(file))
-    who = known_agent(wish.agent) if wish.agent else get_or_create_agent(wish.holder)
+    file = entry_file.known_file()
+    if not request.holder:
+        return _ConnectResult(outcome=entry_file.write(), ended=release_file(file))
+    who = known_agent(request.agent) if request.agent else get_or_create_agent(request.holder)
     try:
-        outcome = connection.write()
+        outcome = entry_file.write()
     except ToolcribError:
         if who.new:
             remove_agent(who.name)
@@ -155,42 +155,42 @@ def _written(wish: _ConnectRequest, connection: ClientEntry) -> _ConnectResult:
     return _ConnectResult(outcome=outcome, who=who, ended=assign_file(who, file))
 
 
-def _removed(connection: ClientEntry) -> _ConnectResult:
+def _removed(entry_file: ClientEntry) -> _ConnectResult:
     # dropped import
 
-    return _ConnectResult(outcome=connection.remove(), ended=release_file(connection.known_file()))
+    return _ConnectResult(outcome=entry_file.remove(), ended=release_file(entry_file.known_file()))
 
 
-def _described(wish: _ConnectRequest, connection: ClientEntry, done: _ConnectResult) -> dict[str, Any]:
+def _described(request: _ConnectRequest, entry_file: ClientEntry, result: _ConnectResult) -> dict[str, Any]:
     return {
-        "client": wish.client.name,
-        "scope": wish.scope.value,
-        "file": None if connection.file is None else str(connection.file),
-        "entry": connection.entry,
-        "text": connection.text,
-        "outcome": done.outcome.value,
-        "backup": _backup(connection, done),
-        "agent": wish.holder or None,
-        "made": done.who is not None and done.who.new,
-        "ended": list(done.ended),
-        "generated": None if done.generated is None else str(done.generated),
-        "notes": list(_notes(wish)),
+        "client": request.client.name,
+        "scope": request.scope.value,
+        "file": None if entry_file.file is None else str(entry_file.file),
+        "entry": entry_file.entry,
+        "text": entry_file.text,
+        "outcome": result.outcome.value,
+        "backup": _backup(entry_file, result),
+        "agent": request.holder or None,
+        "made": result.who is not None and result.who.new,
+        "ended": list(result.ended),
+        "generated": None if result.generated is None else str(result.generated),
+        "notes": list(_notes(request)),
     }
 
 
-def _backup(connection: ClientEntry, done: _ConnectResult) -> str | None:
-    return str(connection.backup) if done.outcome.value == "written" and connection.backup is not None else None
+def _backup(entry_file: ClientEntry, result: _ConnectResult) -> str | None:
+    return str(entry_file.backup) if result.outcome.value == "written" and entry_file.backup is not None else None
 
 
-def _say_result(wish: _ConnectRequest, connection: ClientEntry, done: _ConnectResult) -> None:
-    file, outcome = connection.file, done.outcome.value
+def _say_result(request: _ConnectRequest, entry_file: ClientEntry, result: _ConnectResult) -> None:
+    file, outcome = entry_file.file, result.outcome.value
     if outcome == "shown":
         hint(
             f"This goes into {file} (--write puts it there):"
             if file
             else "This goes into the client's file of servers:"
         )
-        say(connection.text)
+        say(entry_file.text)
     else:
         said = {
             "written": f"Written to {file}.",
@@ -199,44 +199,46 @@ def _say_result(wish: _ConnectRequest, connection: ClientEntry, done: _ConnectRe
             "absent": f"{file} has no such entry.",
         }
         say(said[outcome])
-    if backup := _backup(connection, done):
+    if backup := _backup(entry_file, result):
         hint(f"The file as it was: {backup}.")
-    for line in _about_agents(wish, done):
+    for line in _about_agents(request, result):
         hint(line)
     if outcome in ("shown", "written"):
-        for note in _notes(wish):
+        for note in _notes(request):
             hint(note)
 
 
-def _about_agents(wish: _ConnectRequest, done: _ConnectResult) -> list[str]:
+def _about_agents(request: _ConnectRequest, result: _ConnectResult) -> list[str]:
     lines = []
-    if done.who is not None:
-        what = "was made for it, with the profile" if done.who.new else "has the profile"
-        lines.append(f"{wish.client.title} is the agent {done.who.name} there, which {what} {done.who.profile}.")
-    elif done.outcome.value == "shown" and wish.holder:
-        lines.append(f"--write makes the agent {wish.holder} with the profile developer, unless there is one already.")
-    lines += [f"The agent {name} is ended: it was made for this entry." for name in done.ended]
-    if done.generated is not None:
-        use = wish.client.private_use.format(file=done.generated)
-        lines.append(f"For runs as {wish.agent}: {use}")
+    if result.who is not None:
+        what = "was made for it, with the profile" if result.who.new else "has the profile"
+        lines.append(f"{request.client.title} is the agent {result.who.name} there, which {what} {result.who.profile}.")
+    elif result.outcome.value == "shown" and request.holder:
+        lines.append(
+            f"--write makes the agent {request.holder} with the profile developer, unless there is one already."
+        )
+    lines += [f"The agent {name} is ended: it was made for this entry." for name in result.ended]
+    if result.generated is not None:
+        use = request.client.private_use.format(file=result.generated)
+        lines.append(f"For runs as {request.agent}: {use}")
         lines.append("That file holds the agent's token, is yours alone (0600), and goes with the agent.")
     return lines
 
 
-def _notes(wish: _ConnectRequest) -> tuple[str, ...]:
-    client = wish.client
-    notes = (*client.http_notes, _token_note(wish)) if wish.http else client.stdio_notes
-    if wish.scope.value != "project":
+def _notes(request: _ConnectRequest) -> tuple[str, ...]:
+    client = request.client
+    notes = (*client.http_notes, _token_note(request)) if request.http else client.stdio_notes
+    if request.scope.value != "project":
         return notes
-    if wish.name:
-        notes = (*notes, f"Whoever else uses this file needs an agent {wish.name} of their own.")
+    if request.name:
+        notes = (*notes, f"Whoever else uses this file needs an agent {request.name} of their own.")
     return (*notes, *client.project_notes)
 
 
-def _token_note(wish: _ConnectRequest) -> str:
-    if not wish.holder:
+def _token_note(request: _ConnectRequest) -> str:
+    if not request.holder:
         return "The client needs the token of an agent: `toolcrib agent add NAME`, then connect with --agent NAME."
-    file = paths().agents / wish.holder / "token"
+    file = paths().agents / request.holder / "token"
     return f"The client needs TOOLCRIB_TOKEN in its environment: export TOOLCRIB_TOKEN=\"$(cat '{file}')\""
 
 

@@ -1,4 +1,4 @@
-"""`job`: agents that the daemon runs in the background.
+"""`job`: models and coding agents that the daemon runs in the background.
 
 In: words of the command line. Out: an exit code: 0, or 10 where the job did not end well. All of
 them are commands of the registry with a face; none works without a daemon.
@@ -23,7 +23,7 @@ from toolcrib.errors import UsageError
 COLUMNS = ("job", "status", "with", "submitter", "took", "prompt")
 
 commands = typer.Typer(rich_markup_mode=None)
-job = typer.Typer(help="Have agents work in the background: submit, list, show, result, cancel.")
+job = typer.Typer(help="Run models and coding agents in the background: submit, list, show, result, cancel.")
 commands.add_typer(job, name="job")
 
 _LOOK_AGAIN = 5.0
@@ -37,7 +37,7 @@ _Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is over; Ctrl
 
 @job.command()
 def submit(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the agent shall do; - reads it from a pipe.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What it should do; - reads it from a pipe.")],
     *,
     runs: Annotated[
         str, typer.Option("--with", metavar="WHAT", help="agent (a model with your tools), claude, codex or gemini.")

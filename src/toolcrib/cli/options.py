@@ -43,7 +43,7 @@ def whole_prompt(given: str | None) -> str:
         piped = _END.sub(r"<\\/", _read().rstrip()) if _is_piped() else ""
         return f"{given}\n\n<stdin>\n{piped}\n</stdin>" if piped else given
     if sys.stdin is None or (given is None and sys.stdin.isatty()):
-        raise UsageError("There is no prompt.", remedy="Say what the agent shall do, or pipe it in.")
+        raise UsageError("There is no prompt.", remedy="Say what the coding agent should do, or pipe it in.")
     return _read()
 
 

@@ -1,7 +1,7 @@
 """`run`: a coding agent at work with Toolcrib's tools, as a person follows it.
 
-In: words of the command line, or the prompt from a pipe. Out: the agent's last words on stdout, everything else beside
-it on stderr; `--json` gives one object. The exit code says how the run ended. `toolcrib.runs` does the work.
+In: words of the command line, or the prompt from a pipe. Out: the coding agent's answer on stdout, everything
+else on stderr; `--json` gives one object. The exit code says how the run ended. `coding_agents` does the work.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run(
     profile: Annotated[
         str | None,
         typer.Option(
-            metavar="PROFILE", help=f"What it may do: {PROFILE} unless said, or as the conversation had it so far."
+            metavar="PROFILE", help=f"What it may do: {PROFILE} by default, or as the conversation had it so far."
         ),
     ] = None,
     workdir: Annotated[Path, typer.Option(metavar="DIR", help="The folder that it works in.")] = Path(),
@@ -108,7 +108,7 @@ def run(
     7: no daemon could be had.
     """
     try:
-        agent = CodeAgent(
+        coding_agent = CodeAgent(
             client,
             workdir=workdir,
             profile=_profile(profile, conversation, workdir, client),
@@ -120,7 +120,7 @@ def run(
         )
         detail = EventDetail.ALL if log_events else EventDetail.USUAL
         return _follow(
-            agent, whole_prompt(prompt), conversation, RunJsonView(detail) if as_json else RunTextView(detail)
+            coding_agent, whole_prompt(prompt), conversation, RunJsonView(detail) if as_json else RunTextView(detail)
         )
     except ToolcribError as error:
         if not as_json:
@@ -160,9 +160,9 @@ def _seconds(text: str) -> float:
     return sum(seconds)
 
 
-def _follow(agent: CodeAgent, prompt: str, conversation: str, view: RunView) -> int:
-    stream = agent.stream(prompt, conversation=conversation)
-    view.starting(agent.client.title)
+def _follow(coding_agent: CodeAgent, prompt: str, conversation: str, view: RunView) -> int:
+    stream = coding_agent.stream(prompt, conversation=conversation)
+    view.starting(coding_agent.client.title)
     try:
         result = asyncio.run(_watched(stream, view))
     finally:

@@ -1,5 +1,7 @@
-"""Coding agents of others, described as data: where their files are, and what an entry for Toolcrib looks like there.
+"""Coding agents (Claude Code, Codex, Gemini CLI) as data, and their runs.
 
-In: a client's name, and the command or endpoint that its entry shall name. Out: that entry as text, or a client's file
-with it. Starting a daemon, or running a client, is not its business. `cli` is the neighbour above.
+In: a client's name, a prompt, a profile, a folder. Out: the entry for Toolcrib in a client's file; for a run,
+`AgentEvent`s as they happen, an `ExecutionResult` and a log in `.toolcrib/runs/`. `known/` describes the programs. The
+daemon (the running one, or one that lives as long as the runs do) leases the identity and reports which calls passed
+its door. `cli` and `jobs` are above.
 """

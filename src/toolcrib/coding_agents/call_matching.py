@@ -1,10 +1,10 @@
 """One account of a tool call from two: the line that the program prints, and what passed the gateway's door.
 
-In: events as a `Reader` makes them, and `CallSeen` notes of the lease, in any order. Out: one event when a call starts
-and one when it is over, with the gateway's word on arguments, outcome, time and decision wherever it saw the call. The
-decision is in the second event alone: whether the gateway's note comes before the program's line is chance. What
-the other side has not told after a moment is not waited for; what the program printed meanwhile comes after it, so that
-events stand in the order of its lines. `run` is the only neighbour.
+In: events as an `OutputParser` makes them, and `CallSeen` notes of the lease, in any order. Out: one event when a call
+starts and one when it is over, with the gateway's arguments, outcome, time and decision wherever it saw the call. The
+decision is in the second event alone: whether the gateway's note comes before the program's line is chance. What the
+other side has not reported after a moment is not waited for; what the program printed meanwhile comes after it, so that
+events keep the order of its lines. `run_lifecycle` is the only neighbour.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STATUS = {
 
 @dataclass(kw_only=True, eq=False)
 class _Call:
-    """What is known of a call that is not over yet, or not told."""
+    """What is known of a call that is not over yet, or not emitted."""
 
     name: str
     """As the program calls it."""
@@ -48,7 +48,7 @@ class _Call:
     intent: CallSeen | None = None
     outcome: CallSeen | None = None
     id: str = ""
-    """Given on with its start; empty: its start was not told yet."""
+    """Given on with its start; empty: its start was not emitted yet."""
     due: float | None = None
     """When waiting for the other side ends."""
 
@@ -59,7 +59,7 @@ class _Call:
 
 class CallMatcher:
     def __init__(self, provider: str, *, mark: str = "") -> None:
-        """`mark` is the key in a call's `_meta` under which the gateway is told the program's own id of it."""
+        """`mark` is the key in a call's `_meta` under which the gateway gets the program's own id of it."""
         self.names: Mapping[str, tuple[str, str]] = {}
         """Server and tool by the name that the program was offered."""
         self._provider = provider
@@ -68,9 +68,9 @@ class CallMatcher:
         self._starts: dict[str, AgentEvent] = {}
         """The starts of calls of tools that are not ours and go on, by the program's id."""
         self._settled: set[str] = set()
-        """Calls that were told to be over by one side's word alone, by the other's id: its word may still come."""
+        """Calls that ended by one side's report alone, by the other's id: its report may still come."""
         self._behind: deque[tuple[AgentEvent, float]] = deque()
-        """What was printed, and when, after the end of a call that the gateway has not told of yet."""
+        """What was printed, and when, after the end of a call that the gateway has not reported yet."""
 
     def printed(self, event: AgentEvent, now: float) -> Iterator[AgentEvent]:
         """An event of the program's."""
@@ -85,7 +85,7 @@ class CallMatcher:
         if not seen.over:
             call.intent = seen
             if not call.id:
-                # The program's own line usually comes at once; then its start is told with that.
+                # The program's own line usually comes at once; then its start is emitted with that.
                 call.due = now + PATIENCE
             return
         call.outcome = seen
@@ -105,7 +105,7 @@ class CallMatcher:
         yield from self._released()
 
     def finish(self) -> Iterator[AgentEvent]:
-        """The run is over: whatever is still open is told now, and ends with it."""
+        """The run is over: whatever is still open is emitted now, and ends with it."""
         while self._behind:
             for call in self._awaited():
                 yield from self._over(call)
@@ -122,9 +122,9 @@ class CallMatcher:
 
     def _released(self) -> Iterator[AgentEvent]:
         while self._behind and not self._awaited():
-            yield from self._told(*self._behind.popleft())
+            yield from self._emitted(*self._behind.popleft())
 
-    def _told(self, event: AgentEvent, now: float) -> Iterator[AgentEvent]:
+    def _emitted(self, event: AgentEvent, now: float) -> Iterator[AgentEvent]:
         if event.kind is not AgentEventKind.TOOL:
             yield event
         elif event.server != SERVER_NAME:
@@ -141,7 +141,7 @@ class CallMatcher:
             self._open.append(call)
         call.start = event
         if call.id:
-            # The gateway's word came so much earlier that the start is told: the line is kept, and no more.
+            # The gateway's report came so much earlier that the start is out: the line is kept, and no more.
             yield _kept(event)
         else:
             call.due = call.due if call.outcome is not None else None
@@ -267,7 +267,7 @@ class CallMatcher:
 
 
 def _kept(event: AgentEvent) -> AgentEvent:
-    """A line whose call was told already."""
+    """A line whose call was emitted already."""
     return AgentEvent(kind=AgentEventKind.RAW, provider=event.provider, role=event.role, raw=event.raw, time=event.time)
 
 
@@ -280,8 +280,8 @@ def _id(call: _Call) -> str:
 
 
 def _args(call: _Call) -> Mapping[str, Any] | None:
-    told = call.start or call.end
-    return None if told is None else told.tool_args
+    event = call.start or call.end
+    return None if event is None else event.tool_args
 
 
 def _alike(calls: Iterable[_Call], seen: CallSeen) -> _Call | None:
@@ -300,5 +300,5 @@ def _may_be(printed: Mapping[str, Any] | None, seen: CallSeen) -> bool:
         return True
     if seen.arguments is None:
         return seen.arguments_size == 0 if not printed else len(json.dumps(printed)) * 2 > seen.arguments_size
-    told = seen.arguments.items()
-    return all(name in printed and (printed[name] == value or HIDDEN in json.dumps(value)) for name, value in told)
+    sent = seen.arguments.items()
+    return all(name in printed and (printed[name] == value or HIDDEN in json.dumps(value)) for name, value in sent)

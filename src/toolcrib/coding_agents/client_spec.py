@@ -55,7 +55,7 @@ def without_command(prompt: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How the program is started for an order."""
+    """How the program is started for a request."""
 
     words: tuple[str, ...]
     """What follows the program's name."""
@@ -75,13 +75,13 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenUsage:
-    """Tokens as the provider told them; None where it told nothing."""
+    """Tokens as the provider reported them; None where it reported nothing."""
 
     input: int | None = None
     output: int | None = None
     cached: int | None = None
-    told: Mapping[str, Any] = field(default_factory=dict)
-    """All that it told, as it came."""
+    reported: Mapping[str, Any] = field(default_factory=dict)
+    """Everything the provider reported, unchanged."""
 
     def since(self, before: TokenUsage) -> TokenUsage:
         """What was used after `before`, where both count from the same beginning."""
@@ -89,7 +89,7 @@ class TokenUsage:
             input=_less(self.input, before.input),
             output=_less(self.output, before.output),
             cached=_less(self.cached, before.cached),
-            told=self.told,
+            reported=self.reported,
         )
 
 
@@ -100,7 +100,7 @@ def _less(now: int | None, before: int | None) -> int | None:
 
 @dataclass(kw_only=True)
 class RunReport:
-    """What a program has told of its run so far."""
+    """What a program has reported of its run so far."""
 
     session: str = ""
     """Its own session, to go on in later."""
@@ -123,9 +123,9 @@ class RunReport:
 class OutputParser(Protocol):
     """Makes events of what a program prints, one line after the other. It never raises, whatever the line holds."""
 
-    told: RunReport
+    report: RunReport
 
-    def read(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
+    def parse(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
         """The events of one printed JSON object; the first holds it as `raw`. At least one, of kind `raw` if need be.
 
         Our own tools are named as the program was offered them, without its prefix: `workspace_read_file`, with
@@ -133,7 +133,7 @@ class OutputParser(Protocol):
         """
         ...
 
-    def said(self, line: str) -> Iterable[AgentEvent]:
+    def parse_stderr(self, line: str) -> Iterable[AgentEvent]:
         """The events of a line on standard error; the first holds it as `raw`."""
         ...
 
@@ -148,9 +148,9 @@ class HeadlessSpec:
     keeps: tuple[str, ...]
     """Beginnings of the variables that are the program's own: they are passed on whatever our configuration says."""
     launch: Callable[[LaunchRequest], Launch]
-    reader: Callable[[], OutputParser]
+    parser: Callable[[], OutputParser]
     counts_session: bool = False
-    """Whether the tokens that it tells are those of its whole session, earlier runs included."""
+    """Whether the tokens that it reports are those of its whole session, earlier runs included."""
     call_mark: str = ""
     """The key in a call's `_meta` under which the program gives the id that it prints; empty: it gives none."""
     is_session: Callable[[str], bool]
@@ -187,7 +187,7 @@ class ClientFilePlace:
 
 
 COMMAND, ARGS, ENV, URL, HEADERS = "{command}", "{args}", "{env}", "{url}", "{headers}"
-"""Stand in an entry's shape for what is filled in; what is empty is left out."""
+"""Placeholders in an entry's template; what is empty is left out."""
 
 
 def labels(agent: str, conversation: str = "") -> dict[str, str]:
@@ -205,12 +205,12 @@ class ClientSpec:
     """The way from the top of the file to the object that holds the servers."""
     places: Mapping[ClientScope, ClientFilePlace]
     """Empty for a client whose file only the person knows."""
-    stdio_shape: Mapping[str, Any]
-    http_shape: Mapping[str, Any]
+    stdio_template: Mapping[str, Any]
+    http_template: Mapping[str, Any]
     """In the person's own file: the token stays in a variable."""
     authorization: str = f"Bearer ${{{TOKEN_VARIABLE}}}"
-    """How a header there refers to the variable; empty where the shape names it by a key of its own."""
-    private_shape: Mapping[str, Any]
+    """How a header there refers to the variable; empty where the template names it by a key of its own."""
+    private_template: Mapping[str, Any]
     """In an agent's private file, which holds the token. Nobody watches such runs: Toolcrib's rules decide alone."""
     private_use: str
     """How to run the client with that file, {file}."""
@@ -221,20 +221,20 @@ class ClientSpec:
     project_notes: tuple[str, ...] = ()
 
     def stdio(self, *, command: str, args: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-        return _filled(self.stdio_shape, {COMMAND: command, ARGS: list(args), ENV: dict(env)})
+        return _filled(self.stdio_template, {COMMAND: command, ARGS: list(args), ENV: dict(env)})
 
     def http(self, *, url: str, labels: Mapping[str, str]) -> dict[str, Any]:
         proof = {"Authorization": self.authorization} if self.authorization else {}
-        return _filled(self.http_shape, {URL: url, HEADERS: {**proof, **labels}})
+        return _filled(self.http_template, {URL: url, HEADERS: {**proof, **labels}})
 
     def private(self, *, url: str, token: str, labels: Mapping[str, str]) -> dict[str, Any]:
-        return _filled(self.private_shape, {URL: url, HEADERS: {"Authorization": f"Bearer {token}", **labels}})
+        return _filled(self.private_template, {URL: url, HEADERS: {"Authorization": f"Bearer {token}", **labels}})
 
     @property
     def private_file(self) -> str:
         return f"{self.name}.{self.format}"
 
 
-def _filled(shape: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    filled = {key: values.get(value, value) if isinstance(value, str) else value for key, value in shape.items()}
+def _filled(template: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    filled = {key: values.get(value, value) if isinstance(value, str) else value for key, value in template.items()}
     return {key: value for key, value in filled.items() if value != {}}

@@ -20,10 +20,10 @@ GENERIC = ClientSpec(
     format=ClientFileFormat.JSON,
     keys=("mcpServers",),
     places={},
-    stdio_shape={"command": COMMAND, "args": ARGS, "env": ENV},
-    http_shape={"type": "http", "url": URL, "headers": HEADERS},
+    stdio_template={"command": COMMAND, "args": ARGS, "env": ENV},
+    http_template={"type": "http", "url": URL, "headers": HEADERS},
     # The endpoint is plain HTTP on loopback, so there is nothing to verify now; an address put there later is.
-    private_shape={
+    private_template={
         "type": "streamable-http",
         "url": URL,
         "headers": HEADERS,

@@ -30,7 +30,7 @@ from toolcrib.run_events import AgentEvent, AgentEventKind
 class CodingAgentRun:
     """For one use: `events` once, then `result`."""
 
-    order: RunRequest
+    request: RunRequest
     metadata: RunMetadata | None = None
     result: ExecutionResult | None = None
     mask: Callable[[Any], Any] = field(default=lambda value: value)
@@ -40,24 +40,24 @@ class CodingAgentRun:
 
     async def events(self) -> AsyncGenerator[AgentEvent, None]:
         """Raises what kept the run from starting; what happens later is in the result."""
-        async with prepare_run(self.order) as ready:
+        async with prepare_run(self.request) as ready:
             self.metadata = ready.metadata
             self.mask = ready.log.mask
-            course = CodingAgentLifecycle(self.order, ready)
+            lifecycle = CodingAgentLifecycle(self.request, ready)
             try:
-                async for event in course.events():
-                    ready.log.session(course.session)
+                async for event in lifecycle.events():
+                    ready.log.session(lifecycle.session)
                     for one in self._noted(event, ready):
                         yield one
             except (GeneratorExit, asyncio.CancelledError):
-                course.ending = RunEnding(status=RunStatus.INTERRUPTED, error="It was interrupted.")
+                lifecycle.ending = RunEnding(status=RunStatus.INTERRUPTED, error="It was interrupted.")
                 raise
             except BaseException as error:
-                told = error.text() if isinstance(error, ToolcribError) else f"{type(error).__name__}: {error}"
-                course.ending = RunEnding(status=RunStatus.FAILED, error=told)
+                reason = error.text() if isinstance(error, ToolcribError) else f"{type(error).__name__}: {error}"
+                lifecycle.ending = RunEnding(status=RunStatus.FAILED, error=reason)
                 raise
             finally:
-                await asyncio.shield(self._ended(ready, course))
+                await asyncio.shield(self._ended(ready, lifecycle))
 
     def _noted(self, event: AgentEvent, ready: PreparedRun) -> Iterable[AgentEvent]:
         """The event, once it is in the log; and a warning, once, where the log is not whole."""
@@ -71,18 +71,18 @@ class CodingAgentRun:
             self._events.append(warning)
             yield warning
 
-    async def _ended(self, ready: PreparedRun, course: CodingAgentLifecycle) -> None:
+    async def _ended(self, ready: PreparedRun, lifecycle: CodingAgentLifecycle) -> None:
         def keep(event: AgentEvent) -> None:
             self._events.append(event)
             ready.log.event(event)
 
         # Both at once: a daemon that is slow to revoke must not let the program work on.
         closing = asyncio.create_task(ready.close())
-        exit_code = await course.stop(keep)
+        exit_code = await lifecycle.stop(keep)
         await closing
         await asyncio.to_thread(ready.sweep)
-        course.finish(keep)
-        summary = course.summary(exit_code, time.time() - ready.metadata.started_at)
+        lifecycle.finish(keep)
+        summary = lifecycle.summary(exit_code, time.time() - ready.metadata.started_at)
         ready.log.end(summary)
         self.result = _result(ready, summary, self._events)
 
@@ -125,7 +125,7 @@ class CodeAgent:
         env_file: str | Path | None = None,
         extra: Sequence[str] = (),
     ) -> None:
-        """`client` is claude, codex or gemini. `environ` is what the program is given (this process's unless said);
+        """`client` is claude, codex or gemini. `environ` is what the program is given (by default this process's);
         `env` names variables that are passed on although Toolcrib's configuration uses them; `extra` are words for the
         program itself. `timeout` is in seconds."""
         self.client = client_named(client, RUNNABLE)
@@ -158,7 +158,7 @@ class CodeAgent:
     def stream(self, prompt: str, *, conversation: str = "") -> RunStream:
         """The events as they happen. `conversation`: one to go on in (`last`, or the id that a result names)."""
         if not prompt.strip():
-            raise UsageError("There is no prompt.", remedy="Say what the agent shall do.")
+            raise UsageError("There is no prompt.", remedy="Say what the coding agent should do.")
         return RunStream(
             CodingAgentRun(
                 RunRequest(

@@ -6,7 +6,7 @@ and, once it is over or stopped, no process, thread or open file. `servers.reape
 us. `run` is above.
 
 Neither asyncio's nor uvloop's own subprocesses: some give the program a socket to read from instead of a pipe, or want
-a watcher of the main thread's; an agent may run in any loop of any thread.
+a watcher of the main thread's; a run may be in any loop of any thread.
 """
 
 from __future__ import annotations

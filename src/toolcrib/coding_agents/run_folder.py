@@ -94,7 +94,7 @@ def _make_private(folder: int) -> None:
     there = os.fstat(folder)
     if there.st_uid == os.geteuid() and there.st_mode & 0o077:
         os.fchmod(folder, stat.S_IRWXU)
-    # What a run was told and did is nobody's business who looks at the project's history.
+    # What a run was asked and did is nobody's business who looks at the project's history.
     with contextlib.suppress(FileExistsError):
         descriptor = create_log(folder, _IGNORE)
         try:
@@ -149,5 +149,5 @@ class LogSeals:
 def _seal(key: bytes, root: Path, run_id: str, kind: str, fields: Mapping[str, Any]) -> str:
     # The same text for what is about to be written and for what was read again.
     content = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    said = json.dumps([kind, os.fsencode(root.resolve()).hex(), run_id, content])
-    return hmac.new(key, said.encode(), hashlib.sha256).hexdigest()
+    message = json.dumps([kind, os.fsencode(root.resolve()).hex(), run_id, content])
+    return hmac.new(key, message.encode(), hashlib.sha256).hexdigest()

@@ -1,9 +1,9 @@
 """The logs of a project's runs, read again.
 
-In: a project's root; what lies there may be anybody's work. Out: `Run`s, the newest first; the events of one, or as
-they come. A log that has no end is of a run that still goes on, or was killed: its process tells. Nothing in a file is
-shown before its type was checked; what is wrong is told with file and line. Where a conversation goes on is decided by
-sealed lines alone (`seal`). `log` is who writes.
+In: a project's root; what lies there may be anybody's work. Out: `RecordedRun`s, the newest first; the events of one,
+or as they come. A log without an end belongs to a run that still goes on or was killed: its process decides. Every line
+is checked before anything of it is shown; errors name file and line. Only sealed lines (`run_folder`) decide where a
+conversation continues. `run_log` writes the logs.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ConversationState:
 def recorded_runs(
     root: Path, seals: LogSeals, on_problem: Callable[[ToolcribError], None] = lambda _: None
 ) -> Iterator[RecordedRun]:
-    """The newest first, as they are asked for; a log that cannot be read is told, and the rest go on."""
+    """The newest first, as they are asked for; a log that cannot be read is reported, and the rest go on."""
     for run_id in _ids(root)[:_MOST_LOOKED_AT]:
         try:
             run = _read_ends(root, run_id, seals)
@@ -218,17 +218,17 @@ def _read_ends(root: Path, run_id: str, seals: LogSeals) -> RecordedRun | None:
             if len(first) == _LONGEST_END:
                 _unreadable(path, 1, "too long")
             return None
-        told = _decoded_line(first, path, 1)
-        metadata = _entry(*told, path, 1)
+        decoded = _decoded_line(first, path, 1)
+        metadata = _entry(*decoded, path, 1)
         if not isinstance(metadata, RunMetadata) or metadata.run_id != run_id:
             _unreadable(path, 1, "not the metadata of this run")
-        sealed = seals.fits(root, run_id, *told)
+        sealed = seals.fits(root, run_id, *decoded)
         summary: LogEntry | None = None
         last = _last_line(stream, len(first))
         if last.startswith(b'{"summary":'):
-            told = _decoded_line(last, path, None)
-            summary = _entry(*told, path, None)
-            sealed = sealed and seals.fits(root, run_id, *told)
+            decoded = _decoded_line(last, path, None)
+            summary = _entry(*decoded, path, None)
+            sealed = sealed and seals.fits(root, run_id, *decoded)
     if isinstance(summary, RunSummary):
         return RecordedRun(root=root, metadata=metadata, summary=summary, status=summary.status, sealed=sealed)
     status = RunStatus.RUNNING if is_same_process(metadata.pid, metadata.pid_began) else RunStatus.KILLED
@@ -269,12 +269,12 @@ def _opened(root: Path, run_id: str) -> Iterator[BinaryIO]:
 def _decoded_line(line: bytes, path: Path, number: int | None) -> tuple[str, Any]:
     """What kind of line it is, and its fields."""
     try:
-        told = json.loads(line, parse_constant=_no_constant)
+        decoded = json.loads(line, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         _unreadable(path, number, "no JSON" if isinstance(error, ValueError) else "nested too deeply")
-    if not isinstance(told, dict) or len(told) != 1 or (kind := next(iter(told))) not in _KINDS:
+    if not isinstance(decoded, dict) or len(decoded) != 1 or (kind := next(iter(decoded))) not in _KINDS:
         _unreadable(path, number, "neither metadata nor an event nor a summary")
-    return kind, told[kind]
+    return kind, decoded[kind]
 
 
 def _entry(kind: str, fields: Any, path: Path, number: int | None) -> LogEntry:

@@ -32,18 +32,18 @@ _decode = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class LineEvents:
-    def __init__(self, provider: str, reader: OutputParser) -> None:
+    def __init__(self, provider: str, parser: OutputParser) -> None:
         self._provider = provider
-        self._reader = reader
+        self._parser = parser
 
     def events(self, line: OutputLine) -> Iterable[AgentEvent]:
         if line.stream is ProgramStream.ERR:
-            return self._reader.said(line.text)
+            return self._parser.parse_stderr(line.text)
         try:
-            told = _decode(line.text)
+            decoded = _decode(line.text)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return (AgentEvent(kind=AgentEventKind.RAW, provider=self._provider, text=line.text, raw=line.text),)
-        return self._reader.read(told)
+        return self._parser.parse(decoded)
 
 
 class RunTotals:
@@ -103,28 +103,28 @@ class RunEnding:
 
 
 @contextlib.contextmanager
-def entered_workdir(order: RunRequest) -> Iterator[Path]:
+def entered_workdir(request: RunRequest) -> Iterator[Path]:
     """Where the program starts. For a job the folder itself, held open: who submitted it may put a link in its place,
     and may do so at any moment."""
-    if not order.job:
-        yield order.workdir
+    if not request.job:
+        yield request.workdir
         return
     try:
-        descriptor = os.open(order.workdir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(request.workdir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise _gone(order) from error
+        raise _gone(request) from error
     try:
         held = Path(f"/proc/self/fd/{descriptor}")
-        if held.readlink() != order.workdir:
-            raise _gone(order)
+        if held.readlink() != request.workdir:
+            raise _gone(request)
         yield held
     finally:
         os.close(descriptor)
 
 
-def _gone(order: RunRequest) -> Denied:
+def _gone(request: RunRequest) -> Denied:
     return Denied(
-        f"{order.workdir} is no longer the folder that the job was submitted for.",
+        f"{request.workdir} is no longer the folder that the job was submitted for.",
         remedy="Put it back, and submit the job again.",
     )
 
@@ -132,15 +132,15 @@ def _gone(order: RunRequest) -> Denied:
 class CodingAgentLifecycle:
     """What happens between the program's start and its end."""
 
-    def __init__(self, order: RunRequest, ready: PreparedRun) -> None:
+    def __init__(self, request: RunRequest, ready: PreparedRun) -> None:
         self.ending = RunEnding()
-        self._order = order
+        self._request = request
         self._ready = ready
         self._provider = ready.client.name
-        self._reader: OutputParser = ready.headless.reader()
-        self._printed = LineEvents(self._provider, self._reader)
-        self._matching = CallMatcher(self._provider, mark=ready.headless.call_mark)
-        self._tally = RunTotals()
+        self._parser: OutputParser = ready.headless.parser()
+        self._line_events = LineEvents(self._provider, self._parser)
+        self._matcher = CallMatcher(self._provider, mark=ready.headless.call_mark)
+        self._totals = RunTotals()
         self._running: RunningProgram | None = None
         self._items: asyncio.Queue[_Item] = asyncio.Queue(_READ_AHEAD)
         self._tasks: list[asyncio.Task[None]] = []
@@ -153,12 +153,12 @@ class CodingAgentLifecycle:
 
     @property
     def session(self) -> str:
-        """The program's own, as soon as it has told it."""
-        return self._reader.told.session
+        """The program's own, as soon as it is known."""
+        return self._parser.report.session
 
     async def events(self) -> AsyncIterator[AgentEvent]:
         async for event in self._happening():
-            self._tally.count(event)
+            self._totals.count(event)
             yield event
 
     async def _happening(self) -> AsyncIterator[AgentEvent]:
@@ -167,16 +167,16 @@ class CodingAgentLifecycle:
         await self._start(self._ready.launch)
         lease = self._ready.lease
         if lease is not None:
-            self._matching.names = lease.names
+            self._matcher.names = lease.names
             self._tasks.append(asyncio.create_task(self._read_notes(lease.notes())))
-        deadline = time.monotonic() + self._order.timeout
+        deadline = time.monotonic() + self._request.timeout
         while self.ending.status is RunStatus.FINISHED:
             item = await self._next(deadline)
             now = time.monotonic()
-            for event in (*self._of(item, now), *self._matching.overdue(now)):
+            for event in (*self._of(item, now), *self._matcher.overdue(now)):
                 yield event
             if now >= deadline:
-                self._stops(RunStatus.TIMEOUT, f"It took longer than {self._order.timeout:.0f} s.{self._trouble()}")
+                self._stops(RunStatus.TIMEOUT, f"It took longer than {self._request.timeout:.0f} s.{self._trouble()}")
             if isinstance(item, _NoMoreLines):
                 if item.error is not None:
                     raise item.error
@@ -191,10 +191,10 @@ class CodingAgentLifecycle:
                 yield event
 
     async def _start(self, launch: Launch) -> None:
-        with entered_workdir(self._order) as folder:
+        with entered_workdir(self._request) as folder:
             self._running = await RunningProgram.start(
                 (str(self._ready.program.path), *launch.words),
-                environ=without_proxy({**self._ready.environ, **launch.environ}, self._ready.order.url),
+                environ=without_proxy({**self._ready.environ, **launch.environ}, self._ready.launch_request.url),
                 cwd=folder,
                 stdin=launch.stdin,
             )
@@ -202,7 +202,7 @@ class CodingAgentLifecycle:
 
     def _trouble(self) -> str:
         """What the program was last waiting for, where it said so."""
-        last = self._reader.told.last_trouble
+        last = self._parser.report.last_trouble
         return f" Its last trouble: {last}" if last else ""
 
     def _refused_to_start(self) -> bool:
@@ -210,10 +210,10 @@ class CodingAgentLifecycle:
 
         Only some programs insist on the server that they are given; nothing was asked of a model then.
         """
-        mcp_failed, self._reader.told.mcp_failure = self._reader.told.mcp_failure, ""
+        mcp_failed, self._parser.report.mcp_failure = self._parser.report.mcp_failure, ""
         return (
             bool(mcp_failed)
-            and not self._reader.told.text
+            and not self._parser.report.text
             and self._running is not None
             and self._running.exit_code != 0
         )
@@ -225,7 +225,7 @@ class CodingAgentLifecycle:
 
     async def _next(self, deadline: float) -> _Item | None:
         """The next thing that happened; None: it is time to look at what waits."""
-        due = min(deadline, self._matching.next_due() or deadline, self._asks_until or deadline)
+        due = min(deadline, self._matcher.next_due() or deadline, self._asks_until or deadline)
         try:
             async with asyncio.timeout(max(0.0, due - time.monotonic())):
                 return await self._items.get()
@@ -237,11 +237,11 @@ class CodingAgentLifecycle:
             case OutputLine():
                 yield from self._of_line(item, now)
             case CallSeen():
-                yield from self._matching.passed(item, now)
+                yield from self._matcher.passed(item, now)
             case ListingSeen():
                 self._asked, self._asks_until = True, None
-                self._matching.names = item.names
-                self._tally.listed(item)
+                self._matcher.names = item.names
+                self._totals.listed(item)
                 for server, _ in item.names.values():
                     self._unavailable.pop(server, None)
             case LeaseEnded() | LeaseLost():
@@ -250,12 +250,12 @@ class CodingAgentLifecycle:
                 return
 
     def _of_line(self, line: OutputLine, now: float) -> Iterable[AgentEvent]:
-        for event in self._printed.events(line):
+        for event in self._line_events.events(line):
             if event.role == "assistant" and not self._asked and self._asks_until is None:
                 self._asks_until = now + _ASKS_WITHIN
-            yield from self._matching.printed(event, now)
-        if self._reader.told.mcp_failure and not self._without_tools:
-            yield from self._no_tools(RunStatus.NO_TOOLS, self._reader.told.mcp_failure)
+            yield from self._matcher.printed(event, now)
+        if self._parser.report.mcp_failure and not self._without_tools:
+            yield from self._no_tools(RunStatus.NO_TOOLS, self._parser.report.mcp_failure)
 
     def _tools_gone(self, note: LeaseEnded | LeaseLost) -> Iterable[AgentEvent]:
         if isinstance(note, LeaseLost):
@@ -267,7 +267,7 @@ class CodingAgentLifecycle:
 
     def _no_tools(self, status: RunStatus, why: str) -> Iterable[AgentEvent]:
         self._without_tools = True
-        if self._order.on_mcp_failure is OnMcpFailure.STOP:
+        if self._request.on_mcp_failure is OnMcpFailure.STOP:
             self._stops(status, why)
         yield self._log(f"{why} " + ("The run is stopped." if self.ending.error else "It goes on without these tools."))
 
@@ -287,10 +287,10 @@ class CodingAgentLifecycle:
     async def _last_notes(self) -> AsyncIterator[AgentEvent]:
         """The gateway may have more to tell of calls that the program has printed already."""
         deadline = time.monotonic() + _LAST_NOTES
-        while (self._matching.next_due() is not None or not self._asked) and time.monotonic() < deadline:
+        while (self._matcher.next_due() is not None or not self._asked) and time.monotonic() < deadline:
             item = await self._next(deadline)
             now = time.monotonic()
-            for event in (*self._of(item, now), *self._matching.overdue(now)):
+            for event in (*self._of(item, now), *self._matcher.overdue(now)):
                 yield event
         if not self._asked and self._running is not None and self._running.exit_code == 0:
             for event in self._never_asked():
@@ -333,17 +333,17 @@ class CodingAgentLifecycle:
 
     def _late(self, item: _Item, keep: Keep) -> None:
         for event in self._of(item, time.monotonic()) if isinstance(item, OutputLine | CallSeen) else ():
-            self._tally.count(event)
+            self._totals.count(event)
             keep(event)
 
     def finish(self, keep: Keep) -> None:
         """Calls that nobody ended end with the run."""
-        for event in self._matching.finish():
-            self._tally.count(event)
+        for event in self._matcher.finish():
+            self._totals.count(event)
             keep(event)
 
     def summary(self, exit_code: int | None, seconds: float) -> RunSummary:
-        told = self._reader.told
+        report = self._parser.report
         status, error = self.ending.status, self.ending.error
         remedy = REMEDIES.get(status, "")
         if status is RunStatus.FINISHED and (failure := self._failure(exit_code)):
@@ -352,31 +352,31 @@ class CodingAgentLifecycle:
             status=status,
             program_exit_code=exit_code,
             seconds=seconds,
-            text=told.text,
+            text=report.text,
             error=error,
             remedy=remedy,
-            session=told.session,
-            model=told.model,
-            usage=told.usage.since(self._ready.used),
-            session_usage=told.usage if self._ready.headless.counts_session else TokenUsage(),
-            tools=dict(self._tally.tools),
-            denials=self._tally.denials,
-            failures=self._tally.failures,
-            listing=self._tally.listing,
+            session=report.session,
+            model=report.model,
+            usage=report.usage.since(self._ready.used),
+            session_usage=report.usage if self._ready.headless.counts_session else TokenUsage(),
+            tools=dict(self._totals.tools),
+            denials=self._totals.denials,
+            failures=self._totals.failures,
+            listing=self._totals.listing,
             unavailable=self._unavailable,
         )
 
     def _failure(self, exit_code: int | None) -> tuple[str, str] | None:
         """Why a run that ended by itself has failed all the same, and what can be done about it."""
-        told, title, lease = self._reader.told, self._ready.client.title, self._ready.lease
+        report, title, lease = self._parser.report, self._ready.client.title, self._ready.lease
         if exit_code != 0:
-            return told.failure or f"{title} ended with code {exit_code}.", told.remedy
-        if told.failure and (told.ended or told.remedy):
-            return told.failure, told.remedy
-        if not told.ended:
-            said = f" It said: {told.failure}" if told.failure else ""
+            return report.failure or f"{title} ended with code {exit_code}.", report.remedy
+        if report.failure and (report.ended or report.remedy):
+            return report.failure, report.remedy
+        if not report.ended:
+            said = f" It said: {report.failure}" if report.failure else ""
             return f"{title} ended without the line that ends a run: its answer is lost, or not whole.{said}", _AGAIN
-        called = any(name.startswith(f"{WORKSPACE}:") for name in self._tally.tools)
-        if lease is not None and lease.broken and called and not self._tally.succeeded:
+        called = any(name.startswith(f"{WORKSPACE}:") for name in self._totals.tools)
+        if lease is not None and lease.broken and called and not self._totals.succeeded:
             return f"No call of a tool succeeded. {lease.broken}", "`toolcrib workspace check` shows the mistakes."
         return None

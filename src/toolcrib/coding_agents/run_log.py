@@ -167,8 +167,8 @@ class RunLog:
         )
 
     def _put_sealed(self, kind: str, fields: Mapping[str, Any]) -> None:
-        told = {name: _bounded(name, value) for name, value in self._masked(fields).items()}
-        self._put({kind: self._seals.sealed(self._root, self._run_id, kind, told)})
+        kept = {name: _bounded(name, value) for name, value in self._masked(fields).items()}
+        self._put({kind: self._seals.sealed(self._root, self._run_id, kind, kept)})
 
     def _put(self, record: Mapping[str, Any]) -> None:
         if self._descriptor is None:

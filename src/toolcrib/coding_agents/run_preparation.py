@@ -1,7 +1,8 @@
 """Everything that a run needs before its program starts, and the end of it.
 
 In: a `RunRequest`. Out: a `PreparedRun`: the program, an identity leased from the daemon, files in its private folder,
-the environment, the log. Where the tools cannot be had it stops, or goes on without, as the order says. `run` is above.
+the environment, the log. Where the tools cannot be had it stops, or goes on without, as the request says.
+`code_agent` is above.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class PreparedRun:
     program: Program
     lease: AgentLease | None
     """None: the run goes without Toolcrib's tools."""
-    order: LaunchRequest
+    launch_request: LaunchRequest
     launch: Launch
     environ: Mapping[str, str]
     """What the program is given, whatever its launch adds."""
@@ -88,7 +89,7 @@ class PreparedRun:
 
     def sweep(self) -> None:
         """Removes what the program, as it ended, put where its files had been. For after `close`."""
-        folders, name = AgentFolders(self.order.folder.parent), self.order.folder.name
+        folders, name = AgentFolders(self.launch_request.folder.parent), self.launch_request.folder.name
         # Another run of the conversation may have begun, with a folder of the same name. What cannot be removed now,
         # the daemon removes when it starts.
         with contextlib.suppress(OSError, ToolcribError):
@@ -97,8 +98,8 @@ class PreparedRun:
 
     def without_tools(self) -> Launch:
         """How the program is started where it would not start with Toolcrib's endpoint; its files are in place."""
-        launch = self.headless.launch(replace(self.order, url=""))
-        _put(launch, self.order.folder)
+        launch = self.headless.launch(replace(self.launch_request, url=""))
+        _put(launch, self.launch_request.folder)
         return launch
 
 
@@ -111,34 +112,34 @@ class _Conversation:
 
 
 @contextlib.asynccontextmanager
-async def prepare_run(order: RunRequest) -> AsyncIterator[PreparedRun]:
+async def prepare_run(request: RunRequest) -> AsyncIterator[PreparedRun]:
     """Raises what keeps the run from starting."""
-    headless = _headless(order.client)
-    if not order.workdir.is_dir():
-        raise UsageError(f"{order.workdir} is no folder.", remedy="Give a folder that is there with --workdir.")
-    _refuse_unfit(order)
-    root = project_of(order.workdir)
-    conversation = _conversation(order, headless, root)
-    program = await asyncio.to_thread(find_program, order.client, order.environ, order.workdir)
+    headless = _headless(request.client)
+    if not request.workdir.is_dir():
+        raise UsageError(f"{request.workdir} is no folder.", remedy="Give a folder that is there with --workdir.")
+    _refuse_unfit(request)
+    root = project_of(request.workdir)
+    conversation = _conversation(request, headless, root)
+    program = await asyncio.to_thread(find_program, request.client, request.environ, request.workdir)
     async with contextlib.AsyncExitStack() as stack:
-        lease, warnings = await _leased(order, root, conversation.id, stack)
-        ready = await asyncio.to_thread(_ready, order, headless, program, lease, conversation, warnings, stack)
+        lease, warnings = await _leased(request, root, conversation.id, stack)
+        ready = await asyncio.to_thread(_ready, request, headless, program, lease, conversation, warnings, stack)
         yield ready
 
 
-def _refuse_unfit(order: RunRequest) -> None:
+def _refuse_unfit(request: RunRequest) -> None:
     """A whole home is no place to work in: the workspace's tools are refused there, and the program's own are not.
 
-    A name that is no text can be told to nobody: no log, no daemon, no program.
+    A name that is no text can be passed to nobody: no log, no daemon, no program.
     """
     try:
-        os.fsencode(order.workdir).decode()
+        os.fsencode(request.workdir).decode()
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"The name of {str(order.workdir)!r} is not UTF-8.", remedy="Rename the folder, or work in another."
+            f"The name of {str(request.workdir)!r} is not UTF-8.", remedy="Rename the folder, or work in another."
         ) from error
     try:
-        check_root(order.workdir, Paths.of_user(order.environ).folders, home=home_of(order.environ))
+        check_root(request.workdir, Paths.of_user(request.environ).folders, home=home_of(request.environ))
     except WorkspaceError as error:
         raise UsageError(error.message.replace("be a workspace", "be a run's folder"), remedy=error.remedy) from error
 
@@ -151,45 +152,47 @@ def _headless(client: ClientSpec) -> HeadlessSpec:
     return client.headless
 
 
-def _conversation(order: RunRequest, headless: HeadlessSpec, root: Path) -> _Conversation:
-    if not order.conversation:
+def _conversation(request: RunRequest, headless: HeadlessSpec, root: Path) -> _Conversation:
+    if not request.conversation:
         return _Conversation(id=secrets.token_hex(5))
-    before = conversation_state(root, order.conversation, order.client.name, LogSeals.of_user(order.environ))
-    if before.provider != order.client.name:
+    before = conversation_state(root, request.conversation, request.client.name, LogSeals.of_user(request.environ))
+    if before.provider != request.client.name:
         raise UsageError(
             f"The conversation {before.conversation} is with {before.provider}.",
             remedy=f'Go on with `toolcrib run {before.provider} "…" --conversation {before.conversation}`.',
         )
     if not headless.is_session(before.session):
         raise NotFound(
-            f"The last run of the conversation {before.conversation} left no session of {order.client.title}.",
+            f"The last run of the conversation {before.conversation} left no session of {request.client.title}.",
             remedy="Begin a new one: leave --conversation out.",
         )
     return _Conversation(id=before.conversation, session=before.session, used=before.used)
 
 
 async def _leased(
-    order: RunRequest, root: Path, conversation: str, stack: contextlib.AsyncExitStack
+    request: RunRequest, root: Path, conversation: str, stack: contextlib.AsyncExitStack
 ) -> tuple[AgentLease | None, tuple[str, ...]]:
     """An identity for the run; None where it cannot be had and the run shall go on without."""
     wanted = LeaseRequest(
-        client=order.client.name,
-        profile=order.profile,
-        workdir=order.workdir,
+        client=request.client.name,
+        profile=request.profile,
+        workdir=request.workdir,
         conversation=conversation,
-        lives=order.timeout + _AFTERWARDS,
-        parent=order.parent,
-        job=order.job,
-        ci=in_ci(order.environ),
+        lives=request.timeout + _AFTERWARDS,
+        parent=request.parent,
+        job=request.job,
+        ci=in_ci(request.environ),
     )
     try:
-        house = await stack.enter_async_context(open_lease_client(Paths.of_user(order.environ), root, order.environ))
-        lease = await house.lease(wanted)
+        lease_client = await stack.enter_async_context(
+            open_lease_client(Paths.of_user(request.environ), root, request.environ)
+        )
+        lease = await lease_client.lease(wanted)
     except (UsageError, NotFound, ConfigError, Denied):
-        # Not a failure of the tools: the order itself cannot be carried out.
+        # Not a failure of the tools: the request itself cannot be carried out.
         raise
     except ToolcribError as error:
-        if order.on_mcp_failure is OnMcpFailure.STOP:
+        if request.on_mcp_failure is OnMcpFailure.STOP:
             raise
         return None, (f"Toolcrib's tools cannot be had: {error.text()} The run goes on without them.",)
     stack.push_async_callback(lease.release)
@@ -197,7 +200,7 @@ async def _leased(
 
 
 def _ready(
-    order: RunRequest,
+    request: RunRequest,
     headless: HeadlessSpec,
     program: Program,
     lease: AgentLease | None,
@@ -205,22 +208,22 @@ def _ready(
     warnings: tuple[str, ...],
     stack: contextlib.AsyncExitStack,
 ) -> PreparedRun:
-    own = _own_tools(order) if lease is None else lease.own_tools
+    own = _own_tools(request) if lease is None else lease.own_tools
     given = program_environment(
-        order.environ,
-        workdir=order.workdir,
+        request.environ,
+        workdir=request.workdir,
         own_tools=own.tools,
         keeps=headless.keeps,
         withheld=frozenset() if lease is None else lease.withheld,
-        named=order.env,
-        file=order.env_file,
+        named=request.env,
+        file=request.env_file,
     )
     folder = _folder_without_agent(stack) if lease is None else lease.folder
     environ = dict(given.environ)
     if own.tools is not OwnTools.ALL:
         environ["PATH"] = search_path_with_plain_git(folder, environ["PATH"])
-    client_order = LaunchRequest(
-        prompt=order.prompt,
+    launch_request = LaunchRequest(
+        prompt=request.prompt,
         session=conversation.session,
         new_session=str(uuid.uuid4()),
         own_tools=own.tools,
@@ -230,26 +233,26 @@ def _ready(
         token="" if lease is None else lease.token,
         headers={} if lease is None else labels(lease.agent, conversation.id),
         folder=folder,
-        workdir=order.workdir,
+        workdir=request.workdir,
         environ=environ,
-        private=(*Paths.of_user(order.environ).folders, runs_folder(project_of(order.workdir))),
-        extra=order.extra,
+        private=(*Paths.of_user(request.environ).folders, runs_folder(project_of(request.workdir))),
+        extra=request.extra,
     )
-    launch = headless.launch(client_order)
+    launch = headless.launch(launch_request)
     _put(launch, folder)
-    metadata = _metadata(order, client_order, program, launch, conversation, "" if lease is None else lease.agent)
+    metadata = _metadata(request, launch_request, program, launch, conversation, "" if lease is None else lease.agent)
     log = RunLog.open(
-        project_of(order.workdir),
+        project_of(request.workdir),
         metadata,
-        seals=LogSeals.made(order.environ),
+        seals=LogSeals.made(request.environ),
         secrets=(*given.secrets, *(() if lease is None else (lease.token,))),
     )
     return PreparedRun(
-        client=order.client,
+        client=request.client,
         headless=headless,
         program=program,
         lease=lease,
-        order=client_order,
+        launch_request=launch_request,
         launch=launch,
         environ=environ,
         metadata=metadata,
@@ -277,12 +280,12 @@ def _put(launch: Launch, folder: Path) -> None:
         folders.link(folder.name, name, place)
 
 
-def _own_tools(order: RunRequest) -> OwnToolsLimit:
+def _own_tools(request: RunRequest) -> OwnToolsLimit:
     """Without a daemon neither the person's own profiles nor what they trust is known: nothing is allowed by them."""
-    known = BUILTIN.get(order.profile)
-    settings = load_settings(order.workdir, environ=order.environ).settings
+    known = BUILTIN.get(request.profile)
+    settings = load_settings(request.workdir, environ=request.environ).settings
     profile = OwnToolsLimit(tools=OwnTools.NONE if known is None else known.own_tools)
-    return profile & own_tools_limit(settings, ci=in_ci(order.environ))
+    return profile & own_tools_limit(settings, ci=in_ci(request.environ))
 
 
 def _environment_warnings(given: ProgramEnvironment) -> tuple[str, ...]:
@@ -295,8 +298,8 @@ def _environment_warnings(given: ProgramEnvironment) -> tuple[str, ...]:
 
 
 def _metadata(
-    order: RunRequest,
-    client_order: LaunchRequest,
+    request: RunRequest,
+    launch_request: LaunchRequest,
     program: Program,
     launch: Launch,
     conversation: _Conversation,
@@ -305,14 +308,14 @@ def _metadata(
     now = time.time()
     return RunMetadata(
         run_id=f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{secrets.token_hex(3)}",
-        provider=order.client.name,
+        provider=request.client.name,
         conversation=conversation.id,
         agent=agent,
-        profile=order.profile,
-        own_tools=client_order.own_tools,
-        workdir=str(order.workdir),
-        prompt=order.prompt,
-        prompt_bytes=len(order.prompt.encode(errors="surrogatepass")),
+        profile=request.profile,
+        own_tools=launch_request.own_tools,
+        workdir=str(request.workdir),
+        prompt=request.prompt,
+        prompt_bytes=len(request.prompt.encode(errors="surrogatepass")),
         started_at=now,
         pid=os.getpid(),
         pid_began=process_started_at(os.getpid()) or 0.0,

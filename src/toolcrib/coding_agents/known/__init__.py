@@ -1,1 +1,1 @@
-"""One file for each client we know, and one for how it tells of a run."""
+"""The clients we know: for each its entry and its parser in one file, its launch in another."""

@@ -71,20 +71,20 @@ class _Call:
 
 class ClaudeParser:
     def __init__(self) -> None:
-        self.told = RunReport()
+        self.report = RunReport()
         self._open: dict[str, _Call] = {}
-        self._last_lines = LastErrorLines(self.told)
+        self._last_lines = LastErrorLines(self.report)
 
-    def read(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
+    def parse(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
         kind = line.get("type")
         readers = {"system": self._system, "assistant": self._message, "user": self._message, "result": self._result}
         found = list(readers[kind](line)) if isinstance(kind, str) and kind in readers else []
         first, *more = found or [_event(AgentEventKind.RAW)]
         return [replace(first, raw=line), *more]
 
-    def said(self, line: str) -> Iterable[AgentEvent]:
+    def parse_stderr(self, line: str) -> Iterable[AgentEvent]:
         if _BLOCKED in line and SERVER_NAME in line:
-            self.told.mcp_failure = line
+            self.report.mcp_failure = line
         self._last_lines.add(line)
         return [_event(AgentEventKind.LOG, role="system", text=line, raw=line)]
 
@@ -107,25 +107,25 @@ class ClaudeParser:
         self._may_not_log_in(line)
         times = f"{as_count(line.get('attempt'))} of {as_count(line.get('max_retries'))}"
         why = " ".join(str(why) for why in (line.get("error_status"), line.get("error")) if why is not None)
-        self.told.last_trouble = f"The model did not answer, attempt {times}: {why or 'unknown'}"
-        return self.told.last_trouble
+        self.report.last_trouble = f"The model did not answer, attempt {times}: {why or 'unknown'}"
+        return self.report.last_trouble
 
     def _may_not_log_in(self, line: Mapping[str, Any]) -> None:
         if line.get("error") == _NOT_LOGGED_IN:
-            self.told.remedy = _LOG_IN
+            self.report.remedy = _LOG_IN
 
     def _begun(self, line: Mapping[str, Any]) -> None:
-        self.told.session = as_text(line.get("session_id")) or self.told.session
-        self.told.model = as_text(line.get("model")) or self.told.model
+        self.report.session = as_text(line.get("session_id")) or self.report.session
+        self.report.model = as_text(line.get("model")) or self.report.model
         for server in map(as_map, as_list(line.get("mcp_servers"))):
             status = as_text(server.get("status"))
             if server.get("name") == SERVER_NAME and status not in _COMES:
-                self.told.mcp_failure = f"Claude Code says that its MCP server {SERVER_NAME} is: {status or 'unknown'}."
+                self.report.mcp_failure = f"Claude Code reports its MCP server {SERVER_NAME} as {status or 'unknown'}."
 
     def _message(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         role = as_text(line.get("type"))
         if not line.get("is_api_error_message"):
-            self.told.last_trouble = ""
+            self.report.last_trouble = ""
         content = as_map(line.get("message")).get("content")
         for block in [{"type": "text", "text": content}] if isinstance(content, str) else map(as_map, as_list(content)):
             match block.get("type"):
@@ -144,7 +144,7 @@ class ClaudeParser:
             return _event(AgentEventKind.LOG, role="system", text=text)
         if role == "assistant" and not line.get("parent_tool_use_id"):
             # The last words, should the program never come to tell its result.
-            self.told.text, self.told.ended = text, False
+            self.report.text, self.report.ended = text, False
         return _event(AgentEventKind.MESSAGE, role=role, text=text)
 
     def _started(self, block: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
@@ -181,17 +181,17 @@ class ClaudeParser:
         )
 
     def _result(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        self.told.session = as_text(line.get("session_id")) or self.told.session
-        self.told.usage = _added(self.told.usage, line)
+        self.report.session = as_text(line.get("session_id")) or self.report.session
+        self.report.usage = _added(self.report.usage, line)
         said = as_text(line.get("result"))
         errors = "; ".join(filter(None, map(as_text, as_list(line.get("errors")))))
         what = as_text(line.get("terminal_reason")) or as_text(line.get("subtype"))
         failed = line.get("is_error") is True
-        self.told.text = said if said and not failed else self.told.text
-        self.told.ended = True
-        self.told.failure = failure_text(said or errors or what or "It does not say why.") if failed else ""
-        self.told.remedy = self.told.remedy if failed else ""
-        yield _event(AgentEventKind.LOG, role="system", text=f"{what}: {self.told.failure}" if failed else what)
+        self.report.text = said if said and not failed else self.report.text
+        self.report.ended = True
+        self.report.failure = failure_text(said or errors or what or "It does not say why.") if failed else ""
+        self.report.remedy = self.report.remedy if failed else ""
+        yield _event(AgentEventKind.LOG, role="system", text=f"{what}: {self.report.failure}" if failed else what)
         for call in [call for call, known in self._open.items() if not known.of_subagent]:
             yield self._tool(call, self._open.pop(call), ToolStatus.CANCELLED)
 
@@ -230,7 +230,7 @@ def _added(so_far: TokenUsage, line: Mapping[str, Any]) -> TokenUsage:
         told = [figure for figure in (getattr(so_far, ours), *figures) if figure is not None]
         counted[ours] = sum(told) if told else None
     told_all = {name: line[name] for name in ("usage", "modelUsage", "total_cost_usd", "num_turns") if name in line}
-    return TokenUsage(told=told_all, **counted)
+    return TokenUsage(reported=told_all, **counted)
 
 
 def _texts(content: Any) -> str:
@@ -248,9 +248,9 @@ CLAUDE = ClientSpec(
         ClientScope.USER: ClientFilePlace(file=".claude.json", variable="CLAUDE_CONFIG_DIR"),
         ClientScope.PROJECT: ClientFilePlace(file=".mcp.json"),
     },
-    stdio_shape={"type": "stdio", "command": COMMAND, "args": ARGS, "env": ENV},
-    http_shape={"type": "http", "url": URL, "headers": HEADERS},
-    private_shape={"type": "http", "url": URL, "headers": HEADERS},
+    stdio_template={"type": "stdio", "command": COMMAND, "args": ARGS, "env": ENV},
+    http_template={"type": "http", "url": URL, "headers": HEADERS},
+    private_template={"type": "http", "url": URL, "headers": HEADERS},
     private_use="claude --mcp-config {file} --strict-mcp-config --allowedTools mcp__toolcrib",
     headless=HeadlessSpec(
         program="claude",
@@ -258,7 +258,7 @@ CLAUDE = ClientSpec(
         install="npm install -g @anthropic-ai/claude-code",
         keeps=("ANTHROPIC_", "CLAUDE_"),
         launch=launch,
-        reader=ClaudeParser,
+        parser=ClaudeParser,
         call_mark="claudecode/toolUseId",
         is_session=is_session,
     ),

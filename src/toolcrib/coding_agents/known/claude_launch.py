@@ -66,39 +66,39 @@ def is_session(text: str) -> bool:
     return _SESSION.fullmatch(text) is not None
 
 
-def launch(order: LaunchRequest) -> Launch:
+def launch(request: LaunchRequest) -> Launch:
     """Raises ConfigError where the person's settings cannot be read."""
-    session = ("--resume", order.session) if order.session else ("--session-id", order.new_session)
+    session = ("--resume", request.session) if request.session else ("--session-id", request.new_session)
     words = ["-p", "--output-format=stream-json", "--verbose", "--permission-prompts=none", *session]
     files = {}
-    if order.url:
-        words.append(f"--mcp-config={order.folder / _ENTRY}")
-        files[_ENTRY] = json.dumps({"mcpServers": {SERVER_NAME: _entry(order)}}, indent=2)
-    more = _freely(order) if order.own_tools is OwnTools.ALL else _restrictedly(order)
+    if request.url:
+        words.append(f"--mcp-config={request.folder / _ENTRY}")
+        files[_ENTRY] = json.dumps({"mcpServers": {SERVER_NAME: _entry(request)}}, indent=2)
+    more = _freely(request) if request.own_tools is OwnTools.ALL else _restrictedly(request)
     return Launch(
-        words=(*words, *more.words, *order.extra),
+        words=(*words, *more.words, *request.extra),
         # With `@path` in a prompt, which often holds text of others, it would read the file whatever its tools may.
         environ={**more.environ, "CLAUDE_CODE_DISABLE_FILE_MENTIONS": "1"},
         files={**files, **more.files},
-        stdin=order.prompt if order.own_tools is OwnTools.ALL else without_command(order.prompt),
+        stdin=request.prompt if request.own_tools is OwnTools.ALL else without_command(request.prompt),
         governed=more.governed,
         ungoverned=more.ungoverned,
     )
 
 
-def _entry(order: LaunchRequest) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {order.token}", **order.headers}
-    return {"type": "http", "url": order.url, "headers": headers, "timeout": _CALL_LIMIT_MS}
+def _entry(request: LaunchRequest) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {request.token}", **request.headers}
+    return {"type": "http", "url": request.url, "headers": headers, "timeout": _CALL_LIMIT_MS}
 
 
-def _freely(order: LaunchRequest) -> Launch:
+def _freely(request: LaunchRequest) -> Launch:
     # Without the flag, what subagents of subagents do is not printed.
     words = ("--forward-subagent-text",)
     ungoverned = (
         "Claude Code may use all of its own tools without asking: files, commands, the network, subagents.",
         "Its settings, hooks, plugins, skills and MCP servers are in force, yours and the project's.",
     )
-    if os.geteuid() == 0 and order.environ.get("IS_SANDBOX") != "1":
+    if os.geteuid() == 0 and request.environ.get("IS_SANDBOX") != "1":
         kept = (
             "As root, Claude Code still refuses to write its own files and git's, and tools of other MCP servers that "
             "your settings do not allow. Where the machine is a sandbox, IS_SANDBOX=1 in the environment ends that.",
@@ -109,22 +109,22 @@ def _freely(order: LaunchRequest) -> Launch:
     return Launch(words=(*words, "--permission-mode=bypassPermissions", allowed), ungoverned=ungoverned)
 
 
-def _restrictedly(order: LaunchRequest) -> Launch:
-    folder = _own_folder(order.environ)
+def _restrictedly(request: LaunchRequest) -> Launch:
+    folder = _own_folder(request.environ)
     settings = _settings(folder / "settings.json")
     told, environ = [_text(folder / "CLAUDE.md")], {}
     files = {_SETTINGS: json.dumps(settings, indent=2)}
     words = [
-        *("--restricted", "--strict-mcp-config", f"--settings={order.folder / _SETTINGS}"),
-        f"--tools={','.join(_OWN[order.own_tools])}",
+        *("--restricted", "--strict-mcp-config", f"--settings={request.folder / _SETTINGS}"),
+        f"--tools={','.join(_OWN[request.own_tools])}",
         f"--allowedTools={_OUR_TOOLS}",
-        f"--permission-mode={'acceptEdits' if order.own_tools is OwnTools.EDIT else 'dontAsk'}",
-        f"--disallowedTools={','.join(_refused(order))}",
+        f"--permission-mode={'acceptEdits' if request.own_tools is OwnTools.EDIT else 'dontAsk'}",
+        f"--disallowedTools={','.join(_refused(request))}",
     ]
     # Restricted, it would not read the project's CLAUDE.md either.
-    if order.own_tools is OwnTools.NONE:
+    if request.own_tools is OwnTools.NONE:
         # It would also read what that imports.
-        told.append(project_text(order.workdir, ("CLAUDE.md",)))
+        told.append(project_text(request.workdir, ("CLAUDE.md",)))
     else:
         # Of an added folder it reads it, and nothing else. Not by its path: a link may stand there by the time that
         # Claude Code looks.
@@ -132,19 +132,19 @@ def _restrictedly(order: LaunchRequest) -> Launch:
         environ["CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD"] = "1"
     if said := "\n\n".join(text for text in told if text):
         files[_WORDS] = said
-        words.append(f"--append-system-prompt-file={order.folder / _WORDS}")
+        words.append(f"--append-system-prompt-file={request.folder / _WORDS}")
     return Launch(
         words=tuple(words),
         environ=environ,
         files=files,
-        governed=_governed(order),
-        ungoverned=_ungoverned(order, folder, settings),
+        governed=_governed(request),
+        ungoverned=_ungoverned(request, folder, settings),
     )
 
 
-def _refused(order: LaunchRequest) -> Iterator[str]:
+def _refused(request: LaunchRequest) -> Iterator[str]:
     # What the workspace may do is settled in our folder. HEAD is what makes a repository of a folder.
-    yield from (f"Edit({name})" for name in (f"{PROJECT_FOLDER}/**", "HEAD", *order.guarded))
+    yield from (f"Edit({name})" for name in (f"{PROJECT_FOLDER}/**", "HEAD", *request.guarded))
     # What other runs, of other profiles, were told.
     yield f"Read({PROJECT_FOLDER}/{RUNS}/**)"
 
@@ -180,16 +180,16 @@ def _text(file: Path) -> str:
         ) from error
 
 
-def _governed(order: LaunchRequest) -> tuple[str, ...]:
+def _governed(request: LaunchRequest) -> tuple[str, ...]:
     hands = {
         OwnTools.NONE: "Claude Code has no tools of its own but the search for Toolcrib's.",
-        OwnTools.READ: f"Claude Code may read files in {order.workdir}, and no others.",
-        OwnTools.EDIT: f"Claude Code may read and change files in {order.workdir}, and no others; "
+        OwnTools.READ: f"Claude Code may read files in {request.workdir}, and no others.",
+        OwnTools.EDIT: f"Claude Code may read and change files in {request.workdir}, and no others; "
         f"git's, its own, {PROJECT_FOLDER} and what other programs obey it may not change.",
     }
-    never = "write, " if order.own_tools is not OwnTools.EDIT else ""
+    never = "write, " if request.own_tools is not OwnTools.EDIT else ""
     return (
-        hands[order.own_tools],
+        hands[request.own_tools],
         f"It cannot {never}run commands, fetch from the network or start subagents by itself.",
         "Hooks, plugins, skills, permissions and other MCP servers, yours and the project's, are left out; "
         "your login, model and refusals stay, and what CLAUDE.md says, yours and the project's.",
@@ -198,11 +198,11 @@ def _governed(order: LaunchRequest) -> tuple[str, ...]:
     )
 
 
-def _ungoverned(order: LaunchRequest, folder: Path, settings: Mapping[str, Any]) -> tuple[str, ...]:
+def _ungoverned(request: LaunchRequest, folder: Path, settings: Mapping[str, Any]) -> tuple[str, ...]:
     helpers = [name for name in _HELPERS if name in settings]
     return (
         f"Claude Code keeps its sessions and other records in {folder}.",
         "What your organization's managed settings say is in force, their hooks included.",
         *((f"Commands of your settings run: {', '.join(helpers)}.",) if helpers else ()),
-        *(("What your own words for Claude Code permit.",) if order.extra else ()),
+        *(("What your own words for Claude Code permit.",) if request.extra else ()),
     )

@@ -68,42 +68,42 @@ _WHY_FAILED = (
 
 class CodexParser:
     def __init__(self) -> None:
-        self.told = RunReport()
+        self.report = RunReport()
         self._calls: dict[str, bool] = {}
         """By its id: whether a call is over."""
         self._refusals = 0
-        self._last_lines = LastErrorLines(self.told)
+        self._last_lines = LastErrorLines(self.report)
 
-    def read(self, line: Mapping[str, Any]) -> list[AgentEvent]:
+    def parse(self, line: Mapping[str, Any]) -> list[AgentEvent]:
         kind, item = as_text(line.get("type")), line.get("item")
         if kind.startswith("item.") and isinstance(item, Mapping):
-            self.told.last_trouble = self.told.last_trouble if item.get("type") == "error" else ""
+            self.report.last_trouble = self.report.last_trouble if item.get("type") == "error" else ""
             return list(self._item(kind, item, line))
         match kind:
             case "thread.started":
                 text = self._started(line)
             case "turn.started":
-                self.told.ended = False
+                self.report.ended = False
                 return [_event(AgentEventKind.RAW, line)]
             case "turn.completed":
                 text = self._completed(line)
             case "turn.failed" | "error":
-                self.told.ended = kind == "turn.failed"
+                self.report.ended = kind == "turn.failed"
                 text = self._failed(line)
             case _:
                 return [_event(AgentEventKind.RAW, line)]
         return [_event(AgentEventKind.LOG, line, role="system", text=text)]
 
-    def said(self, line: str) -> list[AgentEvent]:
+    def parse_stderr(self, line: str) -> list[AgentEvent]:
         routed = _ROUTED.match(line)
         refused = _refused(routed[1]) if routed else None
         if refused is not None:
             return self._refusal(refused, line)
         failed = _NOT_THERE.search(line)
         if failed is not None:
-            self.told.mcp_failure = _INNARDS.sub("", failed[1]).strip() or line
+            self.report.mcp_failure = _INNARDS.sub("", failed[1]).strip() or line
         if _FATAL.match(line):
-            self.told.failure = _INNARDS.sub("", line).strip()
+            self.report.failure = _INNARDS.sub("", line).strip()
         self._last_lines.add(_TRACED.sub("", line))
         return [AgentEvent(kind=AgentEventKind.LOG, provider=PROVIDER, role="system", text=line, raw=line)]
 
@@ -115,29 +115,29 @@ class CodexParser:
         return [replace(over, tool_status=ToolStatus.STARTED, text="", raw=line), over]
 
     def _started(self, line: Mapping[str, Any]) -> str:
-        self.told.session = as_text(line.get("thread_id"))
-        return f"Session {self.told.session}"
+        self.report.session = as_text(line.get("thread_id"))
+        return f"Session {self.report.session}"
 
     def _completed(self, line: Mapping[str, Any]) -> str:
         # An attempt that failed before was made good.
-        self.told.failure = self.told.remedy = self.told.last_trouble = ""
-        self.told.ended = True
+        self.report.failure = self.report.remedy = self.report.last_trouble = ""
+        self.report.ended = True
         usage = line.get("usage")
         if isinstance(usage, Mapping):
-            self.told.usage = TokenUsage(
+            self.report.usage = TokenUsage(
                 input=as_count(usage.get("input_tokens")),
                 output=as_count(usage.get("output_tokens")),
                 cached=as_count(usage.get("cached_input_tokens")),
-                told=dict(usage),
+                reported=dict(usage),
             )
         return "The turn is over."
 
     def _failed(self, line: Mapping[str, Any]) -> str:
         error = line.get("error")
         why = as_text((error if isinstance(error, Mapping) else line).get("message"))
-        self.told.failure = self.told.last_trouble = failure_text(why) or "The turn failed."
-        self.told.remedy = _LOG_IN if _NOT_LOGGED_IN.search(why) else ""
-        return self.told.failure
+        self.report.failure = self.report.last_trouble = failure_text(why) or "The turn failed."
+        self.report.remedy = _LOG_IN if _NOT_LOGGED_IN.search(why) else ""
+        return self.report.failure
 
     def _item(self, kind: str, item: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         what = as_text(item.get("type"))
@@ -147,8 +147,8 @@ class CodexParser:
         elif what == "todo_list":
             yield _event(AgentEventKind.LOG, line, role="assistant", text=_plan(item))
         elif over and what == "agent_message":
-            self.told.text = as_text(item.get("text"))
-            yield _event(AgentEventKind.MESSAGE, line, role="assistant", text=self.told.text)
+            self.report.text = as_text(item.get("text"))
+            yield _event(AgentEventKind.MESSAGE, line, role="assistant", text=self.report.text)
         elif over and what == "reasoning":
             yield _event(AgentEventKind.REASONING, line, role="assistant", text=as_text(item.get("text")))
         elif over and what == "error":
@@ -284,7 +284,7 @@ CODEX = ClientSpec(
     },
     # Without `required` Codex waits one second and then goes on without the tools; a cold start of the daemon may
     # take longer, hence also the limit. Codex hands a server few variables: these say where our files are.
-    stdio_shape={
+    stdio_template={
         "command": COMMAND,
         "args": ARGS,
         "env": ENV,
@@ -292,7 +292,7 @@ CODEX = ClientSpec(
         "required": True,
         "startup_timeout_sec": 20,
     },
-    http_shape={
+    http_template={
         "url": URL,
         "bearer_token_env_var": TOKEN_VARIABLE,
         "http_headers": HEADERS,
@@ -300,7 +300,7 @@ CODEX = ClientSpec(
         "startup_timeout_sec": 20,
     },
     authorization="",
-    private_shape={
+    private_template={
         "url": URL,
         "http_headers": HEADERS,
         "default_tools_approval_mode": "approve",
@@ -315,7 +315,7 @@ CODEX = ClientSpec(
         install="npm install -g @openai/codex",
         keeps=("OPENAI_", "CODEX_"),
         launch=launch,
-        reader=CodexParser,
+        parser=CodexParser,
         counts_session=True,
         is_session=is_session,
     ),

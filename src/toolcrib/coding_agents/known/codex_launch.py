@@ -47,21 +47,21 @@ _OLD_SANDBOX = "use_legacy_landlock"
 """Confines less. Codex warns of it whenever it is named, be it off: so only where the person's file names it."""
 
 
-def launch(order: LaunchRequest) -> Launch:
+def launch(request: LaunchRequest) -> Launch:
     """Raises ConfigError where the person's settings cannot be read."""
-    settings = _settings(order.environ)
-    said = {**_server(order, settings), **_limits(order, settings), **_trust(order, settings)}
-    rules = () if order.own_tools is OwnTools.ALL else ("--ignore-rules",)
+    settings = _settings(request.environ)
+    said = {**_server(request, settings), **_limits(request, settings), **_trust(request, settings)}
+    rules = () if request.own_tools is OwnTools.ALL else ("--ignore-rules",)
     words = [word for key, value in said.items() for word in ("-c", f"{key}={as_toml(value)}")]
-    resume = ("resume",) if order.session else ()
+    resume = ("resume",) if request.session else ()
     # The prompt is read from standard input where a dash stands for it.
-    last = (order.session, "-") if order.session else ("-",)
+    last = (request.session, "-") if request.session else ("-",)
     return Launch(
-        words=("exec", *resume, "--json", "--skip-git-repo-check", *rules, *words, *order.extra, "--", *last),
-        environ={TOKEN_VARIABLE: order.token} if order.url else {},
-        stdin=_instructions(order, settings) + order.prompt,
-        governed=_governed(order.own_tools, shell=order.own_shell),
-        ungoverned=_ungoverned(order),
+        words=("exec", *resume, "--json", "--skip-git-repo-check", *rules, *words, *request.extra, "--", *last),
+        environ={TOKEN_VARIABLE: request.token} if request.url else {},
+        stdin=_instructions(request, settings) + request.prompt,
+        governed=_governed(request.own_tools, shell=request.own_shell),
+        ungoverned=_ungoverned(request),
     )
 
 
@@ -90,16 +90,16 @@ def _read(file: Path) -> dict[str, Any]:
         ) from error
 
 
-def _server(order: LaunchRequest, settings: list[dict[str, Any]]) -> dict[str, Any]:
+def _server(request: LaunchRequest, settings: list[dict[str, Any]]) -> dict[str, Any]:
     """Our entry, and the person's own switched off: all below `all`, else the one of ours that the person has."""
     theirs = {name for one in settings for name in _table(one, "mcp_servers")}
-    unwanted = theirs if order.own_tools is not OwnTools.ALL else theirs & {SERVER_NAME}
+    unwanted = theirs if request.own_tools is not OwnTools.ALL else theirs & {SERVER_NAME}
     servers: dict[str, Any] = {name: {"enabled": False} for name in sorted(unwanted)}
-    if order.url:
+    if request.url:
         servers[OTHER_NAME if SERVER_NAME in theirs else SERVER_NAME] = {
-            "url": order.url,
+            "url": request.url,
             "bearer_token_env_var": TOKEN_VARIABLE,
-            "http_headers": dict(order.headers),
+            "http_headers": dict(request.headers),
             "default_tools_approval_mode": "approve",
             "required": True,
             "startup_timeout_sec": _STARTUP_SECONDS,
@@ -109,54 +109,54 @@ def _server(order: LaunchRequest, settings: list[dict[str, Any]]) -> dict[str, A
     return {"mcp_servers": servers, f"shell_environment_policy.set.{TOKEN_VARIABLE}": ""}
 
 
-def _limits(order: LaunchRequest, settings: list[dict[str, Any]]) -> dict[str, Any]:
+def _limits(request: LaunchRequest, settings: list[dict[str, Any]]) -> dict[str, Any]:
     said: dict[str, Any] = {"approval_policy": "never"}
-    if order.own_tools is OwnTools.ALL:
+    if request.own_tools is OwnTools.ALL:
         return {**said, "sandbox_mode": "danger-full-access"}
-    said |= _sandbox(order)
+    said |= _sandbox(request)
     off = [*_OFF]
-    if order.own_tools is OwnTools.NONE:
+    if request.own_tools is OwnTools.NONE:
         off += _OFF_WITHOUT_TOOLS
-    elif not order.own_shell:
+    elif not request.own_shell:
         off += _OFF_WITHOUT_SHELL
     off += [_OLD_SANDBOX] if any(_OLD_SANDBOX in _table(one, "features") for one in settings) else []
     said |= {"web_search": "disabled", "agents.enabled": False, "notify": []}
     return {**said, **{f"features.{feature}": False for feature in off}}
 
 
-def _sandbox(order: LaunchRequest) -> dict[str, Any]:
+def _sandbox(request: LaunchRequest) -> dict[str, Any]:
     """Said by words, a profile stands above every mode and profile of the person's file."""
     files: dict[str, Any] = {":root": "read"}
-    private = {path for folder in order.private for path in (folder, folder.resolve())}
+    private = {path for folder in request.private for path in (folder, folder.resolve())}
     # Codex cannot make its sandbox where one of them lies in another.
     files |= {str(path): "none" for path in sorted(private) if private.isdisjoint(path.parents)}
-    if order.own_tools is OwnTools.EDIT:
+    if request.own_tools is OwnTools.EDIT:
         # Without our folder, where it is settled what the workspace may do, and what other programs obey at the top;
         # HEAD would make a repository of it. Git's and its own Codex leaves out.
-        kept = (PROJECT_FOLDER, "HEAD", *(name for name in order.guarded if "*" not in name))
+        kept = (PROJECT_FOLDER, "HEAD", *(name for name in request.guarded if "*" not in name))
         files[":workspace_roots"] = {".": "write", **dict.fromkeys(kept, "read")}
     profile = {"filesystem": files, "network": {"enabled": False}}
     return {"default_permissions": _PROFILE, "permissions": {_PROFILE: profile}}
 
 
-def _trust(order: LaunchRequest, settings: list[dict[str, Any]]) -> dict[str, Any]:
+def _trust(request: LaunchRequest, settings: list[dict[str, Any]]) -> dict[str, Any]:
     """Whether Codex takes settings, servers and hooks from the project.
 
     Where nobody has said so, Codex trusts a folder that it may write in, and notes that in the person's file.
     """
-    workdir = order.workdir.resolve()
+    workdir = request.workdir.resolve()
     folders = [str(folder) for folder in (workdir, *workdir.parents)]
-    if order.own_tools is not OwnTools.ALL:
+    if request.own_tools is not OwnTools.ALL:
         return {"projects": {folder: {"trust_level": "untrusted"} for folder in folders}}
     known = {folder for one in settings for folder in _table(one, "projects")}
     return {} if known.intersection(folders) else {"projects": {folders[0]: {"trust_level": "trusted"}}}
 
 
-def _instructions(order: LaunchRequest, settings: list[dict[str, Any]]) -> str:
+def _instructions(request: LaunchRequest, settings: list[dict[str, Any]]) -> str:
     """What Codex would read of a project that it trusts. A session that goes on has it already."""
-    if order.session or order.own_tools is OwnTools.ALL:
+    if request.session or request.own_tools is OwnTools.ALL:
         return ""
-    return before_prompt(order.workdir, settings)
+    return before_prompt(request.workdir, settings)
 
 
 def _table(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -184,19 +184,19 @@ def _governed(own: OwnTools, *, shell: bool) -> tuple[str, ...]:
     )
 
 
-def _ungoverned(order: LaunchRequest) -> tuple[str, ...]:
-    if order.own_tools is OwnTools.ALL:
+def _ungoverned(request: LaunchRequest) -> tuple[str, ...]:
+    if request.own_tools is OwnTools.ALL:
         return (
             "Whatever Codex does by itself: commands, files, network, your other MCP servers, the project's hooks.",
         )
     lines = []
-    if order.own_tools is not OwnTools.NONE and order.own_shell:
+    if request.own_tools is not OwnTools.NONE and request.own_shell:
         lines.append(
             "Codex's commands read whatever you may read, outside the folder, too; but not Toolcrib's own folders."
         )
-    if order.own_tools is OwnTools.EDIT:
+    if request.own_tools is OwnTools.EDIT:
         lines.append(f"Where the folder has a hard link to a file in {PROJECT_FOLDER}, they change that file.")
-    if order.extra:
+    if request.extra:
         lines.append("What your own words for Codex permit.")
     if MANAGED_FILE.exists():
         lines.append(f"What {MANAGED_FILE} says: it stands above all this.")

@@ -97,21 +97,21 @@ class _Call:
 
 class GeminiParser:
     def __init__(self) -> None:
-        self.told = RunReport()
+        self.report = RunReport()
         self._pieces: list[str] = []
         """Of the message that is being said."""
         self._open: dict[str, _Call] = {}
         self._error = ""
-        self._last_lines = LastErrorLines(self.told)
+        self._last_lines = LastErrorLines(self.report)
         self._helps = False
         """Whether it is printing its help."""
 
-    def read(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
+    def parse(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
         if _gets_on(line):
-            self.told.last_trouble, self.told.ended = "", False
+            self.report.last_trouble, self.report.ended = "", False
         if self._is_piece(line):
             self._pieces.append(as_text(line.get("content")))
-            self.told.text = "".join(self._pieces)
+            self.report.text = "".join(self._pieces)
             return [_event(AgentEventKind.RAW, raw=line)]
         kind = line.get("type")
         readers = {
@@ -126,23 +126,23 @@ class GeminiParser:
         first, *more = (*self._said_whole(), *(found or [_event(AgentEventKind.RAW)]))
         return [replace(first, raw=line), *more]
 
-    def said(self, line: str) -> Iterable[AgentEvent]:
+    def parse_stderr(self, line: str) -> Iterable[AgentEvent]:
         if any(words in line for words in _NOT_THERE):
-            self.told.mcp_failure = line
+            self.report.mcp_failure = line
         self._helps = self._helps or line.startswith(_HELP)
         if self._helps or _NOISE.match(line):
             return [_event(AgentEventKind.RAW, text=line, raw=line)]
         if _TRIES_AGAIN.match(line):
-            self.told.last_trouble = failure_text(line)
+            self.report.last_trouble = failure_text(line)
         return [_event(AgentEventKind.LOG, role="system", text=self._of_failure(line), raw=line)]
 
     def _of_failure(self, line: str) -> str:
         """A line that may say why it fails, in words for a person."""
-        if self.told.ended or not _NOT_LOGGED_IN.match(line):
-            self.told.remedy = _LOG_IN if line.startswith(_NO_KEY) else self.told.remedy
+        if self.report.ended or not _NOT_LOGGED_IN.match(line):
+            self.report.remedy = _LOG_IN if line.startswith(_NO_KEY) else self.report.remedy
             self._last_lines.add(line)
             return line
-        self.told.failure, self.told.remedy = _SAID_SO, _LOG_IN
+        self.report.failure, self.report.remedy = _SAID_SO, _LOG_IN
         return _SAID_SO
 
     def _is_piece(self, line: Mapping[str, Any]) -> bool:
@@ -155,14 +155,15 @@ class GeminiParser:
             yield _event(AgentEventKind.MESSAGE, role="assistant", text=text)
 
     def _begun(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        self.told.session = as_text(line.get("session_id")) or self.told.session
-        self.told.model = as_text(line.get("model")) or self.told.model
-        yield _event(AgentEventKind.LOG, role="system", text=f"Session {self.told.session}, model {self.told.model}")
+        self.report.session = as_text(line.get("session_id")) or self.report.session
+        self.report.model = as_text(line.get("model")) or self.report.model
+        text = f"Session {self.report.session}, model {self.report.model}"
+        yield _event(AgentEventKind.LOG, role="system", text=text)
 
     def _message(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         role, text = as_text(line.get("role")), as_text(line.get("content"))
         if role == "assistant":
-            self.told.text = text
+            self.report.text = text
         yield _event(AgentEventKind.MESSAGE, role=role, text=text)
 
     def _started(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
@@ -194,22 +195,22 @@ class GeminiParser:
     def _result(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         stats = as_map(line.get("stats"))
         if stats:
-            self.told.usage = TokenUsage(
+            self.report.usage = TokenUsage(
                 input=as_count(stats.get("input_tokens")),
                 output=as_count(stats.get("output_tokens")),
                 cached=as_count(stats.get("cached")),
-                told=stats,
+                reported=stats,
             )
-        self.told.ended = True
-        self.told.failure = self.told.remedy = ""
+        self.report.ended = True
+        self.report.failure = self.report.remedy = ""
         status = as_text(line.get("status"))
         if status == "success":
             yield _event(AgentEventKind.LOG, role="system", text="The run is over.")
             return
         why = as_text(as_map(line.get("error")).get("message")) or self._error
-        self.told.remedy = _LOG_IN if _KEY_REFUSED.search(why) else ""
-        self.told.failure = failure_text(why) or f"Gemini CLI ended its run with {status or 'no word'}."
-        yield _event(AgentEventKind.LOG, role="system", text=self.told.failure)
+        self.report.remedy = _LOG_IN if _KEY_REFUSED.search(why) else ""
+        self.report.failure = failure_text(why) or f"Gemini CLI ended its run with {status or 'no word'}."
+        yield _event(AgentEventKind.LOG, role="system", text=self.report.failure)
 
 
 def _gets_on(line: Mapping[str, Any]) -> bool:
@@ -275,10 +276,10 @@ GEMINI = ClientSpec(
         ClientScope.USER: ClientFilePlace(folder=".gemini", file="settings.json"),
         ClientScope.PROJECT: ClientFilePlace(folder=".gemini", file="settings.json"),
     },
-    stdio_shape={"command": COMMAND, "args": ARGS, "env": ENV},
+    stdio_template={"command": COMMAND, "args": ARGS, "env": ENV},
     # `url` would mean the old SSE transport.
-    http_shape={"httpUrl": URL, "headers": HEADERS},
-    private_shape={"httpUrl": URL, "headers": HEADERS, "trust": True},
+    http_template={"httpUrl": URL, "headers": HEADERS},
+    private_template={"httpUrl": URL, "headers": HEADERS, "trust": True},
     private_use="put what {file} holds into FOLDER/.gemini/settings.json, then GEMINI_CLI_HOME=FOLDER gemini",
     headless=HeadlessSpec(
         program="gemini",
@@ -286,7 +287,7 @@ GEMINI = ClientSpec(
         install="npm install -g @google/gemini-cli",
         keeps=("GEMINI_", "GOOGLE_", "CODE_ASSIST_", "CLOUD_SHELL"),
         launch=launch,
-        reader=GeminiParser,
+        parser=GeminiParser,
         is_session=lambda text: _SESSION.fullmatch(text) is not None,
     ),
     stdio_notes=(

@@ -43,16 +43,16 @@ _MOST = 64 * 1024
 """Characters of names; a program with many more in its environment could not be started."""
 
 
-def env_file_variables(order: LaunchRequest, home: Path) -> dict[str, str]:
+def env_file_variables(request: LaunchRequest, home: Path) -> dict[str, str]:
     """Raises ConfigError where a file is too large to be looked through."""
     said = _variables(_text(home / ".gemini" / ".env") or _text(home / ".env"))
-    named = {name for file in _of_projects(order.workdir.resolve(), home) for name in _named(file)}
+    named = {name for file in _of_projects(request.workdir.resolve(), home) for name in _named(file)}
     if sum(map(len, named)) > _MOST:
         raise ConfigError(
-            f"The .env files in and above {order.workdir} name too many variables.",
+            f"The .env files in and above {request.workdir} name too many variables.",
             remedy="Gemini CLI would take them all: move the files out of the way.",
         )
-    return {name: value for name, value in {**dict.fromkeys(named, ""), **said}.items() if name not in order.environ}
+    return {name: value for name, value in {**dict.fromkeys(named, ""), **said}.items() if name not in request.environ}
 
 
 def _of_projects(workdir: Path, home: Path) -> Iterator[Path]:
@@ -132,28 +132,36 @@ _MENTIONS = "\n\n(In this message, \\@ stands for an at sign.)"
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\r\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 
 
-def launch(order: LaunchRequest) -> Launch:
+def launch(request: LaunchRequest) -> Launch:
     """Raises ConfigError where the person's settings cannot be read, UsageError where the project is in the way."""
-    free = order.own_tools is OwnTools.ALL
-    theirs = _home(order.environ) / ".gemini"
-    settings = _settings(order, _read(theirs / _SETTINGS))
+    free = request.own_tools is OwnTools.ALL
+    theirs = _home(request.environ) / ".gemini"
+    settings = _settings(request, _read(theirs / _SETTINGS))
     files = {_SETTINGS: json.dumps(settings, indent=2)}
-    links = aliases(order.workdir) if order.own_tools is OwnTools.EDIT else LinkAliases()
-    words = ["--output-format", "stream-json", "--skip-trust", "--approval-mode", _MODE.get(order.own_tools, "default")]
+    links = aliases(request.workdir) if request.own_tools is OwnTools.EDIT else LinkAliases()
+    words = [
+        "--output-format",
+        "stream-json",
+        "--skip-trust",
+        "--approval-mode",
+        _MODE.get(request.own_tools, "default"),
+    ]
     if not free:
-        _refuse_pipes(order, settings)
-        _refuse_reads(order, settings)
+        _refuse_pipes(request, settings)
+        _refuse_reads(request, settings)
         files[_IGNORED] = f"/{PROJECT_FOLDER}/{RUNS}/\n"
-        files[_POLICY] = policy(_OWN[order.own_tools], links.names, [name for name in order.guarded if "*" not in name])
-        words += ["--admin-policy", str(order.folder / _POLICY)]
-    words += ["--resume", order.session] if order.session else ["--session-id", order.new_session]
-    governed, ungoverned = _governance(order, links)
+        files[_POLICY] = policy(
+            _OWN[request.own_tools], links.names, [name for name in request.guarded if "*" not in name]
+        )
+        words += ["--admin-policy", str(request.folder / _POLICY)]
+    words += ["--resume", request.session] if request.session else ["--session-id", request.new_session]
+    governed, ungoverned = _governance(request, links)
     return Launch(
-        words=(*words, *order.extra),
-        environ=_environ(order),
+        words=(*words, *request.extra),
+        environ=_environ(request),
         files=files,
-        links={".gemini": order.folder, **_links(theirs, everything=free)},
-        stdin=_stdin(order),
+        links={".gemini": request.folder, **_links(theirs, everything=free)},
+        stdin=_stdin(request),
         governed=governed,
         ungoverned=ungoverned,
     )
@@ -177,21 +185,21 @@ def _names(settings: Mapping[str, Any]) -> list[str]:
     return [*named, "GEMINI.md"]
 
 
-def _stdin(order: LaunchRequest) -> str:
+def _stdin(request: LaunchRequest) -> str:
     """The prompt as text: Gemini CLI would read files that are named with @, whatever its tools may, and take a first
     word with a slash for a command, a project's included. It has a way to write such an @, but leaves it so."""
-    prompt = order.prompt if order.own_tools is OwnTools.ALL else without_command(order.prompt)
+    prompt = request.prompt if request.own_tools is OwnTools.ALL else without_command(request.prompt)
     written = _MENTION.sub(r"\\@", prompt)
     return prompt if written == prompt else written + _MENTIONS
 
 
-def _settings(order: LaunchRequest, theirs: dict[str, Any]) -> dict[str, Any]:
+def _settings(request: LaunchRequest, theirs: dict[str, Any]) -> dict[str, Any]:
     """The person's settings for this run, with our entry."""
-    ours = {SERVER_NAME: _entry(order)} if order.url else {}
+    ours = {SERVER_NAME: _entry(request)} if request.url else {}
     # Another way to run without a person, which prints and asks otherwise.
     told = _with(theirs, "experimental", adk={"agentSessionNoninteractiveEnabled": False})
-    if order.own_tools is not OwnTools.ALL:
-        return {**_confined(told, order), "mcpServers": ours, "mcp": {"allowed": [SERVER_NAME]}}
+    if request.own_tools is not OwnTools.ALL:
+        return {**_confined(told, request), "mcpServers": ours, "mcp": {"allowed": [SERVER_NAME]}}
     mcp = _part(told, "mcp")
     if isinstance(mcp.get("allowed"), list):
         mcp["allowed"] = [*mcp["allowed"], SERVER_NAME]
@@ -199,7 +207,7 @@ def _settings(order: LaunchRequest, theirs: dict[str, Any]) -> dict[str, Any]:
     return {**told, "mcpServers": {**others, **ours}, "mcp": mcp}
 
 
-def _confined(settings: dict[str, Any], order: LaunchRequest) -> dict[str, Any]:
+def _confined(settings: dict[str, Any], request: LaunchRequest) -> dict[str, Any]:
     """Without what runs commands by itself or reaches further than the folder, and with the tools of the level."""
     told = {**settings, "hooks": {}, "hooksConfig": {"enabled": False}}
     told = {**told, "skills": {"enabled": False}, "ide": {"enabled": False}}
@@ -208,26 +216,26 @@ def _confined(settings: dict[str, Any], order: LaunchRequest) -> dict[str, Any]:
     told = _with(told, "general", topicUpdateNarration=False)
     told = _with(told, "security", folderTrust={"enabled": True})
     told = _with(told, "advanced", ignoreLocalEnv=True)
-    told = _with(told, "context", includeDirectories=[], fileFiltering=_ignoring(order, _part(told, "context")))
-    if order.own_tools is OwnTools.NONE:
+    told = _with(told, "context", includeDirectories=[], fileFiltering=_ignoring(request, _part(told, "context")))
+    if request.own_tools is OwnTools.NONE:
         told = _with(told, "context", includeDirectoryTree=False)
     tools = {key: value for key, value in _part(told, "tools").items() if key not in _COMMANDS}
-    return {**told, "tools": {**tools, "core": list(_OWN[order.own_tools]), "sandbox": False}}
+    return {**told, "tools": {**tools, "core": list(_OWN[request.own_tools]), "sandbox": False}}
 
 
-def _ignoring(order: LaunchRequest, context: Mapping[str, Any]) -> dict[str, Any]:
+def _ignoring(request: LaunchRequest, context: Mapping[str, Any]) -> dict[str, Any]:
     """What its tools do not read: also the logs of runs, which hold what other profiles were told."""
     filtering = _part(context, "fileFiltering")
     theirs = filtering.get("customIgnoreFilePaths")
     # It takes them from the folder that it works in, absolute ones too.
-    ours = os.path.relpath((order.folder / _IGNORED).resolve(), order.workdir.resolve())
+    ours = os.path.relpath((request.folder / _IGNORED).resolve(), request.workdir.resolve())
     paths = [*(theirs if isinstance(theirs, list) else []), ours]
     return {**filtering, "respectGeminiIgnore": True, "customIgnoreFilePaths": paths}
 
 
-def _entry(order: LaunchRequest) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {order.token}", **order.headers}
-    return {"httpUrl": order.url, "headers": headers, "trust": True, "timeout": _CALL_LIMIT_MS}
+def _entry(request: LaunchRequest) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {request.token}", **request.headers}
+    return {"httpUrl": request.url, "headers": headers, "trust": True, "timeout": _CALL_LIMIT_MS}
 
 
 def _part(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -252,9 +260,9 @@ def _read(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _refuse_pipes(order: LaunchRequest, settings: Mapping[str, Any]) -> None:
+def _refuse_pipes(request: LaunchRequest, settings: Mapping[str, Any]) -> None:
     """Gemini CLI reads these before it does anything, and of a pipe it would wait for the end."""
-    workdir, home = order.workdir.resolve(), _home(order.environ).resolve()
+    workdir, home = request.workdir.resolve(), _home(request.environ).resolve()
     for folder in (workdir, *workdir.parents):
         # What the person has at home is theirs: somebody may write into it.
         for name in (*_READ_FIRST, *_names(settings)) if folder != home else ():
@@ -265,9 +273,9 @@ def _refuse_pipes(order: LaunchRequest, settings: Mapping[str, Any]) -> None:
                 )
 
 
-def _refuse_reads(order: LaunchRequest, settings: Mapping[str, Any]) -> None:
+def _refuse_reads(request: LaunchRequest, settings: Mapping[str, Any]) -> None:
     """Gemini CLI itself reads what the project tells it, wherever a link leads, and the files that this imports."""
-    root, workdir = project_of(order.workdir), order.workdir.resolve()
+    root, workdir = project_of(request.workdir), request.workdir.resolve()
     files = (folder / name for folder in (workdir, *workdir.parents) for name in _names(settings))
     for file in (file for file in files if file.is_relative_to(root) and os.path.isfile(file)):  # noqa: PTH113
         real = inside(file, root)
@@ -276,7 +284,7 @@ def _refuse_reads(order: LaunchRequest, settings: Mapping[str, Any]) -> None:
                 f"{file} leads out of the project, or to a file of another kind, and Gemini CLI would read that.",
                 remedy="Put the text itself there.",
             )
-        for path in _imports(real, file.parent) if order.own_tools is OwnTools.NONE else ():
+        for path in _imports(real, file.parent) if request.own_tools is OwnTools.NONE else ():
             raise UsageError(
                 f"{file} imports {path}, and Gemini CLI would read it, which this run may not.",
                 remedy="Take the @ away there. With a profile that may read, and where nothing is hidden, it can stay.",
@@ -298,15 +306,15 @@ def _is_no_file(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _environ(order: LaunchRequest) -> dict[str, str]:
+def _environ(request: LaunchRequest) -> dict[str, str]:
     # One process instead of two, which a signal reaches.
-    ours = {_HOME: str(order.folder), "GEMINI_CLI_NO_RELAUNCH": "true"}
-    if order.own_tools is OwnTools.ALL:
-        return {**ours, _TRUST: "false"} if _names_us(order.workdir) else ours
+    ours = {_HOME: str(request.folder), "GEMINI_CLI_NO_RELAUNCH": "true"}
+    if request.own_tools is OwnTools.ALL:
+        return {**ours, _TRUST: "false"} if _names_us(request.workdir) else ours
     # Its settings are read before `--skip-trust` is: so they are read as in a folder that nobody trusts, without the
     # project's, and the server, which it would not ask from such a folder, is asked all the same.
     off = {_TRUST: "false", "GEMINI_SANDBOX": "false", **dict.fromkeys(_EMPTIED, "")}
-    return {**env_file_variables(order, _home(order.environ).resolve()), **off, **ours}
+    return {**env_file_variables(request, _home(request.environ).resolve()), **off, **ours}
 
 
 def _names_us(workdir: Path) -> bool:
@@ -317,10 +325,10 @@ def _names_us(workdir: Path) -> bool:
         return False
 
 
-def _governance(order: LaunchRequest, links: LinkAliases) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _governance(request: LaunchRequest, links: LinkAliases) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """For the person: what is governed, and what is not."""
-    refuses = () if order.own_tools is OwnTools.READ else (_REFUSES,)
-    if order.own_tools is OwnTools.ALL:
+    refuses = () if request.own_tools is OwnTools.READ else (_REFUSES,)
+    if request.own_tools is OwnTools.ALL:
         named = ("The project's own Gemini settings do not count: they have an entry toolcrib of their own.",)
         free = (
             "Its own tools: all of them, without asking.",
@@ -328,22 +336,22 @@ def _governance(order: LaunchRequest, links: LinkAliases) -> tuple[tuple[str, ..
             "The project's .env files, which may name another address for your key; and where you trust the folder in "
             "Gemini CLI, all that the project's .gemini folder sets.",
         )
-        return (*(named if _names_us(order.workdir) else ()), *refuses), free
+        return (*(named if _names_us(request.workdir) else ()), *refuses), free
     governed = (
-        _GOVERNED[order.own_tools],
+        _GOVERNED[request.own_tools],
         "Off: its other MCP servers, hooks, extensions, skills and sub-agents, yours as well as the project's.",
         "The project's own Gemini settings and .env files do not count.",
         "No file is read because the prompt names it with @, and no command of its own runs for a prompt that begins "
         "with a slash.",
         *refuses,
     )
-    linked = _of_links(links) if order.own_tools is OwnTools.EDIT else ()
+    linked = _of_links(links) if request.own_tools is OwnTools.EDIT else ()
     looks = (
         "It reads files of the project that GEMINI.md imports.",
         "Its glob tool tells names of files outside the folder, too.",
     )
-    words = ("What your own words for Gemini CLI permit.",) if order.extra else ()
-    return governed, (*(looks if order.own_tools is not OwnTools.NONE else ()), *linked, *words)
+    words = ("What your own words for Gemini CLI permit.",) if request.extra else ()
+    return governed, (*(looks if request.own_tools is not OwnTools.NONE else ()), *linked, *words)
 
 
 def _of_links(links: LinkAliases) -> tuple[str, ...]:

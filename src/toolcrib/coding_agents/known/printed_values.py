@@ -61,14 +61,14 @@ def failure_text(text: str) -> str:
 class LastErrorLines:
     """The last lines on standard error of a program that has not told a failure, or its end, in its own form."""
 
-    def __init__(self, told: RunReport) -> None:
-        self._told = told
+    def __init__(self, report: RunReport) -> None:
+        self._report = report
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._failure = ""
 
     def add(self, line: str) -> None:
         text = failure_text(_COLOUR.sub("", line).strip())
-        if not text or self._told.ended or self._told.failure != self._failure:
+        if not text or self._report.ended or self._report.failure != self._failure:
             return
         self._lines.append(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
-        self._failure = self._told.failure = "\n".join(self._lines)
+        self._failure = self._report.failure = "\n".join(self._lines)
