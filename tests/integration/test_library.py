@@ -15,8 +15,8 @@ import toolcrib
 from parts import leftovers
 from parts.witness import Notes
 from toolcrib import Client, Crib, server_config
-from toolcrib.config import Paths
 from toolcrib.config.from_code import StdioServer
+from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Opening
 from toolcrib.core.results import (
     AudioBlock,

@@ -486,7 +486,8 @@ def test_agents_that_nobody_goes_on_with_are_ended_by_the_next_daemon(
     first.kill()
     left.end()
     script = (
-        "import sys\nfrom pathlib import Path\nfrom toolcrib.config import Flags\nfrom toolcrib.daemon import process\n"
+        "import sys\nfrom pathlib import Path\n"
+        "from toolcrib.config.model import Flags\nfrom toolcrib.daemon import process\n"
         "process._CLAIMED_WITHIN = 0.2\n"
         "sys.exit(process.run_foreground(Path.cwd(), Flags(port=0), ready=lambda told: print('up', flush=True)))"
     )
@@ -598,7 +599,7 @@ async def test_a_daemon_for_runs_that_ends_is_lost_and_none_comes_in_its_place(
 def test_a_daemon_for_runs_to_which_nobody_comes_ends(toolcrib_home: Home) -> None:
     script = (
         "import sys\nfrom pathlib import Path\nfrom toolcrib.daemon_client.lifetime import Lasts\n"
-        "from toolcrib.config import Flags\nfrom toolcrib.daemon import process\nprocess._FIRST_RUN = 0.3\n"
+        "from toolcrib.config.model import Flags\nfrom toolcrib.daemon import process\nprocess._FIRST_RUN = 0.3\n"
         "sys.exit(process.run_foreground(Path.cwd(), Flags(port=0), ready=print, lasts=Lasts.FOR_RUNS))"
     )
     done = subprocess.run(

@@ -13,7 +13,7 @@ from typing import Any, cast
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins as builtin_servers
 from toolcrib.commands.registry import CommandHost, JobRequest
-from toolcrib.config import Paths
+from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.identity.principal import OWNER, Principal

@@ -312,7 +312,7 @@ def test_only_a_plain_true_says_that_a_tool_only_reads(hint: bytes) -> None:
 def test_a_renamed_tool_is_found_with_its_server_and_the_name_that_is_shown() -> None:
     listing = {"git": (definition("git_status"), definition("log"), definition("push"))}
     names = {"git_status": "state", "push": "log"}
-    rules = (ToolRule(does=RuleAction.RENAME, value=names, only=(), written={}),)
+    rules = (ToolRule(action=RuleAction.RENAME, value=names, only=(), written={}),)
     catalog = Catalog.build(listing, version=1, rules=rules)
     assert "git:state" in catalog
     assert catalog.find("git:state").name == "git_status"
@@ -322,7 +322,7 @@ def test_a_renamed_tool_is_found_with_its_server_and_the_name_that_is_shown() ->
 
 
 def test_what_did_not_change_is_the_same_object_when_its_neighbour_does() -> None:
-    rules = (ToolRule(does=RuleAction.DESCRIBE, value="Reads.", only=(ToolSelector(names=("read",)),)),)
+    rules = (ToolRule(action=RuleAction.DESCRIBE, value="Reads.", only=(ToolSelector(names=("read",)),)),)
     before = Catalog.build({"files": (definition("read"), definition("write"))}, version=1, rules=rules)
     listings = {"files": (definition("new"), definition("write", title="other"), definition("read"))}
     after = Catalog.build(listings, version=2, previous=before, rules=rules)

@@ -342,7 +342,7 @@ def test_without_words_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> 
 def test_trust_shows_what_would_run_and_needs_a_yes(
     home: Path, daemon: Daemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from toolcrib.config import trust_digest
+    from toolcrib.config.trust import trust_digest
 
     file = home / "project" / ".toolcrib" / "config.yml"
     file.parent.mkdir()
@@ -414,7 +414,7 @@ def test_the_manual_is_made_of_the_help_pages_as_they_are() -> None:
 def test_on_a_terminal_trust_asks_and_only_yes_is_yes(
     home: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, typed: str, code: int
 ) -> None:
-    from toolcrib.config import trust_digest
+    from toolcrib.config.trust import trust_digest
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -13,7 +13,7 @@ from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.commands.all import registry
 from toolcrib.commands.local import NoDaemon
 from toolcrib.commands.registry import CommandContext, Via
-from toolcrib.config import Paths
+from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.identity.principal import OWNER, RequestContext
 from toolcrib.store import clock as module

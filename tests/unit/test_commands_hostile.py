@@ -13,7 +13,7 @@ from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
 from toolcrib.commands.local import NoDaemon
 from toolcrib.commands.registry import LONGEST_TEXT, VERBATIM, CommandContext, Parameters, Via
-from toolcrib.config import Paths
+from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.daemon.socket import _read_command
 from toolcrib.errors import ToolcribError, UsageError

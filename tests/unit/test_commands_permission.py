@@ -16,7 +16,9 @@ from parts import fleet
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import CommandServer
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, CommandHost, Via
-from toolcrib.config import Flags, Paths, load, store_location
+from toolcrib.config.layers import load, store_location
+from toolcrib.config.model import Flags
+from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.errors import ConfigError, NotFound, StoreError, UnknownServer, UnknownTool, UsageError
 from toolcrib.events import AuditedChange

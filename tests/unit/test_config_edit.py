@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from toolcrib.config import Flags, IfExists, Paths, ProjectEdit, add_server, load, mask, remove_server, trust_digest
+from toolcrib.config.edit import IfExists, ProjectEdit, add_server, remove_server
+from toolcrib.config.layers import load
+from toolcrib.config.model import Flags
+from toolcrib.config.paths import Paths
+from toolcrib.config.show import mask
+from toolcrib.config.trust import trust_digest
 from toolcrib.errors import ConfigError, UnknownServer
 
 ENTRY: dict[str, Any] = {

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from toolcrib.config import Config, Paths, Problem, ServerConfig, Severity, Transport, load
 from toolcrib.config.auth import with_token
+from toolcrib.config.layers import load
+from toolcrib.config.model import Config, Problem, ServerConfig, Severity, Transport
+from toolcrib.config.paths import Paths
 
 SECRET = "very-secret-value"
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.config import Config, Paths, Problem, Severity, load
+from toolcrib.config.layers import load
+from toolcrib.config.model import Config, Problem, Severity
+from toolcrib.config.paths import Paths
 
 GOOD = '{"servers": {"good": {"command": "true"}}}'
 
@@ -194,11 +196,3 @@ def test_importing_the_package_loads_no_parser() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_every_public_name_can_be_imported() -> None:
-    import toolcrib.config as room
-
-    assert all(getattr(room, name) is not None for name in room.__all__)
-    with pytest.raises(AttributeError):
-        _ = room.nothing_of_this_name

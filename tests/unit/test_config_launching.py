@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from toolcrib.config import Config, Paths, ServerConfig, load
 from toolcrib.config.launching import needs_project, portable_words, safe_launch
-from toolcrib.config.model import StartFolder
-from toolcrib.config.paths import empty_folder
+from toolcrib.config.layers import load
+from toolcrib.config.model import Config, ServerConfig, StartFolder
+from toolcrib.config.paths import Paths, empty_folder
 from toolcrib.servers.pool import instance_key
 
 pytestmark = pytest.mark.req("BNS-10")

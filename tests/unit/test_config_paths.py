@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.config import Paths
+from toolcrib.config.paths import Paths
 
 
 def test_one_variable_moves_everything(tmp_path: Path) -> None:

@@ -12,9 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolcrib.config import Config, Flags, Paths, ServerConfig, add_server, load, mask, remove_server
+from toolcrib.config.edit import add_server, remove_server
 from toolcrib.config.keys import SERVER_KEYS
+from toolcrib.config.layers import load
 from toolcrib.config.masking import mask_args, mask_spelling, mask_text
+from toolcrib.config.model import Config, Flags, ServerConfig
+from toolcrib.config.paths import Paths
+from toolcrib.config.show import mask
 from toolcrib.config.values import expand
 
 ENVIRON = {"HOME": "/home/u", "A": "one", "SECRET": "hunter2hunter2"}

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.config import Config, Paths, Retry, ServerConfig, Severity, Transport, load
+from toolcrib.config.layers import load
+from toolcrib.config.model import Config, Retry, ServerConfig, Severity, Transport
+from toolcrib.config.paths import Paths
 
 BEANS = """
 {

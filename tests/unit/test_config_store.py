@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from toolcrib.cli.flags import without_password
-from toolcrib.config import Config, Flags, NameStyle, Paths, Severity, load, mask, store_location
-from toolcrib.config.layers import remember_store
+from toolcrib.config.layers import load, remember_store, store_location
+from toolcrib.config.model import Config, Flags, NameStyle, Severity
+from toolcrib.config.paths import Paths
 from toolcrib.config.settings import holds_password
+from toolcrib.config.show import mask
 from toolcrib.errors import ConfigError, UsageError
 
 URL = "postgresql://crib:hush-hush@db.example/crib"

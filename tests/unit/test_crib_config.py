@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.config import Flags, NameStyle, Paths, load, store_location, trust_digest
+from toolcrib.config.layers import load, store_location
+from toolcrib.config.model import Flags, NameStyle
+from toolcrib.config.paths import Paths
 from toolcrib.config.settings import SETTINGS, USER_ONLY_SETTINGS
+from toolcrib.config.trust import trust_digest
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.events import ConfigProblem, Event

@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from toolcrib.config import Flags, Paths, load, store_location
-from toolcrib.config.model import ConfigSource, Layer, ServerConfig, Transport
-from toolcrib.config.paths import project_of
+from toolcrib.config.layers import load, store_location
+from toolcrib.config.model import ConfigSource, Flags, Layer, ServerConfig, Transport
+from toolcrib.config.paths import Paths, project_of
 from toolcrib.core.crib import Crib
 from toolcrib.core.kit import Kit
 from toolcrib.policy import RuleOrigin, Verdict, rule_from

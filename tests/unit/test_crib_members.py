@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.config import Paths
+from toolcrib.config.paths import Paths
 from toolcrib.core import workspace as workspace_module
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from toolcrib.config import Paths
 from toolcrib.config.masking import Masker
-from toolcrib.config.paths import private_folder, unusable_path
+from toolcrib.config.paths import Paths, private_folder, unusable_path
 from toolcrib.daemon.log import log_to
 from toolcrib.daemon.process import owner_token
 from toolcrib.daemon_client.lifetime import daemon_lock, read_info, write_info
@@ -104,7 +103,7 @@ def test_an_info_file_that_says_nothing_does_not_hide_the_reason(paths: Paths, i
 def test_the_lock_of_a_killed_process_is_free_at_once(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolcrib.daemon_client.lifetime._PATIENCE", 0.0)
     code = (
-        "import os, sys, time; from pathlib import Path; from toolcrib.config import Paths;"
+        "import os, sys, time; from pathlib import Path; from toolcrib.config.paths import Paths;"
         "from toolcrib.daemon_client.lifetime import daemon_lock\n"
         "with daemon_lock(Paths.of_user(os.environ)): print('held', flush=True); time.sleep(600)"
     )

@@ -10,8 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from toolcrib.commands.job import SubmitJob
-from toolcrib.config import Config, Paths, load
-from toolcrib.config.model import JobSettings
+from toolcrib.config.layers import load
+from toolcrib.config.model import Config, JobSettings
+from toolcrib.config.paths import Paths
 from toolcrib.config.show import mask
 
 pytestmark = pytest.mark.req("KAI-9")

@@ -78,8 +78,8 @@ def test_what_the_server_put_into_meta_stays_and_ours_goes():
 
 def test_what_the_daemons_configuration_makes_of_a_tool_is_kept():
     rules = (
-        ToolRule(does=RuleAction.RENAME, value={"s:long_name": "short"}),
-        ToolRule(does=RuleAction.OPTIONS, value={"openai": {"strict": True}}),
+        ToolRule(action=RuleAction.RENAME, value={"s:long_name": "short"}),
+        ToolRule(action=RuleAction.OPTIONS, value={"openai": {"strict": True}}),
     )
     there = catalog_of({"s": [{"name": "long_name", "inputSchema": {"type": "object"}}]}, rules=rules)
     here = DaemonCatalog().anew(listed(there))

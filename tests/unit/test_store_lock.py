@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from parts.postgres import Postgres
-from toolcrib.config import Paths
+from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.errors import AlreadyRunning, StoreError
 from toolcrib.store import lock

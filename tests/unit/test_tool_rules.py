@@ -21,11 +21,13 @@ from toolcrib.audit.entry import AuditEntry
 from toolcrib.calls import CallRequest, Door
 from toolcrib.catalog import Catalog, Tool
 from toolcrib.catalog.offered_tool import OfferedTool
-from toolcrib.config import Config, Paths, Problem, Severity, load, mask
 from toolcrib.config.keys import ConfigField
+from toolcrib.config.layers import load
 from toolcrib.config.masking import secrets_of
-from toolcrib.config.model import Layer, NameStyle, RuleAction, ToolRule
+from toolcrib.config.model import Config, Layer, NameStyle, Problem, RuleAction, Severity, ToolRule
+from toolcrib.config.paths import Paths
 from toolcrib.config.problems import ProblemReport
+from toolcrib.config.show import mask
 from toolcrib.config.tool_rules import read_tool_rules
 from toolcrib.config.values import EntryContext, ValueReader
 from toolcrib.errors import Denied, InvalidArguments, UnknownTool
@@ -99,7 +101,7 @@ def test_every_rule_is_read() -> None:
         {"options": {"openai": {"strict": True}}},
         ROOT="/srv/app",
     )
-    assert [rule.does for rule in made] == list(RuleAction)
+    assert [rule.action for rule in made] == list(RuleAction)
     assert made[0].value.annotations == ("read_only",)
     assert made[5].value == {"repo_path": "/srv/app", "depth": 3, "more": [None, {"a": True}]}
 
@@ -185,7 +187,7 @@ def person(tmp_path: Path) -> Person:
 def test_a_problem_names_file_and_line(person: Person) -> None:
     person.write(user="tools:\n  - keep: git:*\n  - drop:\n      anotation: destructive\n")
     config = person.load()
-    assert [rule.does for rule in config.tools] == [RuleAction.KEEP]
+    assert [rule.action for rule in config.tools] == [RuleAction.KEEP]
     assert f"{person.home}/config.yml:4: tools[1].drop.anotation:" in str(config.problems[0])
 
 
@@ -196,13 +198,13 @@ def test_a_projects_rules_do_nothing_until_they_are_trusted_and_come_after_the_p
         project="tools:\n  - prefix: mcp\n  - fix: {arguments: {api_token: abcdef-123456, note: sk-abcdefghijkl}}\n",
     )
     before = person.load()
-    assert [rule.does for rule in before.tools] == [RuleAction.DROP]
+    assert [rule.action for rule in before.tools] == [RuleAction.DROP]
     assert before.waiting[0].effects == (
         'sets tools[0]: {"prefix": "mcp"}',
         'sets tools[1]: {"fix": {"arguments": {"api_token": "abcdef-123456", "note": "sk-abcdefghijkl"}}}',
     )
     person.trusts = True
-    assert [rule.does for rule in person.load().tools] == [RuleAction.DROP, RuleAction.PREFIX, RuleAction.FIX]
+    assert [rule.action for rule in person.load().tools] == [RuleAction.DROP, RuleAction.PREFIX, RuleAction.FIX]
 
 
 def test_what_is_shown_hides_secrets_and_the_book_knows_them(person: Person) -> None:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 from msgspec import Raw
@@ -96,33 +96,23 @@ def _override(offer: OfferedTool) -> ToolOverride:
 
 
 def _transform(rule: ToolRule) -> Transform:
-    transform = _made(rule)
+    transform = _TRANSFORMS[rule.action](rule.value)
     for which in rule.only:
         transform = ForTools(_filter(which), transform)
     return transform
 
 
-def _made(rule: ToolRule) -> Transform:
-    value = rule.value
-    match rule.does:
-        case RuleAction.KEEP:
-            return KeepTools(_filter(value))
-        case RuleAction.DROP:
-            return DropTools(_filter(value))
-        case RuleAction.RENAME:
-            return RenameTools(value)
-        case RuleAction.PREFIX:
-            return PrefixTools(value)
-        case RuleAction.DESCRIBE:
-            return DescribeTools(value)
-        case RuleAction.FIX:
-            return FixArguments(value)
-        case RuleAction.DEFAULT:
-            return DefaultArguments(value)
-        case RuleAction.RENAME_ARGUMENTS:
-            return RenameArguments(value)
-        case RuleAction.OPTIONS:
-            return ProviderOptions(**value)
+_TRANSFORMS: Mapping[RuleAction, Callable[[Any], Transform]] = {
+    RuleAction.KEEP: lambda value: KeepTools(_filter(value)),
+    RuleAction.DROP: lambda value: DropTools(_filter(value)),
+    RuleAction.RENAME: RenameTools,
+    RuleAction.PREFIX: PrefixTools,
+    RuleAction.DESCRIBE: DescribeTools,
+    RuleAction.FIX: FixArguments,
+    RuleAction.DEFAULT: DefaultArguments,
+    RuleAction.RENAME_ARGUMENTS: RenameArguments,
+    RuleAction.OPTIONS: lambda value: ProviderOptions(**value),
+}
 
 
 def _filter(which: ToolSelector) -> Filter:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, Parameters, PathText, registry
-from toolcrib.config import mask, trust_digest
 from toolcrib.config.model import Severity
 from toolcrib.config.problems import sorted_problems
+from toolcrib.config.show import mask
+from toolcrib.config.trust import trust_digest
 from toolcrib.errors import ConfigError, NotFound
 from toolcrib.workspace.settings.load import load_settings
 

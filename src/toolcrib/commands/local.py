@@ -16,7 +16,8 @@ from toolcrib import __version__
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
 from toolcrib.commands.registry import Command, CommandContext, NoJobs, ServersNeeded, Via
-from toolcrib.config import Flags, Paths
+from toolcrib.config.model import Flags
+from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.errors import DaemonNotRunning

@@ -18,8 +18,7 @@ from toolcrib.commands.registry import (
     Via,
     registry,
 )
-from toolcrib.config import IfExists, ProjectEdit, add_server, remove_server
-from toolcrib.config.edit import ConfigEdit
+from toolcrib.config.edit import ConfigEdit, IfExists, ProjectEdit, add_server, remove_server
 from toolcrib.config.from_code import read_server_entry
 from toolcrib.config.masking import mask_args, mask_tree
 from toolcrib.config.model import Config, Layer, ServerConfig

@@ -225,7 +225,7 @@ class ToolSelector:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolRule:
-    does: RuleAction
+    action: RuleAction
     value: Any = field(repr=False)
     """What it is done with: `ToolSelector` to keep or drop, a text, a table of names, arguments, or options by
     provider.

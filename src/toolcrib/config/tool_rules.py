@@ -89,7 +89,7 @@ def _rule(given: ConfigField, values: ValueReader) -> ToolRule | None:
         return None
     written = MappingProxyType(dict(given.value))
     secrets = reader.secrets | {held: f"{name} of {_WHOSE}" for name, held in reader.supplied.items()}
-    return ToolRule(does=words[0], value=value, only=tools, written=written, secrets=MappingProxyType(secrets))
+    return ToolRule(action=words[0], value=value, only=tools, written=written, secrets=MappingProxyType(secrets))
 
 
 def _fields(given: ConfigField, known: Mapping[str, str], values: ValueReader) -> dict[str, ConfigField]:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from toolcrib.catalog.snapshot import Catalog
-from toolcrib.config import Flags, Paths, store_location
 from toolcrib.config.from_code import OwnSource, check_source
+from toolcrib.config.layers import store_location
 from toolcrib.config.masking import Masker
-from toolcrib.config.paths import empty_folder, project_of
+from toolcrib.config.model import Flags
+from toolcrib.config.paths import Paths, empty_folder, project_of
 from toolcrib.core.connection import Connection
 from toolcrib.core.project import BuiltinServer
 from toolcrib.core.projects import Projects

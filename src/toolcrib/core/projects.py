@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from toolcrib.config import load
 from toolcrib.config.from_code import OwnSource, with_servers_of
+from toolcrib.config.layers import load
 from toolcrib.config.masking import secrets_of
 from toolcrib.config.model import Config, NameStyle
 from toolcrib.core.project import BuiltinServer, Project

@@ -17,9 +17,9 @@ from pathlib import Path
 from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.audit.log import AuditLog
 from toolcrib.calls import Door
-from toolcrib.config import Paths
 from toolcrib.config.masking import Masker
 from toolcrib.config.model import DaemonSettings
+from toolcrib.config.paths import Paths
 from toolcrib.errors import StoreError
 from toolcrib.events import AuditedChange, Bus
 from toolcrib.identity.agent import naming_tokens

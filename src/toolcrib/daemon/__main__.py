@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from toolcrib.config import Flags
+from toolcrib.config.model import Flags
 from toolcrib.daemon.process import run_foreground
 from toolcrib.daemon_client.lifetime import DaemonLifetime
 from toolcrib.errors import ToolcribError

@@ -26,11 +26,10 @@ from toolcrib.coding_agents.client_files import renew_private_files
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
 from toolcrib.commands.run import end_run_agent, orphaned_agents
-from toolcrib.config import Flags, Paths
 from toolcrib.config.layers import remember_store
 from toolcrib.config.masking import Masker
-from toolcrib.config.model import WORKSPACE
-from toolcrib.config.paths import private_folder, unusable_path
+from toolcrib.config.model import WORKSPACE, Flags
+from toolcrib.config.paths import Paths, private_folder, unusable_path
 from toolcrib.core.crib import Crib
 from toolcrib.daemon.log import LOGGED, log_to, write_to_log
 from toolcrib.daemon.socket import CommandSocket

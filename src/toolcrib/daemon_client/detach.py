@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from toolcrib.config import Flags, Paths
-from toolcrib.config.paths import private_folder, project_of
+from toolcrib.config.model import Flags
+from toolcrib.config.paths import Paths, private_folder, project_of
 from toolcrib.daemon_client.lifetime import DaemonLifetime
 from toolcrib.daemon_client.starting import FOR_RUNS
 from toolcrib.errors import AlreadyRunning, ConfigError, PortTaken, StoreError, ToolcribError

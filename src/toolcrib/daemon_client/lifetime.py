@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from toolcrib.config import Paths
-from toolcrib.config.paths import private_folder
+from toolcrib.config.paths import Paths, private_folder
 from toolcrib.errors import AlreadyRunning, DaemonNotRunning, UsageError
 
 _PATIENCE = 5.0
