@@ -1,4 +1,4 @@
-"""An MCP server with one tool and no dependency: the time in a zone. Speaks the legacy era over stdio."""
+"""An MCP server with one tool and no dependency: the time in a zone. Speaks MCP 2025-06-18 over stdio."""
 
 import json
 import sys

@@ -4,7 +4,7 @@
 #   codex_tools_demo.sh              with your own login
 #   codex_tools_demo.sh --scripted   offline, with a scripted model
 #
-# Worth a look: what Codex may do by its own hands is set by its sandbox, which follows the profile of each run: it may
+# Worth a look: what Codex may do with its own tools is set by its sandbox, which follows the profile of each run: it may
 # write in the second run, and in the other two it may not. The lines `governed` and `not governed` say so.
 . "$(dirname "$0")/common.sh"
 demo codex "$@"

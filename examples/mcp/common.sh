@@ -81,7 +81,7 @@ demo() {
     }
     say 'What it may do is said for each run, whatever the conversation could do before: score.py is as it was.'
 
-    say 'The book has every call, with the decision:'
+    say 'The audit log has every call, with the decision:'
     show audit
     say "The logs of these runs are in $logs/.toolcrib/runs." 'view_last_run_events.sh shows what is in the last.'
 }

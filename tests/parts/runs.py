@@ -41,7 +41,7 @@ class Person:
     keeps: Mapping[str, tuple[str, ...]]
     """Further files that the program itself writes into, and the parts of them that are nevertheless the person's."""
     writes: Callable[[Path], Mapping[str, CallByName]]
-    """Ways to write a file of this name into a folder by the program's own hands."""
+    """Ways to write a file of this name into a folder with the program's own tools."""
     counted: Callable[[Sequence[TurnUsage]], tuple[int, int, int]]
     """The tokens that went in, came out and were cached, as the program tells them of these turns."""
     reaches: str
@@ -82,11 +82,11 @@ def _gemini_files(url: str, offering: ToolOffering) -> dict[str, str]:
 
 
 def _echo(file: Path) -> str:
-    return f"echo by its own hands > {file}"
+    return f"echo by its own tools > {file}"
 
 
 def _patch(file: Path) -> str:
-    return f"*** Begin Patch\n*** Add File: {file}\n+by its own hands\n*** End Patch\n"
+    return f"*** Begin Patch\n*** Add File: {file}\n+by its own tools\n*** End Patch\n"
 
 
 def _without_cached(turns: Sequence[TurnUsage]) -> tuple[int, int, int]:
@@ -108,7 +108,7 @@ CLAUDE = Person(
     files=_claude_files,
     keeps={".claude.json": ("mcpServers", "hooks", "env")},
     writes=lambda folder: {
-        "written": CallByName("Write", {"file_path": str(folder / "written"), "content": "by its own hands"}),
+        "written": CallByName("Write", {"file_path": str(folder / "written"), "content": "by its own tools"}),
         "shell": CallByName("Bash", {"command": _echo(folder / "shell"), "description": "Write it."}),
     },
     counted=_without_cached,
@@ -133,7 +133,7 @@ GEMINI = Person(
     files=_gemini_files,
     keeps={},
     writes=lambda folder: {
-        "written": CallByName("write_file", {"file_path": str(folder / "written"), "content": "by its own hands"}),
+        "written": CallByName("write_file", {"file_path": str(folder / "written"), "content": "by its own tools"}),
         "shell": CallByName("run_shell_command", {"command": _echo(folder / "shell")}),
     },
     counted=_without_thoughts,

@@ -1,4 +1,4 @@
-"""Links in a run's folder that lead into what is kept from a program's own hands are found, in a limited time."""
+"""Links in a run's folder that lead into what is kept from a program's own tools are found, in a limited time."""
 
 from __future__ import annotations
 
