@@ -99,8 +99,8 @@ def test_any_data_is_a_configuration_with_problems_at_worst(data: Any) -> None:
 @given(st.dictionaries(texts, entries, max_size=4), st.lists(texts, max_size=2))
 def test_a_good_server_is_untouched_by_whatever_stands_around_it(neighbours: dict[str, Any], flags: list[str]) -> None:
     good = {"command": "npx", "args": ["${A}"], "env": {"K": "v"}}
-    around = {name: entry for name, entry in neighbours.items() if name.lower() != "good"}
-    content = json.dumps({"servers": {**around, "good": good}}).encode()
+    context = {name: entry for name, entry in neighbours.items() if name.lower() != "good"}
+    content = json.dumps({"servers": {**context, "good": good}}).encode()
     config = load_bytes("config.json", content, *flags)
     check(config)
     server = config.servers["good"]

@@ -55,8 +55,8 @@ def every_order() -> Iterator[tuple[tuple[str, str], ...]]:
 class Near(ServerLink):
     """A connection to a server inside this test."""
 
-    def __init__(self, far: Far, around: LinkContext) -> None:
-        super().__init__(far.name, on_tools_changed=around.on_tools_changed)
+    def __init__(self, far: Far, context: LinkContext) -> None:
+        super().__init__(far.name, on_tools_changed=context.on_tools_changed)
         self._peer = Peer(era=Era.LEGACY, version="2025-06-18")
         self._far = far
 
@@ -78,10 +78,10 @@ class Far:
         self._attempt: asyncio.Queue[bool] = asyncio.Queue()
 
     @contextlib.asynccontextmanager
-    async def opened(self, around: LinkContext) -> AsyncIterator[Near]:
+    async def opened(self, context: LinkContext) -> AsyncIterator[Near]:
         if not await self._attempt.get():
             raise ServerUnavailable(self.refusal)
-        self.link = Near(self, around)
+        self.link = Near(self, context)
         try:
             yield self.link
         finally:
@@ -106,7 +106,7 @@ class Far:
 def far(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Far]]:
     """Servers of this test, anew for each order; no pauses."""
     present: dict[str, Far] = {}
-    open_link = staticmethod(lambda config, around: present[config.name].opened(around))
+    open_link = staticmethod(lambda config, context: present[config.name].opened(context))
     monkeypatch.setattr(Server, "_open_link", open_link)
     monkeypatch.setattr(server_module, "_CALM", 0)
     monkeypatch.setattr(Server, "_pause", lambda self: 0)

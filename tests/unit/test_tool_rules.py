@@ -60,8 +60,8 @@ def rules(*given_rules: Any, **environ: str) -> tuple[ToolRule, ...]:
 
 def read(given_rules: Any, environ: Mapping[str, str] | None = None) -> tuple[tuple[ToolRule, ...], list[Problem]]:
     report = ProblemReport("config.yml")
-    around = EntryContext(layer=Layer.USER, environ=environ or {}, home=Path("/home/u"))
-    made = read_tool_rules(ConfigField(value=given_rules, path=("tools",)), ValueReader(around, report))
+    context = EntryContext(layer=Layer.USER, environ=environ or {}, home=Path("/home/u"))
+    made = read_tool_rules(ConfigField(value=given_rules, path=("tools",)), ValueReader(context, report))
     return made, report.problems
 
 

@@ -50,13 +50,13 @@ class ServerEntry:
     unit: TimeUnit
 
 
-def contribution_of(document: ConfigDocument, around: EntryContext) -> Contribution:
+def contribution_of(document: ConfigDocument, context: EntryContext) -> Contribution:
     result = Contribution(report=document.report)
     for entry in entries_of(document.data, document.report):
-        take_entry(entry, result, around, document.ambiguous)
-    _take_settings(document.data, result, around)
+        take_entry(entry, result, context, document.ambiguous)
+    _take_settings(document.data, result, context)
     for given in rules_in(document.data):
-        result.tools += read_tool_rules(given, ValueReader(around, document.report), document.ambiguous)
+        result.tools += read_tool_rules(given, ValueReader(context, document.report), document.ambiguous)
     return result
 
 
@@ -97,7 +97,7 @@ def _section(section: Any, path: KeyPath, unit: TimeUnit, report: ProblemReport)
 
 
 def take_entry(
-    entry: ServerEntry, result: Contribution, around: EntryContext, ambiguous: frozenset[KeyPath] = frozenset()
+    entry: ServerEntry, result: Contribution, context: EntryContext, ambiguous: frozenset[KeyPath] = frozenset()
 ) -> None:
     report = result.report
     if not check_name(entry.name, entry.path, report):
@@ -111,7 +111,7 @@ def take_entry(
         )
         return
     result.claimed[server_key(entry.name)] = entry.name
-    server = read_server(entry.name, entry.entry, entry.path, unit=entry.unit, around=around, report=report)
+    server = read_server(entry.name, entry.entry, entry.path, unit=entry.unit, context=context, report=report)
     if entry.path in ambiguous:
         # Two values for one key were reported when the file was read: nobody can say which was meant.
         return
@@ -151,17 +151,17 @@ def rules_in(data: Mapping[str, Any]) -> Iterator[ConfigField]:
         )
 
 
-def _take_settings(data: Mapping[str, Any], result: Contribution, around: EntryContext) -> None:
+def _take_settings(data: Mapping[str, Any], result: Contribution, context: EntryContext) -> None:
     if _is_single(data):
         return
     for key, value in data.items():
         name = normalized_key(key)
         if name not in SETTINGS or value is None:
             continue
-        if name in USER_ONLY_SETTINGS and around.layer is Layer.PROJECT:
+        if name in USER_ONLY_SETTINGS and context.layer is Layer.PROJECT:
             result.report.error((key,), found="a project's word", expected="yours: only your own file may set it")
         else:
-            take_setting(name, ConfigField(value=value, path=(key,)), result, ValueReader(around, result.report))
+            take_setting(name, ConfigField(value=value, path=(key,)), result, ValueReader(context, result.report))
 
 
 def take_setting(name: str, given: ConfigField, result: Contribution, values: ValueReader) -> None:

@@ -251,9 +251,9 @@ def _checked(entry: Mapping[str, Any], project: Path | None) -> tuple[str, dict[
     }
     name = next((value for key, value in entry.items() if normalized_key(key) in _NAME_KEYS), None)
     report = ProblemReport("the new entry")
-    around = EntryContext(layer=Layer.USER, environ={}, home=Path.home(), root=project)
+    context = EntryContext(layer=Layer.USER, environ={}, home=Path.home(), root=project)
     found = ServerEntry(name=name, entry=body, path=(), unit=TimeUnit.SECONDS)
-    take_entry(found, Contribution(report=report), around)
+    take_entry(found, Contribution(report=report), context)
     wrong = [p for p in report.problems if p.severity is Severity.ERROR and p not in report.unset]
     if wrong:
         raise ConfigError(" ".join(str(problem) for problem in wrong), remedy="Nothing was written.")

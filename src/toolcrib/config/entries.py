@@ -78,7 +78,7 @@ def check_name(name: Any, path: KeyPath, report: ProblemReport) -> bool:
 
 
 def read_server(
-    name: str, entry: Any, path: KeyPath, *, unit: TimeUnit, around: EntryContext, report: ProblemReport
+    name: str, entry: Any, path: KeyPath, *, unit: TimeUnit, context: EntryContext, report: ProblemReport
 ) -> ServerConfig | DisabledServer | None:
     if not isinstance(entry, Mapping):
         report.error(path, found=describe_type(entry), expected="a mapping with command or url")
@@ -88,8 +88,8 @@ def read_server(
     if report.errors > errors and "command" not in fields and "url" not in fields:
         # The misspelt key was probably that one; a second complaint would only distract.
         return None
-    source = ConfigSource(layer=around.layer, file=around.file, key=key_text(path))
-    values = ValueReader(around, report, kept={WORKSPACE_FOLDER[2:-1]: WORKSPACE_FOLDER})
+    source = ConfigSource(layer=context.layer, file=context.file, key=key_text(path))
+    values = ValueReader(context, report, kept={WORKSPACE_FOLDER[2:-1]: WORKSPACE_FOLDER})
     enabled = _enabled(fields, values)
     if not enabled and "command" not in fields and "url" not in fields:
         return DisabledServer(name=name, source=source) if report.errors == errors else None
@@ -188,8 +188,8 @@ def _process(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[str
         if not name or "=" in name or not name.isprintable():
             report.error((*fields["env"].path, name), found=describe(name), expected="a variable's name")
     if command and command.startswith("~/"):
-        command = str(values.around.home / command[2:])
-    if values.around.neutral is not None and command:
+        command = str(values.context.home / command[2:])
+    if values.context.neutral is not None and command:
         _refuse_code_of_projects(fields, (command, *(args or ())), env or {}, start, report)
     return {
         "command": command or "",
@@ -202,10 +202,10 @@ def _process(fields: Mapping[str, ConfigField], values: ValueReader) -> dict[str
 
 def _start(field: ConfigField | None, values: ValueReader) -> tuple[Path | None, StartFolder]:
     """`cwd: project` is for entries that have no project of their own."""
-    around = values.around
+    context = values.context
     if field is None:
-        return around.neutral, StartFolder.NEUTRAL if around.neutral is not None else StartFolder.NAMED
-    if field.value == StartFolder.PROJECT and around.root is None:
+        return context.neutral, StartFolder.NEUTRAL if context.neutral is not None else StartFolder.NAMED
+    if field.value == StartFolder.PROJECT and context.root is None:
         return None, StartFolder.PROJECT
     return values.folder_or_file(field, into=("cwd",)), StartFolder.NAMED
 

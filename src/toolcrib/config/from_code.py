@@ -39,10 +39,10 @@ def server_config(name: str, entry: Mapping[str, Any], *, environ: Mapping[str, 
     return read_server_entry(name, entry, EntryContext(layer=Layer.FLAGS, environ=environ or {}, home=Path.home()))
 
 
-def read_server_entry(name: str, entry: Mapping[str, Any], around: EntryContext) -> ServerConfig:
+def read_server_entry(name: str, entry: Mapping[str, Any], context: EntryContext) -> ServerConfig:
     report = ProblemReport("the entry")
     result = Contribution(report=report)
-    take_entry(ServerEntry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS), result, around)
+    take_entry(ServerEntry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS), result, context)
     wrong = [str(problem) for problem in report.problems if problem.severity is Severity.ERROR]
     if wrong or name not in result.servers:
         raise ConfigError(" ".join(wrong) or _left_out(name, result), remedy="Correct the entry.")
@@ -89,10 +89,10 @@ class _DeclaredServer(ABC):
                     remedy="Correct the server.",
                 )
         # Relative paths start where the program is, as everywhere in Python.
-        around = EntryContext(
+        context = EntryContext(
             layer=Layer.FLAGS, environ={}, home=Path.home(), root=Path.cwd(), spelling=Interpolation.LITERAL
         )
-        config = read_server_entry(self.name, {**entry, "transport": self.transport.value}, around)
+        config = read_server_entry(self.name, {**entry, "transport": self.transport.value}, context)
         if config.transport is not self.transport:
             raise ConfigError(
                 f"{self.name}.url: found an address of {config.transport}, expected one of {self.transport}.",
@@ -231,10 +231,10 @@ def with_servers_of(source: OwnSource, config: Config, *, environ: Mapping[str, 
     """
     document = _document(source)
     file = None if isinstance(source, Mapping) else Path(source).absolute()
-    around = EntryContext(
+    context = EntryContext(
         layer=Layer.FLAGS, environ=environ, home=home_of(environ), file=file, root=file.parent if file else Path.cwd()
     )
-    found = contribution_of(document, around)
+    found = contribution_of(document, context)
     wrong = [str(problem) for problem in document.report.problems if problem.severity is Severity.ERROR]
     if wrong and (file is None or not document.data):
         raise ConfigError(" ".join(wrong), remedy="Correct the configuration.")

@@ -83,11 +83,11 @@ def load(
     last_good: dict[Path, bytes] | None = None,
 ) -> Config:
     """`last_good` remembers the user's file; where it cannot be read any more, what it was before stays in force."""
-    around = EntryContext(layer=Layer.USER, environ=environ, home=home_of(environ), neutral=paths.start_folder)
-    user = list(_user(paths, around, {} if last_good is None else last_good))
-    project, waiting = _project(root, around, is_trusted, user)
+    context = EntryContext(layer=Layer.USER, environ=environ, home=home_of(environ), neutral=paths.start_folder)
+    user = list(_user(paths, context, {} if last_good is None else last_good))
+    project, waiting = _project(root, context, is_trusted, user)
     return _merged(
-        [*user, *project, _environment(around), _flags(flags or Flags(), around)], waiting=waiting, root=root
+        [*user, *project, _environment(context), _flags(flags or Flags(), context)], waiting=waiting, root=root
     )
 
 
@@ -99,7 +99,7 @@ def store_location(paths: Paths, environ: Mapping[str, str], flags: Flags) -> st
     return config.settings.store or default_store(paths)
 
 
-def _user(paths: Paths, around: EntryContext, last_good: dict[Path, bytes]) -> Iterator[Contribution]:
+def _user(paths: Paths, context: EntryContext, last_good: dict[Path, bytes]) -> Iterator[Contribution]:
     path = paths.user_config
     document = read_document(path)
     if document is None:
@@ -107,12 +107,12 @@ def _user(paths: Paths, around: EntryContext, last_good: dict[Path, bytes]) -> I
         return
     warn_of_others(configs_in(paths.config_dir)[1:], document)
     warn_if_open(path, document)
-    around = dataclasses.replace(around, file=path)
-    found = contribution_of(document, around)
+    context = dataclasses.replace(context, file=path)
+    found = contribution_of(document, context)
     if not _is_broken(found.report):
         last_good[path] = document.content
     elif path in last_good:
-        found = contribution_of(parse_document(str(path), last_good[path]), around)
+        found = contribution_of(parse_document(str(path), last_good[path]), context)
         found.report = document.report
         found.report.warning(
             (),
@@ -154,7 +154,7 @@ def warn_if_open(path: Path, document: ConfigDocument) -> None:
 
 
 def _project(
-    root: Path | None, around: EntryContext, is_trusted: IsTrusted, user: list[Contribution]
+    root: Path | None, context: EntryContext, is_trusted: IsTrusted, user: list[Contribution]
 ) -> tuple[list[Contribution], tuple[UntrustedFile, ...]]:
     contributions: list[Contribution] = []
     waiting: list[UntrustedFile] = []
@@ -165,10 +165,10 @@ def _project(
             contributions.append(Contribution(report=document.report))
         elif is_trusted(path, digest):
             inside = dataclasses.replace(
-                around, layer=Layer.PROJECT, file=path, root=root and Path(os.path.realpath(root)), neutral=None
+                context, layer=Layer.PROJECT, file=path, root=root and Path(os.path.realpath(root)), neutral=None
             )
             contributions.append(contribution_of(document, inside))
-        elif effects := effects_of(document, users_names, around.environ):
+        elif effects := effects_of(document, users_names, context.environ):
             waiting.append(UntrustedFile(file=path, digest=digest, effects=effects))
             contributions.append(Contribution(report=_waits(document)))
     return contributions, tuple(waiting)
@@ -202,31 +202,31 @@ def _waits(document: ConfigDocument) -> ProblemReport:
     return document.report
 
 
-def _environment(around: EntryContext) -> Contribution:
-    around = dataclasses.replace(around, layer=Layer.ENVIRONMENT)
-    text = around.environ.get("TOOLCRIB_SERVERS", "")
+def _environment(context: EntryContext) -> Contribution:
+    context = dataclasses.replace(context, layer=Layer.ENVIRONMENT)
+    text = context.environ.get("TOOLCRIB_SERVERS", "")
     document = parse_document("TOOLCRIB_SERVERS", text.encode(errors="surrogateescape"))
     if document.data.keys() & {"servers", "mcpServers"}:
-        result = contribution_of(document, around)
+        result = contribution_of(document, context)
         result.settings, result.unusable, result.tools = {}, {}, ()
     else:
         result = Contribution(report=document.report)
         for name, entry in document.data.items():
             found = ServerEntry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS)
-            take_entry(found, result, around, document.ambiguous)
+            take_entry(found, result, context, document.ambiguous)
     settings = ProblemReport("environment")
-    values = ValueReader(around, settings)
+    values = ValueReader(context, settings)
     for variable, name in _VARIABLES.items():
-        if given := around.environ.get(variable):
+        if given := context.environ.get(variable):
             value = int(given) if name == "port" and given.isascii() and given.isdigit() and len(given) < 9 else given
             take_setting(name, ConfigField(value=value, path=(variable,)), result, values)
     result.report.problems += settings.problems
     return result
 
 
-def _flags(flags: Flags, around: EntryContext) -> Contribution:
+def _flags(flags: Flags, context: EntryContext) -> Contribution:
     result = Contribution(report=ProblemReport("--mcp-server"))
-    around = dataclasses.replace(around, layer=Layer.FLAGS)
+    context = dataclasses.replace(context, layer=Layer.FLAGS)
     for given in flags.mcp_servers:
         name, separator, target = given.partition("=")
         if not separator or not target.strip():
@@ -241,12 +241,12 @@ def _flags(flags: Flags, around: EntryContext) -> Contribution:
                 result.report.error((name,), found=f"{_shown(target)} ({error})", expected="a command line")
                 continue
             entry = {"command": command, "args": args}
-        take_entry(ServerEntry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS), result, around)
+        take_entry(ServerEntry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS), result, context)
     chosen: dict[str, object] = {"port": flags.port, "store": flags.store}
     for key, value in chosen.items():
         if value is not None:
             report = ProblemReport(f"--{key}")
-            take_setting(key, ConfigField(value=value, path=()), result, ValueReader(around, report))
+            take_setting(key, ConfigField(value=value, path=()), result, ValueReader(context, report))
             result.report.problems += report.problems
     return result
 

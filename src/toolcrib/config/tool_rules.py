@@ -43,7 +43,7 @@ class _Reader(ValueReader):
     """The values of one rule; remembers which of them are secrets."""
 
     def __init__(self, values: ValueReader) -> None:
-        super().__init__(values.around, values.report)
+        super().__init__(values.context, values.report)
         self.secrets: dict[str, str] = {}
 
 
@@ -227,7 +227,7 @@ def _value(given: ConfigField, reader: _Reader) -> Any:
         case str():
             text = reader.text(given, into=given.path, secret=True)
             if text and (given.path in reader.spelled or any(names_a_secret(str(part)) for part in given.path[-2:])):
-                reader.secrets[text] = "" if reader.around.layer is Layer.PROJECT else _WHOSE
+                reader.secrets[text] = "" if reader.context.layer is Layer.PROJECT else _WHOSE
             return text
         case list():
             return [

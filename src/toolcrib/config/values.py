@@ -109,9 +109,9 @@ _MERE_TEXT = object()
 class ValueReader:
     """The values of one server; remembers how those with `${VAR}` were written."""
 
-    def __init__(self, around: EntryContext, report: ProblemReport, *, kept: Mapping[str, str] | None = None) -> None:
+    def __init__(self, context: EntryContext, report: ProblemReport, *, kept: Mapping[str, str] | None = None) -> None:
         """`kept` are variables that are filled in later, and what stands for each until then."""
-        self.around = around
+        self.context = context
         self.report = report
         self.spelled: dict[KeyPath, str] = {}
         self.supplied: dict[str, str] = {}
@@ -141,13 +141,13 @@ class ValueReader:
         return expanded
 
     def _has_variables(self, value: str) -> bool:
-        return self.around.spelling is Interpolation.WITH_VARIABLES and "${" in value
+        return self.context.spelling is Interpolation.WITH_VARIABLES and "${" in value
 
     def _expanded(self, value: str, path: KeyPath) -> str | None:
         if not self._has_variables(value):
             return value
-        expansion = expand(value, {**self.around.environ, **self._kept})
-        self.supplied |= {name: held for name in expansion.variables if (held := self.around.environ.get(name))}
+        expansion = expand(value, {**self.context.environ, **self._kept})
+        self.supplied |= {name: held for name in expansion.variables if (held := self.context.environ.get(name))}
         for name in expansion.missing:
             self.report.missing(path, name)
         for malformed in expansion.malformed:
@@ -216,14 +216,14 @@ class ValueReader:
         text = self.text(field, into=into)
         if text is None:
             return None
-        if self.around.root is not None:
-            text = text.replace(WORKSPACE_FOLDER, str(self.around.root))
+        if self.context.root is not None:
+            text = text.replace(WORKSPACE_FOLDER, str(self.context.root))
         if text == "~" or text.startswith("~/"):
-            return self.around.home / text[2:]
+            return self.context.home / text[2:]
         if Path(text).is_absolute():
             return Path(text)
-        if text and self.around.root is not None:
-            return self.around.root / text
+        if text and self.context.root is not None:
+            return self.context.root / text
         self.report.error(
             field.path,
             found=describe(field.value),

@@ -31,36 +31,36 @@ _MOST_OPTIONAL, _MOST_UNIONS = 24, 16
 def definition(offer: OfferedTool) -> Definition:
     options = options_of(offer, PROVIDER)
     strict = pop_strict(offer, PROVIDER, options)
-    ledger = AdaptationLog(offer, PROVIDER)
-    back: Restore | None
+    log = AdaptationLog(offer, PROVIDER)
+    restore: Restore | None
     if strict:
         try:
-            schema, back = _strict(offer, ledger)
+            schema, restore = _strict(offer, log)
         except (UnsupportedSchema, RecursionError) as reason:
-            ledger = AdaptationLog(offer, PROVIDER)
-            ledger.note("#", "strict was left out", str(reason) if isinstance(reason, UnsupportedSchema) else TOO_DEEP)
+            log = AdaptationLog(offer, PROVIDER)
+            log.note("#", "strict was left out", str(reason) if isinstance(reason, UnsupportedSchema) else TOO_DEEP)
             strict = False
     if not strict:
-        schema, back = dialect_writer.plain_root(repaired(offer.schema, ledger), ledger, refused=_REFUSED, title=_TITLE)
-    schema, back = _with_legal_keys(schema, back, ledger)
+        schema, restore = dialect_writer.plain_root(repaired(offer.schema, log), log, refused=_REFUSED, title=_TITLE)
+    schema, restore = _with_legal_keys(schema, restore, log)
     wire: dict[str, Any] = {"name": offer.name}
     if offer.description:
         wire["description"] = offer.description
     wire["input_schema"] = schema
     if strict:
         wire["strict"] = True
-    return Definition(deep_merged(wire, options), ledger.listed(), undo_of(back))
+    return Definition(deep_merged(wire, options), log.listed(), undo_of(restore))
 
 
-def _strict(offer: OfferedTool, ledger: AdaptationLog) -> tuple[Schema, Restore | None]:
-    root = dialect_writer.object_root(repaired(offer.schema, ledger), ledger)
-    writer = DialectWriter(root, ANTHROPIC_STRICT, ledger)
-    wire, back = dialect_writer.written_root(writer, root, ledger)
+def _strict(offer: OfferedTool, log: AdaptationLog) -> tuple[Schema, Restore | None]:
+    root = dialect_writer.object_root(repaired(offer.schema, log), log)
+    writer = DialectWriter(root, ANTHROPIC_STRICT, log)
+    wire, restore = dialect_writer.written_root(writer, root, log)
     if writer.recursive:
         raise UnsupportedSchema(f"{ANTHROPIC_STRICT.title} does not take a schema that refers to itself")
     if exceeded := _exceeded(wire):
         raise UnsupportedSchema(f"{ANTHROPIC_STRICT.title} takes at most {exceeded}")
-    return wire, back
+    return wire, restore
 
 
 def _exceeded(wire: Schema) -> str | None:
@@ -75,7 +75,7 @@ def _exceeded(wire: Schema) -> str | None:
     return f"{_MOST_UNIONS} properties of several forms" if unions > _MOST_UNIONS else None
 
 
-def _with_legal_keys(schema: Schema, back: Restore | None, ledger: AdaptationLog) -> tuple[Schema, Restore | None]:
+def _with_legal_keys(schema: Schema, restore: Restore | None, log: AdaptationLog) -> tuple[Schema, Restore | None]:
     """It refuses the whole request for an argument called `filter[id]`."""
     properties: dict[str, Any] = schema.get("properties", {})
     renamed: dict[str, str] = {}
@@ -85,14 +85,14 @@ def _with_legal_keys(schema: Schema, back: Restore | None, ledger: AdaptationLog
             if legal in properties or legal in renamed.values() or len(name) > _LONGEST_KEY:
                 legal = f"{legal[: _LONGEST_KEY - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
             renamed[name] = legal
-            ledger.note(
+            log.note(
                 pointer_below("#", "properties", name),
                 f"the argument was renamed to {legal}",
                 f"{_TITLE} refuses its name",
             )
     if not renamed:
-        return schema, back
+        return schema, restore
     schema = {**schema, "properties": {renamed.get(name, name): sub for name, sub in properties.items()}}
     if "required" in schema:
         schema["required"] = [renamed.get(name, name) for name in schema["required"]]
-    return schema, RestoreRenamed({legal: name for name, legal in renamed.items()}, back)
+    return schema, RestoreRenamed({legal: name for name, legal in renamed.items()}, restore)

@@ -68,16 +68,16 @@ class DialectWriter(SchemaWriter):
                 wire["items"] = written[-1][0]
             positions = self.back_of(written)
             return self.finished(wire, flat, ["array"], used, path), RestoreItems(positions) if positions else None
-        back: Restore | None = None
+        restore: Restore | None = None
         if first:
             forms = [*first, *([] if items is False else [{} if items in (None, True) else items])]
             distinct = [form for index, form in enumerate(forms) if form not in forms[:index]]
             self.note(path, "prefixItems was made one schema for all items", f"{self.dialect.title} knows no tuples")
-            wire["items"], back = self.node({"anyOf": distinct}, pointer_below(path, "prefixItems"))
+            wire["items"], restore = self.node({"anyOf": distinct}, pointer_below(path, "prefixItems"))
             flat = self.put_into_words(flat, {"prefixItems": first}, path)
         elif items is not None or self.dialect.openness is OpenObjects.SPELLED:
-            wire["items"], back = self.node(True if items in (None, False) else items, pointer_below(path, "items"))
-        return self.finished(wire, flat, ["array"], used, path), RestoreItems(back) if back else None
+            wire["items"], restore = self.node(True if items in (None, False) else items, pointer_below(path, "items"))
+        return self.finished(wire, flat, ["array"], used, path), RestoreItems(restore) if restore else None
 
     # Objects
 
@@ -123,8 +123,8 @@ class DialectWriter(SchemaWriter):
         elif further is not None:
             wire["additionalProperties"] = further
         used = {"properties", "required", "additionalProperties", "patternProperties"}
-        back = RestoreProperties(**(members or {"properties": {}}), others=others) if members or others else None
-        return self.finished(wire, flat, ["object"], used, path), back
+        restore = RestoreProperties(**(members or {"properties": {}}), others=others) if members or others else None
+        return self.finished(wire, flat, ["object"], used, path), restore
 
     def _closed_object(self, flat: Schema, path: str) -> Written:
         used = {"properties", "required", "additionalProperties"}
@@ -135,8 +135,8 @@ class DialectWriter(SchemaWriter):
             if further == {} and "propertyNames" not in flat:
                 rest = {key: value for key, value in flat.items() if key not in {*used, "type"}}
                 return self._anything(rest, path, "object")
-            wire, back = self._entries(flat, further, path)
-            return self.finished(wire, flat, ["object"], used, path), back
+            wire, restore = self._entries(flat, further, path)
+            return self.finished(wire, flat, ["object"], used, path), restore
         wires, members = self._members(flat, path)
         key, entries = "", None
         if further is not None:
@@ -152,8 +152,8 @@ class DialectWriter(SchemaWriter):
             None if self.dialect.optional is OptionalProperties.NULL else [*flat["required"], *filter(None, [key])],
         )
         backs = members or entries
-        back = RestoreProperties(**(members or {"properties": {}}), further=key, entries=entries) if backs else None
-        return self.finished(wire, flat, ["object"], used, path), back
+        restore = RestoreProperties(**(members or {"properties": {}}), further=key, entries=entries) if backs else None
+        return self.finished(wire, flat, ["object"], used, path), restore
 
     def _further(self, flat: Schema, path: str) -> Any:
         """The schema of properties that have no name in the schema, or None where there are none to give."""
@@ -170,12 +170,12 @@ class DialectWriter(SchemaWriter):
         name, _ = self.node(merged_schemas({"type": "string"}, names if isinstance(names, Mapping) else {}) or {}, path)
         if patterns := flat.get("patternProperties"):
             name = self.put_into_words(name, {"patternProperties": patterns}, path)
-        value, back = self.node(further, pointer_below(path, "additionalProperties"))
+        value, restore = self.node(further, pointer_below(path, "additionalProperties"))
         self.note(
             path, "an object was made a list of names and values", f"{self.dialect.title} needs every property named"
         )
         self.undone = True
-        return {"type": "array", "items": _closed({NAME: name, VALUE: value})}, RestoreEntries(back)
+        return {"type": "array", "items": _closed({NAME: name, VALUE: value})}, RestoreEntries(restore)
 
     def _members(self, flat: Schema, path: str) -> tuple[dict[str, Schema], dict[str, Any]]:
         """The written properties, and what `RestoreProperties` needs to undo them, if anything."""
@@ -184,7 +184,7 @@ class DialectWriter(SchemaWriter):
         left_out = set()
         for name, sub in flat.get("properties", {}).items():
             place = pointer_below(path, "properties", name)
-            wire, back = self.node(sub, place)
+            wire, restore = self.node(sub, place)
             if self.dialect.optional is OptionalProperties.NULL and name not in flat["required"]:
                 if not self._null_fits(wire):
                     wire = _nullable(wire)
@@ -192,8 +192,8 @@ class DialectWriter(SchemaWriter):
                     self.undone = True
                 self.note(place, "it was made required, null if left out", f"{self.dialect.title} needs every property")
             wires[name] = wire
-            if back is not None:
-                backs[name] = back
+            if restore is not None:
+                backs[name] = restore
         return wires, {"properties": backs, "left_out": frozenset(left_out)} if backs or left_out else {}
 
     def _null_fits(self, wire: Schema) -> bool:
@@ -231,17 +231,17 @@ _SHARED = ("$defs", "definitions", "$schema", "$id")
 _AN_OBJECT = "arguments are always an object"
 
 
-def object_root(schema: Schema, ledger: AdaptationLog, *, unless: frozenset[str] = _COMBINING) -> Schema:
+def object_root(schema: Schema, log: AdaptationLog, *, unless: frozenset[str] = _COMBINING) -> Schema:
     """With the type that arguments have, unless keywords say it in their way."""
     kinds = schema.get("type")
     if kinds == "object" or (kinds is None and not unless.isdisjoint(schema)):
         return schema
-    ledger.note("#", f"type {json.dumps(kinds)} was made object" if kinds else "type object was added", _AN_OBJECT)
+    log.note("#", f"type {json.dumps(kinds)} was made object" if kinds else "type object was added", _AN_OBJECT)
     return {**schema, "type": "object"}
 
 
 def plain_root(
-    schema: Schema, ledger: AdaptationLog, *, refused: frozenset[str], title: str
+    schema: Schema, log: AdaptationLog, *, refused: frozenset[str], title: str
 ) -> tuple[Schema, Restore | None]:
     """A root without the keywords that this provider refuses there; all else as it is."""
     why = f"{title} does not take it at the root"
@@ -255,15 +255,15 @@ def plain_root(
         if joined is None:
             break
         schema = joined
-        ledger.note("#", "$ref was made what it refers to", why)
+        log.note("#", "$ref was made what it refers to", why)
     if "allOf" in schema and "allOf" in refused:
-        schema = _without_all_of(schema, document, ledger, why)
+        schema = _without_all_of(schema, document, log, why)
     if refused.isdisjoint(schema) and "$ref" not in schema:
-        return object_root(schema, ledger, unless=frozenset()), None
-    return _wrapped(schema, ledger, why)
+        return object_root(schema, log, unless=frozenset()), None
+    return _wrapped(schema, log, why)
 
 
-def _without_all_of(schema: Schema, document: SchemaDocument, ledger: AdaptationLog, why: str) -> Schema:
+def _without_all_of(schema: Schema, document: SchemaDocument, log: AdaptationLog, why: str) -> Schema:
     result: Schema = {key: value for key, value in schema.items() if key != "allOf"}
     for member in schema["allOf"]:
         part = member
@@ -273,18 +273,18 @@ def _without_all_of(schema: Schema, document: SchemaDocument, ledger: Adaptation
         if joined is None or "allOf" in joined or "$ref" in joined:
             return schema
         result = joined
-    ledger.note("#", "allOf was merged into one schema", why)
+    log.note("#", "allOf was merged into one schema", why)
     return result
 
 
-def _wrapped(schema: Schema, ledger: AdaptationLog, why: str) -> tuple[Schema, Restore]:
+def _wrapped(schema: Schema, log: AdaptationLog, why: str) -> tuple[Schema, Restore]:
     key = _unused(schema)
     inner = _moved({name: value for name, value in schema.items() if name not in _SHARED}, key)
     root: Schema = {"type": "object", "properties": {key: inner}, "required": [key]}
     for name in _SHARED:
         if name in schema:
             root[name] = _moved(schema[name], key)
-    ledger.note("#", f"the whole schema was made the property {key}", why)
+    log.note("#", f"the whole schema was made the property {key}", why)
     return root, RestoreWrapped(key, None)
 
 
@@ -313,28 +313,28 @@ def _moved(value: Any, key: str) -> Any:
     return moved
 
 
-def written_root(writer: SchemaWriter, root: Schema, ledger: AdaptationLog) -> tuple[Schema, Restore | None]:
+def written_root(writer: SchemaWriter, root: Schema, log: AdaptationLog) -> tuple[Schema, Restore | None]:
     """The root as its dialect has it, definitions included."""
-    wire, back = writer.node(root, "#")
+    wire, restore = writer.node(root, "#")
     for _ in range(len(writer.definitions) + 1):
         inner = wire["anyOf"][0] if set(wire) - ABOUT_VALUE == {"anyOf"} and len(wire["anyOf"]) == 1 else wire
         if "$ref" not in inner:
             break
         target = writer.definitions[inner["$ref"].rsplit("/", 1)[-1].replace("~1", "/").replace("~0", "~")]
         wire = {**target, **{key: value for key, value in wire.items() if key in ABOUT_VALUE}}
-        ledger.note("#", "$ref was made what it refers to", f"{writer.dialect.title} does not take it at the root")
+        log.note("#", "$ref was made what it refers to", f"{writer.dialect.title} does not take it at the root")
     undone = writer.undone
     if wire.get("type") != "object":
         key = _unused(root)
-        ledger.note("#", f"the whole schema was made the property {key}", f"{writer.dialect.title} needs an object")
+        log.note("#", f"the whole schema was made the property {key}", f"{writer.dialect.title} needs an object")
         wire = {"type": "object", "properties": {key: wire}, "required": [key], "additionalProperties": False}
-        back, undone = RestoreWrapped(key, back if undone else None), True
+        restore, undone = RestoreWrapped(key, restore if undone else None), True
     definitions = _reached(wire, writer.definitions)
     if {name for holder in ("$defs", "definitions") for name in root.get(holder, ())} - set(definitions):
-        ledger.note("#", "definitions that nothing refers to were left out", "they say nothing about the arguments")
+        log.note("#", "definitions that nothing refers to were left out", "they say nothing about the arguments")
     if definitions:
         wire = {**wire, "$defs": definitions}
-    return wire, back if undone else None
+    return wire, restore if undone else None
 
 
 def _reached(wire: Schema, definitions: Mapping[str, Schema]) -> dict[str, Schema]:

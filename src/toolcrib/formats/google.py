@@ -27,26 +27,26 @@ PROVIDER = "google"
 def definition(offer: OfferedTool, taken: Container[str] = ()) -> Definition:
     """`taken` are the folded names of all tools of the request."""
     options = options_of(offer, PROVIDER)
-    ledger = AdaptationLog(offer, PROVIDER)
-    root = dialect_writer.object_root(repaired(offer.schema, ledger), ledger)
+    log = AdaptationLog(offer, PROVIDER)
+    root = dialect_writer.object_root(repaired(offer.schema, log), log)
     try:
-        schema, back = dialect_writer.written_root(DialectWriter(root, GOOGLE, ledger), root, ledger)
-        _cut_endless(schema, ledger)
+        schema, restore = dialect_writer.written_root(DialectWriter(root, GOOGLE, log), root, log)
+        _cut_endless(schema, log)
     except (UnsupportedSchema, RecursionError) as reason:
-        ledger = AdaptationLog(offer, PROVIDER)
-        ledger.note(
+        log = AdaptationLog(offer, PROVIDER)
+        log.note(
             "#",
             "the whole schema was moved into the description",
             str(reason) if isinstance(reason, UnsupportedSchema) else TOO_DEEP,
         )
         words = json.dumps(offer.schema, ensure_ascii=False)
         words = words if len(words) <= LONGEST_WORDS else words[: LONGEST_WORDS - 1] + "…"
-        schema, back = {"type": "object", "description": f"As JSON Schema: {words}"}, None
+        schema, restore = {"type": "object", "description": f"As JSON Schema: {words}"}, None
     name = google_name(offer.name, taken)
     if name != offer.name:
-        ledger.note("name", f"it is called {name}", "Google's names begin with a letter or _")
+        log.note("name", f"it is called {name}", "Google's names begin with a letter or _")
     wire = {"name": name, "description": offer.description, "parametersJsonSchema": schema}
-    return Definition(deep_merged(wire, options), ledger.listed(), undo_of(back))
+    return Definition(deep_merged(wire, options), log.listed(), undo_of(restore))
 
 
 def google_name(name: str, taken: Container[str]) -> str:
@@ -59,7 +59,7 @@ def google_name(name: str, taken: Container[str]) -> str:
     return name
 
 
-def _cut_endless(schema: Schema, ledger: AdaptationLog) -> None:
+def _cut_endless(schema: Schema, log: AdaptationLog) -> None:
     """Google writes references out to some depth, and refuses those that never end: each way round must lead through
     a property that may be left out."""
     definitions: dict[str, Schema] = schema.get("$defs", {})
@@ -74,7 +74,7 @@ def _cut_endless(schema: Schema, ledger: AdaptationLog) -> None:
                     place["type"] = kinds
                 place["description"] = f"Of the same form as {other}."
                 why = "Google does not take a schema that must hold itself"
-                ledger.note(pointer_below("#/$defs", name), f"the reference to {other} was made words", why)
+                log.note(pointer_below("#/$defs", name), f"the reference to {other} was made words", why)
             elif other not in finished:
                 visit(other, (*above, name))
         finished.add(name)

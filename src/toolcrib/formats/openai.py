@@ -32,19 +32,17 @@ def definition(offer: OfferedTool, api: Api = "chat") -> Definition:
     options = options_of(offer, PROVIDER)
     inner = dict(options.pop("function", {}))
     strict = pop_strict(offer, PROVIDER, inner) | pop_strict(offer, PROVIDER, options)
-    ledger = AdaptationLog(offer, PROVIDER)
-    back: Restore | None
+    log = AdaptationLog(offer, PROVIDER)
+    restore: Restore | None
     if strict:
         try:
-            parameters, back = _strict(offer, ledger)
+            parameters, restore = _strict(offer, log)
         except (UnsupportedSchema, RecursionError) as reason:
-            ledger = AdaptationLog(offer, PROVIDER)
-            ledger.note(
-                "#", "strict was made false", str(reason) if isinstance(reason, UnsupportedSchema) else TOO_DEEP
-            )
+            log = AdaptationLog(offer, PROVIDER)
+            log.note("#", "strict was made false", str(reason) if isinstance(reason, UnsupportedSchema) else TOO_DEEP)
             strict = False
     if not strict:
-        parameters, back = _loose(offer, ledger)
+        parameters, restore = _loose(offer, log)
     function: dict[str, Any] = {"name": offer.name}
     if offer.description:
         function["description"] = offer.description
@@ -53,46 +51,46 @@ def definition(offer: OfferedTool, api: Api = "chat") -> Definition:
         wire = deep_merged({"type": "function", "function": deep_merged(function, inner)}, options)
     else:
         wire = deep_merged({"type": "function", **deep_merged(function, inner)}, options)
-    return Definition(wire, ledger.listed(), undo_of(back))
+    return Definition(wire, log.listed(), undo_of(restore))
 
 
-def _loose(offer: OfferedTool, ledger: AdaptationLog) -> tuple[Schema, Restore | None]:
-    root, back = dialect_writer.plain_root(repaired(offer.schema, ledger), ledger, refused=_REFUSED, title=_TITLE)
+def _loose(offer: OfferedTool, log: AdaptationLog) -> tuple[Schema, Restore | None]:
+    root, restore = dialect_writer.plain_root(repaired(offer.schema, log), log, refused=_REFUSED, title=_TITLE)
     if "properties" not in root:
-        ledger.note("#", "properties {} was added", f"{_TITLE} refuses an object without it")
+        log.note("#", "properties {} was added", f"{_TITLE} refuses an object without it")
         root = {**root, "properties": {}}
-    return _complete(root, "#", ledger), back
+    return _complete(root, "#", log), restore
 
 
-def _complete(node: Any, path: str, ledger: AdaptationLog) -> Any:
+def _complete(node: Any, path: str, log: AdaptationLog) -> Any:
     """With items for every list, which it refuses otherwise, and no bare true or false for a property's schema."""
     if isinstance(node, bool):
-        ledger.note(path, f"{str(node).lower()} was written as an object", f"{_TITLE} wants schemas to be objects")
+        log.note(path, f"{str(node).lower()} was written as an object", f"{_TITLE} wants schemas to be objects")
         return {} if node else {"not": {}}
     changed: Schema = {}
     kinds = node.get("type", ())
     if ("array" in kinds if isinstance(kinds, list) else kinds == "array") and not {"items", "prefixItems"} & set(node):
-        ledger.note(path, "items {} was added", f"{_TITLE} refuses a list without it")
+        log.note(path, "items {} was added", f"{_TITLE} refuses a list without it")
         changed["items"] = {}
     for key, value in node.items():
         fixed = value
         if key in SCHEMA_MAPS:
-            fixed = {name: _complete(sub, pointer_below(path, key, name), ledger) for name, sub in value.items()}
+            fixed = {name: _complete(sub, pointer_below(path, key, name), log) for name, sub in value.items()}
         elif key in SCHEMA_LISTS:
-            fixed = [_complete(sub, pointer_below(path, key, index), ledger) for index, sub in enumerate(value)]
+            fixed = [_complete(sub, pointer_below(path, key, index), log) for index, sub in enumerate(value)]
         elif key in ("items", "not", "contains") or (key == "additionalProperties" and isinstance(value, Mapping)):
-            fixed = _complete(value, pointer_below(path, key), ledger)
+            fixed = _complete(value, pointer_below(path, key), log)
         if fixed != value or type(fixed) is not type(value):
             changed[key] = fixed
     return {**node, **changed} if changed else node
 
 
-def _strict(offer: OfferedTool, ledger: AdaptationLog) -> tuple[Schema, Restore | None]:
-    root = dialect_writer.object_root(repaired(offer.schema, ledger), ledger)
-    wire, back = dialect_writer.written_root(DialectWriter(root, OPENAI_STRICT, ledger), root, ledger)
+def _strict(offer: OfferedTool, log: AdaptationLog) -> tuple[Schema, Restore | None]:
+    root = dialect_writer.object_root(repaired(offer.schema, log), log)
+    wire, restore = dialect_writer.written_root(DialectWriter(root, OPENAI_STRICT, log), root, log)
     if exceeded := _exceeded(wire):
         raise UnsupportedSchema(f"a strict schema of {_TITLE} has at most {exceeded}")
-    return wire, back
+    return wire, restore
 
 
 def _exceeded(wire: Schema) -> str | None:

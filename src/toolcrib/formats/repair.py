@@ -70,15 +70,15 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
-def repaired(schema: Mapping[str, Any], ledger: AdaptationLog) -> Schema:
-    found = _Repair(schema, ledger).node(schema, "#")
+def repaired(schema: Mapping[str, Any], log: AdaptationLog) -> Schema:
+    found = _Repair(schema, log).node(schema, "#")
     return found if isinstance(found, dict) else dict(schema)
 
 
 class _Repair:
-    def __init__(self, root: Mapping[str, Any], ledger: AdaptationLog) -> None:
+    def __init__(self, root: Mapping[str, Any], log: AdaptationLog) -> None:
         self._document = SchemaDocument(root)
-        self._note = ledger.note
+        self._note = log.note
 
     def node(self, node: Any, path: str) -> Any:
         if not isinstance(node, Mapping):

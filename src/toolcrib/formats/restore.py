@@ -79,8 +79,8 @@ class RestoreProperties:
         for name, item in value.items():
             if item is None and name in self.left_out:
                 continue
-            back = self.properties.get(name, self.others)
-            result[name] = back(item) if back else item
+            restore = self.properties.get(name, self.others)
+            result[name] = restore(item) if restore else item
         if self.entries and isinstance(more := self.entries(value.get(self.further)), dict):
             del result[self.further]
             result = {**more, **result}
@@ -103,8 +103,8 @@ class RestoreReference:
     name: str
 
     def __call__(self, value: Any) -> Any:
-        back = self.backs.get(self.name)
-        return back(value) if back else value
+        restore = self.backs.get(self.name)
+        return restore(value) if restore else value
 
 
 @dataclass
@@ -122,9 +122,9 @@ class RestoreUnion:
                 validator_for({**shared, **branch}, offline=True, pattern_options=_PATTERNS)
                 for branch, _ in self.branches
             ]
-        for validator, (_, back) in zip(self._validators, self.branches, strict=True):
+        for validator, (_, restore) in zip(self._validators, self.branches, strict=True):
             if _fits(validator, value):
-                return back(value) if back else value
+                return restore(value) if restore else value
         return value
 
 
@@ -161,13 +161,13 @@ class RestoreRenamed:
         return self.inner(value) if self.inner else value
 
 
-def undo_of(back: Restore | None) -> Undo:
+def undo_of(restore: Restore | None) -> Undo:
     """For whole arguments, which stay an object whatever the model wrote."""
-    if back is None:
+    if restore is None:
         return unchanged
 
     def undo(arguments: dict[str, Any]) -> dict[str, Any]:
-        result = back(arguments)
+        result = restore(arguments)
         return result if isinstance(result, dict) else arguments
 
     return undo

@@ -51,10 +51,10 @@ TOO_DEEP = "it nests too deep"
 
 
 class SchemaWriter(ABC):
-    def __init__(self, root: Schema, dialect: Dialect, ledger: AdaptationLog) -> None:
+    def __init__(self, root: Schema, dialect: Dialect, log: AdaptationLog) -> None:
         self.document = SchemaDocument(root)
         self.dialect = dialect
-        self.note = ledger.note
+        self.note = log.note
         self.definitions: dict[str, Schema] = {}
         self.recursive = False
         self.undone = False
@@ -158,8 +158,8 @@ class SchemaWriter(ABC):
                 name += "_"
             self._names[pointer] = name
             self._backs[name] = RestoreReference(self._backs, name)
-            self.definitions[name], back = self.node(self.document.at(pointer), pointer)
-            self._backs[name] = back
+            self.definitions[name], restore = self.node(self.document.at(pointer), pointer)
+            self._backs[name] = restore
         elif self._names[pointer] not in self.definitions:
             self.recursive = True
         name = self._names[pointer]
@@ -191,7 +191,7 @@ class SchemaWriter(ABC):
         return self.finished({word: [wire for wire, _ in written]}, rest, [], {key}, path), self.back_of(written)
 
     def back_of(self, branches: list[Written]) -> Restore | None:
-        if all(back is None for _, back in branches):
+        if all(restore is None for _, restore in branches):
             return None
         return RestoreUnion(list(branches), self.definitions)
 
@@ -229,8 +229,8 @@ class SchemaWriter(ABC):
         groups = _grouped(values, kinds)
         written = [self._choice(kind, group, flat, path) for kind, group in groups.items()]
         if len(written) == 1:
-            wire, back = written[0]
-            return self.finished(wire, rest, [next(iter(groups))], set(), path), back
+            wire, restore = written[0]
+            return self.finished(wire, rest, [next(iter(groups))], set(), path), restore
         self.note(path, "enum was made anyOf with one form for each type", self._refused("an enum of several types"))
         return self.finished({"anyOf": [wire for wire, _ in written]}, rest, [], set(), path), self.back_of(written)
 

@@ -72,13 +72,13 @@ class HttpLink(ServerLink):
         self._own_headers = {name: value for name, value in config.headers.items() if name.lower() not in _OURS}
         self._head = b""
         self._session_id: str | None = None
-        self._talk: SdkSession | None = None
+        self._sdk_session: SdkSession | None = None
         self._in_flight = 0
 
-    def negotiated(self, peer: Peer, session_id: str | None, talk: SdkSession) -> None:
+    def negotiated(self, peer: Peer, session_id: str | None, session: SdkSession) -> None:
         """Negotiation is through: from here on requests can be made."""
         self._peer = peer
-        self._talk = talk
+        self._sdk_session = session
         self._session_id = session_id if peer.era is Era.LEGACY else None
         headers = {
             **self._own_headers,
@@ -238,9 +238,9 @@ class HttpLink(ServerLink):
             return envelope.answer() if envelope.id in (request_id, None, UNSET) else None
         if envelope.id is UNSET:
             self.notice(envelope.method, wire.params_object(envelope.params))
-        elif self._talk is not None:
+        elif self._sdk_session is not None:
             self.budget.charge(HANDED_ON)
-            self._talk.feed(message)
+            self._sdk_session.feed(message)
         return None
 
     async def _refused(self, response: post_client.PostResponse) -> ServerAnswer:
@@ -353,14 +353,14 @@ async def open_http(
                 check=check,
                 notice=link.notice,
                 budget=link.budget,
-            ) as talk:
-                peer = await _negotiate(talk, known, probe_limit, observer, check, config)
-                link.negotiated(peer, observer.session_id, talk)
+            ) as session:
+                peer = await _negotiate(session, known, probe_limit, observer, check, config)
+                link.negotiated(peer, observer.session_id, session)
                 observer.on_unreachable = link.lose
                 # A legacy server tells of changes on a stream that opens some time after we first listed.
                 if link.peer.era is Era.LEGACY and link.peer.announces_changes:
                     late = asyncio.get_running_loop().call_later(_EARS_OPEN, on_tools_changed)
-                yield link, talk
+                yield link, session
         finally:
             if late is not None:
                 late.cancel()
@@ -370,7 +370,7 @@ async def open_http(
 
 
 async def _negotiate(
-    talk: SdkSession,
+    session: SdkSession,
     known: Era | None,
     probe_limit: float,
     observer: HttpObserver,
@@ -379,7 +379,7 @@ async def _negotiate(
 ) -> Peer:
     """The SDK's words for an HTTP failure are thin; what the observer saw says more."""
     try:
-        return await talk.negotiate(known=known, probe_limit=probe_limit)
+        return await session.negotiate(known=known, probe_limit=probe_limit)
     except ServerUnavailable:
         check()
         if observer.status is not None and observer.status >= 400:

@@ -284,7 +284,7 @@ class Server:
         self._tools_changed.clear()
         self._wake.clear()
         limit = self.config.connect_timeout
-        around = LinkContext(
+        context = LinkContext(
             root=self.root,
             reaper=self._reaper,
             stderr=self._stderr,
@@ -295,7 +295,7 @@ class Server:
             async with asyncio.timeout(limit):
                 if Server._open_link is None:
                     Server._open_link = await asyncio.to_thread(_load_transports)
-                link = await stack.enter_async_context(Server._open_link(await self._current_config(), around))
+                link = await stack.enter_async_context(Server._open_link(await self._current_config(), context))
                 tools = await list_tools(link, limit)
             self._ready(link, tools)
             try:

@@ -39,65 +39,65 @@ def effective_transport(config: ServerConfig) -> Transport:
 
 
 @contextlib.asynccontextmanager
-async def open_link(config: ServerConfig, around: LinkContext) -> AsyncIterator[ServerLink]:
+async def open_link(config: ServerConfig, context: LinkContext) -> AsyncIterator[ServerLink]:
     """Raises ServerAway, possibly inside an exception group of the SDK's."""
-    async with _opened(config, around) as (link, talk), _subscribed(link, talk, around.on_tools_changed):
+    async with _opened(config, context) as (link, session), _subscribed(link, session, context.on_tools_changed):
         yield link
 
 
 @contextlib.asynccontextmanager
-async def _opened(config: ServerConfig, around: LinkContext) -> AsyncIterator[tuple[ServerLink, SdkSession]]:
+async def _opened(config: ServerConfig, context: LinkContext) -> AsyncIterator[tuple[ServerLink, SdkSession]]:
     probe_limit = config.connect_timeout * _PROBE_SHARE
     transport = effective_transport(config)
     if transport is Transport.HTTP:
-        async with open_http(config, around.on_tools_changed, around.known_era, probe_limit) as opened:
+        async with open_http(config, context.on_tools_changed, context.known_era, probe_limit) as opened:
             yield opened
         return
     # The modern era does not know the SSE transport.
-    known = Era.LEGACY if transport is Transport.SSE else around.known_era
-    async with _pipe(config, transport, around) as link, _negotiated(link, known, probe_limit) as talk:
-        yield link, talk
+    known = Era.LEGACY if transport is Transport.SSE else context.known_era
+    async with _pipe(config, transport, context) as link, _negotiated(link, known, probe_limit) as session:
+        yield link, session
 
 
 def _pipe(
-    config: ServerConfig, transport: Transport, around: LinkContext
+    config: ServerConfig, transport: Transport, context: LinkContext
 ) -> contextlib.AbstractAsyncContextManager[PipeLink]:
     if transport is Transport.STDIO:
         return open_stdio(
             config,
-            root=around.root,
-            reaper=around.reaper,
-            stderr=around.stderr,
-            on_tools_changed=around.on_tools_changed,
+            root=context.root,
+            reaper=context.reaper,
+            stderr=context.stderr,
+            on_tools_changed=context.on_tools_changed,
         )
     if transport is Transport.SSE:
-        return open_sse(config, around.on_tools_changed)
-    return open_websocket(config, around.on_tools_changed)
+        return open_sse(config, context.on_tools_changed)
+    return open_websocket(config, context.on_tools_changed)
 
 
 @contextlib.asynccontextmanager
 async def _negotiated(link: PipeLink, known: Era | None, probe_limit: float) -> AsyncIterator[SdkSession]:
-    async with open_session(link.send) as talk:
-        link.listen(talk)
+    async with open_session(link.send) as session:
+        link.listen(session)
         try:
-            link.negotiated(await talk.negotiate(known=known, probe_limit=probe_limit))
+            link.negotiated(await session.negotiate(known=known, probe_limit=probe_limit))
         except EndedEarly as early:
             # How the far side ended says more than that it did.
             await asyncio.wait({link.lost}, timeout=_LAST_WORDS)
             if not link.lost.done():
                 raise early from None
             raise (ServerUnavailable if link.misbehaved else EndedEarly)(link.lost.result()) from None
-        yield talk
+        yield session
 
 
 @contextlib.asynccontextmanager
-async def _subscribed(link: ServerLink, talk: SdkSession, on_gap: Callable[[], None]) -> AsyncIterator[None]:
+async def _subscribed(link: ServerLink, session: SdkSession, on_gap: Callable[[], None]) -> AsyncIterator[None]:
     """Modern servers tell of changes only to those who subscribed."""
     if link.peer.era is not Era.MODERN or not link.peer.announces_changes:
         yield
         return
     acknowledged = asyncio.Event()
-    holding = asyncio.create_task(talk.hold_subscription(acknowledged=acknowledged, on_gap=on_gap))
+    holding = asyncio.create_task(session.hold_subscription(acknowledged=acknowledged, on_gap=on_gap))
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIBE_LIMIT):
