@@ -7,6 +7,7 @@ Every word of a description is paid for in every request of a run.
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from toolcrib.agent_loop.coding import files, search
@@ -17,6 +18,9 @@ from toolcrib.workspace.session import Overwriting, WorkspaceSession
 from toolcrib.workspace.settings.model import GitMode, WorkspaceSettings
 from toolcrib.workspace.tool import ToolNeeds, WorkspaceTool
 from toolcrib.workspace.workspace import Workspace
+
+_reading_tool = partial(WorkspaceTool, result=None)
+_changing_tool = partial(WorkspaceTool, result=None, reads_only=False, destructive=True, idempotent=False)
 
 
 def open_coding_workspace(choice: CodingTools) -> tuple[Workspace, WorkspaceSession]:
@@ -39,59 +43,48 @@ def coding_tool_table(choice: CodingTools, settings: WorkspaceSettings) -> tuple
 
 
 def _read(root: Path) -> WorkspaceTool:
-    return WorkspaceTool(
+    return _reading_tool(
         name="Read",
         title="Read a file",
         description=f"Read a text file. Lines come as number, tab, text. Relative paths start at {root}.",
         parameters=files.ReadArguments,
-        result=None,
         do=files.read,
         like="read_file",
     )
 
 
-_WRITE = WorkspaceTool(
+_WRITE = _changing_tool(
     name="Write",
     title="Write a file",
     description="Write a whole file. One that exists must have been read whole. To change a part, use Edit.",
     parameters=files.WriteArguments,
-    result=None,
     do=files.write,
-    reads_only=False,
-    destructive=True,
-    idempotent=False,
     like="write_file",
 )
 
-_EDIT = WorkspaceTool(
+_EDIT = _changing_tool(
     name="Edit",
     title="Edit a file",
     description="Replace exact text in a file. old_string must be unique there, and hold no line numbers of Read.",
     parameters=files.EditArguments,
-    result=None,
     do=files.edit,
-    reads_only=False,
-    destructive=True,
-    idempotent=False,
     like="edit_file",
 )
 
-_GLOB = WorkspaceTool(
+_GLOB = _reading_tool(
     name="Glob",
     title="Find files",
     description="Find files by name, the newest first. What .gitignore names is left out.",
     parameters=search.GlobArguments,
-    result=None,
     do=search.glob,
     like="find_files",
 )
 
-_GREP = WorkspaceTool(
+_GREP = _reading_tool(
     name="Grep",
     title="Search files",
     description="Search files with a regular expression (RE2), line by line. What .gitignore names is left out.",
     parameters=search.GrepArguments,
-    result=None,
     do=search.grep,
     like="search_text",
 )
@@ -101,7 +94,7 @@ def _bash(settings: WorkspaceSettings) -> WorkspaceTool:
     most = int(settings.limits.seconds["run_shell_safe"] * 1000)
     network = "" if settings.network else " no network,"
     git = "commits work" if settings.git is GitMode.COMMIT else ".git is read-only"
-    return WorkspaceTool(
+    return _changing_tool(
         name="Bash",
         title="Run a command",
         description=(
@@ -109,12 +102,8 @@ def _bash(settings: WorkspaceSettings) -> WorkspaceTool:
             f"starts in the folder, anew. Ended after {most} ms, or timeout if that is less."
         ),
         parameters=files.BashArguments,
-        result=None,
         do=files.bash,
         runs=ToolNeeds.CODE,
-        reads_only=False,
-        destructive=True,
-        idempotent=False,
         open_world=True,
         like="run_shell_safe",
     )

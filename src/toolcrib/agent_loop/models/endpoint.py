@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from toolcrib.errors import UsageError
@@ -37,8 +37,7 @@ class ToolFormat(enum.StrEnum):
     GOOGLE = "google"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelProvider:
+class ModelProvider(NamedTuple):
     name: str
     module: str
     """The module here that speaks to it."""
@@ -49,48 +48,18 @@ class ModelProvider:
     """Where its key usually is; the first that is set counts."""
 
 
-PROVIDERS: Mapping[str, ModelProvider] = MappingProxyType(
-    {
-        provider.name: provider
-        for provider in (
-            ModelProvider(
-                name="openai",
-                module="openai",
-                format=ToolFormat.OPENAI_CHAT,
-                url="https://api.openai.com/v1",
-                variables=("OPENAI_API_KEY",),
-            ),
-            ModelProvider(
-                name="openai-responses",
-                module="openai",
-                format=ToolFormat.OPENAI_RESPONSES,
-                url="https://api.openai.com/v1",
-                variables=("OPENAI_API_KEY",),
-            ),
-            ModelProvider(
-                name="anthropic",
-                module="anthropic",
-                format=ToolFormat.ANTHROPIC,
-                url="https://api.anthropic.com",
-                variables=("ANTHROPIC_API_KEY",),
-            ),
-            ModelProvider(
-                name="google",
-                module="google",
-                format=ToolFormat.GOOGLE,
-                url="https://generativelanguage.googleapis.com",
-                variables=("GOOGLE_API_KEY", "GEMINI_API_KEY"),
-            ),
-            ModelProvider(
-                name="openrouter",
-                module="openrouter",
-                format=ToolFormat.OPENAI_CHAT,
-                url="https://openrouter.ai/api/v1",
-                variables=("OPENROUTER_API_KEY",),
-            ),
-        )
-    }
+_OPENAI, _OPENAI_KEY = "https://api.openai.com/v1", ("OPENAI_API_KEY",)
+_GOOGLE, _GOOGLE_KEYS = "https://generativelanguage.googleapis.com", ("GOOGLE_API_KEY", "GEMINI_API_KEY")
+_TABLE = (
+    ModelProvider("openai", "openai", ToolFormat.OPENAI_CHAT, _OPENAI, _OPENAI_KEY),
+    ModelProvider("openai-responses", "openai", ToolFormat.OPENAI_RESPONSES, _OPENAI, _OPENAI_KEY),
+    ModelProvider("anthropic", "anthropic", ToolFormat.ANTHROPIC, "https://api.anthropic.com", ("ANTHROPIC_API_KEY",)),
+    ModelProvider("google", "google", ToolFormat.GOOGLE, _GOOGLE, _GOOGLE_KEYS),
+    ModelProvider(
+        "openrouter", "openrouter", ToolFormat.OPENAI_CHAT, "https://openrouter.ai/api/v1", ("OPENROUTER_API_KEY",)
+    ),
 )
+PROVIDERS: Mapping[str, ModelProvider] = MappingProxyType({provider.name: provider for provider in _TABLE})
 
 
 @dataclass(frozen=True, kw_only=True)
