@@ -72,7 +72,7 @@ async def lent(house: House, desk: JobQueue, row: JobRow) -> AsyncIterator[dict[
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as a submission looks."""
-    monkeypatch.setattr("toolcrib.coding_agents.program.find_program", lambda *_: None)
+    monkeypatch.setattr("toolcrib.jobs.submission.find_program", lambda *_: None)
 
 
 @pytest.mark.parametrize("program", ["claude", "codex", "gemini"])

@@ -23,6 +23,7 @@ from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.catalog.schema_check import check_is_mapping
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
+from toolcrib.catalog.transforms import UnmatchedNames
 from toolcrib.config.model import NameStyle
 from toolcrib.core.results import Result
 from toolcrib.errors import CallTimeout, InvalidArguments, ServerUnavailable, UnknownServer, UsageError
@@ -125,7 +126,6 @@ class ToolProvider(ABC):
         missing, it is a line in the log, for it may be meant for that one.
         """
         # The daemon is a counter too, and offers nothing to a model: it does without the providers' formats.
-        from toolcrib.catalog.transforms import UnmatchedNames  # noqa: PLC0415
         from toolcrib.core.toolbox import Tools  # noqa: PLC0415
 
         whole = Tools(

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from toolcrib.agent_loop.models.endpoint import find_endpoint
 from toolcrib.agent_loop.options import AgentOptions
+from toolcrib.coding_agents.clients import client_named
+from toolcrib.coding_agents.program import find_program
 from toolcrib.commands.registry import AGENT, JobRequest
 from toolcrib.config.model import JobSettings
 from toolcrib.config.paths import is_project, project_of
@@ -243,7 +245,4 @@ async def check_program(crib: Crib, row: JobRow) -> None:
     """Raises `NotFound` where the coding agent that the job needs is not installed, or too old."""
     if row.runs == AGENT:
         return
-    from toolcrib.coding_agents.clients import client_named  # noqa: PLC0415 - as above
-    from toolcrib.coding_agents.program import find_program  # noqa: PLC0415
-
     await asyncio.to_thread(find_program, client_named(row.runs), crib.environment.variables, Path(row.workdir))
