@@ -1,7 +1,7 @@
 """Every error that Toolcrib raises, with its JSON-RPC code, HTTP status and exit code.
 
-Below everybody: this module imports nothing of ours. `gateway`, `commands` and `cli` are the
-only rooms that turn an error into bytes, a status or an exit code; they read the attributes here.
+Below everybody: this module imports nothing of ours. Only `gateway`, `commands` and `cli` turn an error into bytes, a
+status or an exit code; they read the attributes here.
 
     ToolcribError
     ├── ConfigError            a file, variable or flag that cannot be used
@@ -26,8 +26,8 @@ only rooms that turn an error into bytes, a status or an exit code; they read th
     ├── PortTaken
     └── StoreError             the database cannot be read or written
 
-Codes of our own lie outside -32768..-32000, which JSON-RPC and MCP keep for themselves. What a client is told in each
-case, in either era, stands in `ANSWERS` at the end.
+Codes of our own lie outside -32768..-32000, which JSON-RPC and MCP keep for themselves. `ANSWERS` at
+the end has the answer that a client gets in each case.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class ErrorCase(enum.StrEnum):
     INVALID_ARGUMENTS = "arguments that do not fit the tool's schema"
     SERVER_DOWN = "the tool's server is down"
     TIMED_OUT = "the tool's server does not answer in time"
-    BOOK_UNWRITABLE = "the book cannot be written, and the tool may change something"
+    AUDIT_UNWRITABLE = "the audit log cannot be written, and the tool may change something"
     TAKEN_BACK = "the client cancelled the request"
     ENDED = "the session was ended while the request was under way"
     FAILED = "Toolcrib itself failed"
@@ -235,19 +235,19 @@ class ErrorCase(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorAnswer:
-    """What a client is told in one case."""
+    """The answer that a client gets in one case."""
 
     code: int | None
     """The JSON-RPC error's; None: not an error but a result with `isError`, which clients hand to the model."""
     modern: int | None
-    """The HTTP status; None: the case cannot come about in this era."""
+    """The HTTP status; None: the case does not occur with these protocol versions."""
     legacy: int | None
     text: str
     """What stands in braces is filled in."""
 
 
 def _before(status: int, text: str, code: int = INVALID_REQUEST) -> ErrorAnswer:
-    """Told before a call is understood, so in either era alike."""
+    """Before a call is understood, so the same for all protocol versions."""
     return ErrorAnswer(code=code, modern=status, legacy=status, text=text)
 
 
@@ -331,8 +331,8 @@ ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
             "Server '{server}' gave no answer within {limit} s. The call was cancelled; it may have run. Raise the "
             "server's call_timeout if it needs longer."
         ),
-        ErrorCase.BOOK_UNWRITABLE: _to_the_model(
-            "{tool} did not run: it may change something, and the book cannot be written. {why}"
+        ErrorCase.AUDIT_UNWRITABLE: _to_the_model(
+            "{tool} did not run: it may change something, and the audit log cannot be written. {why}"
         ),
         # A modern client cancels by going away.
         ErrorCase.TAKEN_BACK: ErrorAnswer(

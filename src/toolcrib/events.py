@@ -1,6 +1,6 @@
 """What happened, as small frozen classes, and the bus that carries them.
 
-In: facts from every room. Out: the same facts to whoever subscribed (log, book, page, list_changed).
+In: facts from every package. Out: the same facts to all subscribers (daemon log, audit log, list_changed).
 A subscriber must be quick and must not raise; one that does is logged and the rest go on.
 """
 
@@ -114,7 +114,7 @@ class TokenReplaced(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedChange(Event):
-    """The owner changed who may do what: a line for the book."""
+    """The owner changed who may do what: an entry for the audit log."""
 
     what: str
     """In words: "agent added", "rule added", "token rotated" …"""

@@ -98,7 +98,7 @@ class _ConnectionLimit:
 
 
 class _Connection(HttpToolsProtocol):
-    room: _ConnectionLimit
+    limit: _ConnectionLimit
     _arriving = False
     _head: int | None = None
     """Bytes of the head that came so far, counted from its second piece on; None between heads."""
@@ -108,7 +108,7 @@ class _Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.transport = _Corked(transport, self.loop)  # type: ignore[assignment]
         self._set_deadline()
-        self.room.enter(self)
+        self.limit.enter(self)
 
     def data_received(self, data: bytes) -> None:
         if self._head is not None:
@@ -124,21 +124,21 @@ class _Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
-        self.room.leave(self)
+        self.limit.leave(self)
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         self._arriving = True
         self._head = 0
-        self.room.idle.pop(self, None)
+        self.limit.idle.pop(self, None)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._head = None
-        self.room.new.pop(self, None)
+        self.limit.new.pop(self, None)
         super().on_headers_complete()
         if not self.url.startswith(b"/"):
-            # uvicorn drops the host of `POST http://host/path`: the gate would judge a target that nobody sent.
+            # uvicorn drops the host of `POST http://host/path`: `gateway.auth` would judge a target that nobody sent.
             self.scope["raw_path"] = self.url
 
     def on_message_complete(self) -> None:
@@ -148,7 +148,7 @@ class _Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.pipeline and not self.transport.is_closing():
-            self.room.idle[self] = None
+            self.limit.idle[self] = None
 
     def _set_deadline(self) -> None:
         self._deadline = self.loop.call_later(REQUEST_TIMEOUT, self._too_late)
@@ -184,7 +184,7 @@ class AsgiServer:
         self._config.load()
         self._state = ServerState()
         self._servers: list[asyncio.Server] = []
-        self._room = _ConnectionLimit()
+        self._limit = _ConnectionLimit()
 
     async def start(self, *sockets: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -194,7 +194,7 @@ class AsgiServer:
         # What an app keeps per connection it can keep by this mark, which ends with it.
         state = {"connection": _ConnectionKey()}
         connection = _Connection(config=self._config, server_state=self._state, app_state=state)
-        connection.room = self._room
+        connection.limit = self._limit
         return connection
 
     async def stop(self, limit: float) -> None:

@@ -13,8 +13,8 @@ Feature: A coding agent at work with Toolcrib's tools
     Then the run finished
     And its last words are "It adds two where it should double."
     And the model was given the text of "doubling.py"
-    And the book has 1 call of "workspace:read_file", allowed, with the outcome "ok"
-    And the log tells of the same calls as the book
+    And the audit log has 1 call of "workspace:read_file", allowed, with the outcome "ok"
+    And the log tells of the same calls as the audit log
     And the log holds the tokens that the model's provider counted
     And nothing of the run is left, and my own settings are as they were
 
@@ -31,9 +31,9 @@ Feature: A coding agent at work with Toolcrib's tools
     Then the run finished
     And "halving.py" and "test_halving.py" are in the project as the model wrote them
     And the model was told that the tests passed
-    And the book has 2 calls of "workspace:write_file", allowed, with the outcome "ok"
-    And the book has 1 call of "workspace:run_tests", allowed, with the outcome "ok"
-    And the log tells of the same calls as the book
+    And the audit log has 2 calls of "workspace:write_file", allowed, with the outcome "ok"
+    And the audit log has 1 call of "workspace:run_tests", allowed, with the outcome "ok"
+    And the log tells of the same calls as the audit log
     And nothing of the run is left, and my own settings are as they were
 
     Examples:
@@ -55,8 +55,8 @@ Feature: A coding agent at work with Toolcrib's tools
     And the model was not offered "workspace_write_file"
     And none of its attempts was left unanswered
     And nothing in the project has changed
-    And the book has 1 call of "workspace:project_diff", allowed, with the outcome "ok"
-    And the book has no call of "workspace:write_file"
+    And the audit log has 1 call of "workspace:project_diff", allowed, with the outcome "ok"
+    And the audit log has no call of "workspace:write_file"
     And nothing of the run is left, and my own settings are as they were
 
     Examples:
@@ -70,7 +70,7 @@ Feature: A coding agent at work with Toolcrib's tools
     When I run <agent> with "Write something." and the profile "trusted"
     Then the run finished
     And each of its ways has written a file
-    And the book has 1 call of "workspace:write_file", allowed, with the outcome "ok"
+    And the audit log has 1 call of "workspace:write_file", allowed, with the outcome "ok"
     And nothing of the run is left, and my own settings are as they were
 
     Examples:
@@ -91,8 +91,8 @@ Feature: A coding agent at work with Toolcrib's tools
     Then the run finished
     And only "reviews/today.md" has changed in the project
     And the model was told that it may not write there
-    And the book has 1 call of "workspace:write_file", allowed, with the outcome "ok"
-    And the book has 1 call of "workspace:write_file", denied, with the outcome "denied"
+    And the audit log has 1 call of "workspace:write_file", allowed, with the outcome "ok"
+    And the audit log has 1 call of "workspace:write_file", denied, with the outcome "denied"
     And the log counts 1 denial
     And nothing of the run is left, and my own settings are as they were
 
@@ -114,7 +114,7 @@ Feature: A coding agent at work with Toolcrib's tools
     And I go on in the same conversation with "Are you sure?"
     Then both runs finished
     And in the second run the model knew "What is wrong with doubling.py?" and "It is the plus sign."
-    And the book shows the calls of both runs in one conversation
+    And the audit log shows the calls of both runs in one conversation
     And there are two logs, and the second says where it went on
     And nothing of the run is left, and my own settings are as they were
 
@@ -131,8 +131,8 @@ Feature: A coding agent at work with Toolcrib's tools
     Then the run finished
     And the model was told of the second call that the server is gone
     And the third call was done by a new ledger
-    And the book has 2 calls of "ledger:note", allowed, with the outcome "ok"
-    And the book has 1 call of "ledger:note", allowed, with the outcome "unavailable"
+    And the audit log has 2 calls of "ledger:note", allowed, with the outcome "ok"
+    And the audit log has 1 call of "ledger:note", allowed, with the outcome "unavailable"
     And nothing of the run is left, and my own settings are as they were
 
     Examples:
@@ -187,7 +187,7 @@ Feature: A coding agent at work with Toolcrib's tools
     Given <agent> will read "doubling.py" and then think for a long time
     When I run <agent> with "Have a look at doubling.py.", and press Ctrl-C while it thinks
     Then the run was stopped as "interrupted", with exit code 130
-    And the book has 1 call of "workspace:read_file", allowed, with the outcome "ok"
+    And the audit log has 1 call of "workspace:read_file", allowed, with the outcome "ok"
     And nothing of the run is left, and my own settings are as they were
 
     Examples:
@@ -230,9 +230,9 @@ Feature: A coding agent at work with Toolcrib's tools
     Then the run finished
     And the model was offered the tools <way>
     And the model was given the text of "doubling.py"
-    And the book has 1 call of "workspace:read_file", allowed, with the outcome "ok"
-    And the book has 1 call of "workspace:list_dir", allowed, with the outcome "ok"
-    And the log tells of the same calls as the book
+    And the audit log has 1 call of "workspace:read_file", allowed, with the outcome "ok"
+    And the audit log has 1 call of "workspace:list_dir", allowed, with the outcome "ok"
+    And the log tells of the same calls as the audit log
     And nothing of the run is left, and my own settings are as they were
 
     Examples:

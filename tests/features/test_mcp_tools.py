@@ -237,32 +237,32 @@ def _(stage: Stage, file: str) -> None:
     assert stage.changed() == {file}
 
 
-@then(words('the book has {count} call of "{tool}", {decision}, with the outcome "{outcome}"'))
-@then(words('the book has {count} calls of "{tool}", {decision}, with the outcome "{outcome}"'))
+@then(words('the audit log has {count} call of "{tool}", {decision}, with the outcome "{outcome}"'))
+@then(words('the audit log has {count} calls of "{tool}", {decision}, with the outcome "{outcome}"'))
 def _(stage: Stage, count: str, tool: str, decision: str, outcome: str) -> None:
     meant = {"allowed": "allow", "denied": "deny"}[decision]
     calls = [call for call in stage.calls() if call["tool"] == tool]
     assert [(call["decision"], call["outcome"]) for call in calls].count((meant, outcome)) == int(count), calls
 
 
-@then(words('the book has no call of "{tool}"'))
+@then(words('the audit log has no call of "{tool}"'))
 def _(stage: Stage, tool: str) -> None:
     assert tool not in [call["tool"] for call in stage.calls()]
 
 
-@then("the log tells of the same calls as the book")
+@then("the log tells of the same calls as the audit log")
 def _(stage: Stage) -> None:
-    log, book = stage.run.log, stage.calls()
+    log, audit_log = stage.run.log, stage.calls()
     over = [event for event in log.events if event.get("server") and event["tool_status"] != "started"]
     assert Counter(f"{event['server']}:{event['tool_name']}" for event in over) == Counter(
-        entry["tool"] for entry in book
+        entry["tool"] for entry in audit_log
     )
-    assert [(event["tool_status"], event["decision"]) for event in over] == [("ok", "allow")] * len(book)
+    assert [(event["tool_status"], event["decision"]) for event in over] == [("ok", "allow")] * len(audit_log)
     assert over
     assert all(event["tool_duration_ms"] > 0 and event["tool_args"] is not None for event in over)
     assert log.summary is not None
     ours = {tool: count for tool, count in log.summary["tools"].items() if ":" in tool}
-    assert ours == dict(Counter(entry["tool"] for entry in book))
+    assert ours == dict(Counter(entry["tool"] for entry in audit_log))
 
 
 @then("the log holds the tokens that the model's provider counted")
@@ -279,7 +279,7 @@ def _(stage: Stage) -> None:
     assert stage.run.log.summary["denials"] == 1
 
 
-@then("the book shows the calls of both runs in one conversation")
+@then("the audit log shows the calls of both runs in one conversation")
 def _(stage: Stage) -> None:
     [conversation] = {run.result["conversation"] for run in stage.told}
     shown = [(call["tool"], call["conversation"], call["agent"]) for call in stage.calls()]

@@ -180,7 +180,7 @@ def test_what_a_crash_left_is_swept_when_the_daemon_starts_again(
 
 
 @pytest.mark.req("KSI-6")
-def test_the_owner_may_do_it_over_mcp_and_the_book_does_not_hear_the_token(stage: Stage) -> None:
+def test_the_owner_may_do_it_over_mcp_and_the_audit_log_does_not_hear_the_token(stage: Stage) -> None:
     answer = Endpoint(stage.daemon).call("crib_agent_add", {"name": "from-afar", "profile": "nothing"})
     token = answer.result["structuredContent"]["token"]
     assert stage.knows(token)

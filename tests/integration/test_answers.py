@@ -446,7 +446,7 @@ WITHIN_US: dict[ErrorCase, Callable[[House, str, pytest.MonkeyPatch], Any]] = {
     ErrorCase.FAILED: failed,
 }
 
-AT_THE_END = {ErrorCase.BOOK_UNWRITABLE}
+AT_THE_END = {ErrorCase.AUDIT_UNWRITABLE}
 """Has a test of its own below."""
 
 
@@ -578,8 +578,8 @@ def test_a_call_that_may_change_something_is_not_made_when_it_cannot_be_written_
     with locked(world):
         for number, (era, way) in enumerate(ways):
             outcome = call(way, "w_plain", nonce=f"unwritten-{number}")
-            row = ANSWERS[ErrorCase.BOOK_UNWRITABLE]
-            check(dataclasses.replace(outcome, status=row.modern), ErrorCase.BOOK_UNWRITABLE, era)
+            row = ANSWERS[ErrorCase.AUDIT_UNWRITABLE]
+            check(dataclasses.replace(outcome, status=row.modern), ErrorCase.AUDIT_UNWRITABLE, era)
             assert outcome.status in (None, 200)
     for _, way in ways:
         way.close()
@@ -589,7 +589,7 @@ def test_a_call_that_may_change_something_is_not_made_when_it_cannot_be_written_
         answer = world.door.call("w_plain", {"nonce": "written again"})
         return not answer.result.get("isError")
 
-    wait_for(works, "the book to be written again")
+    wait_for(works, "the audit log to be written again")
 
 
 def test_suggestions_name_only_what_the_agent_may_use(world: World) -> None:

@@ -1,7 +1,7 @@
 """Secrets are planted wherever people put them, everything is used, and then they are searched for everywhere.
 
 Each secret may stand where its owner put it: in the configuration, in the token file, in the agent's own generated
-configuration, in the one answer that hands a token out. Anywhere else (logs, database, book, error texts, outputs,
+configuration, in the one answer that hands a token out. Anywhere else (logs, database, audit log, error texts, outputs,
 process arguments, other processes' environments) it may not, in no encoding and not by halves.
 """
 
@@ -306,8 +306,8 @@ def test_no_secret_is_found_where_it_does_not_belong(
     with watch.running():
         use_everything(scene, started)
         watch.look()
-    rows = Owner(started).book()
-    trail.keep("the book", json.dumps(rows))
+    rows = Owner(started).audit()
+    trail.keep("the audit log", json.dumps(rows))
     assert {row["outcome"] for row in rows} >= {"ok", "tool_error", "denied", "invalid", "timeout", "unknown"}
     assert all(row["arguments"] is None for row in rows)
     scene.keep_files("live")
@@ -337,7 +337,7 @@ def _dump(request: pytest.FixtureRequest, store_url: str) -> bytes:
     return b"".join(path.read_bytes() for path in files)
 
 
-def test_values_that_are_kept_in_the_book_are_kept_without_secrets(
+def test_values_that_are_kept_in_the_audit_log_are_kept_without_secrets(
     daemon: StartDaemon, cli: Cli, toolcrib_home: Home, tmp_path: Path
 ) -> None:
     """With `audit_values` on, a person sees what was asked for, and still no secret."""
@@ -360,9 +360,9 @@ def test_values_that_are_kept_in_the_book_are_kept_without_secrets(
     with Member(started, "worker", token, "modern") as worker:
         assert nonce_of(worker.call("w_note", **told)) == told["nonce"]
     assert notes.calls()[-1]["arguments"] == told
-    rows = [row for row in Owner(started).book() if row["tool"] == "w:note"]
+    rows = [row for row in Owner(started).audit() if row["tool"] == "w:note"]
     assert [row["arguments"]["nonce"] for row in rows if row["kind"] == "intent"] == ["a plain word"]
-    trail.keep("the book", json.dumps(rows))
+    trail.keep("the audit log", json.dumps(rows))
     for words in (("audit",), ("audit", "--json")):
         done = cli(*words).ok()
         trail.keep(f"cli {words}", done.out + done.err)

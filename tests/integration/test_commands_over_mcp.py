@@ -1,4 +1,4 @@
-"""The daemon's commands as tools: who is shown which, what a raw command reaches, and what the book says of it."""
+"""The daemon's commands as tools: who is shown which, what a raw command reaches, and what the audit log says of it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_a_raw_command_reaches_is_judged_and_written_down_for_what_it_is(ru
     assert fine["structuredContent"]["healthy"] is True
     assert refused["isError"] is True
     assert "crib:agent_add" in refused["content"][0]["text"]
-    lines = [(row["tool"], row["decision"], row["outcome"]) for row in owner.book(agent="t") if row["outcome"]]
+    lines = [(row["tool"], row["decision"], row["outcome"]) for row in owner.audit(agent="t") if row["outcome"]]
     assert ("crib:system_health", "allow", "ok") in lines
     assert ("crib:agent_add", "deny", "denied") in lines
 

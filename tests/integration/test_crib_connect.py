@@ -1,6 +1,6 @@
-"""A running daemon's tools in a program: its servers are there, under its permissions and in its book.
+"""A running daemon's tools in a program: its servers are there, under its permissions and in its audit log.
 
-The far sides are the witness (what ran?), the daemon's book, its list of agents and the bytes of its endpoint.
+The far sides are the witness (what ran?), the daemon's audit log, its list of agents and the bytes of its endpoint.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 async def outcomes(owner: Owner, agent: str, count: int) -> list[tuple[str, str]]:
-    """What the book has of the agent's calls, once it has so many."""
+    """What the audit log has of the agent's calls, once it has so many."""
 
     def rows() -> list[tuple[str, str]] | None:
-        found = [(row["tool"], row["outcome"]) for row in owner.book(agent=agent) if row["kind"] == "outcome"]
+        found = [(row["tool"], row["outcome"]) for row in owner.audit(agent=agent) if row["kind"] == "outcome"]
         return found if len(found) >= count else None
 
-    found: list[tuple[str, str]] = await during(wait_for, rows, f"{count} calls in the book", LIMIT)
+    found: list[tuple[str, str]] = await during(wait_for, rows, f"{count} calls in the audit log", LIMIT)
     return found
 
 

@@ -54,7 +54,7 @@ class Told:
     ran: list[str] = field(default_factory=list)
     """The nonces of calls whose result arrived."""
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """What the book said of calls, by its numbers."""
+    """What the audit log said of calls, by its numbers."""
     number: Iterator[int] = field(default_factory=itertools.count)
 
     def some_of_all(self) -> bool:
@@ -153,10 +153,10 @@ def check(daemon: Daemon, told: Told, crew: dict[str, str], notes: Notes, since:
     owner = Owner(daemon)
     _check_who(daemon, owner, told)
     _check_sessions(daemon, owner, told, crew)
-    # What was in the book before is held there by its chain.
-    fresh = owner.book(tool="w:note", since=datetime.fromtimestamp(since, UTC).isoformat())
+    # What was in the audit log before is held there by its chain.
+    fresh = owner.audit(tool="w:note", since=datetime.fromtimestamp(since, UTC).isoformat())
     told.rows |= {row["seq"]: row for row in fresh}
-    _check_book(list(told.rows.values()), told, notes)
+    _check_audit_log(list(told.rows.values()), told, notes)
 
 
 def _check_who(daemon: Daemon, owner: Owner, told: Told) -> None:
@@ -192,7 +192,7 @@ def _check_sessions(daemon: Daemon, owner: Owner, told: Told, crew: dict[str, st
         assert stranger.legacy(session, "ping").status == 404
 
 
-def _check_book(rows: list[dict[str, Any]], told: Told, notes: Notes) -> None:
+def _check_audit_log(rows: list[dict[str, Any]], told: Told, notes: Notes) -> None:
     seen = Counter(notes.nonces())
     assert [nonce for nonce, times in seen.items() if times != 1] == [], "these ran twice"
     assert not set(told.ran) - seen.keys(), "these have a result and never ran"
@@ -200,12 +200,12 @@ def _check_book(rows: list[dict[str, Any]], told: Told, notes: Notes) -> None:
     intents = [row for row in rows if row["kind"] == "intent"]
     call = {row["arguments"]["nonce"]: row["call"] for row in intents}
     assert len(call) == len(intents), "a call was intended twice"
-    assert not seen.keys() - call.keys(), "these ran and are not in the book"
+    assert not seen.keys() - call.keys(), "these ran and are not in the audit log"
     outcomes = [row for row in rows if row["kind"] == "outcome"]
     became = {row["call"]: row["outcome"] for row in outcomes}
     assert len(became) == len(outcomes), "a call ended twice"
     answered = {nonce: became.get(call[nonce]) for nonce in told.ran}
-    assert set(answered.values()) <= {"ok"}, "these were answered, and their outcome is not in the book"
+    assert set(answered.values()) <= {"ok"}, "these were answered, and their outcome is not in the audit log"
 
 
 @pytest.mark.req("BNS-10")

@@ -349,7 +349,7 @@ async def test_a_source_of_ones_own_is_all_there_is(environ, notes, tmp_path, so
         await crib.call("my_tool", {"nonce": source})
         await crib.services.audit.flush()
         rows = await crib.services.audit.query(tool="mine:my_tool")
-        assert [row["kind"] for row in rows] == ["intent", "outcome"], "the user's book has it"
+        assert [row["kind"] for row in rows] == ["intent", "outcome"], "the user's audit log has it"
     async with Crib.from_config(root=tmp_path, environ=environ) as crib:
         assert {offer.name: offer.server for offer in crib.tools()} == {"release": "users"}
         assert await crib.services.audit.query(tool="mine:my_tool")
@@ -455,7 +455,7 @@ async def test_two_cribs_in_one_process_do_not_see_each_other(environ, tmp_path,
             await two.call("first")
         await two.servers.disconnect("w")
         assert one.server_info("w").state is ServerState.READY
-        assert (await one.services.audit.verify()).ok, "both write into the one book"
+        assert (await one.services.audit.verify()).ok, "both write into the one audit log"
     assert sorted(one_notes.nonces()) == ["one0", "one1", "one2"]
     assert sorted(two_notes.nonces()) == ["two0", "two1", "two2"]
     for name in ("one", "two"):

@@ -1,7 +1,7 @@
 """A run's identity from outside: it comes with a connection, tells all that it does, and goes however that closes.
 
-The far sides here are the endpoint (does the token work?), the witness (what ran?), the book, the disk and the process
-table; a run's own word is compared with them.
+The far sides here are the endpoint (does the token work?), the witness (what ran?), the audit log, the disk and the
+process table; a run's own word is compared with them.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ async def test_a_lease_tells_all_that_a_run_needs_once_the_servers_are_there(
         assert (agent["profile"], agent["workdir"]) == ("read-only", str(toolcrib_home.project))
         assert 0 < agent["expires_at"] - agent["created_at"] <= 600
     assert running.command("agent:list")["agents"] == []
-    lines = [(row["outcome"], row["agent"]) for row in Owner(running).book() if row["kind"] == "change"]
+    lines = [(row["outcome"], row["agent"]) for row in Owner(running).audit() if row["kind"] == "change"]
     assert lines == [
         ("agent added", "claude-c1"),
         ("agent added", "claude-c2"),
@@ -232,7 +232,7 @@ async def test_every_listing_and_call_is_told_in_order_as_the_far_sides_saw_it(
     assert [call.duration_ms is not None for call in calls] == [call.over for call in calls]
     assert calls[4].decision == "deny"
     assert "deny w:other" in calls[4].rule
-    rows = [row for row in Owner(running).book(agent="claude-c1") if row["kind"] == "outcome"]
+    rows = [row for row in Owner(running).audit(agent="claude-c1") if row["kind"] == "outcome"]
     assert [(row["outcome"], row["rule"]) for row in rows] == [(one.outcome, one.rule) for one in calls if one.over]
 
 

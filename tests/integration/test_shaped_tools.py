@@ -136,6 +136,6 @@ def test_rules_of_a_file_hold_at_the_gateway_and_the_command_line_and_a_projects
         ("git_status", {"nonce": "7"}),
         ("git_status", {"nonce": "8"}),
     ]
-    book = cli("audit", "--json").ok().json
-    assert "git:git_push" in json.dumps(book)
-    assert "publish" not in json.dumps(book)
+    audit_log = cli("audit", "--json").ok().json
+    assert "git:git_push" in json.dumps(audit_log)
+    assert "publish" not in json.dumps(audit_log)

@@ -142,7 +142,7 @@ def reads(member: Member) -> None:
 
 
 def recovered(daemon: Daemon, member: Member, nonce: str) -> None:
-    wait_for(lambda: daemon.status()["audit"]["writable"], "the book to be written again")
+    wait_for(lambda: daemon.status()["audit"]["writable"], "the audit log to be written again")
     assert changes(member, nonce) == ""
 
 

@@ -60,8 +60,8 @@ def test_ten_runs_at_once_without_a_daemon_share_one_and_their_projects_servers(
     calls = [note for note in notes if note["method"] == "tools/call"]
     assert len(calls) == TEN
     assert len({call["pid"] for call in calls}) == count, "a server is started once in each project"
-    book = cli("audit", "--json", "--tool", "own:echo").ok().json["entries"]
-    agents = {entry["agent"] for entry in book if entry["kind"] == "outcome"}
+    audit_log = cli("audit", "--json", "--tool", "own:echo").ok().json["entries"]
+    agents = {entry["agent"] for entry in audit_log if entry["kind"] == "outcome"}
     assert len(agents) == TEN
     assert agents == {f"{name}-{one.result['conversation']}" for one in told}
     wait_for(lambda: not toolcrib_home.socket.exists(), "the daemon to end with the last run")

@@ -90,7 +90,7 @@ def test_an_agent_that_may_only_read_has_only_what_reads(daemon: StartDaemon, fo
     assert not (folders[0] / "a").exists()
 
 
-def test_every_call_stands_in_the_book_also_one_that_was_refused(
+def test_every_call_stands_in_the_audit_log_also_one_that_was_refused(
     daemon: StartDaemon, folders: tuple[Path, Path]
 ) -> None:
     running = daemon()
@@ -100,8 +100,8 @@ def test_every_call_stands_in_the_book_also_one_that_was_refused(
         agent.call("workspace_write_file", path="a.txt", content="x")
         agent.call("workspace_read_file", path="../right/name.txt")
     # What only reads is not waited for.
-    wait_for(lambda: len(owner.book(agent="left", server="workspace")) == 4, "the book to have it all")
-    rows = [(row["tool"], row["kind"], row["outcome"]) for row in owner.book(agent="left", server="workspace")]
+    wait_for(lambda: len(owner.audit(agent="left", server="workspace")) == 4, "the audit log to have it all")
+    rows = [(row["tool"], row["kind"], row["outcome"]) for row in owner.audit(agent="left", server="workspace")]
     assert rows == [
         ("workspace:write_file", "intent", ""),
         ("workspace:write_file", "outcome", "ok"),
@@ -222,7 +222,7 @@ def test_code_that_runs_without_a_sandbox_is_written_down_before_it_runs(
         agent.call("workspace_read_file", path="name.txt")
     assert "NOT SANDBOXED" in ran.result["content"][0]["text"]
     assert "NOT SANDBOXED" in ran.result["structuredContent"]["warning"]
-    noted = [row for row in owner.book(agent="left") if row["outcome"] == "code run without a sandbox"]
+    noted = [row for row in owner.audit(agent="left") if row["outcome"] == "code run without a sandbox"]
     assert [json.loads(row["detail"]) if isinstance(row["detail"], str) else row["detail"] for row in noted] == [
         {"tool": "run_shell_safe", "folder": str(folders[0])}
     ]
@@ -256,8 +256,8 @@ def test_what_a_tool_ran_and_failed_is_no_error_of_mcp_and_a_failure_for_people(
     for words in ("run_shell_safe command=true", "run_tests", "run_lint tools:='[\"ruff\"]'"):
         fine = cli("call", *shlex.split(f"workspace:{words}"), "--json", cwd=toolcrib_home.project).ok()
         assert "_meta" not in fine.json
-    book = cli("audit", "--server", "workspace", "--json").ok().json["entries"]
-    assert [entry["outcome"] for entry in book if entry["kind"] == "outcome"] == ["failed"] * 4 + ["ok"] * 3
+    audit_log = cli("audit", "--server", "workspace", "--json").ok().json["entries"]
+    assert [entry["outcome"] for entry in audit_log if entry["kind"] == "outcome"] == ["failed"] * 4 + ["ok"] * 3
 
 
 def test_a_removed_agent_s_command_ends_with_it(daemon: StartDaemon, folders: tuple[Path, Path]) -> None:

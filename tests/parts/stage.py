@@ -1,7 +1,7 @@
-"""What a scenario plays on: a project, a person with a coding agent, a scripted model, servers, and the book.
+"""What a scenario plays on: a project, a person with a coding agent, a scripted model, servers, and the audit log.
 
 In: what a scenario says. Out: runs of the real program by `toolcrib run`, and what the model, the servers, the disk
-and the book saw of them.
+and the audit log saw of them.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Stage:
         return {name for name in now.keys() | before.keys() if now.get(name) != before.get(name)}
 
     def calls(self) -> list[dict[str, Any]]:
-        """The calls that the book knows, the oldest first."""
+        """The calls that the audit log knows, the oldest first."""
         entries = self.cli("audit", "--json", "-n", "100", cwd=self.project).ok().json["entries"]
         found = [entry for entry in entries if entry["kind"] == "outcome"]
         return sorted(found, key=lambda entry: int(entry["seq"]))

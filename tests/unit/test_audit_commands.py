@@ -1,4 +1,6 @@
-"""The book as people and programs see it: `toolcrib audit`, `toolcrib audit verify`, and the commands behind them."""
+"""The audit log as people and programs see it: `toolcrib audit`, `toolcrib audit verify`, and the commands behind
+them.
+"""
 
 from __future__ import annotations
 
@@ -54,16 +56,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def opened(home: Path) -> AsyncIterator[AuditLog]:
     store = await Store.open(home / "state" / "mcp_sessions.db")
     commits = GroupCommit(store)
-    book = await AuditLog.open(store, commits, folder=home / "state", mask=Masker())
+    audit_log = await AuditLog.open(store, commits, folder=home / "state", mask=Masker())
     try:
-        yield book
+        yield audit_log
     finally:
-        await book.close()
+        await audit_log.close()
         await commits.close()
         await store.close()
 
 
-def call(book: AuditLog, number: int, outcome: str = "ok", **fields: Any) -> None:
+def call(audit_log: AuditLog, number: int, outcome: str = "ok", **fields: Any) -> None:
     entry: dict[str, Any] = {
         "call": f"c{number}",
         "at": 1_700_000_000.0 + number,
@@ -76,31 +78,31 @@ def call(book: AuditLog, number: int, outcome: str = "ok", **fields: Any) -> Non
         **fields,
     }
     if outcome != "denied":
-        book.note(AuditEntry(kind=EntryKind.INTENT, **entry))
+        audit_log.note(AuditEntry(kind=EntryKind.INTENT, **entry))
     if outcome:
         done = {"outcome": outcome, "duration": 0.0123, "size": 2048, "result": b"hello world"}
-        book.note(AuditEntry(kind=EntryKind.OUTCOME, **entry, **done))
+        audit_log.note(AuditEntry(kind=EntryKind.OUTCOME, **entry, **done))
 
 
 async def fill(home: Path) -> None:
-    async with opened(home) as book:
-        call(book, 1)
-        call(book, 2, "denied", tool="git:push", server="git", decision="deny", rule="agent reviewer: deny git:*")
-        call(book, 3, "", tool="slow:wait", server="slow", agent="builder")
+    async with opened(home) as audit_log:
+        call(audit_log, 1)
+        call(audit_log, 2, "denied", tool="git:push", server="git", decision="deny", rule="agent reviewer: deny git:*")
+        call(audit_log, 3, "", tool="slow:wait", server="slow", agent="builder")
         detail = {"profile": "read-only", "workdir": None}
-        book.note(
+        audit_log.note(
             AuditEntry(
                 kind=EntryKind.CHANGE, at=1_700_000_004.0, agent="reviewer", outcome="agent added", detail=detail
             )
         )
-        book.note(
+        audit_log.note(
             AuditEntry(
                 kind=EntryKind.GAP,
                 at=1_700_000_005.0,
                 detail={"entries": 7, "from": 1_700_000_001.0, "to": 1_700_000_002.0},
             )
         )
-        await book.flush()
+        await audit_log.flush()
 
 
 @pytest.fixture
@@ -191,11 +193,11 @@ class Screen(io.StringIO):
 @pytest.fixture
 def crowded(home: Path) -> Path:
     async def work() -> None:
-        async with opened(home) as book:
+        async with opened(home) as audit_log:
             long = {"agent": "an-agent-with-a-long-name", "conversation": "5b2f-" * 12, "tool": "warehouse:" + "x" * 60}
-            call(book, 1, at=time.time(), **long)
-            call(book, 2, "denied", rule="agent reviewer: deny git:* when branch matches main|release/.*", **long)
-            await book.flush()
+            call(audit_log, 1, at=time.time(), **long)
+            call(audit_log, 2, "denied", rule="agent reviewer: deny git:* when branch matches main|release/.*", **long)
+            await audit_log.flush()
 
     asyncio.run(work())
     return home
@@ -280,11 +282,11 @@ def test_a_call_whose_process_is_gone_is_cut_off_and_one_under_way_is_not(
     }
 
     async def work() -> None:
-        async with opened(home) as book:
+        async with opened(home) as audit_log:
             for place, one in enumerate(calls):
-                call(book, place, "", call=one)
-            call(book, 9, call=f"{gone_process():x}-17c0ffee-9")
-            await book.flush()
+                call(audit_log, place, "", call=one)
+            call(audit_log, 9, call=f"{gone_process():x}-17c0ffee-9")
+            await audit_log.flush()
 
     asyncio.run(work())
     assert run(["audit", "--json"]) == 0
@@ -375,8 +377,8 @@ def test_there_is_nothing_to_follow_without_a_daemon(capsys: pytest.CaptureFixtu
     assert "Leave -f out" in capsys.readouterr().err
 
 
-def context(book: AuditLog, emit: Any, caller: Principal = OWNER) -> CommandContext:
-    crib = cast(Crib, SimpleNamespace(services=SimpleNamespace(audit=book)))
+def context(audit_log: AuditLog, emit: Any, caller: Principal = OWNER) -> CommandContext:
+    crib = cast(Crib, SimpleNamespace(services=SimpleNamespace(audit=audit_log)))
     return CommandContext(
         crib=crib,
         request=RequestContext(caller, cast(Project, None)),
@@ -400,21 +402,21 @@ async def test_who_follows_sees_what_there_is_and_then_what_comes_once_and_in_or
                 came.clear()
                 await came.wait()
 
-    async with opened(home) as book:
+    async with opened(home) as audit_log:
         for number in range(3):
-            call(book, number)
-        await book.flush()
+            call(audit_log, number)
+        await audit_log.flush()
         params = {"agent": "reviewer", "limit": 2}
-        following = asyncio.create_task(registry.run("audit:follow", params, context(book, emit)))
+        following = asyncio.create_task(registry.run("audit:follow", params, context(audit_log, emit)))
         await until(6)
-        call(book, 10, agent="builder")
-        call(book, 11)
-        await book.flush()
+        call(audit_log, 10, agent="builder")
+        call(audit_log, 11)
+        await audit_log.flush()
         await until(10)
-        call(book, 12, agent="builder")
-        await book.flush()
-        call(book, 13)
-        await book.flush()
+        call(audit_log, 12, agent="builder")
+        await audit_log.flush()
+        call(audit_log, 13)
+        await audit_log.flush()
         await until(14)
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -424,7 +426,7 @@ async def test_who_follows_sees_what_there_is_and_then_what_comes_once_and_in_or
 
 @pytest.mark.req("KSI-7")
 @pytest.mark.parametrize("name", ["audit:query", "audit:follow", "audit:verify"])
-async def test_the_book_is_the_owners_alone(name: str) -> None:
+async def test_the_audit_log_is_the_owners_alone(name: str) -> None:
     async def nowhere(event: dict[str, Any]) -> None:
         raise AssertionError(event)
 

@@ -29,21 +29,21 @@ WRITER = textwrap.dedent(
     from toolcrib.store.database import Store
     from toolcrib.store.commits import GroupCommit
 
-    async def calls(book, name):
+    async def calls(audit log, name):
         for number in range(10**9):
             call = f"{name}-{number}"
-            book.note(AuditEntry(kind=EntryKind.INTENT, call=call, agent="a", arguments=b'{"x":1}'))
-            await book.flush()
-            book.note(AuditEntry(kind=EntryKind.OUTCOME, call=call, agent="a", outcome="ok", result=b"hello"))
-            await book.flush()
+            audit log.note(AuditEntry(kind=EntryKind.INTENT, call=call, agent="a", arguments=b'{"x":1}'))
+            await audit log.flush()
+            audit log.note(AuditEntry(kind=EntryKind.OUTCOME, call=call, agent="a", outcome="ok", result=b"hello"))
+            await audit log.flush()
             sys.stdout.write(call + "\\n")
             sys.stdout.flush()
 
     async def main(url, folder, name):
         store = await Store.open(url)
         commits = GroupCommit(store)
-        book = await AuditLog.open(store, commits, folder=Path(folder), mask=Masker())
-        await asyncio.gather(*(calls(book, f"{name}-{task}") for task in range(8)))
+        audit log = await AuditLog.open(store, commits, folder=Path(folder), mask=Masker())
+        await asyncio.gather(*(calls(audit log, f"{name}-{task}") for task in range(8)))
 
     asyncio.run(main(*sys.argv[1:]))
     """
@@ -79,10 +79,10 @@ async def test_after_a_kill_every_acknowledged_row_is_there(
         acknowledged += written_until_killed(store_url, folder, f"r{round_}", chance.randint(1, 120))
     store = await Store.open(store_url)
     commits = GroupCommit(store)
-    book = await AuditLog.open(store, commits, folder=folder, mask=Masker())
-    report = await book.verify()
+    audit_log = await AuditLog.open(store, commits, folder=folder, mask=Masker())
+    report = await audit_log.verify()
     assert report.ok, report
-    rows = await book.query(limit=1_000_000)
+    rows = await audit_log.query(limit=1_000_000)
     kinds: dict[str, list[str]] = {}
     for row in rows:
         kinds.setdefault(row["call"], []).append(row["kind"])
@@ -91,6 +91,6 @@ async def test_after_a_kill_every_acknowledged_row_is_there(
     (head,) = HeadAnchor(folder / "audit.head").heads()
     assert head.seq <= rows[-1]["seq"]
     assert rows[head.seq - 1]["hash"] == head.hash
-    await book.close()
+    await audit_log.close()
     await commits.close()
     await store.close()

@@ -1,4 +1,4 @@
-"""The book at work: notes what happens, shows it, bears a database that cannot be written, lets the oldest go."""
+"""The audit log at work: notes what happens, shows it, bears a database that cannot be written, lets the oldest go."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ async def opened(
     folder.mkdir(exist_ok=True)
     store = await Store.open(url, busy_timeout=0.1)
     commits = GroupCommit(store, most_items=most_items, most_bytes=most_bytes)
-    book = await AuditLog.open(store, commits, folder=folder, mask=Masker(), **options)
+    audit_log = await AuditLog.open(store, commits, folder=folder, mask=Masker(), **options)
     try:
-        yield book, store
+        yield audit_log, store
     finally:
-        await book.close()
+        await audit_log.close()
         await commits.close()
         await store.close()
 
 
 @pytest.fixture
-async def book(store_url: str, tmp_path: Path) -> AsyncIterator[AuditLog]:
+async def audit_log(store_url: str, tmp_path: Path) -> AsyncIterator[AuditLog]:
     async with opened(store_url, tmp_path / "state") as (made, _):
         yield made
 
 
-def call(book: AuditLog, number: int, **fields: Any) -> None:
+def call(audit_log: AuditLog, number: int, **fields: Any) -> None:
     entry: dict[str, Any] = {"call": f"c{number}", "agent": "reviewer", "at": NOW + number, **fields}
-    book.note(AuditEntry(kind=EntryKind.INTENT, **entry))
-    book.note(AuditEntry(kind=EntryKind.OUTCOME, **{"outcome": "ok", "duration": 0.5, "size": 9, **entry}))
+    audit_log.note(AuditEntry(kind=EntryKind.INTENT, **entry))
+    audit_log.note(AuditEntry(kind=EntryKind.OUTCOME, **{"outcome": "ok", "duration": 0.5, "size": 9, **entry}))
 
 
 async def eventually(is_so: Any) -> None:
@@ -64,7 +64,7 @@ async def eventually(is_so: Any) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_call_is_two_entries_with_all_that_is_known_of_it(book: AuditLog) -> None:
+async def test_a_call_is_two_entries_with_all_that_is_known_of_it(audit_log: AuditLog) -> None:
     entry: dict[str, Any] = {
         "at": NOW + 1,
         "call": "c1",
@@ -77,10 +77,10 @@ async def test_a_call_is_two_entries_with_all_that_is_known_of_it(book: AuditLog
         "rule": "profile developer: allow *",
         "mode": "full",
     }
-    book.note(AuditEntry(kind=EntryKind.INTENT, arguments=b'{"path": "abc"}', **entry))
-    book.note(AuditEntry(kind=EntryKind.OUTCOME, outcome="ok", duration=0.5, size=9, **entry))
-    await book.flush()
-    intent, outcome = await book.query()
+    audit_log.note(AuditEntry(kind=EntryKind.INTENT, arguments=b'{"path": "abc"}', **entry))
+    audit_log.note(AuditEntry(kind=EntryKind.OUTCOME, outcome="ok", duration=0.5, size=9, **entry))
+    await audit_log.flush()
+    intent, outcome = await audit_log.query()
     hashes = {name: row.pop("hash") for name, row in (("intent", intent), ("outcome", outcome))}
     assert hashes["intent"] != hashes["outcome"]
     assert len(intent.pop("arguments_hash")) == 64
@@ -106,37 +106,37 @@ async def test_a_call_is_two_entries_with_all_that_is_known_of_it(book: AuditLog
     }
 
 
-async def test_a_call_that_was_stopped_at_the_door_has_its_arguments_with_the_outcome(book: AuditLog) -> None:
-    book.note(AuditEntry(kind=EntryKind.OUTCOME, call="c1", outcome="denied", arguments=b'{"a": 1}'))
-    await book.flush()
-    (row,) = await book.query()
+async def test_a_call_that_was_stopped_at_the_door_has_its_arguments_with_the_outcome(audit_log: AuditLog) -> None:
+    audit_log.note(AuditEntry(kind=EntryKind.OUTCOME, call="c1", outcome="denied", arguments=b'{"a": 1}'))
+    await audit_log.flush()
+    (row,) = await audit_log.query()
     assert row["shape"] == {"a": "integer"}
 
 
-async def test_tokens_are_told_to_who_counts_them_once_the_row_is_there(book: AuditLog) -> None:
+async def test_tokens_are_told_to_who_counts_them_once_the_row_is_there(audit_log: AuditLog) -> None:
     told: list[TokenCount] = []
-    call(book, 1, result=b"hello world", counted=told.append)
-    call(book, 2, result=b"x" * (COUNTED_UP_TO + 1), counted=told.append)
+    call(audit_log, 1, result=b"hello world", counted=told.append)
+    call(audit_log, 2, result=b"x" * (COUNTED_UP_TO + 1), counted=told.append)
     assert told == []
-    await book.flush()
-    assert [row["tokens"] for row in await book.query()] == [2, 2, None, None]
+    await audit_log.flush()
+    assert [row["tokens"] for row in await audit_log.query()] == [2, 2, None, None]
     assert told == [TokenCount(2, estimated=False)] * 2
 
 
-async def test_queries_find_what_fits_and_nothing_else(book: AuditLog) -> None:
-    call(book, 0, tool="files:read_file", server="files", session="s_1")
-    call(book, 1, tool="files:write_file", server="files", outcome="denied")
-    call(book, 2, tool="git:read_file", server="git", agent="builder")
-    call(book, 3, tool="Files:READ_FILE", server="Files")
-    call(book, 4, tool="we_ird:100%_[a]", server="we_ird", session="s_2")
-    call(book, 5, tool="weXird:1009_a", server="weXird")
-    book.note(
+async def test_queries_find_what_fits_and_nothing_else(audit_log: AuditLog) -> None:
+    call(audit_log, 0, tool="files:read_file", server="files", session="s_1")
+    call(audit_log, 1, tool="files:write_file", server="files", outcome="denied")
+    call(audit_log, 2, tool="git:read_file", server="git", agent="builder")
+    call(audit_log, 3, tool="Files:READ_FILE", server="Files")
+    call(audit_log, 4, tool="we_ird:100%_[a]", server="we_ird", session="s_2")
+    call(audit_log, 5, tool="weXird:1009_a", server="weXird")
+    audit_log.note(
         AuditEntry(kind=EntryKind.CHANGE, at=NOW + 6, agent="builder", outcome="agent added", detail={"by": "owner"})
     )
-    await book.flush()
+    await audit_log.flush()
 
     async def numbers(**wanted: Any) -> list[int]:
-        rows = await book.query(**wanted)
+        rows = await audit_log.query(**wanted)
         assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
         return sorted({round(row["at"] - NOW) for row in rows})
 
@@ -159,58 +159,58 @@ async def test_queries_find_what_fits_and_nothing_else(book: AuditLog) -> None:
     assert await numbers(since=NOW + 1, until=NOW + 4, server="files") == [1]
     assert await numbers(since=NOW + 100) == []
     assert await numbers(agent="nobody") == []
-    assert [row["seq"] for row in await book.query(limit=3)] == [11, 12, 13]
-    assert [row["seq"] for row in await book.query(limit=3, after=4)] == [5, 6, 7]
-    assert [row["seq"] for row in await book.query(after=12)] == [13]
-    assert (await book.query(limit=1))[0]["detail"] == {"by": "owner"}
+    assert [row["seq"] for row in await audit_log.query(limit=3)] == [11, 12, 13]
+    assert [row["seq"] for row in await audit_log.query(limit=3, after=4)] == [5, 6, 7]
+    assert [row["seq"] for row in await audit_log.query(after=12)] == [13]
+    assert (await audit_log.query(limit=1))[0]["detail"] == {"by": "owner"}
 
 
-async def test_what_is_rare_is_found_in_a_long_book(book: AuditLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_rare_is_found_in_a_long_audit_log(audit_log: AuditLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolcrib.audit.log._WINDOW", 7)
     for number in range(30):
-        call(book, number, agent="rare" if number % 10 == 0 else "often")
-    await book.flush()
-    assert [row["seq"] for row in await book.query(agent="rare", limit=5)] == [2, 21, 22, 41, 42]
-    assert len(await book.query(limit=100)) == 60
+        call(audit_log, number, agent="rare" if number % 10 == 0 else "often")
+    await audit_log.flush()
+    assert [row["seq"] for row in await audit_log.query(agent="rare", limit=5)] == [2, 21, 22, 41, 42]
+    assert len(await audit_log.query(limit=100)) == 60
 
 
-async def test_a_database_that_cannot_be_written_is_told_at_once_and_the_book_recovers(tmp_path: Path) -> None:
+async def test_a_database_that_cannot_be_written_is_told_at_once_and_the_audit_log_recovers(tmp_path: Path) -> None:
     def room(connection: sa.Connection, pages: int) -> None:
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
 
-    async with opened(tmp_path / "crib.db", tmp_path / "state", most_items=100) as (book, store):
-        call(book, 0)
-        await book.flush()
+    async with opened(tmp_path / "crib.db", tmp_path / "state", most_items=100) as (audit_log, store):
+        call(audit_log, 0)
+        await audit_log.flush()
         await store.write(room, 1)
         rule = "r" * 500
         for number in range(1, 50):
-            call(book, number, rule=rule)
+            call(audit_log, number, rule=rule)
         with pytest.raises(StoreError, match="no room"):
-            await book.flush()
+            await audit_log.flush()
         for number in range(50, 200):
-            call(book, number, rule=rule)
-        assert book.failure is not None
-        assert (await book.describe())["writable"] is False
+            call(audit_log, number, rule=rule)
+        assert audit_log.failure is not None
+        assert (await audit_log.describe())["writable"] is False
         with pytest.raises(StoreError, match="no room"):
-            await book.flush()
-        assert len(await book.query()) == 2, "reading goes on"
+            await audit_log.flush()
+        assert len(await audit_log.query()) == 2, "reading goes on"
         await store.write(room, 1_000_000)
-        await eventually(lambda: book.failure is None)
-        await book.flush()
-        rows = await book.query(limit=1000)
+        await eventually(lambda: audit_log.failure is None)
+        await audit_log.flush()
+        rows = await audit_log.query(limit=1000)
         assert [row["kind"] for row in rows[102:]] == ["gap"]
         assert rows[-1]["detail"]["entries"] == 398 - 100
         assert rows[-1]["detail"]["from"] <= rows[-1]["detail"]["to"] <= time.time()
-        assert (await book.describe())["lost"] == 298
-        assert (await book.verify()).ok
+        assert (await audit_log.describe())["lost"] == 298
+        assert (await audit_log.verify()).ok
 
 
 @pytest.mark.parametrize("was_made", [True, False])
 async def test_a_commit_whose_end_nobody_knows_is_neither_lost_nor_repeated(
-    book: AuditLog, monkeypatch: pytest.MonkeyPatch, was_made: bool
+    audit_log: AuditLog, monkeypatch: pytest.MonkeyPatch, was_made: bool
 ) -> None:
-    call(book, 0)
-    await book.flush()
+    call(audit_log, 0)
+    await audit_log.flush()
     write = Database.write
     ends = iter([True])
 
@@ -224,15 +224,15 @@ async def test_a_commit_whose_end_nobody_knows_is_neither_lost_nor_repeated(
 
     monkeypatch.setattr(Database, "write", cut_off)
     told: list[TokenCount] = []
-    call(book, 1, result=b"hello world", counted=told.append)
+    call(audit_log, 1, result=b"hello world", counted=told.append)
     with pytest.raises(StoreError, match="lost"):
-        await book.flush()
-    call(book, 2, result=b"hello world", counted=told.append)
-    await eventually(lambda: book.failure is None)
-    await book.flush()
-    assert [row["call"] for row in await book.query()] == ["c0", "c0", "c1", "c1", "c2", "c2"]
+        await audit_log.flush()
+    call(audit_log, 2, result=b"hello world", counted=told.append)
+    await eventually(lambda: audit_log.failure is None)
+    await audit_log.flush()
+    assert [row["call"] for row in await audit_log.query()] == ["c0", "c0", "c1", "c1", "c2", "c2"]
     assert told == [TokenCount(2, estimated=False)] * 4
-    assert (await book.verify()).ok
+    assert (await audit_log.verify()).ok
 
 
 @pytest.mark.parametrize("between", ["a bad neighbour", "a pruning"])
@@ -242,10 +242,10 @@ async def test_what_a_lost_commit_has_written_is_not_repeated_whatever_comes_bet
     def never(connection: sa.Connection, items: list[int]) -> None:
         raise ValueError("a mistake")
 
-    async with opened(store_url, tmp_path / "state", keep_days=3650) as (book, _):
+    async with opened(store_url, tmp_path / "state", keep_days=3650) as (audit_log, _):
         for number in range(4):
-            call(book, number, at=1.0)
-        await book.flush()
+            call(audit_log, number, at=1.0)
+        await audit_log.flush()
         write = Database.write
         ends = iter([True])
 
@@ -258,51 +258,51 @@ async def test_what_a_lost_commit_has_written_is_not_repeated_whatever_comes_bet
         monkeypatch.setattr(Database, "write", cut_off)
         told: list[TokenCount] = []
         for number in range(4, 14):
-            call(book, number, result=b"hello world", counted=told.append)
+            call(audit_log, number, result=b"hello world", counted=told.append)
         with pytest.raises(StoreError, match="lost"):
-            await book.flush()
+            await audit_log.flush()
         if between == "a pruning":
-            assert await book.prune() == 8
+            assert await audit_log.prune() == 8
         else:
-            book._commits.add(never, 1)
-        call(book, 14)
-        await eventually(lambda: book.failure is None)
-        await book.flush()
-        rows = await book.query(agent="reviewer", limit=1000)
+            audit_log._commits.add(never, 1)
+        call(audit_log, 14)
+        await eventually(lambda: audit_log.failure is None)
+        await audit_log.flush()
+        rows = await audit_log.query(agent="reviewer", limit=1000)
         newest = [row["call"] for row in rows if row["at"] > NOW]
         assert newest == [f"c{number}" for number in range(4, 15) for _ in range(2)]
         assert told == [TokenCount(2, estimated=False)] * 20
-        assert not book._writer._there
-        assert (await book.verify()).ok
+        assert not audit_log._writer._there
+        assert (await audit_log.verify()).ok
 
 
 async def test_large_arguments_are_not_held_while_they_wait_to_be_written(tmp_path: Path) -> None:
     raw = b'"' + b"x" * LOOKED_INTO + b'"'
-    async with opened(tmp_path / "crib.db", tmp_path / "state", most_bytes=4096) as (book, _):
+    async with opened(tmp_path / "crib.db", tmp_path / "state", most_bytes=4096) as (audit_log, _):
         for number in range(2):
-            call(book, number, arguments=raw)
-        await book.flush()
-        rows = await book.query()
+            call(audit_log, number, arguments=raw)
+        await audit_log.flush()
+        rows = await audit_log.query()
         assert [row["shape"] for row in rows] == [f"{len(raw)} bytes"] * 4
         assert len({row["arguments_hash"] for row in rows}) == 1
-        assert (await book.describe())["lost"] == 0
+        assert (await audit_log.describe())["lost"] == 0
 
 
 async def test_a_head_that_cannot_be_anchored_keeps_nobody_from_writing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with opened(tmp_path / "crib.db", tmp_path / "state") as (book, _):
+    async with opened(tmp_path / "crib.db", tmp_path / "state") as (audit_log, _):
         (tmp_path / "state" / "audit.head").mkdir()
         for number in range(3):
-            call(book, number)
-            await book.flush()
+            call(audit_log, number)
+            await audit_log.flush()
         assert [record.levelno for record in caplog.records] == [logging.WARNING], "told once"
         assert "audit.head" in caplog.text
-        assert not (await book.verify()).ok
+        assert not (await audit_log.verify()).ok
         (tmp_path / "state" / "audit.head").rmdir()
-        call(book, 3)
-        await book.flush()
-        assert (await book.verify()).ok
+        call(audit_log, 3)
+        await audit_log.flush()
+        assert (await audit_log.verify()).ok
 
 
 @pytest.mark.parametrize("content", ["", "no key", "00" * 31])
@@ -310,25 +310,25 @@ async def test_a_spoilt_key_is_a_reason_not_to_write(tmp_path: Path, content: st
     (tmp_path / "state").mkdir()
     key = tmp_path / "state" / "audit.key"
     key.write_text(content)
-    async with opened(tmp_path / "crib.db", tmp_path / "state") as (book, _):
-        call(book, 0)
+    async with opened(tmp_path / "crib.db", tmp_path / "state") as (audit_log, _):
+        call(audit_log, 0)
         with pytest.raises(StoreError, match="is not a key"):
-            await book.flush()
+            await audit_log.flush()
         key.unlink()
-        await eventually(lambda: book.failure is None)
-        assert (await book.verify()).ok
+        await eventually(lambda: audit_log.failure is None)
+        assert (await audit_log.verify()).ok
 
 
 async def test_the_key_is_the_owners_alone_and_stays_the_same(store_url: str, tmp_path: Path) -> None:
     keys = set()
     for number in range(2):
-        async with opened(store_url, tmp_path / "state") as (book, _):
-            call(book, number)
-            await book.flush()
+        async with opened(store_url, tmp_path / "state") as (audit_log, _):
+            call(audit_log, number)
+            await audit_log.flush()
             keys.add((tmp_path / "state" / "audit.key").read_text())
             (tmp_path / "state" / "audit.key").chmod(0o644)
-    async with opened(store_url, tmp_path / "state") as (book, _):
-        assert (await book.verify()).ok
+    async with opened(store_url, tmp_path / "state") as (audit_log, _):
+        assert (await audit_log.verify()).ok
     assert len(keys) == 1
     assert (tmp_path / "state" / "audit.key").stat().st_mode & 0o777 == 0o600
     assert {file.name for file in (tmp_path / "state").iterdir()} >= {"audit.head", "audit.key"}
@@ -340,60 +340,60 @@ async def test_what_is_too_old_goes_and_the_rest_verifies(
 ) -> None:
     monkeypatch.setattr(writer, "STEP", 30)
     day = 86_400
-    async with opened(store_url, tmp_path / "state", keep_days=10) as (book, store):
+    async with opened(store_url, tmp_path / "state", keep_days=10) as (audit_log, store):
         for number in range(50):
-            call(book, number, at=time.time() - 11 * day)
-        call(book, 50, at=time.time() - 9 * day)
-        call(book, 51, at=time.time() - 11 * day)
-        await book.flush()
-        assert await book.prune() == 100
-        assert await book.prune() == 0
-        rows = await book.query(limit=1000)
+            call(audit_log, number, at=time.time() - 11 * day)
+        call(audit_log, 50, at=time.time() - 9 * day)
+        call(audit_log, 51, at=time.time() - 11 * day)
+        await audit_log.flush()
+        assert await audit_log.prune() == 100
+        assert await audit_log.prune() == 0
+        rows = await audit_log.query(limit=1000)
         assert [row["call"] for row in rows[:4]] == ["c50", "c50", "c51", "c51"], "only a beginning may go"
         told = [row["detail"] for row in rows[4:]]
         assert [detail["entries"] for detail in told] == [30, 30, 30, 10]
         assert told[-1]["through"] == 100
-        assert (await book.verify()).ok
-        call(book, 52)
-        await book.flush()
-        assert (await book.verify()).entries == 10
+        assert (await audit_log.verify()).ok
+        call(audit_log, 52)
+        await audit_log.flush()
+        assert (await audit_log.verify()).entries == 10
         assert await store.read(audit.first_since, 0.0, 0) == 101
 
 
 async def test_what_is_too_much_goes_and_the_rest_verifies(store_url: str, tmp_path: Path) -> None:
-    async with opened(store_url, tmp_path / "state", keep_bytes=100_000) as (book, _):
+    async with opened(store_url, tmp_path / "state", keep_bytes=100_000) as (audit_log, _):
         for number in range(300):
-            call(book, number, rule="r" * 400)
-        await book.flush()
-        gone = await book.prune()
-        rows = await book.query(limit=1000)
+            call(audit_log, number, rule="r" * 400)
+        await audit_log.flush()
+        gone = await audit_log.prune()
+        rows = await audit_log.query(limit=1000)
         size = sum(len(str(list(row.values()))) for row in rows)
         assert gone + len(rows) - 1 == 600
         assert 70_000 < size < 130_000
         assert rows[-1]["kind"] == "pruned"
-        assert await book.prune() == 0
-        assert (await book.verify()).ok
+        assert await audit_log.prune() == 0
+        assert (await audit_log.verify()).ok
 
 
 async def test_pruning_ends_however_little_may_be_kept(store_url: str, tmp_path: Path) -> None:
-    async with opened(store_url, tmp_path / "state", keep_bytes=1, keep_days=0.001) as (book, _):
+    async with opened(store_url, tmp_path / "state", keep_bytes=1, keep_days=0.001) as (audit_log, _):
         for number in range(20):
-            call(book, number, at=1.0)
-        await book.flush()
-        await asyncio.wait_for(book.prune(), LIMIT)
-        assert (await book.verify()).ok
-        assert len(await book.query()) <= 2
+            call(audit_log, number, at=1.0)
+        await audit_log.flush()
+        await asyncio.wait_for(audit_log.prune(), LIMIT)
+        assert (await audit_log.verify()).ok
+        assert len(await audit_log.query()) <= 2
 
 
-async def test_the_book_prunes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_audit_log_prunes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolcrib.audit.log._FIRST_PRUNE", 0.01)
     monkeypatch.setattr("toolcrib.audit.log._PRUNE_EVERY", 0.01)
-    async with opened(tmp_path / "crib.db", tmp_path / "state") as (book, _):
+    async with opened(tmp_path / "crib.db", tmp_path / "state") as (audit_log, _):
         for number in range(5):
-            call(book, number, at=1.0)
-        await book.flush()
+            call(audit_log, number, at=1.0)
+        await audit_log.flush()
         async with asyncio.timeout(LIMIT):
-            while [row["kind"] for row in await book.query()][:1] != ["pruned"]:  # noqa: ASYNC110 - nobody is told of it
+            while [row["kind"] for row in await audit_log.query()][:1] != ["pruned"]:  # noqa: ASYNC110 - nobody is told of it
                 await asyncio.sleep(0.005)
 
 
@@ -404,7 +404,7 @@ async def test_a_mistake_while_pruning_does_not_end_it_for_ever(
     monkeypatch.setattr("toolcrib.audit.log._PRUNE_EVERY", 0.01)
     tries = itertools.count(1)
 
-    async def prune(book: AuditLog) -> int:
+    async def prune(audit_log: AuditLog) -> int:
         if next(tries) == 1:
             raise ValueError("a mistake")
         again.set()

@@ -1,4 +1,4 @@
-"""Whatever is done to the rows of the book, `verify` finds it; whatever Toolcrib itself does, it accepts."""
+"""Whatever is done to the rows of the audit log, `verify` finds it; whatever Toolcrib itself does, it accepts."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ async def opened(url: str, folder: Path, **options: Any) -> AsyncIterator[tuple[
     folder.mkdir(exist_ok=True)
     store = await Store.open(url)
     commits = GroupCommit(store)
-    book = await AuditLog.open(store, commits, folder=folder, mask=Masker(), **options)
+    audit_log = await AuditLog.open(store, commits, folder=folder, mask=Masker(), **options)
     try:
-        yield book, store
+        yield audit_log, store
     finally:
-        await book.close()
+        await audit_log.close()
         await commits.close()
         await store.close()
 
 
-def note(book: AuditLog, number: int, **fields: Any) -> None:
+def note(audit_log: AuditLog, number: int, **fields: Any) -> None:
     entry = {"call": f"c{number}", "agent": "reviewer", "tool": "files:read", "rule": "a rule", **fields}
-    book.note(AuditEntry(kind=EntryKind.INTENT, arguments=b'{"path":"x"}', **entry))
+    audit_log.note(AuditEntry(kind=EntryKind.INTENT, arguments=b'{"path":"x"}', **entry))
 
 
 Rows = list[dict[str, Any]]
@@ -72,7 +72,7 @@ def replaced(connection: sa.Connection, rows: Rows, base: Rows) -> None:
 
 
 class Kept:
-    """A book that is closed, its rows in hand, to be changed behind Toolcrib's back and verified."""
+    """An audit log that is closed, its rows in hand, to be changed behind Toolcrib's back and verified."""
 
     def __init__(self, url: str, folder: Path, *, pruned: bool) -> None:
         self.url, self.folder = url, folder
@@ -81,18 +81,18 @@ class Kept:
         self.rows, self.base = self._runner.run(self._read())
 
     async def _fill(self, *, pruned: bool) -> None:
-        async with opened(self.url, self.folder) as (book, _):
+        async with opened(self.url, self.folder) as (audit_log, _):
             for number in range(8):
-                note(book, number, at=OLD if pruned and number < 3 else 2e9)
-            await book.flush()
+                note(audit_log, number, at=OLD if pruned and number < 3 else 2e9)
+            await audit_log.flush()
             if pruned:
-                assert await book.prune() == 3
-            book.note(
+                assert await audit_log.prune() == 3
+            audit_log.note(
                 AuditEntry(
                     kind=EntryKind.CHANGE, agent="reviewer", outcome="agent added", detail={"profile": "nothing"}
                 )
             )
-            await book.flush()
+            await audit_log.flush()
 
     async def _read(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         store = await Store.open(self.url)
@@ -112,17 +112,17 @@ class Kept:
 
     def verify(self, expect: str | None = None) -> VerifyReport:
         async def work() -> VerifyReport:
-            async with opened(self.url, self.folder) as (book, _):
-                return await book.verify(expect)
+            async with opened(self.url, self.folder) as (audit_log, _):
+                return await audit_log.verify(expect)
 
         return self._runner.run(work())
 
     def add(self, count: int) -> None:
         async def work() -> None:
-            async with opened(self.url, self.folder) as (book, _):
+            async with opened(self.url, self.folder) as (audit_log, _):
                 for number in range(count):
-                    note(book, 99 + number)
-                await book.flush()
+                    note(audit_log, 99 + number)
+                await audit_log.flush()
 
         self._runner.run(work())
 
@@ -262,7 +262,7 @@ def test_any_change_is_found_also_where_the_oldest_were_let_go(pruned: Kept, tri
 
 @settings(ROUNDS, max_examples=40)
 @given(trick=st.sampled_from(TRICKS), draw=st.data())
-def test_any_change_under_an_open_book_is_found_for_ever_however_much_it_writes(
+def test_any_change_under_an_open_audit_log_is_found_for_ever_however_much_it_writes(
     plain: Kept, trick: Any, draw: st.DataObject
 ) -> None:
     rows = copy.deepcopy(plain.rows)
@@ -273,15 +273,15 @@ def test_any_change_under_an_open_book_is_found_for_ever_however_much_it_writes(
     (plain.folder / "audit.head").unlink()
 
     async def work() -> None:
-        async with opened(plain.url, plain.folder) as (book, store):
-            note(book, 1)
-            await book.flush()
-            (_, own) = await book.query(limit=2)
+        async with opened(plain.url, plain.folder) as (audit_log, store):
+            note(audit_log, 1)
+            await audit_log.flush()
+            (_, own) = await audit_log.query(limit=2)
             await store.write(replaced, sorted(rows, key=lambda row: row["seq"]), plain.base)
             for number in range(4):
-                note(book, number)
-                await book.flush()
-            report = await book.verify()
+                note(audit_log, number)
+                await audit_log.flush()
+            report = await audit_log.verify()
             assert not report.ok, own
             assert report.seq is not None
             assert report.seq <= own["seq"]
@@ -291,35 +291,35 @@ def test_any_change_under_an_open_book_is_found_for_ever_however_much_it_writes(
     assert not plain.verify().ok
 
 
-async def test_an_older_copy_put_under_an_open_book_is_found_for_ever(store_url: str, tmp_path: Path) -> None:
-    async with opened(store_url, tmp_path / "state") as (book, store):
+async def test_an_older_copy_put_under_an_open_audit_log_is_found_for_ever(store_url: str, tmp_path: Path) -> None:
+    async with opened(store_url, tmp_path / "state") as (audit_log, store):
         for number in range(5):
-            note(book, number)
-        await book.flush()
+            note(audit_log, number)
+        await audit_log.flush()
         older = await store.read(everything)
         for number in range(3):
-            note(book, number, agent="gone")
-        await book.flush()
+            note(audit_log, number, agent="gone")
+        await audit_log.flush()
         await store.write(replaced, *older)
         for number in range(20):
-            note(book, number)
-            await book.flush()
-        report = await book.verify()
+            note(audit_log, number)
+            await audit_log.flush()
+        report = await audit_log.verify()
         assert (report.ok, report.seq) == (False, 6)
         assert "entries 6 to 8 are missing" in report.wrong
-    async with opened(store_url, tmp_path / "state") as (book, _):
-        note(book, 1)
-        await book.flush()
-        assert await book.verify() == report
+    async with opened(store_url, tmp_path / "state") as (audit_log, _):
+        note(audit_log, 1)
+        await audit_log.flush()
+        assert await audit_log.verify() == report
 
 
 async def test_a_cut_is_found_also_if_another_who_does_not_know_has_written_past_it(
     store_url: str, tmp_path: Path
 ) -> None:
-    async with opened(store_url, tmp_path / "state") as (book, store):
+    async with opened(store_url, tmp_path / "state") as (audit_log, store):
         for number in range(5):
-            note(book, number)
-        await book.flush()
+            note(audit_log, number)
+        await audit_log.flush()
         await store.write(lambda connection: connection.execute(rows_table.delete().where(rows_table.c.seq > 2)))
         (tmp_path / "elsewhere").mkdir()
         shutil.copy(tmp_path / "state" / "audit.key", tmp_path / "elsewhere")
@@ -327,12 +327,12 @@ async def test_a_cut_is_found_also_if_another_who_does_not_know_has_written_past
             for number in range(9):
                 note(other, number)
             await other.flush()
-        note(book, 6)
-        await book.flush()
-        told, _ = await book.query(limit=2)
+        note(audit_log, 6)
+        await audit_log.flush()
+        told, _ = await audit_log.query(limit=2)
         assert told["kind"] == "unanchored"
         assert told["detail"]["known"] == 5
-        assert not (await book.verify()).ok
+        assert not (await audit_log.verify()).ok
 
 
 async def test_others_who_write_and_prune_leave_no_word_of_a_cut(store_url: str, tmp_path: Path) -> None:
@@ -344,9 +344,9 @@ async def test_others_who_write_and_prune_leave_no_word_of_a_cut(store_url: str,
         note(other, 6)
         await other.flush()
         assert await other.prune() == 5
-        for book in (one, other, one):
-            note(book, 7)
-            await book.flush()
+        for audit_log in (one, other, one):
+            note(audit_log, 7)
+            await audit_log.flush()
         assert {row["kind"] for row in await one.query()} == {"intent", "pruned"}
         assert (await one.verify()).notes == ()
 
@@ -358,10 +358,10 @@ def test_a_row_put_in_before_the_beginning_is_found_and_never_shown(kept: Kept, 
     kept.put([forged, *kept.rows])
 
     async def work() -> None:
-        async with opened(kept.url, kept.folder, keep_bytes=1) as (book, _):
+        async with opened(kept.url, kept.folder, keep_bytes=1) as (audit_log, _):
             for wanted in ({}, {"since": 0.0}, {"after": -100}, {"since": 0.0, "after": -100}):
-                assert await book.query(agent="victim", **wanted) == []
-            assert await book.prune() >= len(kept.rows) - 1
+                assert await audit_log.query(agent="victim", **wanted) == []
+            assert await audit_log.prune() >= len(kept.rows) - 1
 
     before = kept.verify()
     kept._runner.run(work())
@@ -399,13 +399,13 @@ def test_an_older_copy_of_the_database_is_found(pruned: Kept) -> None:
     assert not pruned.verify().ok
 
 
-def test_a_book_that_was_wiped_and_begun_anew_is_found(plain: Kept) -> None:
+def test_a_audit_log_that_was_wiped_and_begun_anew_is_found(plain: Kept) -> None:
     plain.put([], [])
-    assert "An earlier book" in plain.verify().wrong
+    assert "An earlier audit log" in plain.verify().wrong
     anew = Kept(plain.url, plain.folder, pruned=False)
     report = anew.verify()
     assert not report.ok
-    assert "An earlier book with 9 entries" in report.wrong
+    assert "An earlier audit log with 9 entries" in report.wrong
     anchor = plain.folder / "audit.head"
     *_, newest = anchor.read_text().splitlines()
     anchor.write_text(newest.rstrip() + "\n")
@@ -413,14 +413,14 @@ def test_a_book_that_was_wiped_and_begun_anew_is_found(plain: Kept) -> None:
     anew.close()
 
 
-def test_another_book_in_another_database_is_no_concern(plain: Kept, tmp_path: Path) -> None:
+def test_another_audit_log_in_another_database_is_no_concern(plain: Kept, tmp_path: Path) -> None:
     other = Kept(str(tmp_path / "other.db"), plain.folder, pruned=False)
     assert plain.verify().ok
     assert other.verify().ok
     other.close()
 
 
-def test_the_untouched_book_is_whole(kept: Kept) -> None:
+def test_the_untouched_audit_log_is_whole(kept: Kept) -> None:
     last = kept.rows[-1]
     whole = VerifyReport(ok=True, entries=len(kept.rows), head=f"{last['seq']}:{last['hash']}", notes=())
     assert kept.verify() == whole
@@ -483,14 +483,14 @@ def test_a_cut_end_is_not_forgotten_when_the_anchor_is_taken_away_too(plain: Kep
         assert [f"after entry {last - 3}," in one for one in report.notes] == [True], "said for ever, and once"
 
 
-def test_all_entries_gone_with_the_anchor_is_not_a_new_book(plain: Kept) -> None:
+def test_all_entries_gone_with_the_anchor_is_not_a_new_audit_log(plain: Kept) -> None:
     plain.put([])
     (plain.folder / "audit.head").unlink()
     plain.add(1)
     assert "after entry 0," in plain.verify().notes[0]
 
 
-def test_a_cut_end_is_still_found_when_the_book_has_grown_past_it(kept: Kept) -> None:
+def test_a_cut_end_is_still_found_when_the_audit_log_has_grown_past_it(kept: Kept) -> None:
     last = kept.rows[-1]["seq"]
     kept.put(kept.rows[:-3])
     assert not kept.verify().ok
@@ -503,16 +503,16 @@ def test_a_cut_end_is_still_found_when_the_book_has_grown_past_it(kept: Kept) ->
 
 
 async def test_a_cut_end_is_found_by_the_very_process_that_goes_on_writing(store_url: str, tmp_path: Path) -> None:
-    async with opened(store_url, tmp_path / "state") as (book, store):
+    async with opened(store_url, tmp_path / "state") as (audit_log, store):
         for number in range(5):
-            note(book, number)
-        await book.flush()
+            note(audit_log, number)
+        await audit_log.flush()
         await store.write(lambda connection: connection.execute(rows_table.delete().where(rows_table.c.seq > 2)))
         (tmp_path / "state" / "audit.head").unlink()
         for number in range(5):
-            note(book, number)
-            await book.flush()
-        report = await book.verify()
+            note(audit_log, number)
+            await audit_log.flush()
+        report = await audit_log.verify()
         assert (report.ok, report.seq) == (False, 3)
         assert "entries 3 to 5 are missing" in report.wrong
 
@@ -520,46 +520,46 @@ async def test_a_cut_end_is_found_by_the_very_process_that_goes_on_writing(store
 async def test_an_anchor_that_vanishes_under_a_running_process_is_made_anew_without_a_word(
     store_url: str, tmp_path: Path
 ) -> None:
-    async with opened(store_url, tmp_path / "state") as (book, _):
-        note(book, 1)
-        await book.flush()
+    async with opened(store_url, tmp_path / "state") as (audit_log, _):
+        note(audit_log, 1)
+        await audit_log.flush()
         (tmp_path / "state" / "audit.head").unlink()
-        note(book, 2)
-        await book.flush()
-        assert (await book.verify()).notes == ()
+        note(audit_log, 2)
+        await audit_log.flush()
+        assert (await audit_log.verify()).notes == ()
 
 
-async def test_a_first_commit_that_fails_leaves_no_book_behind(
+async def test_a_first_commit_that_fails_leaves_no_audit_log_behind(
     store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> None:
         raise StoreError("not now")
 
-    async with opened(store_url, tmp_path / "state") as (book, _):
+    async with opened(store_url, tmp_path / "state") as (audit_log, _):
         with monkeypatch.context() as broken:
             broken.setattr(audit, "append", fails)
             for _ in range(2):
-                note(book, 1)
+                note(audit_log, 1)
                 with pytest.raises(StoreError):
-                    await book.flush()
-    async with opened(store_url, tmp_path / "state") as (book, _):
-        note(book, 2)
-        await book.flush()
-        report = await book.verify()
+                    await audit_log.flush()
+    async with opened(store_url, tmp_path / "state") as (audit_log, _):
+        note(audit_log, 2)
+        await audit_log.flush()
+        report = await audit_log.verify()
         assert report.ok, report
         assert report.notes == ()
     assert len(HeadAnchor(tmp_path / "state" / "audit.head").heads()) == 1
 
 
 async def test_the_status_names_the_head_before_anything_is_written(store_url: str, tmp_path: Path) -> None:
-    async with opened(store_url, tmp_path / "state") as (book, _):
-        assert (await book.describe())["head"] is None
-        note(book, 1)
-        await book.flush()
-        head = (await book.describe())["head"]
-        assert head == (await book.verify()).head
-    async with opened(store_url, tmp_path / "state") as (book, _):
-        assert (await book.describe())["head"] == head
+    async with opened(store_url, tmp_path / "state") as (audit_log, _):
+        assert (await audit_log.describe())["head"] is None
+        note(audit_log, 1)
+        await audit_log.flush()
+        head = (await audit_log.describe())["head"]
+        assert head == (await audit_log.verify()).head
+    async with opened(store_url, tmp_path / "state") as (audit_log, _):
+        assert (await audit_log.describe())["head"] == head
 
 
 def test_a_head_that_was_written_down_is_compared(plain: Kept) -> None:
@@ -582,42 +582,42 @@ def test_a_written_down_head_that_was_let_go_cannot_be_compared_but_its_neighbou
     assert not pruned.verify(f"3:{'0' * 64}").ok
 
 
-async def test_an_empty_book_is_whole(store_url: str, tmp_path: Path) -> None:
-    async with opened(store_url, tmp_path / "state") as (book, _):
-        report = await book.verify()
-        assert (report.ok, report.entries, report.notes) == (True, 0, ("The book is empty.",))
-        assert not (await book.verify(f"5:{'0' * 64}")).ok
+async def test_an_empty_audit_log_is_whole(store_url: str, tmp_path: Path) -> None:
+    async with opened(store_url, tmp_path / "state") as (audit_log, _):
+        report = await audit_log.verify()
+        assert (report.ok, report.entries, report.notes) == (True, 0, ("The audit log is empty.",))
+        assert not (await audit_log.verify(f"5:{'0' * 64}")).ok
 
 
 async def test_verifying_goes_on_while_others_write_and_prune(store_url: str, tmp_path: Path) -> None:
-    async with opened(store_url, tmp_path / "state") as (book, _):
+    async with opened(store_url, tmp_path / "state") as (audit_log, _):
         for number in range(PAGE * 2 + 50):
-            note(book, number, at=OLD if number < PAGE + 100 else 2e9)
-        await book.flush()
+            note(audit_log, number, at=OLD if number < PAGE + 100 else 2e9)
+        await audit_log.flush()
         seen: list[tuple[int, int]] = []
 
         async def progress(checked: int, total: int) -> None:
             seen.append((checked, total))
             if len(seen) == 1:
-                assert await book.prune() == PAGE + 100
-            note(book, 5000 + len(seen))
-            await book.flush()
+                assert await audit_log.prune() == PAGE + 100
+            note(audit_log, 5000 + len(seen))
+            await audit_log.flush()
 
-        report = await book.verify(progress=progress)
+        report = await audit_log.verify(progress=progress)
         assert report.ok, report
         assert seen[0] == (PAGE, PAGE * 2 + 50)
         assert len(seen) >= 2
-        assert (await book.verify()).ok
+        assert (await audit_log.verify()).ok
 
 
 async def test_two_processes_write_one_chain(store_url: str, tmp_path: Path) -> None:
     folder = tmp_path / "state"
     async with opened(store_url, folder) as (one, _), opened(store_url, folder) as (other, _):
 
-        async def write(book: AuditLog, first: int) -> None:
+        async def write(audit_log: AuditLog, first: int) -> None:
             for number in range(first, first + 30):
-                note(book, number)
-                await book.flush()
+                note(audit_log, number)
+                await audit_log.flush()
 
         await asyncio.wait_for(asyncio.gather(write(one, 0), write(other, 100)), 60)
         report = await other.verify()

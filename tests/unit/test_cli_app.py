@@ -679,7 +679,7 @@ def test_sessions_take_one_line_each_on_a_narrow_terminal_with_their_ids_whole(
 
 
 @pytest.mark.parametrize("width", ["80", None])
-def test_who_follows_the_book_gets_a_heading_and_lines_that_fit(
+def test_who_follows_the_audit_log_gets_a_heading_and_lines_that_fit(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, width: str | None
 ) -> None:
     texts = dict.fromkeys(("call", "tool", "decision", "rule"), "t" * 50)

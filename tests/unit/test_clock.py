@@ -107,7 +107,7 @@ async def test_nothing_is_lost_by_a_clock_that_jumps_for_a_moment(hands: Hands, 
         await one.services.sessions.begin("scout", "talk")
         hands.wall += 100 * DAY
         async with asyncio.timeout(60):
-            while "clock jumped" not in await written(one):  # noqa: ASYNC110 - the book tells nobody
+            while "clock jumped" not in await written(one):  # noqa: ASYNC110 - the audit log tells nobody
                 await asyncio.sleep(0.02)
         assert one.services.agents.authenticate(token) is None, "a token is not used after its time"
         assert await one.services.audit.prune() == 0

@@ -442,7 +442,7 @@ async def changes(desk: Desk) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 @pytest.mark.req("KSI-8")
-async def test_the_book_says_who_added_and_removed_which_server(desk: Desk) -> None:
+async def test_the_audit_log_says_who_added_and_removed_which_server(desk: Desk) -> None:
     file = str(desk.crib.environment.paths.user_config)
     deputy = dataclasses.replace(OWNER, name="deputy")
     entry = {"command": "/none/such", "args": ["--token", "hunter2hunter2"], "env": {"KEY": "in-the-env"}}
@@ -459,7 +459,7 @@ async def test_the_book_says_who_added_and_removed_which_server(desk: Desk) -> N
 
 
 @pytest.mark.req("KSI-8")
-async def test_the_book_says_what_a_trusted_file_and_an_edit_by_hand_brought(desk: Desk) -> None:
+async def test_the_audit_log_says_what_a_trusted_file_and_an_edit_by_hand_brought(desk: Desk) -> None:
     shared = desk.crib.environment.root / ".mcp.json"
     shared.write_text(json.dumps({"mcpServers": {"far": {"url": "http://127.0.0.1:9/far"}}}))
     (waiting,) = (await desk.run("config:check"))["waiting"]
@@ -490,7 +490,9 @@ async def test_a_file_that_changes_between_the_look_and_the_yes_is_not_trusted(d
 
 
 @pytest.mark.req("KSI-8")
-async def test_no_server_is_added_that_the_book_cannot_tell_of(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_server_is_added_that_the_audit_log_cannot_tell_of(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def full(change: AuditedChange) -> None:
         raise StoreError("The disk is full.")
 

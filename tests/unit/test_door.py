@@ -1,4 +1,4 @@
-"""The one door: its steps in their order, and a line in the book for each way a call can end."""
+"""The one door: its steps in their order, and a line in the audit log for each way a call can end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Shelf:
         return told
 
 
-class Book:
+class AuditedDoor:
     """A door whose events are written down among the steps."""
 
     def __init__(self, answer: Callable[[ToolCall], Any] = lambda call: ServerAnswer(result=b'{"content":[]}')) -> None:
@@ -93,21 +93,21 @@ class Book:
 
 
 async def test_the_steps_come_in_their_order() -> None:
-    book = Book()
-    outcome = await book.call()
-    assert book.steps == ["resolve", "intent", "target files for owner", "forward", "outcome"]
+    audit_log = AuditedDoor()
+    outcome = await audit_log.call()
+    assert audit_log.steps == ["resolve", "intent", "target files for owner", "forward", "outcome"]
     assert outcome.answer.result == b'{"content":[]}'
     assert outcome.tool.display == "files:read"
 
 
-async def test_the_book_says_who_what_and_why() -> None:
+async def test_the_audit_log_says_who_what_and_why() -> None:
     async def answer() -> ServerAnswer:
         await asyncio.sleep(0.02)
         return ServerAnswer(result=b'{"content":[]}')
 
-    book = Book(lambda _: answer())
-    await book.call()
-    intended, finished = book.line
+    audit_log = AuditedDoor(lambda _: answer())
+    await audit_log.call()
+    intended, finished = audit_log.line
     assert (intended.caller, intended.tool, intended.server) == ("owner", "files:read", "files")
     assert (intended.decision, intended.rule) == ("allow", "profile owner: allow *:*")
     assert (finished.caller, finished.tool, finished.server) == ("owner", "files:read", "files")
@@ -116,19 +116,19 @@ async def test_the_book_says_who_what_and_why() -> None:
 
 
 async def test_two_calls_have_two_lines() -> None:
-    book = Book()
-    await book.call()
-    await book.call()
-    ids = [event.call_id for event in book.events if isinstance(event, CallIntended)]
+    audit_log = AuditedDoor()
+    await audit_log.call()
+    await audit_log.call()
+    ids = [event.call_id for event in audit_log.events if isinstance(event, CallIntended)]
     assert len(set(ids)) == 2
 
 
 async def test_what_came_raw_goes_on_raw_under_the_servers_own_name() -> None:
-    book = Book()
+    audit_log = AuditedDoor()
     raw = msgspec.Raw(b'{ "path" : "x", "n":1.0 }')
     request = CallRequest(tool="files:read", params={"arguments": raw, "future": msgspec.Raw(b"[ 1]")}, meta={"k": 1})
-    await book.door.call(RequestContext(OWNER, book.shelf), request)
-    (call,) = book.shelf.calls
+    await audit_log.door.call(RequestContext(OWNER, audit_log.shelf), request)
+    (call,) = audit_log.shelf.calls
     assert call.name == "read"
     assert {key: bytes(value) for key, value in call.params.items()} == {
         "arguments": b'{ "path" : "x", "n":1.0 }',
@@ -138,42 +138,42 @@ async def test_what_came_raw_goes_on_raw_under_the_servers_own_name() -> None:
 
 
 async def test_the_callers_time_limit_goes_along() -> None:
-    book = Book()
-    await book.call(timeout=7.0)
-    await book.call()
-    assert book.shelf.limits == [7.0, None]
+    audit_log = AuditedDoor()
+    await audit_log.call(timeout=7.0)
+    await audit_log.call()
+    assert audit_log.shelf.limits == [7.0, None]
 
 
 async def test_a_denied_call_goes_no_further_and_is_written_down() -> None:
-    book = Book()
+    audit_log = AuditedDoor()
     with pytest.raises(Denied) as caught:
-        await book.call(caller=STRANGER)
-    assert book.steps == ["resolve", "outcome"], "what never leaves is no intent"
-    assert book.outcome == "denied"
+        await audit_log.call(caller=STRANGER)
+    assert audit_log.steps == ["resolve", "outcome"], "what never leaves is no intent"
+    assert audit_log.outcome == "denied"
     assert caught.value.data == {"rule": "no rule allows it", "tool": "files:read"}
 
 
 async def test_who_may_not_is_not_told_what_is_wrong_with_the_arguments() -> None:
     with pytest.raises(Denied):
-        await Book().call("[]", caller=STRANGER)
+        await AuditedDoor().call("[]", caller=STRANGER)
 
 
 @pytest.mark.parametrize("arguments", [None, "null", "{}", "[]", '{"path":5}', "{", '{"path":1e999}'])
 async def test_arguments_that_do_not_fit_go_no_further(arguments: str | None) -> None:
-    book = Book()
+    audit_log = AuditedDoor()
     with pytest.raises(InvalidArguments) as caught:
-        await book.call(arguments)
-    assert "forward" not in book.steps
-    assert book.outcome == "invalid"
+        await audit_log.call(arguments)
+    assert "forward" not in audit_log.steps
+    assert audit_log.outcome == "invalid"
     assert "files:read" in caught.value.message
     assert "arguments" in caught.value.message
 
 
 async def test_an_unknown_tool_is_told_and_not_called() -> None:
-    book = Book()
+    audit_log = AuditedDoor()
     with pytest.raises(UnknownTool):
-        await book.door.call(RequestContext(OWNER, book.shelf), CallRequest(tool="files_reed"))
-    (told,) = book.events
+        await audit_log.door.call(RequestContext(OWNER, audit_log.shelf), CallRequest(tool="files_reed"))
+    (told,) = audit_log.events
     assert isinstance(told, CallFailed)
     assert (told.name, told.server, told.outcome) == ("files_reed", "", "unknown")
 
@@ -195,14 +195,14 @@ async def test_an_unknown_tool_is_told_and_not_called() -> None:
     ],
 )
 async def test_each_way_to_end_has_its_word(answer: ServerAnswer | BaseException, outcome: str) -> None:
-    book = Book(lambda call: answer)
+    audit_log = AuditedDoor(lambda call: answer)
     if isinstance(answer, BaseException):
         with pytest.raises(type(answer)):
-            await book.call()
+            await audit_log.call()
     else:
-        assert (await book.call()).answer is answer
-    assert book.line[1].outcome == outcome
-    assert (book.door.in_flight, book.door.finished) == (0, 1)
+        assert (await audit_log.call()).answer is answer
+    assert audit_log.line[1].outcome == outcome
+    assert (audit_log.door.in_flight, audit_log.door.finished) == (0, 1)
 
 
 async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
@@ -218,23 +218,23 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
             raise
         raise AssertionError("nothing ends the wait")
 
-    book = Book(lambda call: wait())
-    task = asyncio.create_task(book.call())
+    audit_log = AuditedDoor(lambda call: wait())
+    task = asyncio.create_task(audit_log.call())
     await reached.wait()
-    assert book.door.in_flight == 1
+    assert audit_log.door.in_flight == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert cancelled.is_set()
-    assert book.line[1].outcome == "cancelled"
-    assert book.door.in_flight == 0
+    assert audit_log.line[1].outcome == "cancelled"
+    assert audit_log.door.in_flight == 0
 
 
 async def test_a_subscriber_that_fails_does_not_cost_the_call(caplog: pytest.LogCaptureFixture) -> None:
     bus = Bus()
 
     def fail(event: Event) -> None:
-        raise RuntimeError("the book is full")
+        raise RuntimeError("the audit log is full")
 
     bus.subscribe(fail, CallIntended, CallFinished, CallFailed)
     steps: list[str] = []
@@ -248,10 +248,10 @@ async def test_a_subscriber_that_fails_does_not_cost_the_call(caplog: pytest.Log
 @pytest.mark.parametrize("kind", ["input_required", "task"])
 async def test_what_is_no_result_yet_fails_the_call_of_a_caller_that_cannot_go_on(kind: str) -> None:
     asked = f'{{"resultType":"{kind}","inputRequests":{{}},"requestState":"s"}}'.encode()
-    book = Book(lambda call: ServerAnswer(result=asked))
-    answer = (await book.call()).answer
+    audit_log = AuditedDoor(lambda call: ServerAnswer(result=asked))
+    answer = (await audit_log.call()).answer
     result = msgspec.json.decode(answer.result)
     assert result["isError"] is True
     assert "files:read gave no result" in result["content"][0]["text"]
-    assert book.outcome == "tool_error"
-    assert (await book.call(takes_input=True)).answer.result == asked
+    assert audit_log.outcome == "tool_error"
+    assert (await audit_log.call(takes_input=True)).answer.result == asked

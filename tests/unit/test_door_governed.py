@@ -1,4 +1,4 @@
-"""The door with all who watch it: the book, the roster, the person who is asked, the session that counts."""
+"""The door with all who watch it: the audit log, the roster, the person who is asked, the session that counts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EVERYTHING = may((Verdict.ALLOW, "files:*"))
 
 @dataclass
 class Workshop:
-    """A door with one server behind it, and a book, roster and session whose doings a test sees."""
+    """A door with one server behind it, and an audit log, roster and session whose doings a test sees."""
 
     allowed: Permission = EVERYTHING
     answer: Callable[[ToolCall], Any] = lambda call: ServerAnswer(result=b'{"content":[]}')
@@ -143,7 +143,7 @@ async def test_a_line_says_who_what_where_and_why() -> None:
     assert shop.counted == [("ok", 14)]
 
 
-async def test_without_a_book_that_can_be_written_only_reading_goes_on() -> None:
+async def test_without_a_audit_log_that_can_be_written_only_reading_goes_on() -> None:
     shop = Workshop(broken=StoreError("There is no room.", remedy="Free some."))
     with pytest.raises(AuditUnwritable, match=r"did not run.*There is no room") as caught:
         await shop.use("files_write")
@@ -230,7 +230,7 @@ async def test_nobody_answers_and_that_is_a_no() -> None:
 
 
 @pytest.mark.parametrize("change", ["narrowed", "ended"])
-@pytest.mark.parametrize("waits", ["for a person", "for the book", "for the server"])
+@pytest.mark.parametrize("waits", ["for a person", "for the audit log", "for the server"])
 async def test_a_change_stops_what_is_under_way_wherever_it_waits(waits: str, change: str) -> None:
     shop = Workshop(may((Verdict.ASK if waits == "for a person" else Verdict.ALLOW, "files:*")))
     reached = asyncio.Event()
@@ -241,13 +241,13 @@ async def test_a_change_stops_what_is_under_way_wherever_it_waits(waits: str, ch
         raise AssertionError("nothing ends the wait")
 
     shop.answer = lambda call: hang()
-    if waits == "for the book":
+    if waits == "for the audit log":
         shop.durable.clear()
     using = asyncio.create_task(shop.use("files_write"))
     match waits:
         case "for a person":
             await shop.approvals.next(5)
-        case "for the book":
+        case "for the audit log":
             await asyncio.wait_for(shop.noted.wait(), 60)
         case _:
             await asyncio.wait_for(reached.wait(), 60)
@@ -322,13 +322,13 @@ async def test_a_call_without_arguments_is_judged_again_as_one(arguments: str) -
         await using
 
 
-@pytest.mark.parametrize("waits", ["for a person", "for the book"])
+@pytest.mark.parametrize("waits", ["for a person", "for the audit log"])
 async def test_a_tool_that_is_another_by_then_is_not_the_one_that_was_allowed(waits: str) -> None:
     shop = Workshop(may((Verdict.ASK if waits == "for a person" else Verdict.ALLOW, "files:*")))
-    if waits == "for the book":
+    if waits == "for the audit log":
         shop.durable.clear()
     using = asyncio.create_task(shop.use("files_write"))
-    if waits == "for the book":
+    if waits == "for the audit log":
         await asyncio.wait_for(shop.noted.wait(), 60)
     else:
         (asked,) = await shop.approvals.next(5)
@@ -342,13 +342,13 @@ async def test_a_tool_that_is_another_by_then_is_not_the_one_that_was_allowed(wa
 
 
 @pytest.mark.parametrize("name", ["files_write", "files:write", "write"])
-@pytest.mark.parametrize("waits", ["for a person", "for the book"])
+@pytest.mark.parametrize("waits", ["for a person", "for the audit log"])
 async def test_a_tool_that_did_not_change_runs_whatever_happened_around_it(waits: str, name: str) -> None:
     shop = Workshop(may((Verdict.ASK if waits == "for a person" else Verdict.ALLOW, "files:*")))
-    if waits == "for the book":
+    if waits == "for the audit log":
         shop.durable.clear()
     using = asyncio.create_task(shop.use(name))
-    if waits == "for the book":
+    if waits == "for the audit log":
         await asyncio.wait_for(shop.noted.wait(), 5)
     else:
         (asked,) = await shop.approvals.next(5)

@@ -60,7 +60,7 @@ class World:
         self.folder = folder
         self.bus = Bus()
         self.noted: list[AuditedChange] = []
-        self.book_fails = False
+        self.audit_log_fails = False
         self.told: list[Event] = []
         self.bus.subscribe(self.told.append, AgentEnded, PermissionChanged)
         self.open: list[AgentRegistry] = []
@@ -72,8 +72,8 @@ class World:
 
     async def _note(self, change: AuditedChange) -> None:
         self.noted.append(change)
-        if self.book_fails:
-            raise StoreError("The book cannot be written.", remedy="Make room.")
+        if self.audit_log_fails:
+            raise StoreError("The audit log cannot be written.", remedy="Make room.")
 
     def events(self) -> list[tuple[str, str]]:
         """What was told since the last time."""
@@ -490,7 +490,8 @@ async def test_rules_that_cannot_be_read_allow_nothing(world: World) -> None:
     assert late.authenticate(first.token) is not None
 
 
-# --- a store or a book that fails ------------------------------------------------------------------------------------
+# --- a store or an audit log that fails
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fails", ["before", "after"])
@@ -585,17 +586,17 @@ async def test_a_widening_that_cannot_be_stored_changes_nothing(world: World, fa
 
 
 @pytest.mark.req("KSI-8")
-async def test_without_the_book_nothing_is_given_but_everything_can_be_taken(world: World) -> None:
+async def test_without_the_audit_log_nothing_is_given_but_everything_can_be_taken(world: World) -> None:
     roster = await world.roster()
     reviewer = await roster.add("reviewer", profile="developer")
-    world.book_fails = True
+    world.audit_log_fails = True
     for change in (roster.add("late", profile="developer"), roster.add_rule("reviewer", allow("*"))):
         with pytest.raises(StoreError, match="Nothing was changed"):
             await change
     late = await world.roster()
     assert ([agent.name for agent in late.agents], late.rules("reviewer")) == (["reviewer"], ())
     assert [folder.name for folder in world.folder.iterdir()] == ["reviewer"]
-    with pytest.raises(StoreError, match="now and after a restart, but the book could not be written"):
+    with pytest.raises(StoreError, match="now and after a restart, but the audit log could not be written"):
         await roster.remove("reviewer")
     assert roster.authenticate(reviewer.token) is None
     assert (await world.roster()).agents == ()

@@ -248,7 +248,7 @@ async def test_what_its_submitter_may_no_longer_ask_for_does_not_begin(house: Ho
             assert told in (await over(desk, client.id)).error
 
 
-async def test_what_was_interrupted_stands_in_the_book(house: House) -> None:
+async def test_what_was_interrupted_stands_in_the_audit_log(house: House) -> None:
     async with house.open() as desk:
         assert desk.crib is not None
         row = await desk.submit(OWNER, house.root, order())

@@ -66,7 +66,7 @@ def test_fewer_rules_do_not_make_up_for_more_own_tools() -> None:
     assert not narrows_profile(profile_from("mine", MINE), wider)
 
 
-class Books:
+class ChangeNotes:
     """Takes changes until it is told to fail."""
 
     def __init__(self) -> None:
@@ -81,21 +81,21 @@ class Books:
 
 
 async def test_only_own_tools_changed_is_a_change_and_less_holds_at_once(tmp_path: Path) -> None:
-    books = Books()
+    notes = ChangeNotes()
     store = await Store.open(tmp_path / "crib.db")
-    roster = await AgentRegistry.open(store, bus=Bus(), note=books.note, folder=tmp_path / "agents")
+    roster = await AgentRegistry.open(store, bus=Bus(), note=notes.note, folder=tmp_path / "agents")
     try:
         assert await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "edit"}))
         assert not await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "edit"}))
         assert await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "all"}))
-        assert [(change.what, change.detail["own_tools"]) for change in books.changes] == [
+        assert [(change.what, change.detail["own_tools"]) for change in notes.changes] == [
             ("profile added", "edit"),
             ("profile changed", "all"),
         ]
-        books.fails = True
+        notes.fails = True
         with pytest.raises(StoreError, match="The profile mine is narrower, now"):
             await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "read"}))
-        assert roster.profile("mine").own_tools is OwnTools.READ, "what takes away holds whatever the book does"
+        assert roster.profile("mine").own_tools is OwnTools.READ, "what takes away holds whatever the audit log does"
         with pytest.raises(StoreError, match="Nothing was changed"):
             await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "all"}))
         assert roster.profile("mine").own_tools is OwnTools.READ

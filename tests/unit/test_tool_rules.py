@@ -207,7 +207,7 @@ def test_a_projects_rules_do_nothing_until_they_are_trusted_and_come_after_the_p
     assert [rule.action for rule in person.load().tools] == [RuleAction.DROP, RuleAction.PREFIX, RuleAction.FIX]
 
 
-def test_what_is_shown_hides_secrets_and_the_book_knows_them(person: Person) -> None:
+def test_what_is_shown_hides_secrets_and_the_audit_log_knows_them(person: Person) -> None:
     person.write(
         user="tools:\n  - fix: {arguments: {api_key: plain-secret, user: '${LOGIN}', zone: UTC}}\n  - prefix: mcp\n"
     )
@@ -367,7 +367,9 @@ def test_what_rules_name_and_no_tool_has_is_told() -> None:
 
 
 class Gate:
-    """A door in front of a shaped catalog; notes what the server, the book and the person who is asked get to see."""
+    """A door in front of a shaped catalog; notes what the server, the audit log and the person who is asked get to
+    see.
+    """
 
     def __init__(self, *given_rules: Any, allowed: tuple[Rule, ...] = ()) -> None:
         self._catalog = catalog(*given_rules)

@@ -94,7 +94,7 @@ class ChainKeys:
         return salt + self._mark(salt)
 
     def began(self, chain: str) -> bool:
-        """Whether the book of this id was begun with this key."""
+        """Whether the audit log of this id was begun with this key."""
         return hmac.compare_digest(chain[32:].encode(), self._mark(chain[:32]).encode())
 
     def link(self, before: str, columns: Iterable[Any]) -> str:
@@ -111,7 +111,7 @@ _MOST = 64 * 1024
 
 class ChainHead(msgspec.Struct, frozen=True, kw_only=True):
     chain: str
-    """Which book."""
+    """Which audit log."""
     place: str
     """A digest of where its database is."""
     seq: int
@@ -135,7 +135,7 @@ class HeadAnchor:
             return _understood(os.pread(descriptor, _MOST, 0))
 
     def advance(self, head: ChainHead) -> None:
-        """Of the same book only a later head takes the place of an earlier one."""
+        """Of the same audit log only a later head takes the place of an earlier one."""
         with self._locked(os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as descriptor:
             content = os.pread(descriptor, _MOST, 0)
             try:
@@ -143,7 +143,7 @@ class HeadAnchor:
             except ValueError:
                 # What a power failure left of it says nothing that could be kept.
                 heads = ()
-            # A book that was begun and never written, because its first commit failed, is none.
+            # An audit log that was begun and never written, because its first commit failed, is none.
             heads = tuple(one for one in heads if one.seq or one.place != head.place or one.chain == head.chain)
             place = next((place for place, one in enumerate(heads) if one.chain == head.chain), len(heads))
             if place < len(heads) and heads[place].seq >= head.seq:

@@ -1,6 +1,6 @@
 """What is noted: one entry for a call's intent, one for its outcome, one for every change of who may do what.
 
-In: facts from `calls` and `crib`. Out: the same, for `row` to write down. Making one must cost next to nothing.
+In: facts from `calls` and `core`. Out: the same, for `row` to write down. Making one must cost next to nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EntryKind(enum.StrEnum):
     PRUNED = "pruned"
     """The oldest entries were let go."""
     UNANCHORED = "unanchored"
-    """Whoever wrote this one found the end of the book not as the anchor, or they themselves, knew it."""
+    """Whoever wrote this one found the end of the audit log not as the anchor, or they themselves, knew it."""
 
 
 class LargeArguments(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -1,6 +1,6 @@
-"""The book itself: notes entries, shows them, checks them, and lets the oldest go.
+"""The audit log itself: notes entries, shows them, checks them, and lets the oldest go.
 
-In: entries from `calls` and `crib`. Out: rows of a hash chain in the store, with the head anchored beside it. `note`
+In: entries from `calls` and `core`. Out: rows of a hash chain in the store, with the head anchored beside it. `note`
 only hands an entry to the group commit; whoever must know that it is durable waits for `flush`.
 """
 
@@ -125,7 +125,7 @@ class AuditLog:
         return [_readable(row) for row in rows]
 
     async def _newest(self, wanted: AuditFilter, low: int, limit: int) -> list[dict[str, Any]]:
-        """Goes back window by window, since what is wanted may be rare and the book long."""
+        """Goes back window by window, since what is wanted may be rare and the audit log long."""
         high = await self.newest()
         if wanted.since is not None:
             first = await self._store.read(audit.first_since, wanted.since, low)
@@ -163,7 +163,7 @@ class AuditLog:
         return VerifyReport(ok=True, entries=walk.entries, head=walk.head, notes=tuple(walk.notes))
 
     def _look_at_anchor(self, walk: ChainWalk, base: audit.ChainBase | None) -> None:
-        """What it says of this book becomes a mark of the walk."""
+        """What it says of this audit log becomes a head that the walk expects."""
         file = self._writer.anchor.file
         try:
             heads = self._writer.anchor.heads()
@@ -177,13 +177,13 @@ class AuditLog:
         if others:
             last = max(head.seq for head in others)
             raise ChainBroken(
-                f"An earlier book with {last} entries was in this database and is gone. If that was on purpose, remove "
-                f"its line from {file}."
+                f"An earlier audit log with {last} entries was in this database and is gone. If that was on purpose, "
+                f"remove its line from {file}."
             )
         if mark is not None:
             walk.marks.append(mark)
         elif base is not None:
-            raise ChainBroken(f"The anchor {file} knows nothing of this book: a cut at the end would not be seen.")
+            raise ChainBroken(f"The anchor {file} knows nothing of this audit log: a cut at the end would not be seen.")
 
     async def prune(self) -> int:
         """Lets go what is too old or too much, in steps; returns how many entries went."""
@@ -198,10 +198,10 @@ class AuditLog:
             try:
                 await self.prune()
             except StoreError as error:
-                log.warning("old entries of the book could not be let go: %s", error.text())
+                log.warning("old entries of the audit log could not be let go: %s", error.text())
             except Exception:
                 # A mistake in one row is no reason to keep everything for ever.
-                log.exception("old entries of the book could not be let go")
+                log.exception("old entries of the audit log could not be let go")
             await asyncio.sleep(_PRUNE_EVERY)
 
     async def describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whether the book is what was written: every link, every number, both ends.
+"""Whether the audit log is what was written: every link, every number, both ends.
 
 In: the rows in their order, the key, the anchor, and a head that a person wrote down. Out: a `VerifyReport` that names
 the
@@ -60,13 +60,13 @@ def expected(text: str) -> ExpectedHead:
     found = _EXPECTED.fullmatch(text.strip().lower())
     if found is None:
         raise UsageError(
-            f"{text!r} is no head of a book.", remedy="Write it as `toolcrib audit verify` shows it: SEQ:HASH."
+            f"{text!r} is no head of an audit log.", remedy="Write it as `toolcrib audit verify` shows it: SEQ:HASH."
         )
     return ExpectedHead(seq=int(found["seq"]), hash=found["hash"], whose="the head that you gave")
 
 
 def anchored(heads: Iterable[ChainHead], chain: str, place: str) -> tuple[ExpectedHead | None, list[ChainHead]]:
-    """What the anchor says of this book, and which other books it saw where this one is now."""
+    """What the anchor says of this audit log, and which other audit logs it saw where this one is now."""
     mark = None
     others = []
     for head in heads:
@@ -82,7 +82,7 @@ class ChainWalk:
     """Every step reads one page; `ChainBroken` ends it."""
 
     keys: ChainKeys | None = None
-    """None: enough for a book that was never begun."""
+    """None: enough for an audit log that was never begun."""
     marks: list[ExpectedHead] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     entries: int = 0
@@ -102,7 +102,7 @@ class ChainWalk:
         audit.read_snapshot(connection)
         base = audit.base(connection)
         if base is None or self.keys is None:
-            self._without_book(connection)
+            self._without_audit_log(connection)
             return
         if self._seq < base.seq:
             # The beginning, or rows that were let go while we walked.
@@ -110,7 +110,7 @@ class ChainWalk:
             self._look_before(base)
             lowest = audit.lowest(connection)
             if lowest is not None and lowest <= base.seq:
-                raise ChainBroken(f"Entry {lowest} was put in before the beginning of the book.", lowest)
+                raise ChainBroken(f"Entry {lowest} was put in before the beginning of the audit log.", lowest)
         if not self.total:
             newest = audit.head(connection)
             self.total = 0 if newest is None else newest[0] - base.seq
@@ -118,18 +118,18 @@ class ChainWalk:
         for row in rows:
             self._check(row, self.keys, base.chain)
         if len(rows) < PAGE:
-            # The end first: the entry that tells of the beginning may have been cut off with it.
+            # The end first: the entry that records the beginning may have been cut off with it.
             self._check_end()
             self._check_base(base)
             self.over = True
 
-    def _without_book(self, connection: sa.Connection) -> None:
+    def _without_audit_log(self, connection: sa.Connection) -> None:
         lowest = audit.lowest(connection)
         if lowest is not None:
-            raise ChainBroken("The beginning of the book is missing (table audit_base).", lowest)
+            raise ChainBroken("The beginning of the audit log is missing (table audit_base).", lowest)
         self._seq = 0
         self._check_end()
-        self.notes.append("The book is empty.")
+        self.notes.append("The audit log is empty.")
         self.over = True
 
     def _look_before(self, base: audit.ChainBase) -> None:
@@ -143,7 +143,7 @@ class ChainWalk:
         columns: tuple[Any, ...] = tuple(row)
         seq, found = columns[0], columns[-1]
         if seq != self._seq + 1:
-            raise ChainBroken(f"The book has a hole: {_missing(self._seq + 1, seq - 1)}.", self._seq + 1)
+            raise ChainBroken(f"The audit log has a hole: {_missing(self._seq + 1, seq - 1)}.", self._seq + 1)
         if found != keys.link(self._hash, columns[:-1]):
             raise ChainBroken(_why(seq, keys, chain), seq)
         self._seq, self._hash = seq, found
@@ -167,19 +167,19 @@ class ChainWalk:
             )
             return
         gone = _missing(after + 1, known) if known > after else f"entry {known} is another"
-        raise ChainBroken(f"The end of the book was cut off or exchanged: by what entry {seq} knew, {gone}.", seq)
+        raise ChainBroken(f"The end of the audit log was cut off or exchanged: by what entry {seq} knew, {gone}.", seq)
 
     def _check_base(self, base: audit.ChainBase) -> None:
-        """A beginning that was cut off looks like one that was let go, but for the entry that tells of it."""
-        told = self._pruned or {"through": 0, "hash": base.chain, "chain": base.chain}
-        if (told.get("through"), told.get("hash"), told.get("chain")) != (base.seq, base.hash, base.chain):
-            raise ChainBroken("The book does not begin where its entries say that it does.", base.seq + 1)
+        """A beginning that was cut off looks like one that was let go, but for the entry that records it."""
+        noted = self._pruned or {"through": 0, "hash": base.chain, "chain": base.chain}
+        if (noted.get("through"), noted.get("hash"), noted.get("chain")) != (base.seq, base.hash, base.chain):
+            raise ChainBroken("The audit log does not begin where its entries say that it does.", base.seq + 1)
 
     def _check_end(self) -> None:
         for mark in self.marks:
             if mark.seq > self._seq:
                 missing = _missing(self._seq + 1, mark.seq)
-                raise ChainBroken(f"The book ends too early: by {mark.whose}, {missing}.", self._seq + 1)
+                raise ChainBroken(f"The audit log ends too early: by {mark.whose}, {missing}.", self._seq + 1)
 
 
 def _missing(first: int, last: int) -> str:
@@ -188,5 +188,5 @@ def _missing(first: int, last: int) -> str:
 
 def _why(seq: int, keys: ChainKeys, chain: str) -> str:
     if not keys.began(chain):
-        return "The key is not the one that this book was begun with: audit.key was lost or replaced."
+        return "The key is not the one that this audit log was begun with: audit.key was lost or replaced."
     return f"Entry {seq} is not what was written: it was changed, moved or put in."

@@ -47,14 +47,14 @@ class _Attempt:
 
 
 class AuditWriter:
-    """The work of the book's group commits, and their watcher."""
+    """The work of the audit log's group commits, and their watcher."""
 
     def __init__(self, commits: GroupCommit, *, folder: Path, place: str, mask: Masker, values: bool) -> None:
         self.key_file = folder / KEY_FILE
         self.anchor = HeadAnchor(folder / ANCHOR_FILE)
         self.place = hashlib.sha256(place.encode()).hexdigest()[:16]
         self.head: ChainHead | None = None
-        """The newest row that this process has written, and which the book must hold for ever."""
+        """The newest row that this process has written, and which the audit log must hold for ever."""
         self._mask = mask
         self._values = values
         self._commits = commits
@@ -62,8 +62,8 @@ class AuditWriter:
         self._maker: RowMaker | None = None
         self._attempt: _Attempt | None = None
         self._there: dict[int, AuditEntry] = {}
-        """Entries that are in the book, by identity, but will come again: their commit was reported as failed."""
-        self._to_tell: deque[tuple[Callable[[TokenCount], None], TokenCount]] = deque()
+        """Entries that are in the audit log, by identity, but will come again: their commit was reported as failed."""
+        self._to_report: deque[tuple[Callable[[TokenCount], None], TokenCount]] = deque()
         """Counted and durable; filled here, emptied on the loop."""
         self._anchored = True
         commits.watch(self, self)
@@ -76,10 +76,10 @@ class AuditWriter:
         keys, maker = self._keys, self._maker
         if self._attempt is not None:
             self._look_back(connection, self._attempt)
-        chain, seq, last, told = self._end(connection, keys)
+        chain, seq, last, findings = self._end(connection, keys)
         rows = []
         counted = []
-        for entry in (*told, *(entry for entry in entries if id(entry) not in self._there)):
+        for entry in (*findings, *(entry for entry in entries if id(entry) not in self._there)):
             seq += 1
             row = maker.row(seq, entry)
             last = row["hash"] = keys.link(last, row.values())
@@ -97,7 +97,7 @@ class AuditWriter:
             return
         for entry in attempt.entries:
             self._there.pop(id(entry), None)
-        self._to_tell.extend(attempt.counted)
+        self._to_report.extend(attempt.counted)
         self.head = attempt.head
         self._drop_anchor(attempt.head)
 
@@ -108,39 +108,39 @@ class AuditWriter:
         except OSError as error:
             # The rows are safe; only a cut at the end would not be seen until it can be written again.
             if self._anchored:
-                log.warning("the head of the book could not be written to %s: %s", self.anchor.file, error)
+                log.warning("the head of the audit log could not be written to %s: %s", self.anchor.file, error)
             self._anchored = False
 
     def reported(self) -> None:
-        while self._to_tell:
-            tell, tokens = self._to_tell.popleft()
-            tell(tokens)
+        while self._to_report:
+            report, tokens = self._to_report.popleft()
+            report(tokens)
 
     def lost(self, lost: LostItems) -> None:
         detail = {"entries": lost.count, "from": lost.since, "to": lost.until}
         self._commits.add(self, AuditEntry(kind=EntryKind.GAP, detail=detail))
 
     def _end(self, connection: sa.Connection, keys: ChainKeys) -> tuple[str, int, str, list[AuditEntry]]:
-        """The book's id; its newest row, whoever wrote it, or where it begins; and what must be told of this end."""
+        """The audit log's id; its newest row, whoever wrote it, or where it begins; and what is wrong with this end."""
         head = audit.head(connection)
         if self.head is not None and head == (self.head.seq, self.head.hash):
             return self.head.chain, *head, []
         base = audit.base(connection)
         if base is None:
             base = audit.begin(connection, keys.new_chain())
-            # Before the first row, so that a book without an anchor is one whose anchor was taken away.
+            # Before the first row, so that an audit log without an anchor is one whose anchor was taken away.
             self._drop_anchor(ChainHead(chain=base.chain, place=self.place, seq=0, hash=base.hash))
             return base.chain, base.seq, base.hash, []
         if not keys.began(base.chain):
-            log.error("%s is not the key that the book was begun with; it cannot be verified", self.key_file)
+            log.error("%s is not the key that the audit log was begun with; it cannot be verified", self.key_file)
         seq, last = head or (base.seq, base.hash)
-        return base.chain, seq, last, self._told_of_the_known(connection, base, seq)
+        return base.chain, seq, last, self._checked_against_known(connection, base, seq)
 
-    def _told_of_the_known(self, connection: sa.Connection, base: audit.ChainBase, seq: int) -> list[AuditEntry]:
+    def _checked_against_known(self, connection: sa.Connection, base: audit.ChainBase, seq: int) -> list[AuditEntry]:
         """An entry that stays in the chain if the row that was known to be there is gone or another."""
         known = self._known(base.chain)
         if known is None:
-            log.error("%s does not know this book: a cut at its end would not have been seen", self.anchor.file)
+            log.error("%s does not know this audit log: a cut at its end would not have been seen", self.anchor.file)
             return [AuditEntry(kind=EntryKind.UNANCHORED, detail={"after": seq})]
         if known.seq < base.seq:
             # What was let go can no longer be compared.
@@ -148,11 +148,11 @@ class AuditWriter:
         found = [base] if known.seq == base.seq else audit.by_seq(connection, [known.seq])
         if found and found[0].hash == known.hash:
             return []
-        log.error("the end of the book was cut off or exchanged: entry %s is gone or another", known)
+        log.error("the end of the audit log was cut off or exchanged: entry %s is gone or another", known)
         return [AuditEntry(kind=EntryKind.UNANCHORED, detail={"after": seq, "known": known.seq, "hash": known.hash})]
 
     def _known(self, chain: str) -> ChainHead | None:
-        """A row that the book had, by what we wrote ourselves or by the anchor."""
+        """A row that the audit log had, by what we wrote ourselves or by the anchor."""
         if self.head is not None and self.head.chain == chain:
             return self.head
         try:
@@ -167,7 +167,7 @@ class AuditWriter:
         self._attempt = None
         if found and found[0].hash == attempt.head.hash:
             self._there.update((id(entry), entry) for entry in attempt.entries)
-            self._to_tell.extend(attempt.counted)
+            self._to_report.extend(attempt.counted)
             self.head = attempt.head
 
 
@@ -219,7 +219,7 @@ class Retention:
             "chain": base.chain,
             "newest": last.at,
         }
-        # The rows go after it: the writer looks at the end of the book, which may be among them. Rows before the
+        # The rows go after it: the writer looks at the end of the audit log, which may be among them. Rows before the
         # beginning are nothing of ours; they stay for `verify` to find.
         self._writer(connection, [AuditEntry(kind=EntryKind.PRUNED, detail=detail)])
         audit.delete_through(connection, base.seq, last.seq, last.hash)

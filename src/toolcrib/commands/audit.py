@@ -1,4 +1,4 @@
-"""audit:* — what is in the book, what comes into it, and whether it is as it was written."""
+"""audit:* — what is in the audit log, what comes into it, and whether it is as it was written."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AuditParameters(Parameters):
 
 @registry.command("audit:query", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def query(context: CommandContext, params: AuditParameters) -> dict[str, Any]:
-    """Show the newest entries of the book that fit, the newest last: calls, denials, changes of permissions."""
+    """Show the newest entries of the audit log that fit, the newest last: calls, denials, changes of permissions."""
     entries = await context.services.audit.query(**params.filters(), limit=params.limit)
     # What came later than `until` is not looked at: it may hold the outcome.
     return {"entries": entries, "cut_off": interrupted_calls(entries) if params.until is None else []}
@@ -68,30 +68,32 @@ async def query(context: CommandContext, params: AuditParameters) -> dict[str, A
 
 @registry.command("audit:follow", CommandEffect.REVEALS, Availability.SOCKET, scope=CommandScope.DAEMON)
 async def follow(context: CommandContext, params: AuditParameters) -> dict[str, Any]:
-    """Show the newest entries of the book that fit, then those that come."""
-    book = context.services.audit
+    """Show the newest entries of the audit log that fit, then those that come."""
+    audit_log = context.services.audit
     filters = params.filters()
-    seen = await book.newest()
-    entries = await book.query(**filters, limit=params.limit)
+    seen = await audit_log.newest()
+    entries = await audit_log.query(**filters, limit=params.limit)
     while True:
         for entry in entries:
             await context.emit({"entry": entry})
             seen = max(seen, entry["seq"])
         await asyncio.sleep(_POLL)
-        newest = await book.newest()
-        entries = await book.query(**filters, limit=_AT_ONCE, after=seen)
+        newest = await audit_log.newest()
+        entries = await audit_log.query(**filters, limit=_AT_ONCE, after=seen)
         if not entries:
             # What did not fit need not be looked through again.
             seen = max(seen, newest)
 
 
 class VerifyParameters(Parameters):
-    expect: str | None = Field(default=None, description="SEQ:HASH, a head of the book that was written down before")
+    expect: str | None = Field(
+        default=None, description="SEQ:HASH, a head of the audit log that was written down before"
+    )
 
 
 @registry.command("audit:verify", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def verify(context: CommandContext, params: VerifyParameters) -> dict[str, Any]:
-    """Check that no entry of the book was changed, removed or put in since it was written."""
+    """Check that no entry of the audit log was changed, removed or put in since it was written."""
     told_at = time.monotonic()
 
     async def progress(checked: int, total: int) -> None:

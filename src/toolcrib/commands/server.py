@@ -164,7 +164,7 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
     except StoreError as error:
         edited.undo()
         raise StoreError(
-            f"Nothing was changed, because the book could not be written: {error.message}", remedy=error.remedy
+            f"Nothing was changed, because the audit log could not be written: {error.message}", remedy=error.remedy
         ) from error
     await crib.projects.reload(by=context.principal.name, besides=params.name)
     if params.name not in project.config.servers:

@@ -112,7 +112,7 @@ class Connection(AsyncResource, ToolProvider):
     """A running daemon's tools, as one of its agents: `async with Crib.connect() as crib`.
 
     `crib.tools()` are those that the agent may use, `await crib.call("read_file", {…})` calls one. What may be done is
-    for the daemon to decide, and stands in its book.
+    for the daemon to decide, and stands in its audit log.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What the person trusts: project files with exactly their content, and servers with the definitions of their tools.
 
-In: the store, and a way to write into the book. Out: who is trusted. What gives trust holds only if it could be written
-down; what takes it holds at once. `Crib` has one.
+In: the store, and a way to write into the audit log. Out: who is trusted. What gives trust holds only if it could be
+written down; what takes it holds at once. `Crib` has one.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ async def trusted_files(store: Store) -> frozenset[str]:
 
 def _undone(error: StoreError) -> StoreError:
     return StoreError(
-        f"Nothing was changed, because the book could not be written: {error.message}", remedy=error.remedy
+        f"Nothing was changed, because the audit log could not be written: {error.message}", remedy=error.remedy
     )
 
 

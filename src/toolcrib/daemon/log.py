@@ -56,7 +56,7 @@ def write_to_log(event: Event) -> None:
         case ConfigProblem(problem=problem):
             log.warning("configuration: %s", _plain(problem))
         case CallFailed(server=""):
-            # A name that no tool has may be anything; the book keeps it, with what is secret masked.
+            # A name that no tool has may be anything; the audit log keeps it, with what is secret masked.
             return
         case CallFailed(tool=tool, caller=caller, outcome=outcome, duration=duration):
             log.info("%s by %s: %s after %.2f s", _plain(tool), caller, outcome, duration)

@@ -1,1 +1,1 @@
-"""Clients of both protocol eras → identity → listing or call → bytes, over HTTP and over the bridge's pipe."""
+"""Clients of every protocol version → identity → listing or call → bytes, over HTTP and over the bridge's pipe."""

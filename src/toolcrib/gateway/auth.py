@@ -202,7 +202,7 @@ def check_post(headers: Mapping[str, str]) -> None:
 
 
 def check_legacy_method(headers: Mapping[str, str]) -> None:
-    """GET and DELETE are of the legacy era alone."""
+    """Only legacy clients use GET and DELETE."""
     if headers.get("mcp-protocol-version", protocol.ASSUMED_LEGACY_VERSION) not in protocol.LEGACY_VERSIONS:
         raise Rejected(ErrorCase.VERB, verbs="POST", extra=_ONLY_POST)
 

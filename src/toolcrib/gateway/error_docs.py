@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from toolcrib.errors import ANSWERS, ErrorAnswer, ErrorCase
 
 INTRODUCTION = """\
-# What a client is told when something is wrong
+# What a client gets when something is wrong
 
 Made from the table in `toolcrib/errors.py` by `python -m toolcrib.gateway.error_docs > docs/errors.md`; a test keeps
 it so, and another asks a running daemon for every row.
 
-Both eras of MCP are served at one endpoint. Modern is 2026-07-28; legacy is everything before it. What fails before a
-call is understood has an HTTP status of its own and a JSON-RPC error with the id `null`, or the request's where that
+All versions of MCP are served at one endpoint. Modern is 2026-07-28; legacy is everything before it. What fails before
+a call is understood has an HTTP status of its own and a JSON-RPC error with the id `null`, or the request's where that
 could be read. From then on a legacy client gets status 200, since it takes any other for a broken connection; a modern
 one gets what the specification says. `401` comes with `WWW-Authenticate`, `405` with `Allow`.
 
@@ -32,7 +32,7 @@ client with the status that the specification gives its code.
 
 MODEL = """\
 These are results with `isError: true`, status 200 and no code, so that clients hand the text to the model. A tool that
-is denied is told with the rule that decided. Suggestions, and what is known of a server, name only what the agent may
+is denied comes with the rule that decided. Suggestions, and what is known of a server, name only what the agent may
 use.
 
 A tool may ask for input before it goes on (`input_required`). A modern client gets the question as the server sent it.
@@ -47,9 +47,9 @@ words, by OpenAPI's `nullable: true`, by a default of null, or by null in only o
 
 
 def errors_page() -> str:
-    before = [case for case, told in ANSWERS.items() if told.code is not None and not _within(told)]
-    within = [case for case, told in ANSWERS.items() if told.code is not None and _within(told)]
-    model = [case for case, told in ANSWERS.items() if told.code is None]
+    before = [case for case, answer in ANSWERS.items() if answer.code is not None and not _within(answer)]
+    within = [case for case, answer in ANSWERS.items() if answer.code is not None and _within(answer)]
+    model = [case for case, answer in ANSWERS.items() if answer.code is None]
     return "\n".join(
         [
             INTRODUCTION,
@@ -57,22 +57,22 @@ def errors_page() -> str:
             _table(before),
             "## Within MCP, as an error\n",
             _table(within),
-            "## Within MCP, told to the model\n",
+            "## Within MCP, as a result for the model\n",
             MODEL,
             _table(model),
         ]
     )
 
 
-def _within(told: ErrorAnswer) -> bool:
-    return told.legacy == 200
+def _within(answer: ErrorAnswer) -> bool:
+    return answer.legacy == 200
 
 
 def _table(cases: Iterable[ErrorCase]) -> str:
     lines = ["| case | modern | legacy | code | text |", "|---|---|---|---|---|"]
     for case in cases:
-        told = ANSWERS[case]
-        cells = (case, told.modern or "", told.legacy or "", told.code or "", told.text.replace("\n", " ⏎ "))
+        answer = ANSWERS[case]
+        cells = (case, answer.modern or "", answer.legacy or "", answer.code or "", answer.text.replace("\n", " ⏎ "))
         lines.append(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 

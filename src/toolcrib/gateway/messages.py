@@ -38,7 +38,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Rejected(Exception):
-    """A request that does not get what it asked for, and is told why."""
+    """A request that does not get what it asked for, and the reason."""
 
     def __init__(
         self,
@@ -49,21 +49,21 @@ class Rejected(Exception):
         extra: Sequence[tuple[bytes, bytes]] = (),
         **fields: object,
     ) -> None:
-        told = ANSWERS[case]
-        if told.code is None:
-            raise ValueError(f"{case} is told to the model, not as an error")
+        answer = ANSWERS[case]
+        if answer.code is None:
+            raise ValueError(f"{case} is a result for the model, not an error")
         super().__init__(case)
         self.case = case
-        self.code = told.code
-        self.message = told.text.format(**fields)
+        self.code = answer.code
+        self.message = answer.text.format(**fields)
         self.id = id
         self.data = data
         self.extra = extra
 
     def status(self, era: Era | None) -> int:
-        """Where the era is not known yet, the case has one status, or belongs to one era alone."""
-        told = ANSWERS[self.case]
-        first, second = (told.legacy, told.modern) if era is Era.LEGACY else (told.modern, told.legacy)
+        """Where the protocol version is not known yet, the case has one status, or occurs with one generation alone."""
+        answer = ANSWERS[self.case]
+        first, second = (answer.legacy, answer.modern) if era is Era.LEGACY else (answer.modern, answer.legacy)
         status = second if first is None else first
         return 400 if status is None else status
 

@@ -1,7 +1,7 @@
 """A private folder for each agent: its token, and whatever configuration is made for its clients.
 
 In: an agent's name. Out: `<state>/agents/<name>/`, 0700, for as long as the agent lives. No link is followed on the
-way below the base, files are 0600 and appear whole or not at all. `roster` decides when; `coding_agents` writes
+way below the base, files are 0600 and appear whole or not at all. `registry` decides when; `coding_agents` writes
 beside the token.
 """
 

@@ -1,8 +1,8 @@
-"""The register: which agents there are, with which rules, and the profiles that a person wrote.
+"""Records: which agents there are, with which rules, and the profiles that a person wrote.
 
 In: rows. Out: a frozen `AgentRecords`, and the difference between two of them written into the store. What is in force
-and what is stored are both registers, so what is still to be written is always known. `roster` holds them; `standing`
-makes sense of the texts.
+and what is stored are both records, so what is still to be written is always known. `state` holds them and makes sense
+of the texts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The roster: who may come in, by which token, with which permission.
+"""The registry of agents: who may come in, by which token, with which permission.
 
 In: the owner's changes. Out: the `Agent` that a token belongs to, as it is now. `gateway` authenticates here, `calls`
-asks for the permissions of now, `commands` change; `holding` sees to it that a change holds and stays.
+asks for the current permissions, `commands` change them; `state` puts a change in force and stores it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _LOOK_AGAIN = 60.0
 """Seconds after which the clock is looked at anyway: it may have been set, or the machine have slept."""
 
 
-def _whole(
+def _one_at_a_time(
     change: Callable[Concatenate[AgentRegistry, P], Coroutine[None, None, T]],
 ) -> Callable[Concatenate[AgentRegistry, P], Coroutine[Any, Any, T]]:
     """One change at a time, and to its end, also if whoever asked for it has left."""
 
     @functools.wraps(change)
     async def begun(self: AgentRegistry, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.shield(self._holding.begin(change(self, *args, **kwargs)))
+        return await asyncio.shield(self._state.begin(change(self, *args, **kwargs)))
 
     return begun
 
@@ -62,11 +62,11 @@ class AgentRegistry:
     """Made by `open`, ended by `close`."""
 
     def __init__(
-        self, holding: PermissionState, folder: AgentFolders, bus: Bus, overdue: Iterable[str], clock: ExpiryClock
+        self, state: PermissionState, folder: AgentFolders, bus: Bus, overdue: Iterable[str], clock: ExpiryClock
     ) -> None:
         self.folder = folder
         self._bus = bus
-        self._holding = holding
+        self._state = state
         self._clock = clock
         self._overdue = tuple(overdue)
         """Agents whose time was over before we came."""
@@ -79,9 +79,9 @@ class AgentRegistry:
         clock = clock or ExpiryClock()
         stored, version = await store.read(load_records)
         living = stored.living(clock.patient())
-        holding = PermissionState(store, stored, living, version=version, bus=bus, note=note)
+        state = PermissionState(store, stored, living, version=version, bus=bus, note=note)
         return cls(
-            holding,
+            state,
             AgentFolders(folder, store=store.place),
             bus,
             [name for name in stored.agents if name not in living.agents],
@@ -93,29 +93,29 @@ class AgentRegistry:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        await self._holding.settled()
+        await self._state.settled()
 
     @property
     def version(self) -> int:
         """Grows with every change, also over restarts."""
-        return self._holding.version
+        return self._state.version
 
     @property
     def agents(self) -> tuple[Agent, ...]:
         now = self._clock.strict()
-        return tuple(agent for agent in self._holding.now.agents.values() if not agent.expired(now))
+        return tuple(agent for agent in self._state.now.agents.values() if not agent.expired(now))
 
     @property
     def profiles(self) -> Mapping[str, Profile]:
         """The built-in ones and the person's own."""
-        return self._holding.now.profiles
+        return self._state.now.profiles
 
     def holds(self, name: str) -> bool:
         """Whether there is such an agent, also one that cannot be used while the clock is ahead."""
-        return name in self._register.agents
+        return name in self._records.agents
 
     def knows(self, name: str) -> bool:
-        agent = self._holding.now.agents.get(name)
+        agent = self._state.now.agents.get(name)
         return agent is not None and not self._is_over(agent)
 
     def authenticate(self, token: str) -> Agent | None:
@@ -123,14 +123,14 @@ class AgentRegistry:
         if len(token) > _LONGEST_TOKEN:
             return None
         digest = digest_of(token)
-        agent = self._holding.now.by_digest.get(digest)
+        agent = self._state.now.by_digest.get(digest)
         if agent is None or not hmac.compare_digest(agent.digest, digest):
             return None
         return None if agent.expires_at is not None and self._is_over(agent) else agent
 
     def current(self, agent: Agent) -> Agent | None:
         """The agent as it is now; None if it has ended, or its token was replaced."""
-        now = self._holding.now.agents.get(agent.name)
+        now = self._state.now.agents.get(agent.name)
         # The same name with another token is another agent.
         if now is None or now.digest != agent.digest:
             return None
@@ -140,7 +140,7 @@ class AgentRegistry:
         return agent.expired(self._clock.strict())
 
     def find(self, name: str) -> Agent:
-        agent = self._holding.now.agents.get(name)
+        agent = self._state.now.agents.get(name)
         if agent is None or self._is_over(agent):
             if name in RESERVED_NAMES:
                 raise NotFound(f"{name!r} is no agent with rules of its own.", remedy=RESERVED_NAMES[name])
@@ -155,13 +155,13 @@ class AgentRegistry:
 
     def rules(self, name: str) -> tuple[Rule, ...]:
         """The agent's own, in the order in which they were added."""
-        return read_rules(self.find(name).name, self._register.rules.get(name, ()))
+        return read_rules(self.find(name).name, self._records.rules.get(name, ()))
 
     def children(self, name: str) -> tuple[str, ...]:
         """All that descend from the agent."""
-        return self._register.family(self.find(name).name)[1:]
+        return self._records.family(self.find(name).name)[1:]
 
-    @_whole
+    @_one_at_a_time
     async def add(
         self,
         name: str,
@@ -180,7 +180,7 @@ class AgentRegistry:
                 remedy=f"`toolcrib agent rotate {name}` gives it a new token, `toolcrib agent remove {name}` ends it.",
             )
         token = mint_token()
-        above = () if parent is None else self._register.lineage(self.find(parent).name)
+        above = () if parent is None else self._records.lineage(self.find(parent).name)
         row = new_agent_row(
             name,
             profile=self.profile(profile),
@@ -200,8 +200,8 @@ class AgentRegistry:
         detail = {word: value for word, value in detail.items() if value}
         await asyncio.to_thread(self.folder.make, name, token)
         try:
-            await self._holding.give(
-                self._register.with_agent(row, map(stored_rule, own)),
+            await self._state.widen(
+                self._records.with_agent(row, map(stored_rule, own)),
                 AuditedChange(what="agent added", agent=name, detail=detail),
             )
         except BaseException:
@@ -210,102 +210,102 @@ class AgentRegistry:
         self._plan_end()
         return self._minted(name, token)
 
-    @_whole
+    @_one_at_a_time
     async def rotate(self, name: str) -> MintedAgent:
         """A new token; the old one is worth nothing from now on. Children keep theirs."""
         self.find(name)
         token = mint_token()
-        row = replace(self._register.agents[name], digest=digest_of(token))
-        wanted = replace(self._register, agents={**self._register.agents, name: row})
+        row = replace(self._records.agents[name], digest=digest_of(token))
+        wanted = replace(self._records, agents={**self._records.agents, name: row})
 
         async def stage() -> None:
             await asyncio.to_thread(self.folder.stage, name, token)
 
         try:
-            await self._holding.take(
+            await self._state.narrow(
                 wanted,
                 AuditedChange(what="token rotated", agent=name),
                 said=f"The old token of {name} is void",
                 before=stage,
             )
         finally:
-            kept = self._holding.sure and self._holding.stored is wanted
+            kept = self._state.sure and self._state.stored is wanted
             await self._settle_folder(name, lambda staged: kept and staged == token)
             if kept:
                 self._bus.publish(TokenReplaced(agent=name))
         return self._minted(name, token)
 
-    @_whole
+    @_one_at_a_time
     async def remove(self, name: str) -> tuple[str, ...]:
         """Ends the agent and its children; their names, its own first."""
-        if name not in self._register.agents and name in self._holding.stored.agents:
+        if name not in self._records.agents and name in self._state.stored.agents:
             # It ended before, but that could not be stored.
-            await self._holding.keep_owed()
+            await self._state.store_pending()
             return (name,)
-        family = self._register.family(self.find(name).name)
+        family = self._records.family(self.find(name).name)
         children = [AuditedChange(what="agent removed", agent=child, detail={"with": name}) for child in family[1:]]
         await self._end(family, AuditedChange(what="agent removed", agent=name), *children)
         return family
 
-    @_whole
+    @_one_at_a_time
     async def add_rule(self, agent: str, rule: Rule) -> bool:
         """False: the agent has it already."""
         (own,) = _held_by(self.find(agent).name, [rule])
         return await self._change_rules(agent, (*self.rules(agent), own), "rule added", own)
 
-    @_whole
+    @_one_at_a_time
     async def drop_rule(self, agent: str, rule: Rule) -> bool:
         """Drops every rule of the agent that says the same, whatever its origin. False: there is none."""
         (own,) = _held_by(self.find(agent).name, [rule])
         rest = tuple(one for one in self.rules(agent) if stored_rule(one)[1] != stored_rule(own)[1])
         return await self._change_rules(agent, rest, "rule dropped", own)
 
-    @_whole
+    @_one_at_a_time
     async def put_profile(self, profile: Profile) -> bool:
         """A new profile, or a new content for one of the person's own. False: it is as it was."""
         name = profile.name
         checked = profile_from(name, profile_data(profile))
-        register = self._register
-        if register.profiles.get(name) == stored_profile(checked):
-            await self._holding.keep_owed()
+        records = self._records
+        if records.profiles.get(name) == stored_profile(checked):
+            await self._state.store_pending()
             return False
-        wanted = replace(register, profiles={**register.profiles, name: stored_profile(checked)})
+        wanted = replace(records, profiles={**records.profiles, name: stored_profile(checked)})
         before = self.profiles.get(name)
         rules = [rule.text for rule in checked.rules]
         change = AuditedChange(
-            what="profile changed" if name in register.profiles else "profile added",
+            what="profile changed" if name in records.profiles else "profile added",
             detail={"profile": name, "rules": rules, "own_tools": str(checked.own_tools)},
         )
         if before is not None and narrows_profile(before, checked):
-            await self._holding.take(wanted, change, said=f"The profile {name} is narrower")
+            await self._state.narrow(wanted, change, said=f"The profile {name} is narrower")
         else:
-            await self._holding.give(wanted, change)
+            await self._state.widen(wanted, change)
         return True
 
-    @_whole
+    @_one_at_a_time
     async def drop_profile(self, name: str) -> None:
         """Only one of the person's own, and only if no agent has it."""
         if name in BUILTIN:
             raise UsageError(f"The profile {name} is built in.", remedy="It stays; no agent has to have it.")
-        register = self._register
-        if name not in register.profiles:
+        records = self._records
+        if name not in records.profiles:
             raise _unknown("profile", name, self.profiles)
         users = sorted(agent.name for agent in self.agents if agent.profile == name)
         if users:
             raise UsageError(
                 f"The profile {name} is in use: {', '.join(users[:10])}.", remedy="Remove these agents first."
             )
-        rest = {one: text for one, text in register.profiles.items() if one != name}
-        await self._holding.give(
-            replace(register, profiles=rest), AuditedChange(what="profile removed", detail={"profile": name})
+        rest = {one: text for one, text in records.profiles.items() if one != name}
+        await self._state.widen(
+            replace(records, profiles=rest), AuditedChange(what="profile removed", detail={"profile": name})
         )
 
-    @_whole
+    @_one_at_a_time
     async def sweep(self) -> None:
         """Clears away what a crash or the time left: agents whose time is over, folders without an agent, tokens that
         were being replaced. Only for the one process that serves: it would take what another is just making."""
         await self._end_overdue()
-        agents = self._register.agents
+        agents = self._records.agents
         try:
             strays = await asyncio.to_thread(self.folder.sweep, agents.keys())
         except StoreError as error:
@@ -317,25 +317,25 @@ class AgentRegistry:
             await self._settle_folder(name, functools.partial(_is_token_of, row.digest))
 
     @property
-    def _register(self) -> AgentRecords:
-        return self._holding.now.register
+    def _records(self) -> AgentRecords:
+        return self._state.now.records
 
     async def _change_rules(self, agent: str, rules: tuple[Rule, ...], what: str, rule: Rule) -> bool:
-        wanted = self._register.with_rules(agent, map(stored_rule, rules))
-        if wanted.rules[agent] == self._register.rules.get(agent, ()):
-            await self._holding.keep_owed()
+        wanted = self._records.with_rules(agent, map(stored_rule, rules))
+        if wanted.rules[agent] == self._records.rules.get(agent, ()):
+            await self._state.store_pending()
             return False
         change = AuditedChange(what=what, agent=agent, detail={"rule": rule.text})
         if narrows(self.rules(agent), rules):
-            await self._holding.take(wanted, change, said=f"{what.capitalize()} ({rule.text})")
+            await self._state.narrow(wanted, change, said=f"{what.capitalize()} ({rule.text})")
         else:
-            await self._holding.give(wanted, change)
+            await self._state.widen(wanted, change)
         return True
 
     async def _end_overdue(self) -> None:
         """Ends agents whose time is over, also those that ended while nobody was there to see it."""
-        living = self._register.living(self._clock.patient())
-        gone = (*self._overdue, *(name for name in self._register.agents if name not in living.agents))
+        living = self._records.living(self._clock.patient())
+        gone = (*self._overdue, *(name for name in self._records.agents if name not in living.agents))
         self._overdue = ()
         if gone:
             try:
@@ -345,7 +345,7 @@ class AgentRegistry:
 
     async def _end(self, names: Sequence[str], *changes: AuditedChange) -> None:
         try:
-            await self._holding.take(self._register.without(names), *changes, said=f"Ended: {', '.join(names)}")
+            await self._state.narrow(self._records.without(names), *changes, said=f"Ended: {', '.join(names)}")
         finally:
             await self._remove_folders(*names)
 
@@ -363,14 +363,14 @@ class AgentRegistry:
             log.warning("the new token of agent %s could not be put in its place: %s", name, error.text())
 
     def _minted(self, name: str, token: str) -> MintedAgent:
-        return MintedAgent(agent=self._holding.now.agents[name], token=token, token_file=self.folder.token_file(name))
+        return MintedAgent(agent=self._state.now.agents[name], token=token, token_file=self.folder.token_file(name))
 
     def _plan_end(self) -> None:
         """For the next agent whose time is over."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        ends = [row.expires_at for row in self._register.agents.values() if row.expires_at is not None]
+        ends = [row.expires_at for row in self._records.agents.values() if row.expires_at is not None]
         if ends and not self._closed:
             delay = min(max(0.0, min(ends) - self._clock.patient()), _LOOK_AGAIN)
             self._timer = asyncio.get_running_loop().call_later(delay, self._time_is_up)
@@ -380,7 +380,7 @@ class AgentRegistry:
             await self._end_overdue()
             self._plan_end()
 
-        self._holding.begin(ended())
+        self._state.begin(ended())
 
 
 def digest_of(token: str) -> bytes:

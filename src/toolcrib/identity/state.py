@@ -34,34 +34,32 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PermissionSnapshot:
-    register: AgentRecords
+    records: AgentRecords
     profiles: Mapping[str, Profile]
     """The built-in ones and the person's own."""
     agents: Mapping[str, Agent]
     by_digest: Mapping[bytes, Agent]
 
     @classmethod
-    def of(
-        cls, register: AgentRecords, *, version: int, before: PermissionSnapshot | None = None
-    ) -> PermissionSnapshot:
-        profiles = _profiles(register, before)
+    def of(cls, records: AgentRecords, *, version: int, before: PermissionSnapshot | None = None) -> PermissionSnapshot:
+        profiles = _profiles(records, before)
         agents: dict[str, Agent] = {}
-        for name in register.agents:
-            for one in reversed(register.lineage(name)):
+        for name in records.agents:
+            for one in reversed(records.lineage(name)):
                 if one not in agents:
-                    agents[one] = _agent(register, register.agents[one], profiles, agents, version, before)
+                    agents[one] = _agent(records, records.agents[one], profiles, agents, version, before)
         return cls(
-            register=register,
+            records=records,
             profiles=MappingProxyType(profiles),
-            agents=MappingProxyType({name: agents[name] for name in register.agents}),
+            agents=MappingProxyType({name: agents[name] for name in records.agents}),
             by_digest={agent.digest: agent for agent in agents.values()},
         )
 
 
-def _profiles(register: AgentRecords, before: PermissionSnapshot | None) -> dict[str, Profile]:
+def _profiles(records: AgentRecords, before: PermissionSnapshot | None) -> dict[str, Profile]:
     found = dict(BUILTIN)
-    for name, text in register.profiles.items():
-        if before is not None and before.register.profiles.get(name) == text and name in before.profiles:
+    for name, text in records.profiles.items():
+        if before is not None and before.records.profiles.get(name) == text and name in before.profiles:
             found[name] = before.profiles[name]
             continue
         try:
@@ -72,7 +70,7 @@ def _profiles(register: AgentRecords, before: PermissionSnapshot | None) -> dict
 
 
 def _agent(
-    register: AgentRecords,
+    records: AgentRecords,
     row: AgentRow,
     profiles: Mapping[str, Profile],
     made: Mapping[str, Agent],
@@ -82,8 +80,8 @@ def _agent(
     parent = None if row.parent is None else made[row.parent]
     if before is not None and (same := before.agents.get(row.name)) is not None:
         unchanged = (
-            before.register.agents[row.name] == row
-            and before.register.rules.get(row.name) == register.rules.get(row.name)
+            before.records.agents[row.name] == row
+            and before.records.rules.get(row.name) == records.rules.get(row.name)
             and before.profiles.get(row.profile) is profiles.get(row.profile)
             and (parent is None or before.agents.get(parent.name) is parent)
         )
@@ -92,7 +90,7 @@ def _agent(
     profile, rules, fault = profiles.get(row.profile), tuple[Rule, ...](), ""
     workdir = None if row.workdir is None else Path(row.workdir)
     try:
-        rules = read_rules(row.name, register.rules.get(row.name, ()))
+        rules = read_rules(row.name, records.rules.get(row.name, ()))
         if profile is None:
             fault = f"its profile {row.profile} cannot be used"
     except ConfigError as error:
@@ -167,7 +165,7 @@ def narrows_profile(before: Profile, after: Profile) -> bool:
 
 T = TypeVar("T")
 Note = Callable[[AuditedChange], Awaitable[None]]
-"""Writes a change into the book; returns when it is durable."""
+"""Writes a change into the audit log; returns when it is durable."""
 
 
 class PermissionState:
@@ -202,29 +200,29 @@ class PermissionState:
         """Nothing is under way any more."""
         await asyncio.gather(*self._work, return_exceptions=True)
 
-    async def take(
+    async def narrow(
         self,
         wanted: AgentRecords,
         *changes: AuditedChange,
         said: str,
         before: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """A change that gives nobody more. `before` is done between its holding and its being stored, and may fail
+        """A change that gives nobody more. `before` is done between its taking force and its being stored, and may fail
         as the store may."""
         self._enforce(wanted, self.version + 1)
         lost: StoreError | None = None
         try:
             if before is not None:
                 await before()
-            self.version = await self._keep(wanted, at_least=self.version)
+            self.version = await self._store_records(wanted, at_least=self.version)
         except StoreError as error:
             lost = error
         try:
-            await self._write_down(changes)
+            await self._write_audit(changes)
         except StoreError as error:
             if lost is None:
                 raise StoreError(
-                    f"{said}, now and after a restart, but the book could not be written: {error.message}",
+                    f"{said}, now and after a restart, but the audit log could not be written: {error.message}",
                     remedy=error.remedy,
                 ) from error
         if lost is not None:
@@ -233,27 +231,27 @@ class PermissionState:
                 remedy=f"{lost.remedy} Then repeat the command.".lstrip(),
             ) from lost
 
-    async def give(self, wanted: AgentRecords, *changes: AuditedChange) -> None:
-        """A change that gives somebody more: only what is stored and in the book holds."""
-        version = await self._keep(wanted, at_least=self.version + 1)
+    async def widen(self, wanted: AgentRecords, *changes: AuditedChange) -> None:
+        """A change that gives somebody more: only what is stored and in the audit log holds."""
+        version = await self._store_records(wanted, at_least=self.version + 1)
         try:
-            await self._write_down(changes)
+            await self._write_audit(changes)
         except ToolcribError as error:
             try:
-                await self._keep(self.now.register, at_least=version)
+                await self._store_records(self.now.records, at_least=version)
             except StoreError as worse:
                 log.warning("a change that was taken back may be there after a restart: %s", worse.text())
             raise StoreError(
-                f"Nothing was changed, because the book could not be written: {error.message}", remedy=error.remedy
+                f"Nothing was changed, because the audit log could not be written: {error.message}", remedy=error.remedy
             ) from error
         self._enforce(wanted, version)
 
-    async def keep_owed(self) -> None:
+    async def store_pending(self) -> None:
         """Stores what holds already, if an earlier try failed."""
-        if not self.sure or self.stored is not self.now.register:
-            self.version = await self._keep(self.now.register, at_least=self.version)
+        if not self.sure or self.stored is not self.now.records:
+            self.version = await self._store_records(self.now.records, at_least=self.version)
 
-    async def _keep(self, wanted: AgentRecords, *, at_least: int) -> int:
+    async def _store_records(self, wanted: AgentRecords, *, at_least: int) -> int:
         """The version that the store was brought to."""
         try:
             reached = await self._store.write(
@@ -265,18 +263,18 @@ class PermissionState:
         self.stored, self.sure = wanted, True
         return reached
 
-    async def _write_down(self, changes: Iterable[AuditedChange]) -> None:
+    async def _write_audit(self, changes: Iterable[AuditedChange]) -> None:
         # Begun in this order, settled together.
-        told = await asyncio.gather(*(self._note(change) for change in changes), return_exceptions=True)
-        for failure in told:
+        results = await asyncio.gather(*(self._note(change) for change in changes), return_exceptions=True)
+        for failure in results:
             if isinstance(failure, BaseException):
                 raise failure
 
-    def _enforce(self, register: AgentRecords, version: int) -> None:
-        """From here on this is so; whoever has to know is told."""
+    def _enforce(self, records: AgentRecords, version: int) -> None:
+        """From here on this is in force; subscribers are notified."""
         before = self.now.agents
         self.version = version
-        self.now = PermissionSnapshot.of(register, version=self.version, before=self.now)
+        self.now = PermissionSnapshot.of(records, version=self.version, before=self.now)
         for name, old in before.items():
             new = self.now.agents.get(name)
             if new is None:
@@ -289,4 +287,4 @@ class PermissionState:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._work.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
-            log.debug("a change of the roster failed: %s", failure)
+            log.debug("a change of the agents failed: %s", failure)

@@ -237,7 +237,7 @@ class JobQueue:
         try:
             await self._note(row, f"job {JobStatus.INTERRUPTED}", error=why)
         except StoreError as error:
-            log.warning("the end of job %s is not in the book: %s", row.id, error.text())
+            log.warning("the end of job %s is not in the audit log: %s", row.id, error.text())
 
     async def _keep_up(self) -> None:
         """Lets go of old results, also where no job ends for long."""
@@ -436,7 +436,7 @@ class JobQueue:
         return storable(self._open().environment.mask.known(text))
 
     async def _note(self, row: JobRow, what: str, **detail: Any) -> None:
-        """A line in the book; durable when it returns."""
+        """A line in the audit log; durable when it returns."""
         told = {word: value for word, value in {"job": row.id, "with": row.runs, **detail}.items() if value}
         await self._open().services.record(AuditedChange(what=what, agent=row.submitter, detail=told))
 

@@ -1,6 +1,6 @@
-"""The rows of the book, and where its kept part begins.
+"""The rows of the audit log, and where its kept part begins.
 
-In: a connection, rows that `book` made and linked. Out: the same rows by number, by age or by what is looked for.
+In: a connection, rows that `audit` made and linked. Out: the same rows by number, by age or by what is looked for.
 What a row means, and whether the chain holds, is decided there.
 """
 
@@ -18,7 +18,7 @@ COLUMNS = tuple(column.name for column in audit.columns)
 """In the order that the chain covers them; the last is the hash itself."""
 
 _BEGIN, _KEPT = 0, 1
-"""The rows of `audit_base`: the book's id, and the last row that was let go."""
+"""The rows of `audit_base`: the audit log's id, and the last row that was let go."""
 
 _POSTGRES_LOCK = 0x746F6F6C61756469
 """The word `toolaudi`: of two who append at once, the second reads the head that the first has made."""
@@ -33,7 +33,7 @@ _HEAD = "SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1"
 
 @dataclass(frozen=True, kw_only=True)
 class ChainBase:
-    """Where the chain begins: the row before the first that is kept, or number 0 and the book's id."""
+    """Where the chain begins: the row before the first that is kept, or number 0 and the audit log's id."""
 
     chain: str
     seq: int
@@ -65,7 +65,7 @@ def read_snapshot(connection: sa.Connection) -> None:
 
 
 def base(connection: sa.Connection) -> ChainBase | None:
-    """None: there is no book yet."""
+    """None: there is no audit log yet."""
     found = {row.id: row for row in connection.execute(sa.select(audit_base))}
     begin = found.get(_BEGIN)
     if begin is None:

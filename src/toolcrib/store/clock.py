@@ -3,7 +3,7 @@
 In: the system's clock, and the one that counts what really passes (suspended or not). Out: `strict` for what may still
 be used, `patient` for what may be deleted. Where the two clocks part by more than a day, things are deleted only as
 fast as time passes, until a person confirms the system's clock. What was seen last is kept in the store.
-`agents`, `book` and `daemon.jobs` ask here; `crib` keeps it and writes down when the clocks part.
+`identity`, `audit` and `jobs` ask here; `core` keeps it and writes down when the clocks part.
 """
 
 from __future__ import annotations

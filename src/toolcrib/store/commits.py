@@ -2,7 +2,8 @@
 
 In: items, each with the work that writes such items. Out: rows that are durable once `flush` returns, in the order
 their items came. While a transaction is being written, what comes collects for the next one; what nobody waits for
-lingers a moment, so that a thousand reads cost a few transactions. `book` and `agents.sessions` write through it.
+lingers a moment, so that a thousand reads cost a few transactions. `audit` and `identity.sessions` write
+through it.
 
 What cannot be written now is kept and tried again, up to a bound; whoever waits is told at once. An item that the
 database will never take is dropped, so that it does not hold up the rest. Nobody is told that what was dropped is

@@ -40,7 +40,9 @@ class JobRow:
     """Whose it is: several daemons may share a store, and none touches what another runs."""
     submitter: str
     submitter_since: float
-    """When that agent was made: a later one of the same name is another. 0 for who is no agent of the roster."""
+    """When that agent was made: a later one of the same name is another. 0 for the owner and for clients without an
+    agent.
+    """
     runs: str
     """`agent`, or a coding agent's name."""
     model: str
@@ -55,7 +57,7 @@ class JobRow:
     max_steps: int
     status: JobStatus
     agent: str = ""
-    """Whose name its calls have in the book."""
+    """Whose name its calls have in the audit log."""
     submitted_at: float
     started_at: float | None = None
     ended_at: float | None = None
