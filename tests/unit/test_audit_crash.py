@@ -29,21 +29,21 @@ WRITER = textwrap.dedent(
     from toolcrib.store.database import Store
     from toolcrib.store.commits import GroupCommit
 
-    async def calls(audit log, name):
+    async def calls(audit_log, name):
         for number in range(10**9):
             call = f"{name}-{number}"
-            audit log.note(AuditEntry(kind=EntryKind.INTENT, call=call, agent="a", arguments=b'{"x":1}'))
-            await audit log.flush()
-            audit log.note(AuditEntry(kind=EntryKind.OUTCOME, call=call, agent="a", outcome="ok", result=b"hello"))
-            await audit log.flush()
+            audit_log.note(AuditEntry(kind=EntryKind.INTENT, call=call, agent="a", arguments=b'{"x":1}'))
+            await audit_log.flush()
+            audit_log.note(AuditEntry(kind=EntryKind.OUTCOME, call=call, agent="a", outcome="ok", result=b"hello"))
+            await audit_log.flush()
             sys.stdout.write(call + "\\n")
             sys.stdout.flush()
 
     async def main(url, folder, name):
         store = await Store.open(url)
         commits = GroupCommit(store)
-        audit log = await AuditLog.open(store, commits, folder=Path(folder), mask=Masker())
-        await asyncio.gather(*(calls(audit log, f"{name}-{task}") for task in range(8)))
+        audit_log = await AuditLog.open(store, commits, folder=Path(folder), mask=Masker())
+        await asyncio.gather(*(calls(audit_log, f"{name}-{task}") for task in range(8)))
 
     asyncio.run(main(*sys.argv[1:]))
     """
