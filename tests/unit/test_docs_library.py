@@ -135,7 +135,7 @@ def test_what_counters_cribs_tools_and_results_can_do_is_so() -> None:
     states = re.search(r"`state` \((.*?)\)", page)[1]
     assert set(words(states)) == set(ServerState)
     fields = {field.name for field in dataclasses.fields(ServerStatus)}
-    assert {"last_error", "era", "protocol_version", "tools", "pid", "server_info"} <= fields
+    assert {"last_error", "protocol_version", "tools", "pid", "server_info"} <= fields
     assert {kind.__name__ for kind in PUBLIC_EVENTS} <= set(words(page))
     own = [
         name

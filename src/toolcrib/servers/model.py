@@ -64,7 +64,6 @@ class ServerStatus:
     state: ServerState
     transport: str
     root: str | None = None
-    era: Era | None = None
     protocol_version: str | None = None
     pid: int | None = None
     tools: int = 0

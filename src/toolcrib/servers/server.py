@@ -119,7 +119,6 @@ class Server:
             state=self._state,
             transport=self.config.transport.value,
             root=str(self.root) if self.root else None,
-            era=peer.era if peer else None,
             protocol_version=peer.version if peer else None,
             pid=link.pid if link else None,
             tools=len(self.tools or ()),
