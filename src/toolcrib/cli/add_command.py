@@ -17,9 +17,9 @@ import typer
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import hint, say, say_json
 from toolcrib.cli.perform import daemon_pid, perform, root
-from toolcrib.cli.project import working_folder
 from toolcrib.cli.server_commands import has_stderr, logs_hint
 from toolcrib.config.launching import needs_project, portable_words
+from toolcrib.config.paths import working_folder
 from toolcrib.config.show import visible
 from toolcrib.daemon_client.command_client import RemoteError
 from toolcrib.errors import ServerUnavailable, UsageError

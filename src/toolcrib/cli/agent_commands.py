@@ -18,7 +18,7 @@ from toolcrib.cli.connected_agents import connected_files
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, say, say_json, size_of, table
 from toolcrib.cli.perform import perform
-from toolcrib.cli.project import working_folder
+from toolcrib.config.paths import working_folder
 
 AGENT_COLUMNS = ("name", "profile", "workdir", "parent", "expires", "last used")
 

@@ -60,7 +60,7 @@ _COMMANDS = (
     ("refuse", "approval_commands", "Refuse a waiting call."),
     (
         "stdio",
-        "stdio_command",
+        "daemon_commands",
         "Be the MCP server that a client starts in its project: a bridge to the daemon, which is started if none runs.",
     ),
     ("run", "run_command", "Run a coding agent with Toolcrib's tools, under a profile and on the record."),

@@ -25,8 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from toolcrib.cli.bridge_messages import BridgeMessage, BridgeReader, MessageKind, complaint, messages
-from toolcrib.cli.project import project_root, working_folder
-from toolcrib.config.paths import Paths
+from toolcrib.config.paths import Paths, project_root, working_folder
 from toolcrib.daemon_client.starting import START, connect_or_start
 from toolcrib.errors import SERVER_UNAVAILABLE, NotFound, ToolcribError
 

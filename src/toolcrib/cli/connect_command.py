@@ -49,7 +49,7 @@ class _ConnectRequest:
     def name(self) -> str:
         """The agent that the entry names. A project's file goes to other machines, which have other agents: an entry
         there names one only if the person says so."""
-        return self.agent or ("" if self.scope.value == "project" else self._own)
+        return self.agent or ("" if self.scope is ClientScope.PROJECT else self._own)
 
     @property
     def holder(self) -> str:
@@ -123,7 +123,7 @@ def _scope(word: str) -> ClientScope:
 def _entry(request: _ConnectRequest) -> dict[str, Any]:
     if request.http:
         return request.client.http(url=_endpoint(), labels=labels(request.name, request.conversation))
-    bridge = _bridge(request.scope.value == "project")
+    bridge = _bridge(request.scope is ClientScope.PROJECT)
     args = [*bridge["args"], *(["--agent", request.name] if request.name else [])]
     env = {**bridge["env"], **({"TOOLCRIB_CONVERSATION": request.conversation} if request.conversation else {})}
     return request.client.stdio(command=bridge["command"], args=args, env=env)
@@ -179,12 +179,12 @@ def _described(request: _ConnectRequest, entry_file: ClientEntry, result: _Conne
 
 
 def _backup(entry_file: ClientEntry, result: _ConnectResult) -> str | None:
-    return str(entry_file.backup) if result.outcome.value == "written" and entry_file.backup is not None else None
+    return str(entry_file.backup) if result.outcome is EntryOutcome.WRITTEN and entry_file.backup is not None else None
 
 
 def _say_result(request: _ConnectRequest, entry_file: ClientEntry, result: _ConnectResult) -> None:
-    file, outcome = entry_file.file, result.outcome.value
-    if outcome == "shown":
+    file, outcome = entry_file.file, result.outcome
+    if outcome is EntryOutcome.SHOWN:
         hint(
             f"This goes into {file} (--write puts it there):"
             if file
@@ -193,17 +193,17 @@ def _say_result(request: _ConnectRequest, entry_file: ClientEntry, result: _Conn
         say(entry_file.text)
     else:
         said = {
-            "written": f"Written to {file}.",
-            "unchanged": f"{file} holds it already.",
-            "removed": f"Taken out of {file}.",
-            "absent": f"{file} has no such entry.",
+            EntryOutcome.WRITTEN: f"Written to {file}.",
+            EntryOutcome.UNCHANGED: f"{file} holds it already.",
+            EntryOutcome.REMOVED: f"Taken out of {file}.",
+            EntryOutcome.ABSENT: f"{file} has no such entry.",
         }
         say(said[outcome])
     if backup := _backup(entry_file, result):
         hint(f"The file as it was: {backup}.")
     for line in _about_agents(request, result):
         hint(line)
-    if outcome in ("shown", "written"):
+    if outcome in (EntryOutcome.SHOWN, EntryOutcome.WRITTEN):
         for note in _notes(request):
             hint(note)
 
@@ -213,7 +213,7 @@ def _about_agents(request: _ConnectRequest, result: _ConnectResult) -> list[str]
     if result.who is not None:
         what = "was made for it, with the profile" if result.who.new else "has the profile"
         lines.append(f"{request.client.title} is the agent {result.who.name} there, which {what} {result.who.profile}.")
-    elif result.outcome.value == "shown" and request.holder:
+    elif result.outcome is EntryOutcome.SHOWN and request.holder:
         lines.append(
             f"--write makes the agent {request.holder} with the profile developer, unless there is one already."
         )
@@ -228,7 +228,7 @@ def _about_agents(request: _ConnectRequest, result: _ConnectResult) -> list[str]
 def _notes(request: _ConnectRequest) -> tuple[str, ...]:
     client = request.client
     notes = (*client.http_notes, _token_note(request)) if request.http else client.stdio_notes
-    if request.scope.value != "project":
+    if request.scope is not ClientScope.PROJECT:
         return notes
     if request.name:
         notes = (*notes, f"Whoever else uses this file needs an agent {request.name} of their own.")

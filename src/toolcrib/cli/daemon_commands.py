@@ -1,6 +1,7 @@
-"""`down`, `status`, `logs`, `clock`: the daemon that runs.
+"""`down`, `status`, `logs`, `clock`, `stdio`: the daemon that runs, and the bridge to it.
 
-In: words of the command line. Out: an exit code. `up_command` starts it.
+In: words of the command line. Out: an exit code. `up_command` starts the daemon; `main` starts the usual
+bridge without this module.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from toolcrib.cli.bridge import run_bridge
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import duration, hint, say, say_json, say_line, working
 from toolcrib.cli.perform import daemon_pid, daemon_runs, from_daemon, paths, perform, root
@@ -188,3 +190,16 @@ def logs(
         if not found.get("lines") and lines:
             hint("Nothing was written yet.")
     return 0
+
+
+@commands.command()
+def stdio(
+    *,
+    agent: Annotated[str, typer.Option(metavar="NAME", help="Serve as this agent, with what it may do.")] = "",
+) -> int:
+    """Be the MCP server that a client starts in its project: a bridge to the daemon, which is started if none runs.
+
+    The project is CLAUDE_PROJECT_DIR where the client sets it, else the nearest folder upwards with .toolcrib or .git,
+    else the working folder. TOOLCRIB_CONVERSATION names the conversation; without it every bridge is one of its own.
+    """
+    return run_bridge(agent)

@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from toolcrib.cli.project import project_root, working_folder
 from toolcrib.config.launching import portable_words
+from toolcrib.config.paths import project_root, working_folder
 from toolcrib.config.settings import holds_password
 from toolcrib.errors import UsageError
 

@@ -17,7 +17,7 @@ import typer
 from toolcrib.cli.options import AsJson, whole_prompt
 from toolcrib.cli.output import TOOL_ERROR, ColumnPriorities, TableCut, duration, hint, say, say_json, table
 from toolcrib.cli.perform import from_daemon
-from toolcrib.cli.project import working_folder
+from toolcrib.config.paths import working_folder
 from toolcrib.errors import UsageError
 
 COLUMNS = ("job", "status", "with", "submitter", "took", "prompt")

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from toolcrib.cli.output import working
-from toolcrib.cli.project import project_root, working_folder
-from toolcrib.config.paths import Paths
+from toolcrib.config.paths import Paths, project_root, working_folder
 from toolcrib.daemon_client.command_client import ask, is_running
 from toolcrib.errors import AlreadyRunning, DaemonNotRunning
 

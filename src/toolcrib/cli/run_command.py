@@ -36,7 +36,7 @@ STOPPED = 12
 """The exit code of a run that Toolcrib ended: too long, revoked, or without tools."""
 INTERRUPTED = 130
 
-_EXIT_CODES = {"finished": 0, "failed": TOOL_ERROR, "interrupted": INTERRUPTED}
+_EXIT_CODES = {RunStatus.FINISHED: 0, RunStatus.FAILED: TOOL_ERROR, RunStatus.INTERRUPTED: INTERRUPTED}
 _PARTS = re.compile(r"(?:[0-9.]+[a-z])+")
 
 
@@ -133,7 +133,7 @@ def run(
 
 
 def exit_code(status: RunStatus) -> int:
-    return _EXIT_CODES.get(status.value, STOPPED)
+    return _EXIT_CODES.get(status, STOPPED)
 
 
 def _profile(given: str | None, conversation: str, workdir: Path, client: str) -> str:

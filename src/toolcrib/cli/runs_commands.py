@@ -18,7 +18,6 @@ import typer
 
 from toolcrib.cli.options import AsJson
 from toolcrib.cli.output import ColumnPriorities, TableCut, hint, say, say_json, say_line, shortened, table
-from toolcrib.cli.project import working_folder
 from toolcrib.cli.run_text import (
     EventDetail,
     EventLines,
@@ -46,7 +45,7 @@ from toolcrib.coding_agents.run_history import (
 )
 from toolcrib.coding_agents.run_history import recorded_runs as on_shelf
 from toolcrib.coding_agents.run_result import RunMetadata, RunStatus, RunSummary
-from toolcrib.config.paths import project_of
+from toolcrib.config.paths import project_of, working_folder
 from toolcrib.run_events import AgentEvent
 
 COLUMNS = ("run", "when", "client", "conversation", "profile", "status", "time", "tools", "tokens", "prompt")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolcrib.errors import ConfigError, StoreError
+from toolcrib.errors import ConfigError, StoreError, UsageError
 
 
 def slug(name: str) -> str:
@@ -171,6 +171,22 @@ def project_of(folder: Path) -> Path:
         if is_project(one):
             return one
     return here
+
+
+def project_root(environ: Mapping[str, str], cwd: Path) -> Path:
+    """`CLAUDE_PROJECT_DIR` where a client says it, else the nearest folder upwards with `.toolcrib` or `.git`, else
+    the working folder itself."""
+    said = environ.get("CLAUDE_PROJECT_DIR", "")
+    if said and Path(said).is_dir():
+        return Path(said).resolve()
+    return project_of(cwd)
+
+
+def working_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise UsageError("The working folder no longer exists.", remedy="Go to one that does.") from error
 
 
 def is_project(folder: Path) -> bool:

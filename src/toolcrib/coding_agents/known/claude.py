@@ -8,7 +8,7 @@ tools), `result` (the end of a turn; work in the background may bring another). 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from toolcrib.coding_agents.client_spec import (
@@ -27,7 +27,15 @@ from toolcrib.coding_agents.client_spec import (
     TokenUsage,
 )
 from toolcrib.coding_agents.known.claude_launch import is_session, launch
-from toolcrib.coding_agents.known.printed_values import LastErrorLines, as_count, as_list, as_map, as_text, failure_text
+from toolcrib.coding_agents.known.printed_values import (
+    LastErrorLines,
+    PrintedCall,
+    as_count,
+    as_list,
+    as_map,
+    as_text,
+    failure_text,
+)
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 _PROVIDER = "claude"
@@ -61,18 +69,10 @@ _WORDINGS = (
 """Of its own, in a result that has an error: nothing else tells them apart."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Call:
-    name: str
-    server: str
-    arguments: Mapping[str, Any] | None
-    of_subagent: bool
-
-
 class ClaudeParser:
     def __init__(self) -> None:
         self.report = RunReport()
-        self._open: dict[str, _Call] = {}
+        self._open: dict[str, PrintedCall] = {}
         self._last_lines = LastErrorLines(self.report)
 
     def parse(self, line: Mapping[str, Any]) -> Iterable[AgentEvent]:
@@ -152,10 +152,15 @@ class ClaudeParser:
         if not call or call in self._open:
             return
         server, name = _named(full_name)
-        arguments = given if isinstance(given, dict) else None
-        of_subagent = bool(line.get("parent_tool_use_id"))
-        self._open[call] = _Call(name=name, server=server, arguments=arguments, of_subagent=of_subagent)
-        yield self._tool(call, self._open[call], ToolStatus.STARTED)
+        self._open[call] = PrintedCall(
+            provider=_PROVIDER,
+            id=call,
+            name=name,
+            server=server,
+            arguments=given if isinstance(given, dict) else None,
+            of_subagent=bool(line.get("parent_tool_use_id")),
+        )
+        yield self._open[call].event(ToolStatus.STARTED)
 
     def _over(self, block: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         call = as_text(block.get("tool_use_id"))
@@ -166,19 +171,7 @@ class ClaudeParser:
         metas = [meta for meta in map(as_map, as_list(line.get("tool_result_meta"))) if meta.get("id") == call]
         failed = block.get("is_error") is True
         status = _failure(text, metas[0] if metas else {}) if failed else ToolStatus.OK
-        yield self._tool(call, known, status, text=text)
-
-    def _tool(self, call: str, known: _Call, status: ToolStatus, *, text: str = "") -> AgentEvent:
-        return _event(
-            AgentEventKind.TOOL,
-            role="assistant" if status is ToolStatus.STARTED else "tool",
-            text=text,
-            tool_name=known.name,
-            tool_args=known.arguments,
-            tool_status=status,
-            server=known.server,
-            call=call,
-        )
+        yield known.event(status, text=text)
 
     def _result(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         self.report.session = as_text(line.get("session_id")) or self.report.session
@@ -193,7 +186,7 @@ class ClaudeParser:
         self.report.remedy = self.report.remedy if failed else ""
         yield _event(AgentEventKind.LOG, role="system", text=f"{what}: {self.report.failure}" if failed else what)
         for call in [call for call, known in self._open.items() if not known.of_subagent]:
-            yield self._tool(call, self._open.pop(call), ToolStatus.CANCELLED)
+            yield self._open.pop(call).event(ToolStatus.CANCELLED)
 
 
 def _event(kind: AgentEventKind, **more: Any) -> AgentEvent:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from toolcrib.coding_agents.client_spec import (
@@ -29,7 +29,15 @@ from toolcrib.coding_agents.client_spec import (
     TokenUsage,
 )
 from toolcrib.coding_agents.known.gemini_launch import launch
-from toolcrib.coding_agents.known.printed_values import LastErrorLines, as_count, as_list, as_map, as_text, failure_text
+from toolcrib.coding_agents.known.printed_values import (
+    LastErrorLines,
+    PrintedCall,
+    as_count,
+    as_list,
+    as_map,
+    as_text,
+    failure_text,
+)
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 _PROVIDER = "gemini"
@@ -73,6 +81,8 @@ _WORDINGS = (
 )
 """Of its own, in an error's text: these count before its word for it."""
 
+_SHELL = ("", "run_shell_command")
+"""Its own tool, of no server."""
 _COMMAND_WORDINGS = (
     ("Command exited with code: ", ToolStatus.ERROR),
     ("Command terminated by signal: ", ToolStatus.ERROR),
@@ -84,23 +94,12 @@ _COMMAND_WORDINGS = (
 where the command itself printed nothing; in all other cases it does not say how the command ended."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Call:
-    name: str
-    server: str
-    arguments: Mapping[str, Any] | None
-
-    @property
-    def is_shell(self) -> bool:
-        return (self.server, self.name) == ("", "run_shell_command")
-
-
 class GeminiParser:
     def __init__(self) -> None:
         self.report = RunReport()
         self._pieces: list[str] = []
         """Of the message that is being said."""
-        self._open: dict[str, _Call] = {}
+        self._open: dict[str, PrintedCall] = {}
         self._error = ""
         self._last_lines = LastErrorLines(self.report)
         self._helps = False
@@ -171,9 +170,9 @@ class GeminiParser:
         if not call or call in self._open:
             return
         server, name = _named(as_text(line.get("tool_name")))
-        known = _Call(name=name, server=server, arguments=given if isinstance(given, dict) else None)
-        self._open[call] = known
-        yield _tool(call, known, ToolStatus.STARTED)
+        arguments = given if isinstance(given, dict) else None
+        self._open[call] = PrintedCall(provider=_PROVIDER, id=call, name=name, server=server, arguments=arguments)
+        yield self._open[call].event(ToolStatus.STARTED)
 
     def _over(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         call = as_text(line.get("tool_id"))
@@ -183,8 +182,14 @@ class GeminiParser:
         error = as_map(line.get("error"))
         text = as_text(error.get("message")) or as_text(line.get("output"))
         failed = bool(error) or line.get("status") == "error"
-        status = _failure(error, text) if failed else _of_command(text) if known.is_shell else ToolStatus.OK
-        yield _tool(call, known, status, text=_own_words(text))
+        status = (
+            _failure(error, text)
+            if failed
+            else _of_command(text)
+            if (known.server, known.name) == _SHELL
+            else ToolStatus.OK
+        )
+        yield known.event(status, text=_own_words(text))
 
     def _trouble(self, line: Mapping[str, Any]) -> Iterator[AgentEvent]:
         text = as_text(line.get("message"))
@@ -246,19 +251,6 @@ def _failure(error: Mapping[str, Any], text: str) -> ToolStatus:
 
 def _of_command(text: str) -> ToolStatus:
     return next((status for words, status in _COMMAND_WORDINGS if text.startswith(words)), ToolStatus.OK)
-
-
-def _tool(call: str, known: _Call, status: ToolStatus, *, text: str = "") -> AgentEvent:
-    return _event(
-        AgentEventKind.TOOL,
-        role="assistant" if status is ToolStatus.STARTED else "tool",
-        text=text,
-        tool_name=known.name,
-        tool_args=known.arguments,
-        tool_status=status,
-        server=known.server,
-        call=call,
-    )
 
 
 def _event(kind: AgentEventKind, **what: Any) -> AgentEvent:

@@ -1,4 +1,4 @@
-"""Values and failures in what a program printed, for the parsers.
+"""Values, calls and failures in what a program printed, for the parsers.
 
 In: a value from a printed line, which may be anything; a text with a provider's JSON in it; lines on standard error.
 Out: a text, a number, a list or an object, where anything else counts as absent; the failure in words for a person.
@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from toolcrib.coding_agents.client_spec import RunReport
+from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 
 def as_text(value: object) -> str:
@@ -28,6 +31,32 @@ def as_list(value: object) -> list[Any]:
 
 def as_map(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintedCall:
+    """A tool's call that is under way, by what the program printed of it."""
+
+    provider: str
+    id: str
+    name: str
+    server: str
+    """Empty for a tool of the program's own."""
+    arguments: Mapping[str, Any] | None
+    of_subagent: bool = False
+
+    def event(self, status: ToolStatus, *, text: str = "") -> AgentEvent:
+        return AgentEvent(
+            kind=AgentEventKind.TOOL,
+            provider=self.provider,
+            role="assistant" if status is ToolStatus.STARTED else "tool",
+            text=text,
+            tool_name=self.name,
+            tool_args=self.arguments,
+            tool_status=status,
+            server=self.server,
+            call=self.id,
+        )
 
 
 _DECODER = json.JSONDecoder()
