@@ -435,7 +435,7 @@ async def failed(house: House, era: str, monkeypatch: pytest.MonkeyPatch) -> Exc
     async def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(house.gateway._desk, "answer", fail)
+    monkeypatch.setattr(house.gateway._dispatcher, "_result", fail)
     return await list_within(house, era)
 
 

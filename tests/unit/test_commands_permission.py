@@ -1,4 +1,4 @@
-"""Rules, profiles and reasons as the owner has them: the commands, on a real roster and catalog."""
+"""Rules, profiles and reasons as the owner has them: the commands, on a real registry and catalog."""
 
 from __future__ import annotations
 

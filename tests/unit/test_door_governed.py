@@ -1,4 +1,4 @@
-"""The door with all who watch it: the audit log, the roster, the person who is asked, the session that counts."""
+"""The door with all who watch it: the audit log, the agents, the person who is asked, the session that counts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EVERYTHING = may((Verdict.ALLOW, "files:*"))
 
 @dataclass
 class Workshop:
-    """A door with one server behind it, and an audit log, roster and session whose doings a test sees."""
+    """A door with one server behind it, and an audit log, registry and session whose doings a test sees."""
 
     allowed: Permission = EVERYTHING
     answer: Callable[[ToolCall], Any] = lambda call: ServerAnswer(result=b'{"content":[]}')

@@ -1,4 +1,4 @@
-"""Whatever the owner does to agents, rules and profiles: the roster says what a simple model says."""
+"""Whatever the owner does to agents, rules and profiles: the agents says what a simple model says."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def nowhere(_: AuditedChange) -> None: ...
 
 
 class Both:
-    """Does the same to the roster and to the model, and holds them against each other."""
+    """Does the same to the agents and to the model, and holds them against each other."""
 
     def __init__(self, store: Store, folder: Path) -> None:
         self.store = Shaky(store)
@@ -69,7 +69,7 @@ class Both:
         self.tokens: list[str] = []
 
     async def open(self) -> None:
-        self.roster = await AgentRegistry.open(cast(Store, self.store), bus=Bus(), note=nowhere, folder=self.folder)
+        self.registry = await AgentRegistry.open(cast(Store, self.store), bus=Bus(), note=nowhere, folder=self.folder)
 
     async def add(self, name: str, profile: str, parent: str | None) -> None:
         fits = (
@@ -77,14 +77,16 @@ class Both:
             and (parent is None or parent in self.model.agents)
             and (profile != "mine" or self.model.mine is not None)
         )
-        minted = await self._tried(self.roster.add(name, profile=profile, parent=parent), fits and not self.store.fails)
+        minted = await self._tried(
+            self.registry.add(name, profile=profile, parent=parent), fits and not self.store.fails
+        )
         if minted is not None:
             self.tokens.append(minted.token)
             self.model.agents[name] = Known(profile, parent, minted.token)
 
     async def rotate(self, name: str) -> None:
         known = self.model.agents.get(name)
-        minted = await self._tried(self.roster.rotate(name), known is not None and not self.store.fails)
+        minted = await self._tried(self.registry.rotate(name), known is not None and not self.store.fails)
         if known is not None:
             known.token = None if minted is None else minted.token
         if minted is not None:
@@ -94,7 +96,7 @@ class Both:
         there = name in self.model.agents
         if not there and self.store.fails:
             return
-        await self._tried(self.roster.remove(name), there and not self.store.fails if there else None)
+        await self._tried(self.registry.remove(name), there and not self.store.fails if there else None)
         for gone in self.model.family(name):
             self.model.agents.pop(gone, None)
 
@@ -102,7 +104,7 @@ class Both:
         known = self.model.agents.get(name)
         if known is None or (effect, tool) in known.rules:
             return
-        await self._tried(self.roster.add_rule(name, rule(effect, tool)), not self.store.fails)
+        await self._tried(self.registry.add_rule(name, rule(effect, tool)), not self.store.fails)
         if effect == "deny" or not self.store.fails:
             known.rules |= {(effect, tool)}
 
@@ -110,7 +112,7 @@ class Both:
         known = self.model.agents.get(name)
         if known is None or (effect, tool) not in known.rules:
             return
-        await self._tried(self.roster.drop_rule(name, rule(effect, tool)), not self.store.fails)
+        await self._tried(self.registry.drop_rule(name, rule(effect, tool)), not self.store.fails)
         if effect == "allow" or not self.store.fails:
             known.rules -= {(effect, tool)}
 
@@ -119,7 +121,7 @@ class Both:
         if rules == before:
             return
         data = {"rules": [{effect: f"git:{tool}"} for effect, tool in sorted(rules)]}
-        await self._tried(self.roster.put_profile(profile_from("mine", data)), not self.store.fails)
+        await self._tried(self.registry.put_profile(profile_from("mine", data)), not self.store.fails)
         narrower = before is not None and of("allow", rules) <= of("allow", before)
         narrower = narrower and of("deny", rules) >= of("deny", before or frozenset())
         if narrower or not self.store.fails:
@@ -128,7 +130,7 @@ class Both:
     async def drop_profile(self) -> None:
         used = any(known.profile == "mine" for known in self.model.agents.values())
         done = self.model.mine is not None and not used and not self.store.fails
-        await self._tried(self.roster.drop_profile("mine"), done)
+        await self._tried(self.registry.drop_profile("mine"), done)
         if done:
             self.model.mine = None
 
@@ -138,9 +140,9 @@ class Both:
     async def reopen(self) -> None:
         """What could not be stored is stored with the next change that can."""
         self.store.fails = ""
-        await self.roster.add("z", profile="nothing")
-        await self.roster.remove("z")
-        await self.roster.close()
+        await self.registry.add("z", profile="nothing")
+        await self.registry.remove("z")
+        await self.registry.close()
         await self.open()
 
     async def _tried(self, change: Any, succeeds: bool | None) -> Any:
@@ -155,15 +157,15 @@ class Both:
     def agree(self) -> None:
         holders = {known.token: name for name, known in self.model.agents.items()}
         for token in self.tokens:
-            found = self.roster.authenticate(token)
+            found = self.registry.authenticate(token)
             assert (found and found.name) == holders.get(token)
-        assert {agent.name for agent in self.roster.agents} == self.model.agents.keys()
+        assert {agent.name for agent in self.registry.agents} == self.model.agents.keys()
         for name in self.model.agents:
-            permission = self.roster.find(name).permission
+            permission = self.registry.find(name).permission
             for word, tool in TOOLS.items():
                 verdict = permission.decide(tool, {}).verdict
                 assert (verdict is Verdict.ALLOW) == self.model.may(name, word), (name, word)
-        assert ("mine" in self.roster.profiles) == (self.model.mine is not None)
+        assert ("mine" in self.registry.profiles) == (self.model.mine is not None)
 
 
 def rule(effect: str, tool: str) -> Rule:
@@ -197,7 +199,7 @@ steps = st.lists(
 @pytest.mark.req("KSI-5")
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=steps)
-def test_the_roster_says_what_a_simple_model_says(
+def test_the_registry_says_what_a_simple_model_says(
     store_url: str, tmp_path: Path, steps: Sequence[tuple[Any, ...]]
 ) -> None:
     async def walked() -> None:
@@ -205,11 +207,11 @@ def test_the_roster_says_what_a_simple_model_says(
         both = Both(store, tmp_path / "agents")
         await both.open()
         try:
-            for agent in both.roster.agents:
+            for agent in both.registry.agents:
                 if agent.parent is None:
-                    await both.roster.remove(agent.name)
-            if "mine" in both.roster.profiles:
-                await both.roster.drop_profile("mine")
+                    await both.registry.remove(agent.name)
+            if "mine" in both.registry.profiles:
+                await both.registry.drop_profile("mine")
             await both.put_profile(frozenset({("allow", "log"), ("deny", "reset")}))
             await both.add("a", "developer", None)
             await both.add("b", "mine", "a")
@@ -222,7 +224,7 @@ def test_the_roster_says_what_a_simple_model_says(
             folders = {folder.name for folder in (tmp_path / "agents").iterdir()}
             assert folders == both.model.agents.keys()
         finally:
-            await both.roster.close()
+            await both.registry.close()
             await store.close()
 
     asyncio.run(walked())

@@ -83,24 +83,24 @@ class ChangeNotes:
 async def test_only_own_tools_changed_is_a_change_and_less_holds_at_once(tmp_path: Path) -> None:
     notes = ChangeNotes()
     store = await Store.open(tmp_path / "crib.db")
-    roster = await AgentRegistry.open(store, bus=Bus(), note=notes.note, folder=tmp_path / "agents")
+    agents = await AgentRegistry.open(store, bus=Bus(), note=notes.note, folder=tmp_path / "agents")
     try:
-        assert await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "edit"}))
-        assert not await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "edit"}))
-        assert await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "all"}))
+        assert await agents.put_profile(profile_from("mine", {**MINE, "own_tools": "edit"}))
+        assert not await agents.put_profile(profile_from("mine", {**MINE, "own_tools": "edit"}))
+        assert await agents.put_profile(profile_from("mine", {**MINE, "own_tools": "all"}))
         assert [(change.what, change.detail["own_tools"]) for change in notes.changes] == [
             ("profile added", "edit"),
             ("profile changed", "all"),
         ]
         notes.fails = True
         with pytest.raises(StoreError, match="The profile mine is narrower, now"):
-            await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "read"}))
-        assert roster.profile("mine").own_tools is OwnTools.READ, "what takes away holds whatever the audit log does"
+            await agents.put_profile(profile_from("mine", {**MINE, "own_tools": "read"}))
+        assert agents.profile("mine").own_tools is OwnTools.READ, "what takes away holds whatever the audit log does"
         with pytest.raises(StoreError, match="Nothing was changed"):
-            await roster.put_profile(profile_from("mine", {**MINE, "own_tools": "all"}))
-        assert roster.profile("mine").own_tools is OwnTools.READ
+            await agents.put_profile(profile_from("mine", {**MINE, "own_tools": "all"}))
+        assert agents.profile("mine").own_tools is OwnTools.READ
     finally:
-        await roster.close()
+        await agents.close()
         await store.close()
 
 

@@ -50,11 +50,11 @@ def _described(context: CommandContext, agent: Agent, used_at: float | None) -> 
 
 def _bounds(context: CommandContext, agent: Agent) -> dict[str, Any]:
     """What else one must know to tell what it may do: who stands above it, and which rules cannot be judged."""
-    roster, above = context.services.agents, []
+    agents, above = context.services.agents, []
     parent = agent.parent
     # The time of one above may be over by now; that of the agent is, too, but it was added.
-    while parent is not None and roster.knows(parent):
-        one = roster.find(parent)
+    while parent is not None and agents.knows(parent):
+        one = agents.find(parent)
         above.append({"agent": one.name, "profile": one.profile})
         parent = one.parent
     return {"limited_by": above, "unjudged": unjudged(agent.name, agent.permission, agent.permission.rules)}
@@ -81,13 +81,13 @@ class AgentName(Parameters):
 @registry.command("agent:show", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def show(context: CommandContext, params: AgentName) -> dict[str, Any]:
     """Show an agent with its own rules and its children."""
-    roster = context.services.agents
-    agent = roster.find(params.name)
-    rules = () if agent.fault else roster.rules(agent.name)
+    agents = context.services.agents
+    agent = agents.find(params.name)
+    rules = () if agent.fault else agents.rules(agent.name)
     return {
         **_described(context, agent, _last_uses(context).get(agent.name)),
         **_bounds(context, agent),
-        "children": list(roster.children(agent.name)),
+        "children": list(agents.children(agent.name)),
         "rules": [{"text": rule.text, "origin": rule.origin, **rule_data(rule)} for rule in rules],
     }
 
@@ -165,8 +165,8 @@ class AgentToken(Parameters):
 )
 async def servers(context: CommandContext, params: AgentToken) -> dict[str, Any]:
     """Tell a program how the servers do that its agent may use, and tell it again when that changes."""
-    roster = context.services.agents
-    agent = roster.authenticate(params.token)
+    agents = context.services.agents
+    agent = agents.authenticate(params.token)
     if agent is None:
         raise Denied("This token is nobody's.", remedy="`toolcrib agent list` shows the agents.")
     changed = asyncio.Event()
@@ -177,7 +177,7 @@ async def servers(context: CommandContext, params: AgentToken) -> dict[str, Any]
         async with context.crib.projects.working_in(root) as project:
             while True:
                 changed.clear()
-                seen = _visible_servers(project, roster.find(agent.name).permission)
+                seen = _visible_servers(project, agents.find(agent.name).permission)
                 if seen != told:
                     await context.emit({"servers": seen})
                     told = seen

@@ -229,20 +229,20 @@ async def deny(context: CommandContext, params: RuleParameters) -> dict[str, Any
 
 
 async def _change(context: CommandContext, params: RuleParameters, rule: Rule) -> dict[str, Any]:
-    roster = context.services.agents
+    agents = context.services.agents
     found = {"agent": params.agent, "rule": str(rule), "removed": params.remove}
     if params.remove:
-        if not await roster.drop_rule(params.agent, rule):
-            own = [str(one) for one in roster.rules(params.agent)]
+        if not await agents.drop_rule(params.agent, rule):
+            own = [str(one) for one in agents.rules(params.agent)]
             raise NotFound(
                 f"There is no such rule: {rule}.",
                 remedy=f"Its rules: {'; '.join(own[:_SHOWN]) or 'none'}.",
                 data={"rules": own},
             )
         return {**found, "changed": True}
-    _refuse_unjudged(roster.find(params.agent), rule)
-    changed = await roster.add_rule(params.agent, rule)
-    return {**found, "changed": changed, **_coverage(context.project, roster.find(params.agent).permission, rule)}
+    _refuse_unjudged(agents.find(params.agent), rule)
+    changed = await agents.add_rule(params.agent, rule)
+    return {**found, "changed": changed, **_coverage(context.project, agents.find(params.agent).permission, rule)}
 
 
 def _refuse_unjudged(agent: Agent, rule: Rule) -> None:
@@ -324,8 +324,8 @@ def _permission(context: CommandContext, agent: str) -> Permission:
 @contextlib.asynccontextmanager
 async def _project_of(context: CommandContext, agent: str) -> AsyncIterator[Project]:
     """Where the agent works."""
-    roster = context.services.agents
-    workdir = roster.find(agent).workdir if roster.knows(agent) else None
+    agents = context.services.agents
+    workdir = agents.find(agent).workdir if agents.knows(agent) else None
     if workdir is None or not workdir.is_dir():
         yield context.project
         return

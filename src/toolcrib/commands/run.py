@@ -197,11 +197,11 @@ async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, A
 
 async def _end_orphan(context: CommandContext, name: str) -> None:
     """Ends the agent of a run whose daemon died: where this one is for runs alone, nobody can come to go on with it."""
-    leases, roster = context.host.leases, context.services.agents
-    if leases.lasts is not DaemonLifetime.FOR_RUNS or name in leases.agents or not roster.knows(name):
+    leases, agents = context.host.leases, context.services.agents
+    if leases.lasts is not DaemonLifetime.FOR_RUNS or name in leases.agents or not agents.knows(name):
         return
-    if await asyncio.to_thread(roster.folder.get, name, RUN_MARK) is not None:
-        await end_run_agent(context.crib, roster.find(name))
+    if await asyncio.to_thread(agents.folder.get, name, RUN_MARK) is not None:
+        await end_run_agent(context.crib, agents.find(name))
 
 
 def _refuse_second(context: CommandContext, name: str, params: LeaseParameters) -> None:
@@ -213,7 +213,7 @@ def _refuse_second(context: CommandContext, name: str, params: LeaseParameters) 
 
 
 async def _minted(context: CommandContext, name: str, params: LeaseParameters, job: JobRow | None) -> tuple[Agent, str]:
-    roster, folder = context.services.agents, Path(params.workdir)
+    agents, folder = context.services.agents, Path(params.workdir)
     if job is not None:
         _refuse_another(context, params, job)
     if folder.is_dir() and project_of(folder) != context.project.root:
@@ -226,18 +226,18 @@ async def _minted(context: CommandContext, name: str, params: LeaseParameters, j
         rules = (*rules, _NO_SHELL)
 
     async def minted() -> tuple[Agent, str]:
-        made = await roster.add(
+        made = await agents.add(
             name,
             profile=params.profile,
             workdir=folder,
-            lives=_lifetime(roster, params),
+            lives=_lifetime(agents, params),
             parent=params.parent or None,
             rules=rules,
         )
         try:
             if job is not None and made.agent.workdir != Path(job.workdir):
                 raise _moved(job)
-            await asyncio.to_thread(roster.folder.put, name, RUN_MARK, params.conversation)
+            await asyncio.to_thread(agents.folder.put, name, RUN_MARK, params.conversation)
         except ToolcribError:
             await end_run_agent(context.crib, made.agent)
             raise
@@ -247,7 +247,7 @@ async def _minted(context: CommandContext, name: str, params: LeaseParameters, j
     try:
         return await asyncio.shield(minting)
     except asyncio.CancelledError:
-        # A change of the roster is made to its end, also if whoever asked for it has left.
+        # A change of the agents is made to its end, also if whoever asked for it has left.
         await asyncio.wait({minting})
         if minting.exception() is None:
             await end_run_agent(context.crib, minting.result()[0])
@@ -275,9 +275,9 @@ def _moved(job: JobRow) -> Denied:
     )
 
 
-def _lifetime(roster: AgentRegistry, params: LeaseParameters) -> float | None:
+def _lifetime(agents: AgentRegistry, params: LeaseParameters) -> float | None:
     """None: as long as its parent, which ends before the run would have to."""
-    ends = roster.find(params.parent).expires_at if params.parent else None
+    ends = agents.find(params.parent).expires_at if params.parent else None
     return None if ends is not None and ends <= time.time() + params.lives + _MINTING_TIME else params.lives
 
 

@@ -270,10 +270,10 @@ class JobQueue:
     def _owners(self, principal: Principal) -> Owners | None:
         if principal.name == OWNER.name:
             return None
-        roster, agent = self._open().services.agents, submitter_of(self._open(), principal)
+        agents, agent = self._open().services.agents, submitter_of(self._open(), principal)
         if agent is None:
             return frozenset({(CLIENT.name, 0.0)})
-        family = (agent, *map(roster.find, roster.children(agent.name)))
+        family = (agent, *map(agents.find, agents.children(agent.name)))
         return frozenset((one.name, one.created_at) for one in family)
 
     def _with(self, status: JobStatus) -> tuple[ActiveJob, ...]:
@@ -373,10 +373,10 @@ class JobQueue:
         }
 
     def _check_submitter(self, job: ActiveJob) -> None:
-        row, roster = job.row, self._open().services.agents
+        row, agents = job.row, self._open().services.agents
         if not row.submitter_since:
             return
-        if not roster.knows(row.submitter) or roster.find(row.submitter).created_at != row.submitter_since:
+        if not agents.knows(row.submitter) or agents.find(row.submitter).created_at != row.submitter_since:
             self._mark_stopped(job, f"Its submitter {row.submitter} is no more.", JobStatus.CANCELLED)
 
     def _agent_ended(self, event: Event) -> None:
