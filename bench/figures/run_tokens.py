@@ -17,7 +17,7 @@ from parts.runs import Person
 from report import Cell, Figure
 from rounds import progress
 from targets import NotMeasured
-from toolcrib.audit.tokens import count_tokens
+from toolcrib.audit.row import count_tokens
 from toolcrib.testing.conversation import RequestConversation, ToolOffering
 
 WAYS = (Way.WORKSPACE, Way.WARM, Way.DIRECT)

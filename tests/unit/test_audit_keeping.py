@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from toolcrib.audit import writer
 from toolcrib.audit.entry import LOOKED_INTO, AuditEntry, EntryKind
 from toolcrib.audit.log import AuditLog
-from toolcrib.audit.tokens import COUNTED_UP_TO, TokenCount
+from toolcrib.audit.row import COUNTED_UP_TO, TokenCount
 from toolcrib.config.masking import Masker
 from toolcrib.errors import StoreError
 from toolcrib.store import audit

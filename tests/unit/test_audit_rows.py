@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from toolcrib.audit import tokens
+from toolcrib.audit import row as tokens
 from toolcrib.audit.chain import ChainKeys
 from toolcrib.audit.entry import LOOKED_INTO, AuditEntry, EntryKind, LargeArguments
 from toolcrib.audit.row import MOST_BYTES, VALUES_UP_TO, RowMaker, shape_of

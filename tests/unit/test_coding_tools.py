@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from parts.claude_tools import CLAUDE_CODE
 from toolcrib.agent_loop.coding import BuiltinTools, coding_tools
 from toolcrib.agent_loop.options import CodingAccess, CodingTools
-from toolcrib.audit.tokens import count_tokens
+from toolcrib.audit.row import count_tokens
 from toolcrib.catalog.offered_tool import destructive, read_only
 from toolcrib.errors import ConfigError, ToolcribError, UnknownTool, UsageError
 from toolcrib.workspace.regex import MatchedLine

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.audit import tokens
+from toolcrib.audit import row as tokens
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.commands import watch as watching
 from toolcrib.commands.watch import MAX_ARGUMENTS, MAX_META, MAX_UNREAD, AgentWatch, event_json

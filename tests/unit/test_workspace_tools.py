@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.audit.tokens import count_tokens
+from toolcrib.audit.row import count_tokens
 from toolcrib.errors import ConfigError, WorkspaceError
 from toolcrib.workspace import tool as arguments
 from toolcrib.workspace import workspace

@@ -13,8 +13,6 @@ from typing import Any, Self
 
 import msgspec
 
-from toolcrib.audit.tokens import TokenCount
-
 LOOKED_INTO = 256 * 1024
 """Bytes of arguments above which they are hashed as they came and their shape is only their size."""
 
@@ -68,5 +66,5 @@ class AuditEntry(msgspec.Struct, kw_only=True, gc=False):
     result: bytes | None = None
     """Only to count its tokens."""
     detail: Mapping[str, Any] | None = None
-    counted: Callable[[TokenCount], None] | None = None
-    """Called with the tokens of the result, on the loop."""
+    counted: Callable[[tuple[int, bool]], None] | None = None
+    """Called with the tokens of the result, and whether they are an estimate; on the loop."""

@@ -17,7 +17,7 @@ import msgspec
 
 from toolcrib.audit.chain import ChainKeys, read_key
 from toolcrib.audit.entry import LOOKED_INTO, AuditEntry, LargeArguments
-from toolcrib.audit.tokens import COUNTED_UP_TO
+from toolcrib.audit.row import COUNTED_UP_TO
 from toolcrib.audit.verify import ChainBroken, ChainWalk, VerifyReport, anchored, expected
 from toolcrib.audit.writer import AuditWriter, Retention
 from toolcrib.config.masking import Masker

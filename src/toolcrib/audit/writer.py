@@ -22,8 +22,7 @@ import sqlalchemy as sa
 
 from toolcrib.audit.chain import ChainHead, ChainKeys, HeadAnchor, make_key, read_key
 from toolcrib.audit.entry import AuditEntry, EntryKind
-from toolcrib.audit.row import RowMaker
-from toolcrib.audit.tokens import TokenCount
+from toolcrib.audit.row import RowMaker, TokenCount
 from toolcrib.config.masking import Masker
 from toolcrib.store import audit
 from toolcrib.store.clock import ExpiryClock
@@ -43,7 +42,7 @@ class _Attempt:
     entries: list[AuditEntry]
     head: ChainHead
     """What it will have made the head."""
-    counted: list[tuple[Callable[[TokenCount], None], TokenCount]]
+    counted: list[tuple[Callable[[tuple[int, bool]], None], TokenCount]]
 
 
 class AuditWriter:
@@ -63,7 +62,7 @@ class AuditWriter:
         self._attempt: _Attempt | None = None
         self._there: dict[int, AuditEntry] = {}
         """Entries that are in the audit log, by identity, but will come again: their commit was reported as failed."""
-        self._to_report: deque[tuple[Callable[[TokenCount], None], TokenCount]] = deque()
+        self._to_report: deque[tuple[Callable[[tuple[int, bool]], None], TokenCount]] = deque()
         """Counted and durable; filled here, emptied on the loop."""
         self._anchored = True
         commits.watch(self, self)

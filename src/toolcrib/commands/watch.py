@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import msgspec
 
-from toolcrib.audit.tokens import COUNTED_UP_TO, TokenCount, count_tokens
+from toolcrib.audit.row import COUNTED_UP_TO, TokenCount, count_tokens
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.masking import mask_tree
 from toolcrib.events import AgentEnded, Bus, CallEvent, CallFailed, CallFinished, CallIntended, Event, ToolsListed
