@@ -598,9 +598,10 @@ async def test_a_daemon_for_runs_that_ends_is_lost_and_none_comes_in_its_place(
 
 def test_a_daemon_for_runs_to_which_nobody_comes_ends(toolcrib_home: Home) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom toolcrib.daemon_client.lifetime import Lasts\n"
-        "from toolcrib.config.model import Flags\nfrom toolcrib.daemon import process\nprocess._FIRST_RUN = 0.3\n"
-        "sys.exit(process.run_foreground(Path.cwd(), Flags(port=0), ready=print, lasts=Lasts.FOR_RUNS))"
+        "import sys\nfrom pathlib import Path\nfrom toolcrib.daemon_client.lifetime import DaemonLifetime\n"
+        "from toolcrib.config.model import Flags\nfrom toolcrib.daemon import process\n"
+        "process._FIRST_RUN_WITHIN = 0.3\n"
+        "sys.exit(process.run_foreground(Path.cwd(), Flags(port=0), ready=print, lasts=DaemonLifetime.FOR_RUNS))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -17,6 +17,7 @@ from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.identity.principal import OWNER, Principal
+from toolcrib.jobs.protocol import WorkerOrder
 from toolcrib.jobs.queue import JobQueue
 from toolcrib.store.jobs import JobRow
 
@@ -79,8 +80,8 @@ class House:
     def root(self) -> Path:
         return self.home / "project"
 
-    async def _started(self, order: Mapping[str, Any], **_: Any) -> Worker:
-        worker = self.workers[order["prompt"]] = Worker(json.loads(json.dumps(order)))
+    async def _started(self, order: WorkerOrder, **_: Any) -> Worker:
+        worker = self.workers[order.prompt] = Worker(json.loads(json.dumps(order.to_json())))
         self.news.set()
         return worker
 

@@ -16,6 +16,7 @@ from toolcrib.config.show import mask
 from toolcrib.config.trust import trust_digest
 from toolcrib.errors import ConfigError, NotFound
 from toolcrib.workspace.settings.load import load_settings
+from toolcrib.workspace.workspace import examine
 
 
 @registry.command("config:check", CommandEffect.READS, Availability.SOCKET)
@@ -81,8 +82,6 @@ class CheckWorkspace(Parameters):
 @registry.command("workspace:check", CommandEffect.REVEALS, Availability.SOCKET)
 async def check_workspace(context: CommandContext, params: CheckWorkspace) -> dict[str, Any]:
     """Show what is confined in a folder, which sandbox is in force, and which tools are refused and why."""
-    from toolcrib.workspace.workspace import examine  # noqa: PLC0415 - all the tools
-
     crib = context.crib
     root = Path(params.root) if params.root else context.project.root
     if not os.path.isdir(root):  # noqa: PTH112 - pathlib raises for a folder above that is not ours

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NoReturn, Protocol, get_type_hints
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from toolcrib.config.settings import AGENT_LOOP
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.core.services import Services
@@ -26,14 +27,11 @@ from toolcrib.errors import DaemonNotRunning, Denied, UnknownCommand, UsageError
 from toolcrib.identity.principal import OWNER, Principal, RequestContext
 from toolcrib.store.jobs import JobRow, JobStatus
 
-AGENT = "agent"
-"""A job that is a `run_agent`; every other one is a coding agent's run."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
     prompt: str
-    runs: str = AGENT
+    runs: str = AGENT_LOOP
     """`agent`, or a coding agent's name."""
     model: str = ""
     """Empty: the one that the configuration names."""

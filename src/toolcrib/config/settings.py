@@ -17,6 +17,8 @@ from toolcrib.config.model import JobSettings, NameStyle, Severity
 from toolcrib.config.problems import describe, describe_type
 from toolcrib.config.values import ValueReader
 
+AGENT_LOOP = "agent"
+"""A job that is a `run_agent`; every other one is a coding agent's run."""
 PROGRAMS = ("claude", "codex")
 """Coding agents that agents can be allowed. Gemini CLI reads its context files through links, wherever these lead: by
 it, whoever may make a link would read what the person may."""

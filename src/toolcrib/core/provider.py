@@ -23,7 +23,7 @@ from toolcrib.catalog.offered_tool import OfferedTool
 from toolcrib.catalog.schema_check import check_is_mapping
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
-from toolcrib.catalog.transforms import UnmatchedNames
+from toolcrib.catalog.transforms import Transform, UnmatchedNames
 from toolcrib.config.model import NameStyle
 from toolcrib.core.results import Result
 from toolcrib.errors import CallTimeout, InvalidArguments, ServerUnavailable, UnknownServer, UsageError
@@ -32,7 +32,6 @@ from toolcrib.servers.model import ServerState, ServerStatus
 
 if TYPE_CHECKING:
     from toolcrib.catalog.offered_tool import Filter
-    from toolcrib.catalog.transforms import Transform
     from toolcrib.core.toolbox import Tools
 
 
@@ -125,7 +124,7 @@ class ToolProvider(ABC):
         A transform that names a tool or an argument which is not there raises `UsageError`; where a server is
         missing, it is a line in the log, for it may be meant for that one.
         """
-        # The daemon is a counter too, and offers nothing to a model: it does without the providers' formats.
+        # A daemon is a provider too, and offers nothing to a model: it does without the providers' formats.
         from toolcrib.core.toolbox import Tools  # noqa: PLC0415
 
         whole = Tools(

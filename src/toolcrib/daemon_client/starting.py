@@ -14,13 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
 
-from toolcrib.config.paths import Paths
 from toolcrib.errors import DaemonNotRunning
-
-if TYPE_CHECKING:
-    import subprocess
 
 FOR_RUNS = "for-runs"
 """The word that asks for a daemon which lives as long as runs and bridges need it."""
@@ -28,8 +23,6 @@ FOR_RUNS = "for-runs"
 CONNECT_TIMEOUT = 25.0
 """Seconds from the first try to a connected socket."""
 POLL = 0.05
-SECOND_LOOK = 2.0
-"""How long a socket is still waited for after the start failed: a daemon that another process is starting."""
 
 START = (sys.executable, "-P", "-m", "toolcrib.daemon_client.detach")
 """-P: nothing is imported from the folder it starts in."""
@@ -98,7 +91,10 @@ def connect_or_start(
             if sock is not None:
                 return sock
             if mine:
-                return _start(path, environ=environ, start=start, deadline=deadline, given_up=given_up)
+                # Only a cold start pays for what starts a process.
+                from toolcrib.daemon_client.launch import launch  # noqa: PLC0415
+
+                return launch(path, environ=environ, start=start, deadline=deadline, given_up=given_up)
             time.sleep(POLL)
     raise DaemonNotRunning(
         f"Another process is starting the daemon, but it did not answer within {patience:.0f} s.",
@@ -135,80 +131,3 @@ class _StartLock:
         except BlockingIOError:
             return False
         return True
-
-
-def _start(
-    path: Path,
-    *,
-    environ: Mapping[str, str],
-    start: Sequence[str],
-    deadline: float,
-    given_up: Callable[[], bool],
-) -> socket.socket:
-    # Only a cold start pays for these.
-    import subprocess  # noqa: PLC0415
-    import tempfile  # noqa: PLC0415
-
-    from toolcrib.signals import with_default_signals  # noqa: PLC0415
-
-    with tempfile.TemporaryFile() as said:
-        try:
-            process = subprocess.Popen(
-                with_default_signals(start),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-                env=_environment(environ),
-                cwd=_neutral_folder(environ),
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise DaemonNotRunning(f"The daemon could not be started: {error}.") from error
-        try:
-            return _await(path, process, said, deadline, given_up)
-        finally:
-            _reap(process, deadline)
-
-
-def _await(
-    path: Path, process: subprocess.Popen[bytes], said: IO[bytes], deadline: float, given_up: Callable[[], bool]
-) -> socket.socket:
-    while time.monotonic() < deadline and not given_up():
-        sock = try_connect(path)
-        if sock is not None:
-            return sock
-        if process.poll() not in (None, 0):
-            deadline = min(deadline, time.monotonic() + SECOND_LOOK)
-        time.sleep(POLL)
-    said.seek(0)
-    reason = said.read(4000).decode("utf-8", "replace").strip()
-    raise DaemonNotRunning(
-        f"The daemon did not start: {reason}" if reason else "The daemon did not answer in time after its start.",
-        remedy="Run `toolcrib up` to see it in the foreground, or `toolcrib logs`.",
-    )
-
-
-def _reap(process: subprocess.Popen[bytes], deadline: float) -> None:
-    """The starter ends by itself once the endpoint answers; one that does not is ended, so that none is left."""
-    import subprocess  # noqa: PLC0415
-
-    try:
-        process.wait(max(0.5, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    env = dict(environ)
-    if env.get("TOOLCRIB_HOME"):
-        # It may be relative, and the daemon starts in another folder.
-        env["TOOLCRIB_HOME"] = str(Paths.of_user(environ).config_dir)
-    env.pop("CLAUDE_PROJECT_DIR", None)
-    return env
-
-
-def _neutral_folder(environ: Mapping[str, str]) -> str:
-    """A daemon that is started by the way belongs to no project: what it offers must not depend on who came first."""
-    home = environ.get("HOME", "")
-    return home if home and Path(home).is_dir() else "/"

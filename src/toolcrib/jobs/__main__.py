@@ -21,13 +21,13 @@ from toolcrib.coding_agents.clients import client_named
 from toolcrib.coding_agents.code_agent import CodingAgentRun
 from toolcrib.coding_agents.run_preparation import RunRequest
 from toolcrib.coding_agents.run_result import ExecutionResult, OnMcpFailure
-from toolcrib.commands.registry import AGENT
+from toolcrib.config.settings import AGENT_LOOP
 from toolcrib.daemon_client.connection import DaemonDisconnected
 from toolcrib.errors import ToolcribError
 from toolcrib.jobs.protocol import SendLine, WorkerOrder, WorkerResult
 
 
-async def run_program(order: WorkerOrder, tell: SendLine) -> WorkerResult:
+async def run_program(order: WorkerOrder, send: SendLine) -> WorkerResult:
     run = CodingAgentRun(
         RunRequest(
             client=client_named(order.runs),
@@ -41,13 +41,13 @@ async def run_program(order: WorkerOrder, tell: SendLine) -> WorkerResult:
             job=order.job,
         )
     )
-    told = ""
+    agent = ""
     async with contextlib.aclosing(run.events()) as events:
         async for event in events:
-            if not told and run.metadata is not None:
-                told = run.metadata.agent
-                tell({"agent": told})
-            tell({"event": str(event.kind)})
+            if not agent and run.metadata is not None:
+                agent = run.metadata.agent
+                send({"agent": agent})
+            send({"event": str(event.kind)})
     if run.result is None:
         raise RuntimeError("a run without a result")
     return _end(run.result, run)
@@ -59,12 +59,16 @@ def _end(result: ExecutionResult, run: CodingAgentRun) -> WorkerResult:
     return WorkerResult(done=result.ok, text=run.mask(result.text), error=run.mask(error), usage=asdict(result.usage))
 
 
-async def carry_out(order: WorkerOrder, tell: SendLine) -> None:
-    if order.runs == AGENT:
-        pass
-    else:
-        pass  # dropped import
-    working = asyncio.create_task(run_program(order, tell))
+async def _work(order: WorkerOrder, send: SendLine) -> WorkerResult:
+    if order.runs != AGENT_LOOP:
+        return await run_program(order, send)
+    from toolcrib.jobs.agent import run_model  # noqa: PLC0415 - a coding agent's run does without the agent loop
+
+    return await run_model(order, send)
+
+
+async def carry_out(order: WorkerOrder, send: SendLine) -> None:
+    working = asyncio.create_task(_work(order, send))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
     try:
         end = await working
@@ -74,7 +78,7 @@ async def carry_out(order: WorkerOrder, tell: SendLine) -> None:
         end = WorkerResult(done=False, error=error.text())
     except DaemonDisconnected:
         end = WorkerResult(done=False, error="The daemon was gone before it had lent an agent.")
-    tell(end.to_json())
+    send(end.to_json())
 
 
 def main() -> int:
@@ -83,12 +87,12 @@ def main() -> int:
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def tell(line: Mapping[str, Any]) -> None:
+    def send(line: Mapping[str, Any]) -> None:
         lines.write(json.dumps(line) + "\n")
         lines.flush()
 
     with lines:
-        asyncio.run(carry_out(order, tell))
+        asyncio.run(carry_out(order, send))
     return 0
 
 

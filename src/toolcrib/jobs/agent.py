@@ -1,7 +1,7 @@
 """A job that is a `run_agent`: a model with the daemon's tools.
 
-In: an order. Out: the names of its events as they happen, then an `End`. The job's agent is lent by the daemon, below
-the submitter's; when it is taken away, the run ends.
+In: an order. Out: the names of its events as they happen, then a `WorkerResult`. The job's agent is lent by the daemon,
+below the submitter's; when it is taken away, the run ends.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from toolcrib.agent_loop.options import AgentOptions
 from toolcrib.agent_loop.run import run_agent
 from toolcrib.coding_agents.run_log import ValueMasker
 from toolcrib.config.paths import Paths, project_of
-from toolcrib.core.crib import Crib
-from toolcrib.daemon_client import lease as notes
+from toolcrib.core.connection import Connection
 from toolcrib.daemon_client.connection import DaemonConnection
-from toolcrib.daemon_client.lease import AgentLease, LeaseRequest
+from toolcrib.daemon_client.lease import AgentLease, LeaseEnded, LeaseLost, LeaseRequest
 from toolcrib.errors import Denied
 from toolcrib.jobs.protocol import SendLine, WorkerOrder, WorkerResult
 
@@ -35,10 +34,10 @@ _WHY = {
 }
 
 
-async def run_model(order: WorkerOrder, tell: SendLine) -> WorkerResult:
+async def run_model(order: WorkerOrder, send: SendLine) -> WorkerResult:
     async with _leased(order) as lease:
-        tell({"agent": lease.agent})
-        working = asyncio.create_task(_work(order, lease, tell))
+        send({"agent": lease.agent})
+        working = asyncio.create_task(_work(order, lease, send))
         watching = asyncio.create_task(_until_taken_away(lease))
         try:
             await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -51,20 +50,20 @@ async def run_model(order: WorkerOrder, tell: SendLine) -> WorkerResult:
             await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def _work(order: WorkerOrder, lease: AgentLease, tell: SendLine) -> WorkerResult:
-    async with Crib.connect(token=lease.token) as counter:
+async def _work(order: WorkerOrder, lease: AgentLease, send: SendLine) -> WorkerResult:
+    async with Connection(token=lease.token) as provider:
         options = AgentOptions(
             model=order.model,
             base_url=order.base_url,
             api_key=order.api_key,
-            crib=counter,
+            crib=provider,
             max_steps=order.max_steps,
             timeout=order.timeout,
         )
         mask = ValueMasker((lease.token, find_endpoint(options).key))
         async with run_agent(order.prompt, options) as events:
             async for event in events:
-                tell({"event": event.type})
+                send({"event": event.type})
                 if isinstance(event, RunFinished | RunFailed):
                     last = event
         return _end(last, mask)
@@ -98,6 +97,6 @@ async def _leased(order: WorkerOrder) -> AsyncIterator[AgentLease]:
 async def _until_taken_away(lease: AgentLease) -> str:
     """Also reads what is told of the agent: one that nobody listens to is taken back."""
     async for note in lease.notes():
-        if isinstance(note, notes.LeaseEnded | notes.LeaseLost):
+        if isinstance(note, LeaseEnded | LeaseLost):
             return note.why
     return "the daemon is gone"

@@ -1,6 +1,7 @@
-"""What a job's process is told, and what it says.
+"""What the daemon and a job's process send each other.
 
-In: the daemon's JSON. Out: an `WorkerOrder`; `End` is the last line. `daemon.jobs` is at the other end of both.
+In and out: JSON. A `WorkerOrder` goes to the process's stdin; a `WorkerResult` is the last line of its stdout. `worker`
+is the daemon's side, `__main__` the process's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ LONGEST_TEXT = 300_000
 """Characters of a result that are sent: the daemon keeps a little less, and says so."""
 
 SendLine = Callable[[Mapping[str, Any]], None]
-"""Says a line."""
+"""Writes a line to the daemon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,11 @@ class WorkerOrder:
     max_steps: int
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> WorkerOrder:
-        return cls(**{**told, "workdir": Path(told["workdir"])})
+    def read(cls, order: Mapping[str, Any]) -> WorkerOrder:
+        return cls(**{**order, "workdir": Path(order["workdir"])})
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "workdir": str(self.workdir)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,6 @@ class WorkerResult:
     usage: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        told = asdict(self) | {"status": "done" if self.done else "failed", "text": self.text[:LONGEST_TEXT]}
-        del told["done"]
-        return {"end": told}
+        status = "done" if self.done else "failed"
+        text = self.text[:LONGEST_TEXT]
+        return {"end": {"status": status, "text": text, "error": self.error, "usage": dict(self.usage)}}

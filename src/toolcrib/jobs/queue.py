@@ -31,6 +31,7 @@ from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.errors import ConfigError, Denied, NotFound, StoreError, ToolcribError, UsageError
 from toolcrib.events import AgentEnded, AuditedChange, CatalogChanged, Event
 from toolcrib.identity.principal import CLIENT, OWNER, Principal
+from toolcrib.jobs.protocol import WorkerOrder
 from toolcrib.jobs.submission import check_again, check_program, row_for, settings_of, submitter_of
 from toolcrib.jobs.worker import ActiveJob, Worker, start_worker
 from toolcrib.store import jobs
@@ -354,23 +355,23 @@ class JobQueue:
             how = await worker.close()
         return how
 
-    def _order(self, job: ActiveJob) -> dict[str, Any]:
-        """What the worker is told. Where a key is sent is as the configuration says now."""
+    def _order(self, job: ActiveJob) -> WorkerOrder:
+        """Where a key is sent is as the configuration says now."""
         row, settings = job.row, settings_of(self._open())
         provider = row.model.partition(":")[0]
-        return {
-            "job": row.id,
-            "runs": row.runs,
-            "prompt": job.prompt,
-            "model": row.model,
-            "base_url": settings.base_urls.get(provider, ""),
-            "api_key": settings.api_keys.get(provider, ""),
-            "profile": row.profile,
-            "parent": row.submitter if row.submitter_since else "",
-            "workdir": row.workdir,
-            "timeout": row.timeout,
-            "max_steps": row.max_steps,
-        }
+        return WorkerOrder(
+            job=row.id,
+            runs=row.runs,
+            prompt=job.prompt,
+            model=row.model,
+            base_url=settings.base_urls.get(provider, ""),
+            api_key=settings.api_keys.get(provider, ""),
+            profile=row.profile,
+            parent=row.submitter if row.submitter_since else "",
+            workdir=Path(row.workdir),
+            timeout=row.timeout,
+            max_steps=row.max_steps,
+        )
 
     def _check_submitter(self, job: ActiveJob) -> None:
         row, agents = job.row, self._open().services.agents

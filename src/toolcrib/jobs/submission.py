@@ -19,10 +19,10 @@ from toolcrib.agent_loop.models.endpoint import find_endpoint
 from toolcrib.agent_loop.options import AgentOptions
 from toolcrib.coding_agents.clients import client_named
 from toolcrib.coding_agents.program import find_program
-from toolcrib.commands.registry import AGENT, JobRequest
+from toolcrib.commands.registry import JobRequest
 from toolcrib.config.model import JobSettings
 from toolcrib.config.paths import is_project, project_of
-from toolcrib.config.settings import PROGRAMS
+from toolcrib.config.settings import AGENT_LOOP, PROGRAMS
 from toolcrib.core.crib import Crib
 from toolcrib.errors import ConfigError, Denied, UsageError
 from toolcrib.identity.agent import Agent
@@ -59,7 +59,7 @@ def submitter_of(crib: Crib, principal: Principal) -> Agent | None:
 def row_for(crib: Crib, principal: Principal, root: Path, order: JobRequest, *, daemon: str) -> JobRow:
     settings, agent = settings_of(crib), submitter_of(crib, principal)
     prompt = _checked_prompt(order.prompt)
-    if order.runs != AGENT and principal.name != OWNER.name:
+    if order.runs != AGENT_LOOP and principal.name != OWNER.name:
         _check_allowed(order.runs, settings)
         _refuse_mentions(prompt)
     kept = storable(crib.environment.mask.known(prompt))
@@ -170,7 +170,7 @@ def _timeout(wanted: float | None, settings: JobSettings) -> float:
 
 
 def _model(crib: Crib, principal: Principal, order: JobRequest, settings: JobSettings) -> str:
-    if order.runs != AGENT:
+    if order.runs != AGENT_LOOP:
         if order.model:
             raise UsageError(
                 f"{order.runs} chooses its model by its own configuration.", remedy="Leave model out, or `with`."
@@ -235,7 +235,7 @@ def check_again(crib: Crib, row: JobRow) -> None:
     decision = None if tool is None else permission.decide(tool, {})
     if decision is None or decision.verdict is Verdict.DENY:
         raise Denied(f"{row.submitter} may not submit jobs any more.", remedy="Ask the owner.")
-    if row.runs == AGENT:
+    if row.runs == AGENT_LOOP:
         _check_choice(row.submitter, row.model, settings)
     else:
         _check_allowed(row.runs, settings)
@@ -243,6 +243,6 @@ def check_again(crib: Crib, row: JobRow) -> None:
 
 async def check_program(crib: Crib, row: JobRow) -> None:
     """Raises `NotFound` where the coding agent that the job needs is not installed, or too old."""
-    if row.runs == AGENT:
+    if row.runs == AGENT_LOOP:
         return
     await asyncio.to_thread(find_program, client_named(row.runs), crib.environment.variables, Path(row.workdir))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from toolcrib.errors import ToolcribError
+from toolcrib.jobs.protocol import WorkerOrder
 from toolcrib.servers import reaper_child
 from toolcrib.servers.environment import MARKER
 from toolcrib.servers.reaper import Reaper
@@ -52,7 +53,7 @@ class Worker(Protocol):
         ...
 
 
-async def start_worker(order: Mapping[str, Any], *, environ: Mapping[str, str], reaper: Reaper) -> Worker:
+async def start_worker(order: WorkerOrder, *, environ: Mapping[str, str], reaper: Reaper) -> Worker:
     marker = reaper.new_marker()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -75,9 +76,7 @@ async def start_worker(order: Mapping[str, Any], *, environ: Mapping[str, str], 
 
 
 class _Process:
-    def __init__(
-        self, process: asyncio.subprocess.Process, reaper: Reaper, marker: str, order: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, reaper: Reaper, marker: str, order: WorkerOrder) -> None:
         self._process = process
         self._reaper = reaper
         self._marker = marker
@@ -85,13 +84,13 @@ class _Process:
         # A process that does not read must not keep us from ending it.
         self._tasks = (asyncio.create_task(self._listen()), asyncio.create_task(self._hand_over(order)))
 
-    async def _hand_over(self, order: Mapping[str, Any]) -> None:
+    async def _hand_over(self, order: WorkerOrder) -> None:
         stdin = self._process.stdin
         if stdin is None:
             raise RuntimeError("a worker without pipes")
         try:
             async with asyncio.timeout(_TAKEN_WITHIN):
-                stdin.write(json.dumps(order).encode())
+                stdin.write(json.dumps(order.to_json()).encode())
                 await stdin.drain()
         except ConnectionError:
             log.debug("a job's process ended before it had its order; why is told when it is closed")
