@@ -17,8 +17,7 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
 from toolcrib.servers.address import Address
-from toolcrib.servers.link import SessionExpired, pieces
-from toolcrib.servers.pipe import PipeLink
+from toolcrib.servers.link import PipeLink, SessionExpired, pieces
 from toolcrib.servers.post_client import ConnectFailed, PostClient, PostResponse
 from toolcrib.servers.web import explain_network, explain_status
 from toolcrib.servers.wire import SseParser, TooLarge

@@ -27,8 +27,7 @@ from toolcrib.config.model import ServerConfig, StartFolder
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import reaper_child, wire
 from toolcrib.servers.environment import child_environment
-from toolcrib.servers.link import PIECE, InputBudget, pieces
-from toolcrib.servers.pipe import PipeLink
+from toolcrib.servers.link import PIECE, InputBudget, PipeLink, pieces
 from toolcrib.servers.reaper import Reaper, guarded
 from toolcrib.servers.wire import LineSplitter
 from toolcrib.signals import restore_open_file_limit

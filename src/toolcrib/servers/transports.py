@@ -15,9 +15,8 @@ from collections.abc import AsyncIterator, Callable
 from toolcrib.config.model import ServerConfig, Transport
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers.http import open_http
-from toolcrib.servers.link import EndedEarly, LinkContext, ServerLink
+from toolcrib.servers.link import EndedEarly, LinkContext, PipeLink, ServerLink
 from toolcrib.servers.model import Era
-from toolcrib.servers.pipe import PipeLink
 from toolcrib.servers.sdk import SdkSession, open_session
 from toolcrib.servers.sse import open_sse
 from toolcrib.servers.stdio import open_stdio

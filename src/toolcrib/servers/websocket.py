@@ -32,8 +32,7 @@ from toolcrib.config.masking import printable
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
-from toolcrib.servers.link import InputBudget
-from toolcrib.servers.pipe import PipeLink
+from toolcrib.servers.link import InputBudget, PipeLink
 from toolcrib.servers.web import explain_network, explain_status
 from toolcrib.servers.wire import TooLarge
 
