@@ -203,12 +203,12 @@ class ErrorCase(enum.StrEnum):
     STOPPING = "Toolcrib is stopping"
     LABEL = "X-Toolcrib-Agent contradicts the token"
     CONVERSATION = "X-Toolcrib-Conversation is not printable or too long"
-    VERB = "an HTTP method that is not served"
-    HEADER_TWICE = "a header that must be single stands twice"
+    HTTP_METHOD = "an HTTP method that is not served"
+    HEADER_TWICE = "a header that must be single is there twice"
     CONTENT_TYPE = "a body that is not said to be JSON"
     ACCEPT = "a client that does not accept both kinds of answer"
     TOO_LARGE = "a body that is too large"
-    HALF = "a body that does not arrive whole"
+    INCOMPLETE = "a body that does not arrive whole"
     MALFORMED = "a body that is not JSON, or ambiguous"
     ENVELOPE = "JSON that is no single JSON-RPC request or notification"
     PARAMS = "params that are no object"
@@ -228,7 +228,7 @@ class ErrorCase(enum.StrEnum):
     SERVER_DOWN = "the tool's server is down"
     TIMED_OUT = "the tool's server does not answer in time"
     AUDIT_UNWRITABLE = "the audit log cannot be written, and the tool may change something"
-    TAKEN_BACK = "the client cancelled the request"
+    CANCELLED = "the client cancelled the request"
     ENDED = "the session was ended while the request was under way"
     FAILED = "Toolcrib itself failed"
 
@@ -292,12 +292,12 @@ ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
         ErrorCase.CONVERSATION: _before(
             400, "X-Toolcrib-Conversation must be printable and of 128 characters at most."
         ),
-        ErrorCase.VERB: _before(405, "Use {verbs}."),
-        ErrorCase.HEADER_TWICE: _before(400, "The header {name} stands twice."),
+        ErrorCase.HTTP_METHOD: _before(405, "Use {verbs}."),
+        ErrorCase.HEADER_TWICE: _before(400, "The header {name} is there twice."),
         ErrorCase.CONTENT_TYPE: _before(415, "The Content-Type must be application/json."),
         ErrorCase.ACCEPT: _before(406, "Accept must name {kinds}."),
         ErrorCase.TOO_LARGE: _before(413, "The body has more than {most}."),
-        ErrorCase.HALF: _before(400, "The request did not arrive whole.", PARSE_ERROR),
+        ErrorCase.INCOMPLETE: _before(400, "The request did not arrive whole.", PARSE_ERROR),
         ErrorCase.MALFORMED: _before(400, "Parse error: {why}.", PARSE_ERROR),
         ErrorCase.ENVELOPE: _before(400, "{why}."),
         ErrorCase.PARAMS: _before(400, "params: {why}.", INVALID_PARAMS),
@@ -335,7 +335,7 @@ ANSWERS: Mapping[ErrorCase, ErrorAnswer] = MappingProxyType(
             "{tool} did not run: it may change something, and the audit log cannot be written. {why}"
         ),
         # A modern client cancels by going away.
-        ErrorCase.TAKEN_BACK: ErrorAnswer(
+        ErrorCase.CANCELLED: ErrorAnswer(
             code=REQUEST_CANCELLED, modern=None, legacy=200, text="The request was cancelled by its caller."
         ),
         ErrorCase.ENDED: _within(NOT_PERMITTED, "The session was ended while the request was under way."),

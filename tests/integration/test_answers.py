@@ -356,7 +356,7 @@ OVER_HTTP: dict[ErrorCase, tuple[Callable[[World, str], Outcome], ...]] = {
         lambda world, era: knock(world, era, X_Toolcrib_Conversation="\xe2\x80\x8b"),
         lambda world, era: knock(world, era, X_Toolcrib_Conversation="\xff"),
     ),
-    ErrorCase.VERB: (
+    ErrorCase.HTTP_METHOD: (
         lambda world, era: knock(world, era, verb="PUT"),
         lambda world, era: knock(world, era, verb="GET", MCP_Protocol_Version=MODERN),
         lambda world, era: knock(world, era, verb="DELETE", MCP_Protocol_Version=MODERN),
@@ -393,7 +393,7 @@ OVER_HTTP: dict[ErrorCase, tuple[Callable[[World, str], Outcome], ...]] = {
         anothers_session,
     ),
     ErrorCase.FOLDER_GONE: (folder_gone,),
-    ErrorCase.TAKEN_BACK: (taken_back,),
+    ErrorCase.CANCELLED: (taken_back,),
 }
 
 # -- the cases that need a hand inside -----------------------------------------------------------------------------
@@ -441,7 +441,7 @@ async def failed(house: House, era: str, monkeypatch: pytest.MonkeyPatch) -> Exc
 
 WITHIN_US: dict[ErrorCase, Callable[[House, str, pytest.MonkeyPatch], Any]] = {
     ErrorCase.STOPPING: stopping,
-    ErrorCase.HALF: half,
+    ErrorCase.INCOMPLETE: half,
     ErrorCase.TOO_MANY_SESSIONS: too_many,
     ErrorCase.FAILED: failed,
 }

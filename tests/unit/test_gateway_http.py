@@ -374,7 +374,7 @@ class TestWhatIsOpen:
             answer = await house.ask(None, OWNERS_TOKEN, {"mcp-session-id": session}, verb="DELETE")
             await asyncio.gather(streaming, calling)
         assert answer.status == 200
-        assert call.json["error"]["message"] == ANSWERS[ErrorCase.TAKEN_BACK].text
+        assert call.json["error"]["message"] == ANSWERS[ErrorCase.CANCELLED].text
         assert (await house.legacy(session, "ping", OWNERS_TOKEN)).status == 404
         assert len(house.crib.services.sessions) == 0
 

@@ -210,7 +210,7 @@ class TestExchange:
             raise AssertionError
 
         _, request = await exchanged(wire, work)
-        assert request.stopped is ErrorCase.TAKEN_BACK
+        assert request.stopped is ErrorCase.CANCELLED
         assert wire.body == b"cancelled"
 
     async def test_a_call_whose_session_ends_is_stopped_and_what_stopped_it_first_counts(self) -> None:

@@ -114,8 +114,8 @@ class PermissionCase:
             yield _FIXED_DENIALS[floor.rule]
             return
         held = [case for case in self._line() if case._decision().verdict is not Verdict.ALLOW]
-        believed = dataclasses.replace(self.tool, trusted=True)
-        if all(dataclasses.replace(case, tool=believed)._decision().verdict is Verdict.ALLOW for case in held):
+        trusted_tool = dataclasses.replace(self.tool, trusted=True)
+        if all(dataclasses.replace(case, tool=trusted_tool)._decision().verdict is Verdict.ALLOW for case in held):
             yield f"`toolcrib trust --server {shlex.quote(self.tool.server)}`: what its server says of it would count."
         if len(held) == 1:
             yield from held[0]._other_arguments()
@@ -350,11 +350,11 @@ async def _find_tool(context: CommandContext, project: Project, name: str) -> tu
         if not server or not tool:
             raise
         config = project.config.servers.get(server)
-        believed = frozenset({server} if _is_trusted(context, project, server) else ())
+        trusted = frozenset({server} if _is_trusted(context, project, server) else ())
         folder = None if config is None else config.reads_from(project.root)
         folders = {} if folder is None else {server: str(folder)}
         listing = {server: (msgspec.json.encode({"name": tool}),)}
-        (made,) = Catalog.build(listing, version=0, trusted=believed, folders=folders).tools
+        (made,) = Catalog.build(listing, version=0, trusted=trusted, folders=folders).tools
         return made, error.text()
 
 

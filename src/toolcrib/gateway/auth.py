@@ -190,7 +190,7 @@ def _decoded(label: str) -> str:
 
 
 def method_not_allowed() -> Rejected:
-    return Rejected(ErrorCase.VERB, verbs="POST, GET or DELETE", extra=_ALL_VERBS)
+    return Rejected(ErrorCase.HTTP_METHOD, verbs="POST, GET or DELETE", extra=_ALL_VERBS)
 
 
 def check_post(headers: Mapping[str, str]) -> None:
@@ -204,7 +204,7 @@ def check_post(headers: Mapping[str, str]) -> None:
 def check_legacy_method(headers: Mapping[str, str]) -> None:
     """Only legacy clients use GET and DELETE."""
     if headers.get("mcp-protocol-version", protocol.ASSUMED_LEGACY_VERSION) not in protocol.LEGACY_VERSIONS:
-        raise Rejected(ErrorCase.VERB, verbs="POST", extra=_ONLY_POST)
+        raise Rejected(ErrorCase.HTTP_METHOD, verbs="POST", extra=_ONLY_POST)
 
 
 def check_stream(headers: Mapping[str, str]) -> None:
@@ -234,7 +234,7 @@ async def read_body(request: AdmittedRequest, receive: Callable[[], Awaitable[An
     while True:
         event = await receive()
         if event["type"] == "http.disconnect":
-            raise Rejected(ErrorCase.HALF)
+            raise Rejected(ErrorCase.INCOMPLETE)
         parts.append(event.get("body", b""))
         size += len(parts[-1])
         if size > most:

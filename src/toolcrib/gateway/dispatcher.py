@@ -72,7 +72,7 @@ class PendingRequest:
 
     def cancel(self) -> None:
         """The client takes it back."""
-        self._stop(ErrorCase.TAKEN_BACK)
+        self._stop(ErrorCase.CANCELLED)
 
     def interrupt(self) -> None:
         """The session that it belongs to has ended."""
@@ -82,7 +82,7 @@ class PendingRequest:
         if not self.over:
             self.disconnected = True
             if self.cancelled_by_leaving:
-                self._stop(ErrorCase.TAKEN_BACK)
+                self._stop(ErrorCase.CANCELLED)
 
     def _stop(self, case: ErrorCase) -> None:
         if not self.over and self.stopped is None:

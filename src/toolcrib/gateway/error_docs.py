@@ -17,17 +17,18 @@ INTRODUCTION = """\
 Made from the table in `toolcrib/errors.py` by `python -m toolcrib.gateway.error_docs > docs/errors.md`; a test keeps
 it so, and another asks a running daemon for every row.
 
-All versions of MCP are served at one endpoint. Modern is 2026-07-28; legacy is everything before it. What fails before
-a call is understood has an HTTP status of its own and a JSON-RPC error with the id `null`, or the request's where that
-could be read. From then on a legacy client gets status 200, since it takes any other for a broken connection; a modern
-one gets what the specification says. `401` comes with `WWW-Authenticate`, `405` with `Allow`.
+Every version of MCP is served at one endpoint. The tables have the HTTP status for clients of version 2026-07-28, and
+for those of 2025-11-25 and earlier. What fails before a call is understood has an HTTP status of its own and a JSON-RPC
+error with the id `null`, or the request's where that could be read. From then on an earlier client gets status 200,
+since it takes any other for a broken connection; a client of 2026-07-28 gets what the specification says. `401` comes
+with `WWW-Authenticate`, `405` with `Allow`.
 
 Over the bridge (`toolcrib stdio`) there is no status: the same code and text come as a line. A token that is not known
 ends the bridge's connection with that line.
 
-What stands in braces is filled in. Codes of Toolcrib's own lie outside -32768 to -32000, which JSON-RPC and MCP keep
-for themselves. An error that a server itself answers a call with is passed on as it is, with status 200; to a modern
-client with the status that the specification gives its code.
+Names in braces are filled in. Codes of Toolcrib's own lie outside -32768 to -32000, which JSON-RPC and MCP keep for
+themselves. An error that a server itself answers a call with is passed on as it is, with status 200; to a client of
+2026-07-28 with the status that the specification gives its code.
 """
 
 MODEL = """\
@@ -35,11 +36,11 @@ These are results with `isError: true`, status 200 and no code, so that clients 
 is denied comes with the rule that decided. Suggestions, and what is known of a server, name only what the agent may
 use.
 
-A tool may ask for input before it goes on (`input_required`). A modern client gets the question as the server sent it.
-A legacy client cannot answer it: the call fails with a text that says so. It fails alike in the library and on the
-command line. A tool whose `execution.taskSupport` is `required` is not listed, since tasks are not supported yet;
-`toolcrib servers` names it, and a call is denied with that reason. A result without a `resultType` is complete, and a
-modern client gets it with that type.
+A tool may ask for input before it goes on (`input_required`). A client of 2026-07-28 gets the question as the server
+sent it. An earlier client cannot answer it: the call fails with a text that says so. It fails alike in the library and
+on the command line. A tool whose `execution.taskSupport` is `required` is not listed, since tasks are not supported
+yet; `toolcrib servers` names it, and a call is denied with that reason. A result without a `resultType` is complete,
+and a client of 2026-07-28 gets it with that type.
 
 Arguments are checked as JSON Schema says, with one difference: null is also taken where a server allows it in other
 words, by OpenAPI's `nullable: true`, by a default of null, or by null in only one of `type` and `enum`.
@@ -69,7 +70,7 @@ def _within(answer: ErrorAnswer) -> bool:
 
 
 def _table(cases: Iterable[ErrorCase]) -> str:
-    lines = ["| case | modern | legacy | code | text |", "|---|---|---|---|---|"]
+    lines = ["| case | 2026-07-28 | earlier | code | text |", "|---|---|---|---|---|"]
     for case in cases:
         answer = ANSWERS[case]
         cells = (case, answer.modern or "", answer.legacy or "", answer.code or "", answer.text.replace("\n", " ⏎ "))

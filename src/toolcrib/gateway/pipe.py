@@ -155,7 +155,7 @@ class PipeConnection:
         except Exception:
             log.exception("%s failed", message.method)
             reply = Rejected(ErrorCase.FAILED).reply(era, request_id)
-        if request.stopped is ErrorCase.TAKEN_BACK:
+        if request.stopped is ErrorCase.CANCELLED:
             # Over a pipe nobody waits for the answer to a request that was cancelled.
             return
         request.over = True
