@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import pytest
 
+from toolcrib import listing
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import NameStyle
 from toolcrib.core.provider import ToolProvider
 from toolcrib.identity.principal import OWNER
-from toolcrib.listing import Listings, full
+from toolcrib.listing import Listings
 from toolcrib.policy import BUILTIN, Permission, profile_from
 
 pytestmark = pytest.mark.req("ENG-3", "ENG-10")
@@ -133,16 +134,16 @@ def test_only_so_many_listings_are_kept_and_the_one_used_last_stays() -> None:
     listings = Listings(NameStyle.SERVER)
     first = catalog(0, A)
     made = listings.tools(first, OWNER.permission())
-    for version in range(1, full._KEPT * 3):
+    for version in range(1, listing._KEPT * 3):
         listings.tools(catalog(version, A), OWNER.permission())
         assert listings.tools(first, OWNER.permission()) is made
-    assert len(listings._kept) == full._KEPT
+    assert len(listings._kept) == listing._KEPT
 
 
 def test_only_so_many_bytes_are_kept_but_always_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     listings = Listings(NameStyle.SERVER)
     size = len(listings.tools(catalog(0, A), OWNER.permission()))
-    monkeypatch.setattr(full, "_KEPT_BYTES", 3 * size)
+    monkeypatch.setattr(listing, "_KEPT_BYTES", 3 * size)
     for version in range(1, 10):
         listings.tools(catalog(version, A), OWNER.permission())
     assert [version for version, *_ in listings._kept] == [7, 8, 9]
