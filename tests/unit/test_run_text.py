@@ -86,7 +86,7 @@ def test_warnings_of_toolcrib_and_thoughts_are_told_the_programs_own_log_is_coun
     telling = EventLines(EventTimes.LEFT_OUT)
     for event in (warning, own, own, message("", raw={})):
         list(telling.of(event))
-    assert telling.untold == 3
+    assert telling.hidden == 3
 
 
 @pytest.mark.req("FRG-7")
@@ -138,7 +138,7 @@ def test_the_summary_has_tools_time_tokens_denials_list_log_and_how_to_go_on() -
     assert plain(run_text.closing_lines(failed, about, Path("/l"), RunFacts())) == [
         "✗ failed after 250 ms: The model is gone.",
         "  tools         none called",
-        "  tokens        not told",
+        "  tokens        not reported",
         "  log           /l",
     ]
 

@@ -85,14 +85,14 @@ def _warn_of_disguises(entry: Mapping[str, Any]) -> None:
 
 def _settle(entry: dict[str, Any]) -> None:
     """A server of the user's file holds in every project, and starts in a folder where no file of this one is."""
-    words, told = portable_words([entry["command"], *entry["args"]], working_folder(), root())
+    words, notes = portable_words([entry["command"], *entry["args"]], working_folder(), root())
     entry |= {"command": words[0], "args": words[1:]}
     if "cwd" not in entry and needs_project(words):
         entry["cwd"] = "project"
-        told.append("This server needs the project's folder: cwd: project is added.")
+        notes.append("This server needs the project's folder: cwd: project is added.")
     if entry.get("cwd") == "project":
-        told.append("It starts in the folder of each project, and may read or obey the files there.")
-    for sentence in told:
+        notes.append("It starts in the folder of each project, and may read or obey the files there.")
+    for sentence in notes:
         hint(sentence)
 
 

@@ -1,9 +1,9 @@
 """`toolcrib stdio`: the thin bridge that a client starts as a stdio server in its project.
 
-In: MCP messages of either era, one per line, on stdin. Out: the daemon's on stdout, byte for byte. Above it is a client
-(Claude Code, Codex, Gemini CLI …); below it the daemon's socket, which `daemon.starting` reaches or brings up. It tells
-the daemon the project root, the conversation and, for an agent, the token from the agent's private folder; otherwise it
-only passes lines on. Nothing heavy is imported here.
+In: MCP messages of any protocol version, one per line, on stdin. Out: the daemon's on stdout, byte for byte. Above it
+is a client (Claude Code, Codex, Gemini CLI …); below it the daemon's socket, which `daemon_client.starting` finds or
+starts. It sends the daemon the project root, the conversation and, for an agent, the token from the agent's private
+folder; otherwise it only passes lines on. Nothing heavy is imported here.
 
 A line is passed on when it is whole, so a daemon that dies in the middle of one never spoils the client's stream. When
 the daemon goes away, requests in flight are answered with an error, and the next request connects again (and starts a
@@ -35,7 +35,7 @@ DRAIN_SECONDS = 5.0
 HANDSHAKE_SECONDS = 10.0
 """Seconds that a new daemon may take to answer a repeated `initialize`."""
 FIRST_REQUEST_SECONDS = 2.0
-"""Seconds in which a client that cannot be served may ask its first question, to be told why."""
+"""Seconds in which a client that cannot be served may ask its first question, to get the reason."""
 
 ENDLESS = frozenset({"subscriptions/listen"})
 """Requests that end only with the connection: nobody waits for their answer at the end."""
@@ -344,7 +344,7 @@ class Bridge:
                 os.write(self._wake_write, b".")
 
     def _drain(self) -> None:
-        """The client sends no more: the daemon is told so, and what it still owes gets a little time."""
+        """The client sends no more: the daemon learns that, and what it still owes gets a little time."""
         link = self._link
         if link is None or link.gone.is_set():
             return

@@ -250,7 +250,7 @@ def _endpoint() -> str:
 
 
 def _bridge(shared: bool) -> dict[str, Any]:  # noqa: FBT001 - one caller, beside it
-    """The command that starts the bridge, and what it must be told about where our files are.
+    """The command that starts the bridge, and what it must know of where our files are.
 
     A project's file is shared with other machines, so it names the command alone. A user's file gets the absolute path:
     clients start with another PATH than a shell does.

@@ -72,7 +72,7 @@ def get_or_create_agent(name: str) -> ConnectedAgent:
 
 
 def assign_file(who: ConnectedAgent, file: Path) -> tuple[str, ...]:
-    """Notes that the file's entry names this agent now; ends and tells those that were made for the one before."""
+    """Notes that the file's entry names this agent now; ends, and returns, those that were made for the one before."""
     before = _read_note(who.name)
     _write_note(who.name, ConnectNote(files=before.files | {str(file)}, made=before.made or who.new))
     return release_file(file, but=who.name)

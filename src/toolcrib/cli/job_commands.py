@@ -141,15 +141,15 @@ def cancel(job: _Id, *, as_json: AsJson = False) -> int:
 
 
 def _wait_for(job: str) -> dict[str, Any]:
-    told = ""
+    shown = ""
     while True:
         found = from_daemon("job:result", {"job": job, "wait": _LOOK_AGAIN}, timeout=_LOOK_AGAIN + _MARGIN)
         if found["status"] not in ("queued", "running"):
             return found
         now = f"{found['job']} is {found['status']}, {found['steps']} steps, {found['events']} events"
-        if now != told:
+        if now != shown:
             hint(now)
-        told = now
+        shown = now
 
 
 def _say_job(found: Mapping[str, Any], *, as_json: bool) -> int:

@@ -1,4 +1,4 @@
-"""The entry: tells the bridge from the commands before anything is imported for the commands.
+"""The entry: chooses between the bridge and the commands before anything is imported for the commands.
 
 In: `sys.argv`. Out: an exit code. `bridge` is the thin way, `app` everything else.
 """

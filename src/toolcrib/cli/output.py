@@ -196,22 +196,22 @@ def _escape_json(text: str) -> str:
 
 def report(error: ToolcribError, *, as_json: bool) -> int:
     """Prints the error and returns the exit code."""
-    told = error_data(error)
+    data = error_data(error)
     hint(f"Error: {error.text()}")
     if as_json:
-        say_json({"error": told})
-    return int(told["exit_code"])
+        say_json({"error": data})
+    return int(data["exit_code"])
 
 
 def error_data(error: ToolcribError) -> dict[str, Any]:
     """For programs."""
-    told: dict[str, Any] = {
+    data: dict[str, Any] = {
         "code": error.remote_code if isinstance(error, RemoteError) else error.code,
         "message": error.message,
         "remedy": error.remedy,
         "exit_code": error.remote_exit_code if isinstance(error, RemoteError) else error.exit_code,
     }
-    return told | ({"data": error.data} if error.data else {})
+    return data | ({"data": error.data} if error.data else {})
 
 
 def screen_width() -> int | None:

@@ -121,7 +121,7 @@ def _initial_text(name: str, copy: str | None) -> str:
     if name in known and copy is not None:
         raise UsageError(f"There is a profile {name} already.", remedy=f"`toolcrib profile edit {name}` changes it.")
     if name not in known:
-        # A name that cannot be is told before somebody has written rules for it.
+        # A name that cannot be is refused before somebody has written rules for it.
         profile_from(name, {})
     start = copy or name
     content = {"description": "", "own_tools": str(OwnTools.NONE), "rules": []}

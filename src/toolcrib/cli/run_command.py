@@ -127,9 +127,9 @@ def run(
             raise
         # One line, as all that went before it.
         hint(f"Error: {error.text()}")
-        told = error_data(error)
-        say_line({"error": told})
-        return int(told["exit_code"])
+        data = error_data(error)
+        say_line({"error": data})
+        return int(data["exit_code"])
 
 
 def exit_code(status: RunStatus) -> int:
@@ -189,11 +189,11 @@ async def _watched(stream: RunStream, view: RunView) -> ExecutionResult | None:
 def _signals(view: RunView) -> Iterator[None]:
     """The first ends the run in order, the second at once: what it started ends with this process."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    told: list[signal.Signals] = []
+    received: list[signal.Signals] = []
 
     def end(number: signal.Signals) -> None:
-        told.append(number)
-        if len(told) > 1:
+        received.append(number)
+        if len(received) > 1:
             view.still()
             os._exit(INTERRUPTED)
         if task is not None:

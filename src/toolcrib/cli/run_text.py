@@ -54,7 +54,7 @@ class EventTimes(enum.Enum):
 
 
 class EventLines:
-    """What happens in a run, told with what a person wants to know: messages, tools, warnings.
+    """What happens in a run, with what a person wants to know: messages, tools, warnings.
 
     The last message is held back until something follows, for it may be the answer, which has a place of its own.
     """
@@ -62,7 +62,7 @@ class EventLines:
     def __init__(self, times: EventTimes) -> None:
         self._times = times
         self._held: AgentEvent | None = None
-        self.untold = 0
+        self.hidden = 0
         """Events that only the whole list shows."""
 
     @property
@@ -74,12 +74,12 @@ class EventLines:
             yield from self.rest()
             self._held = event
             return
-        told = tuple(self._told(event))
-        if told or event.kind is AgentEventKind.TOOL:
+        lines = tuple(self._shown(event))
+        if lines or event.kind is AgentEventKind.TOOL:
             yield from self.rest()
         else:
-            self.untold += 1
-        yield from told
+            self.hidden += 1
+        yield from lines
 
     def rest(self, *, but: str = "") -> Iterator[StyledLine]:
         """What is held back, unless it is this text."""
@@ -87,7 +87,7 @@ class EventLines:
         if held is not None and not _has_text(held, but):
             yield from self._placed(held, [((line, ""),) for line in held.text.strip().splitlines()])
 
-    def _told(self, event: AgentEvent) -> Iterator[StyledLine]:
+    def _shown(self, event: AgentEvent) -> Iterator[StyledLine]:
         if event.kind is AgentEventKind.TOOL and event.tool_status is not ToolStatus.STARTED:
             yield from self._placed(event, [tool_line(event)])
         elif event.kind is AgentEventKind.LOG and event.role == "toolcrib":
@@ -148,16 +148,16 @@ def tool_line(event: AgentEvent) -> StyledLine:
 
 def event_line(event: AgentEvent) -> StyledLine:
     """Any event, whole, on one line."""
-    told: list[str] = []
+    parts: list[str] = []
     if event.kind is AgentEventKind.TOOL:
-        told += [tool_of(event), str(event.tool_status or "")]
-        told.append("" if event.tool_args is None else _json(event.tool_args))
-        told.append("" if event.tool_duration_ms is None else seconds_text(event.tool_duration_ms / 1000))
-        told.append(" ".join(filter(None, (event.decision, f"({event.rule})" if event.rule else ""))))
-    told.append(event.text)
+        parts += [tool_of(event), str(event.tool_status or "")]
+        parts.append("" if event.tool_args is None else _json(event.tool_args))
+        parts.append("" if event.tool_duration_ms is None else seconds_text(event.tool_duration_ms / 1000))
+        parts.append(" ".join(filter(None, (event.decision, f"({event.rule})" if event.rule else ""))))
+    parts.append(event.text)
     if event.kind is AgentEventKind.RAW and not event.text:
-        told.append(event.raw if isinstance(event.raw, str) else _json(event.raw))
-    text = "  ".join(filter(None, told)).replace("\n", "\\n")
+        parts.append(event.raw if isinstance(event.raw, str) else _json(event.raw))
+    text = "  ".join(filter(None, parts)).replace("\n", "\\n")
     return (
         (f"{time_text(event.time, '%H:%M:%S')}  ", "dim"),
         (f"{event.kind.value:<9}  {one_line(event.role):<9}  ", "dim"),
@@ -245,7 +245,7 @@ class LabelledLine(tuple[StyledText, ...]):
 
 @dataclass(kw_only=True)
 class RunFacts:
-    """What the events of a run tell that its summary does not."""
+    """What the events of a run say that its summary does not."""
 
     answered: bool = False
     """Whether a model said or did anything: before that, a program's session is none to go on in."""
@@ -268,11 +268,11 @@ def opening_lines(about: RunMetadata, detail: EventDetail = EventDetail.ALL) -> 
     )
     goes_on = " (goes on)" if about.session_before else ""
     yield _row("conversation", one_line(about.conversation) + goes_on)
-    for label, told, style in (("governed", about.governed, ""), ("not governed", about.ungoverned, "yellow")):
-        if told and detail is EventDetail.USUAL:
-            yield _row(label, f"{_count(len(told), 'line')}, shown by --events", style)
+    for label, texts, style in (("governed", about.governed, ""), ("not governed", about.ungoverned, "yellow")):
+        if texts and detail is EventDetail.USUAL:
+            yield _row(label, f"{_count(len(texts), 'line')}, shown by --events", style)
             continue
-        for place, text in enumerate(told):
+        for place, text in enumerate(texts):
             yield _row("" if place else label, one_line(text), style)
 
 
@@ -317,7 +317,7 @@ def closing_lines(summary: RunSummary, about: RunMetadata, log: Path, seen: RunF
 
 
 def unfinished_lines(about: RunMetadata, log: Path, session: str) -> Iterator[StyledLine]:
-    """For a log without a summary; `session` is the program's own, as far as it told one."""
+    """For a log without a summary; `session` is the program's own, as far as it is known."""
     living = is_same_process(about.pid, about.pid_began)
     if living:
         yield (("It still goes on", "yellow"), (f": `toolcrib runs tail {about.run_id}` follows it.", ""))
@@ -361,9 +361,9 @@ def _tools(summary: RunSummary, denied: Mapping[str, int]) -> str:
     names = {one_line(name): times for name, times in summary.tools.items()}
     used = {name: times - denied.get(name, 0) for name, times in names.items() if times > denied.get(name, 0)}
     refused = {name: times for name, times in denied.items() if name in names}
-    told = [f"{name} {times}" for name, times in _most_first(used)]
-    told += [f"{name} {times} (denied)" for name, times in _most_first(refused)]
-    return ", ".join(told) or "none called"
+    parts = [f"{name} {times}" for name, times in _most_first(used)]
+    parts += [f"{name} {times} (denied)" for name, times in _most_first(refused)]
+    return ", ".join(parts) or "none called"
 
 
 def _most_first(counted: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -372,10 +372,10 @@ def _most_first(counted: Mapping[str, int]) -> list[tuple[str, int]]:
 
 def _tokens(usage: TokenUsage) -> str:
     if usage.input is None and usage.output is None:
-        return "not told"
+        return "not reported"
     # Whether what came from the cache is also counted as input is each provider's own affair.
-    told = (("in", usage.input), ("out", usage.output), ("cached", usage.cached))
-    return ", ".join(f"{number:,} {word}" for word, number in told if number is not None)
+    counts = (("in", usage.input), ("out", usage.output), ("cached", usage.cached))
+    return ", ".join(f"{number:,} {word}" for word, number in counts if number is not None)
 
 
 def _listing_text(listing: ToolListSize) -> str:

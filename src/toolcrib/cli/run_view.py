@@ -107,7 +107,7 @@ class RunView(Protocol):
 class RunTextView:
     def __init__(self, detail: EventDetail) -> None:
         self._screen = RunScreen(sys.stderr)
-        self._telling = AllEventLines() if detail is EventDetail.ALL else EventLines(EventTimes.LEFT_OUT)
+        self._event_lines = AllEventLines() if detail is EventDetail.ALL else EventLines(EventTimes.LEFT_OUT)
         self._title = ""
         self._opened = False
         self._under_way: dict[str, str] = {}
@@ -121,7 +121,7 @@ class RunTextView:
         self._open(about)
         if event.kind is AgentEventKind.LOG and event.role != "toolcrib":
             self._said.append(event.text)
-        for line in self._telling.of(event):
+        for line in self._event_lines.of(event):
             self._screen.write(line)
         if event.kind is AgentEventKind.TOOL:
             self._follow_call(event)
@@ -140,11 +140,11 @@ class RunTextView:
             self._screen.write((("Interrupted before it began.", "yellow"),))
             return
         about = _metadata(result)
-        # A program that ended before it said a word is told of all the same.
+        # A program that ended before it said a word is shown all the same.
         self._open(about)
         summary = _summary(result, mask)
         answer = self._answer(summary)
-        for line in self._telling.rest(but=answer):
+        for line in self._event_lines.rest(but=answer):
             self._screen.write(line)
         # Unless they are the very reason that is given below.
         if summary.status is RunStatus.FAILED and not any(summary.error in text for text in self._said):
@@ -162,7 +162,9 @@ class RunTextView:
     def _answer(self, summary: RunSummary) -> str:
         """The last words of a run that was cut off are those of somebody in the midst of work; so are a failed one's
         where something followed them."""
-        failed_with_these = summary.status is RunStatus.FAILED and summary.text.strip() == self._telling.held.strip()
+        failed_with_these = (
+            summary.status is RunStatus.FAILED and summary.text.strip() == self._event_lines.held.strip()
+        )
         return summary.text if summary.status is RunStatus.FINISHED or failed_with_these else ""
 
     def _open(self, about: RunMetadata | None) -> None:
@@ -261,9 +263,9 @@ def _facts(result: ExecutionResult, mask: Mask) -> RunFacts:
 
 
 def _summary(result: ExecutionResult, mask: Mask) -> RunSummary:
-    told: dict[str, Any] = {name: result.metadata[name] for name in ("seconds", "session", "denials", "failures")}
+    kept: dict[str, Any] = {name: result.metadata[name] for name in ("seconds", "session", "denials", "failures")}
     return RunSummary(
-        **told,
+        **kept,
         status=result.status,
         program_exit_code=result.program_exit_code,
         text=mask(result.text),

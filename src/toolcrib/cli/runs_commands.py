@@ -75,7 +75,7 @@ def list_runs(
     workdir: _Workdir = None,
     as_json: AsJson = False,
 ) -> int:
-    """List the runs of this project, the newest first; `runs show` tells how one went, `runs tail` follows it."""
+    """List the runs of this project, the newest first; `runs show` shows one, `runs tail` follows it."""
     context.obj = workdir
     if context.invoked_subcommand is not None:
         return 0
@@ -90,7 +90,7 @@ def list_runs(
         if (more := count_runs(root) - len(found)) > 0:
             hint(f"{more} more: `toolcrib runs -n {min(1000, len(found) + more)}` shows them.")
         if cut is TableCut.SOME:
-            hint("A wider terminal shows more; `toolcrib runs show ID` tells all of one.")
+            hint("A wider terminal shows more; `toolcrib runs show ID` shows all of one.")
     return 0
 
 
@@ -106,10 +106,10 @@ def show(
     """Tell how a run went: what it was asked, what it said and called, what was denied, what it came to."""
     run = find_run(_root(context, workdir), which, _seals())
     if as_json:
-        told = _described(run)
+        data = _described(run)
         if events:
-            told["events"] = [one.to_json() for one in _events_of(log_entries(run))]
-        say_json(told)
+            data["events"] = [one.to_json() for one in _events_of(log_entries(run))]
+        say_json(data)
     else:
         _say_run(run, log_entries(run), events=events)
     return 0
@@ -166,7 +166,7 @@ def _events_of(entries: Iterable[LogEntry]) -> Iterator[AgentEvent]:
 
 def _say_run(run: RecordedRun, entries: Iterable[LogEntry], *, events: bool) -> None:
     screen = RunScreen(sys.stdout)
-    telling, seen = EventLines(EventTimes.SHOWN), RunFacts()
+    event_lines, seen = EventLines(EventTimes.SHOWN), RunFacts()
     for line in heading_lines(run.metadata, run.status, EventDetail.ALL if events else EventDetail.USUAL):
         screen.write(line)
     screen.write()
@@ -174,11 +174,11 @@ def _say_run(run: RecordedRun, entries: Iterable[LogEntry], *, events: bool) -> 
     for entry in entries:
         if isinstance(entry, AgentEvent):
             seen.note(entry)
-            for line in [event_line(entry)] if events else telling.of(entry):
+            for line in [event_line(entry)] if events else event_lines.of(entry):
                 screen.write(line)
         elif isinstance(entry, RunSummary):
             summary = entry
-    for line in telling.rest():
+    for line in event_lines.rest():
         screen.write(line)
     screen.write()
     session = session_of(run, _seals()) if run.sealed else ""
@@ -190,8 +190,8 @@ def _say_run(run: RecordedRun, entries: Iterable[LogEntry], *, events: bool) -> 
         screen.write(line)
     if not run.sealed:
         hint("This log came from elsewhere, or was changed or moved: no run goes on by what it says.")
-    if telling.untold and not events:
-        more = "1 event" if telling.untold == 1 else f"{telling.untold} events"
+    if event_lines.hidden and not events:
+        more = "1 event" if event_lines.hidden == 1 else f"{event_lines.hidden} events"
         hint(f"Not shown: {more} of the program's own; `toolcrib runs show {run.run_id} --events` has all.")
 
 

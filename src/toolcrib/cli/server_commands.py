@@ -17,7 +17,7 @@ from toolcrib.cli.perform import from_daemon, perform
 
 COLUMNS = ("name", "state", "protocol", "transport", "tools", "trusted", "pid", "uptime", "last error")
 MOST_PROBLEMS = 10
-"""Problems that are told beside something else; `config check` has them all."""
+"""Problems that are shown beside something else; `config check` has them all."""
 MOST_TOOLS = 5
 """Names of tools beside a server; `servers --json` has them all."""
 

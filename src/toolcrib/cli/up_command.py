@@ -56,7 +56,7 @@ def up(
 ) -> int:
     """Start the daemon, in the foreground or detached."""
 
-    def tell(daemon: dict[str, Any]) -> None:
+    def say_ready(daemon: dict[str, Any]) -> None:
         if as_json:
             say_json(daemon)
         else:
@@ -79,11 +79,11 @@ def up(
         # The whole daemon, which a detached one imports in a process of its own.
         from toolcrib.daemon.process import run_foreground  # noqa: PLC0415
 
-        code = run_foreground(root(), flags, ready=tell)
+        code = run_foreground(root(), flags, ready=say_ready)
         if sys.stderr.isatty():
             hint("Stopped.")
         return code
     with working("starting the daemon …"):
         started = start_detached(root(), flags)
-    tell(started)
+    say_ready(started)
     return 0

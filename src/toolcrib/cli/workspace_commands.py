@@ -158,7 +158,7 @@ def _why(tool: Mapping[str, Any], said: str) -> str:
 
 
 def _settings(found: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Those that the table of tools has not told."""
+    """Those that the table of tools does not show."""
     for key, value in found["settings"].items():
         if not key.startswith(("tools.", "limits.seconds.")):
             yield [key, _shown(value), found["origins"].get(key, "")]

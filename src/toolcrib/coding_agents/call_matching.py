@@ -294,7 +294,7 @@ def _alike(calls: Iterable[_Call], seen: CallSeen) -> _Call | None:
 def _may_be(printed: Mapping[str, Any] | None, seen: CallSeen) -> bool:
     """Whether the gateway's arguments may be those that the program printed.
 
-    It masks secrets, leaves out what a client adds for itself, and does not tell large ones.
+    It masks secrets, leaves out what a client adds for itself, and leaves out large ones.
     """
     if printed is None:
         return True

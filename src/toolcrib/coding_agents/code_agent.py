@@ -89,8 +89,8 @@ class CodingAgentRun:
 
 def _result(ready: PreparedRun, summary: RunSummary, events: Iterable[AgentEvent]) -> ExecutionResult:
     about: dict[str, Any] = {**ready.metadata.to_json(), **summary.to_json(), "log": str(ready.log.path)}
-    for said_beside in ("text", "usage", "status", "program_exit_code", "error"):
-        del about[said_beside]
+    for name in ("text", "usage", "status", "program_exit_code", "error"):
+        del about[name]
     return ExecutionResult(
         text=summary.text,
         raw_events=tuple(events),

@@ -126,8 +126,8 @@ def program_environment(
 
     passed = {name: value for name, value in environ.items() if passes(name)}
     given = {**passed, **wanted, **added}
-    given["PATH"], told = _path(given, workdir, own_tools)
-    warnings += told
+    given["PATH"], path_warnings = _path(given, workdir, own_tools)
+    warnings += path_warnings
     hidden = [*wanted.values(), *added.values(), *(passed[name] for name in secret & passed.keys())]
     return ProgramEnvironment(
         environ=given,
@@ -148,14 +148,14 @@ def without_proxy(environ: Mapping[str, str], url: str) -> dict[str, str]:
         return dict(environ)
     said = {name: environ[name] for name in _DIRECT if environ.get(name)}
     # Some programs look at the one, some at the other; and `*` means everything only where it stands alone.
-    told = {name: said.get(name) or next(iter(said.values()), "") for name in _DIRECT}
-    more = {name: was if was.strip() == "*" else ",".join(filter(None, (was, host))) for name, was in told.items()}
+    current = {name: said.get(name) or next(iter(said.values()), "") for name in _DIRECT}
+    more = {name: was if was.strip() == "*" else ",".join(filter(None, (was, host))) for name, was in current.items()}
     return {**environ, **more}
 
 
 def _path(environ: Mapping[str, str], workdir: Path, own_tools: OwnTools) -> tuple[str, list[str]]:
-    """PATH without the project's folders, for a hostile one may keep a `node` or a `git` of its own there; and what
-    the person is told. Where the program may do everything by itself, it may run those, too."""
+    """PATH without the project's folders, for a hostile one may keep a `node` or a `git` of its own there; and
+    warnings for the person. Where the program may do everything by itself, it may run those, too."""
     search = SearchPath.of(environ, workdir)
     warnings = []
     if len(search.folders) < len(environ.get("PATH", os.defpath).split(os.pathsep)):

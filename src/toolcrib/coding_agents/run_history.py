@@ -289,7 +289,7 @@ def _no_constant(word: str) -> NoReturn:
 
 
 def session_of(run: RecordedRun, seals: LogSeals) -> str:
-    """The program's own session: as the log's end tells, or, of a run that has none, as it was noted on the way."""
+    """The program's own session: as the log's end has it, or, of a run that has none, as it was noted on the way."""
     headless = next((one.headless for one in CLIENTS if one.name == run.metadata.provider), None)
     session = _noted_session(run, seals) if run.summary is None else run.summary.session
     return session if headless is not None and headless.is_session(session) else ""
@@ -310,7 +310,7 @@ def _no_conversation(root: Path, conversation: str, provider: str, others: int) 
     which = f"a conversation with {provider}" if conversation == LAST else f"the conversation {conversation}"
     if others:
         return NotFound(
-            f"No log of Toolcrib's own in {root} tells of {which}; {others} that came from elsewhere, or were changed "
+            f"No log of Toolcrib's own in {root} has {which}; {others} that came from elsewhere, or were changed "
             "or moved, are not trusted.",
             remedy="Begin a new one: leave --conversation out.",
         )

@@ -285,7 +285,7 @@ class CodingAgentLifecycle:
         return AgentEvent(kind=AgentEventKind.LOG, provider=self._provider, role="toolcrib", text=text)
 
     async def _last_notes(self) -> AsyncIterator[AgentEvent]:
-        """The gateway may have more to tell of calls that the program has printed already."""
+        """The gateway may still report calls that the program has printed already."""
         deadline = time.monotonic() + _LAST_NOTES
         while (self._matcher.next_due() is not None or not self._asked) and time.monotonic() < deadline:
             item = await self._next(deadline)

@@ -139,7 +139,7 @@ class RunLog:
         self._put({"event": self._masked(event.to_json())})
 
     def session(self, session: str) -> None:
-        """The program's own, whenever it is known: a run that is killed has no last line that tells it."""
+        """The program's own, whenever it is known: a run that is killed has no last line that has it."""
         if session != self._session:
             self._session = session
             self._put_sealed("session", {"session": session})

@@ -42,7 +42,7 @@ class RunStatus(enum.StrEnum):
 REMEDIES: Mapping[RunStatus, str] = {
     RunStatus.TIMEOUT: "It may take longer with --timeout, for instance --timeout=4h.",
     RunStatus.REVOKED: "Its identity was revoked while it ran: `toolcrib audit` shows when. A new run has a new one.",
-    RunStatus.NO_TOOLS: "`toolcrib status` tells whether the daemon runs, `toolcrib up` starts it; "
+    RunStatus.NO_TOOLS: "`toolcrib status` shows whether the daemon runs, `toolcrib up` starts it; "
     "--on-mcp-failure continue goes on without these tools.",
 }
 

@@ -53,7 +53,7 @@ _FIGURES = {
     "output": ("output_tokens", "outputTokens"),
     "cached": ("cache_read_input_tokens", "cacheReadInputTokens"),
 }
-"""By our name: the key in `usage`, and the key in what is told of each model."""
+"""By our name: the key in `usage`, and the key in what is reported of each model."""
 
 _KINDS = {"interrupted": ToolStatus.CANCELLED, "cancelled": ToolStatus.CANCELLED}
 """By the reason that a call was not carried out; every other is a refusal."""
@@ -213,17 +213,17 @@ def _added(so_far: TokenUsage, line: Mapping[str, Any]) -> TokenUsage:
     """With the tokens of one more result.
 
     `usage` leaves subagents out, and `modelUsage` counts the session from its first run: what each model took since
-    the last result is neither, and `usage` stands in where it is not told.
+    the last result is neither, and `usage` stands in where it is missing.
     """
     models = [as_map(model) for model in as_map(line.get("model_usage_since_last_result")).values()]
     usage = as_map(line.get("usage"))
     counted: dict[str, int | None] = {}
     for ours, (main, each) in _FIGURES.items():
         figures = [as_count(model.get(each)) for model in models] or [as_count(usage.get(main))]
-        told = [figure for figure in (getattr(so_far, ours), *figures) if figure is not None]
-        counted[ours] = sum(told) if told else None
-    told_all = {name: line[name] for name in ("usage", "modelUsage", "total_cost_usd", "num_turns") if name in line}
-    return TokenUsage(reported=told_all, **counted)
+        figures_known = [figure for figure in (getattr(so_far, ours), *figures) if figure is not None]
+        counted[ours] = sum(figures_known) if figures_known else None
+    reported = {name: line[name] for name in ("usage", "modelUsage", "total_cost_usd", "num_turns") if name in line}
+    return TokenUsage(reported=reported, **counted)
 
 
 def _texts(content: Any) -> str:

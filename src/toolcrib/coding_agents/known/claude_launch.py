@@ -112,7 +112,7 @@ def _freely(request: LaunchRequest) -> Launch:
 def _restrictedly(request: LaunchRequest) -> Launch:
     folder = _own_folder(request.environ)
     settings = _settings(folder / "settings.json")
-    told, environ = [_text(folder / "CLAUDE.md")], {}
+    instructions, environ = [_text(folder / "CLAUDE.md")], {}
     files = {_SETTINGS: json.dumps(settings, indent=2)}
     words = [
         *("--restricted", "--strict-mcp-config", f"--settings={request.folder / _SETTINGS}"),
@@ -124,13 +124,13 @@ def _restrictedly(request: LaunchRequest) -> Launch:
     # Restricted, it would not read the project's CLAUDE.md either.
     if request.own_tools is OwnTools.NONE:
         # It would also read what that imports.
-        told.append(project_text(request.workdir, ("CLAUDE.md",)))
+        instructions.append(project_text(request.workdir, ("CLAUDE.md",)))
     else:
         # Of an added folder it reads it, and nothing else. Not by its path: a link may stand there by the time that
         # Claude Code looks.
         words.append("--add-dir=.")
         environ["CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD"] = "1"
-    if said := "\n\n".join(text for text in told if text):
+    if said := "\n\n".join(text for text in instructions if text):
         files[_WORDS] = said
         words.append(f"--append-system-prompt-file={request.folder / _WORDS}")
     return Launch(
@@ -145,7 +145,7 @@ def _restrictedly(request: LaunchRequest) -> Launch:
 def _refused(request: LaunchRequest) -> Iterator[str]:
     # What the workspace may do is settled in our folder. HEAD is what makes a repository of a folder.
     yield from (f"Edit({name})" for name in (f"{PROJECT_FOLDER}/**", "HEAD", *request.guarded))
-    # What other runs, of other profiles, were told.
+    # What other runs, of other profiles, were asked.
     yield f"Read({PROJECT_FOLDER}/{RUNS}/**)"
 
 

@@ -46,7 +46,7 @@ _TRACED = re.compile(r"\S+Z +[A-Z]+ [\w:]+: ")
 """Before a line of its own log: the time, and the part of it that speaks."""
 
 _ROUTED = re.compile(r"\S+Z +ERROR codex_core::tools::router: error=(.*)", re.DOTALL)
-"""A call that came to nothing. Where it was not even begun, it is told of here alone, without its id."""
+"""A call that came to nothing. Where it was not even begun, it is reported here alone, without its id."""
 _NO_SUCH = re.compile(r"unsupported (?:custom tool )?call: (\S+)")
 _OUR_TOOL = re.compile(rf"mcp__(?:{OTHER_NAME}|{SERVER_NAME})(?:__)?(.+)")
 """A group's name and the tool's in one, with nothing between them."""
@@ -157,7 +157,7 @@ class CodexParser:
             yield _event(AgentEventKind.RAW, line)
 
     def _call(self, kind: str, item: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[AgentEvent]:
-        """One event when a call starts, one when it is over; some calls are told of only when they are over."""
+        """One event when a call starts, one when it is over; some calls are reported only when they are over."""
         call = as_text(item.get("id"))
         begun, over = call in self._calls, self._calls.get(call, False)
         shared: dict[str, Any] = {"kind": AgentEventKind.TOOL, "provider": PROVIDER, "role": "tool", "call": call}

@@ -225,11 +225,11 @@ def _gets_on(line: Mapping[str, Any]) -> bool:
 
 def _own_words(text: str) -> str:
     """What a tool itself says of its error, which Gemini CLI puts last, in JSON."""
-    told = _REPORTED.match(text)
-    if told is None:
+    reported = _REPORTED.match(text)
+    if reported is None:
         return text
     try:
-        _, end = json.JSONDecoder().raw_decode(text, told.end())
+        _, end = json.JSONDecoder().raw_decode(text, reported.end())
         answers, _ = json.JSONDecoder().raw_decode(text[end:].removeprefix(" with response: "))
     except (ValueError, RecursionError):
         return text

@@ -179,8 +179,8 @@ def _links(theirs: Path, *, everything: bool) -> dict[str, Path]:
 
 def _names(settings: Mapping[str, Any]) -> list[str]:
     """Of the files in which somebody tells it something."""
-    told = _part(settings, "context").get("fileName")
-    named = [name for name in (told if isinstance(told, list) else [told]) if isinstance(name, str) and name]
+    names = _part(settings, "context").get("fileName")
+    named = [name for name in (names if isinstance(names, list) else [names]) if isinstance(name, str) and name]
     # A person's own names come on top of its own.
     return [*named, "GEMINI.md"]
 
@@ -197,34 +197,36 @@ def _settings(request: LaunchRequest, theirs: dict[str, Any]) -> dict[str, Any]:
     """The person's settings for this run, with our entry."""
     ours = {SERVER_NAME: _entry(request)} if request.url else {}
     # Another way to run without a person, which prints and asks otherwise.
-    told = _with(theirs, "experimental", adk={"agentSessionNoninteractiveEnabled": False})
+    merged = _with(theirs, "experimental", adk={"agentSessionNoninteractiveEnabled": False})
     if request.own_tools is not OwnTools.ALL:
-        return {**_confined(told, request), "mcpServers": ours, "mcp": {"allowed": [SERVER_NAME]}}
-    mcp = _part(told, "mcp")
+        return {**_confined(merged, request), "mcpServers": ours, "mcp": {"allowed": [SERVER_NAME]}}
+    mcp = _part(merged, "mcp")
     if isinstance(mcp.get("allowed"), list):
         mcp["allowed"] = [*mcp["allowed"], SERVER_NAME]
-    others = {name: entry for name, entry in _part(told, "mcpServers").items() if name != SERVER_NAME}
-    return {**told, "mcpServers": {**others, **ours}, "mcp": mcp}
+    others = {name: entry for name, entry in _part(merged, "mcpServers").items() if name != SERVER_NAME}
+    return {**merged, "mcpServers": {**others, **ours}, "mcp": mcp}
 
 
 def _confined(settings: dict[str, Any], request: LaunchRequest) -> dict[str, Any]:
     """Without what runs commands by itself or reaches further than the folder, and with the tools of the level."""
-    told = {**settings, "hooks": {}, "hooksConfig": {"enabled": False}}
-    told = {**told, "skills": {"enabled": False}, "ide": {"enabled": False}}
-    told = _with(told, "experimental", enableAgents=False, autoMemory=False)
-    # Told to say what it is about, it would call a tool that is not there.
-    told = _with(told, "general", topicUpdateNarration=False)
-    told = _with(told, "security", folderTrust={"enabled": True})
-    told = _with(told, "advanced", ignoreLocalEnv=True)
-    told = _with(told, "context", includeDirectories=[], fileFiltering=_ignoring(request, _part(told, "context")))
+    confined = {**settings, "hooks": {}, "hooksConfig": {"enabled": False}}
+    confined = {**confined, "skills": {"enabled": False}, "ide": {"enabled": False}}
+    confined = _with(confined, "experimental", enableAgents=False, autoMemory=False)
+    # Asked to say what it is about, it would call a tool that is not there.
+    confined = _with(confined, "general", topicUpdateNarration=False)
+    confined = _with(confined, "security", folderTrust={"enabled": True})
+    confined = _with(confined, "advanced", ignoreLocalEnv=True)
+    confined = _with(
+        confined, "context", includeDirectories=[], fileFiltering=_ignoring(request, _part(confined, "context"))
+    )
     if request.own_tools is OwnTools.NONE:
-        told = _with(told, "context", includeDirectoryTree=False)
-    tools = {key: value for key, value in _part(told, "tools").items() if key not in _COMMANDS}
-    return {**told, "tools": {**tools, "core": list(_OWN[request.own_tools]), "sandbox": False}}
+        confined = _with(confined, "context", includeDirectoryTree=False)
+    tools = {key: value for key, value in _part(confined, "tools").items() if key not in _COMMANDS}
+    return {**confined, "tools": {**tools, "core": list(_OWN[request.own_tools]), "sandbox": False}}
 
 
 def _ignoring(request: LaunchRequest, context: Mapping[str, Any]) -> dict[str, Any]:
-    """What its tools do not read: also the logs of runs, which hold what other profiles were told."""
+    """What its tools do not read: also the logs of runs, which hold what other profiles were asked."""
     filtering = _part(context, "fileFiltering")
     theirs = filtering.get("customIgnoreFilePaths")
     # It takes them from the folder that it works in, absolute ones too.
@@ -348,7 +350,7 @@ def _governance(request: LaunchRequest, links: LinkAliases) -> tuple[tuple[str, 
     linked = _of_links(links) if request.own_tools is OwnTools.EDIT else ()
     looks = (
         "It reads files of the project that GEMINI.md imports.",
-        "Its glob tool tells names of files outside the folder, too.",
+        "Its glob tool shows names of files outside the folder, too.",
     )
     words = ("What your own words for Gemini CLI permit.",) if request.extra else ()
     return governed, (*(looks if request.own_tools is not OwnTools.NONE else ()), *linked, *words)

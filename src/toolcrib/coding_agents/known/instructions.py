@@ -50,13 +50,13 @@ def project_text(workdir: Path, names: tuple[str, ...], size: int = _BYTES) -> s
     return "\n\n".join(texts)
 
 
-def _names(told: object, before: tuple[str, ...]) -> tuple[str, ...]:
-    more = [name for name in told if isinstance(name, str) and name] if isinstance(told, list) else None
+def _names(given: object, before: tuple[str, ...]) -> tuple[str, ...]:
+    more = [name for name in given if isinstance(name, str) and name] if isinstance(given, list) else None
     return before if more is None else (*_NAMES, *more)
 
 
-def _size(told: object, before: int) -> int:
-    return told if isinstance(told, int) and not isinstance(told, bool) and told >= 0 else before
+def _size(given: object, before: int) -> int:
+    return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else before
 
 
 def _files(workdir: Path, names: tuple[str, ...]) -> Iterator[Path]:

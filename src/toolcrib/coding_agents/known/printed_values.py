@@ -81,14 +81,14 @@ def failure_text(text: str) -> str:
     message = error.get("message")
     if not isinstance(message, str) or not message.strip():
         return text
-    told = [error.get("code"), error.get("status") or error.get("type")]
-    kind = " ".join(str(one) for one in told if isinstance(one, int | str) and 0 < len(str(one)) <= _SHORT)
+    words = [error.get("code"), error.get("status") or error.get("type")]
+    kind = " ".join(str(one) for one in words if isinstance(one, int | str) and 0 < len(str(one)) <= _SHORT)
     before = text[:start].strip(" :")
     return (f"{before}: " if before else "") + failure_text(message).strip() + (f" ({kind})" if kind else "")
 
 
 class LastErrorLines:
-    """The last lines on standard error of a program that has not told a failure, or its end, in its own form."""
+    """The last lines on standard error of a program that has not reported a failure, or its end, in its own form."""
 
     def __init__(self, report: RunReport) -> None:
         self._report = report
