@@ -202,9 +202,9 @@ async def test_every_listing_and_call_is_told_in_order_as_the_far_sides_saw_it(
         other = await house.lease(wanted(toolcrib_home, "c2"))
         answer = (await during(work)).decode()
         await lease.release()
-        seen = await rest_of(lease.notes())
+        seen = await rest_of(lease.events())
         await other.release()
-        assert await rest_of(other.notes()) == [], "another run's agent is nobody's business"
+        assert await rest_of(other.events()) == [], "another run's agent is nobody's business"
     listed, *calls = seen
     assert isinstance(listed, ListingSeen)
     begin = answer.index('"tools":') + len('"tools":')
@@ -245,7 +245,7 @@ async def test_a_run_whose_agent_is_taken_away_hears_so_after_the_last_of_its_ca
     words = ("agent", "remove" if how == "removed" else "rotate", "claude-c1")
     async with house_of(toolcrib_home) as house:
         lease = await house.lease(wanted(toolcrib_home))
-        stream = lease.notes()
+        stream = lease.events()
         with member(lease) as client:
             client.send_call("w_note", nonce="held", hold=True)
             (started,) = await take(stream, 1)
@@ -267,7 +267,7 @@ async def test_an_agent_ends_when_its_time_is_over(daemon: StartDaemon, toolcrib
     daemon({})
     async with house_of(toolcrib_home) as house:
         lease = await house.lease(wanted(toolcrib_home, lives=0.5))
-        assert await rest_of(lease.notes()) == [LeaseEnded(why="expired")]
+        assert await rest_of(lease.events()) == [LeaseEnded(why="expired")]
         assert is_refused(lease)
 
 
@@ -420,7 +420,7 @@ async def test_a_run_goes_on_with_a_daemon_that_was_restarted(
     first = daemon(config, "--port", port)
     async with house_of(toolcrib_home) as house:
         lease = await house.lease(wanted(toolcrib_home))
-        stream = lease.notes()
+        stream = lease.events()
         with member(lease) as client:
             assert nonce_of(await during(client.call, "w_note", nonce="before")) == "before"
         await take(stream, 2)
@@ -451,7 +451,7 @@ async def test_an_agent_that_was_removed_while_the_daemon_was_away_is_not_gone_o
         await during(first.stop)
         (await during(cli, "agent", "remove", "claude-c1")).ok()
         await during(daemon, {})
-        assert await rest_of(lease.notes()) == [LeaseEnded(why="removed")]
+        assert await rest_of(lease.events()) == [LeaseEnded(why="removed")]
         await lease.release()
 
 
@@ -464,7 +464,7 @@ async def test_a_daemon_that_does_not_come_back_or_comes_elsewhere_is_lost(
     async with house_of(toolcrib_home) as house:
         gone = await house.lease(wanted(toolcrib_home))
         await during(first.stop)
-        (lost,) = await rest_of(gone.notes())
+        (lost,) = await rest_of(gone.events())
         assert lost == LeaseLost(why="The daemon is gone, and did not come back in 1 s.")
         await gone.release()
         monkeypatch.setattr(leases, "GONE_FOR", 20.0)
@@ -472,7 +472,7 @@ async def test_a_daemon_that_does_not_come_back_or_comes_elsewhere_is_lost(
         elsewhere = await house.lease(wanted(toolcrib_home, "c2"))
         await during(second.stop)
         third = await during(daemon, {})
-        (lost,) = await rest_of(elsewhere.notes())
+        (lost,) = await rest_of(elsewhere.events())
         assert isinstance(lost, LeaseLost)
         assert third.endpoint in lost.why
 
@@ -585,7 +585,7 @@ async def test_a_daemon_for_runs_that_ends_is_lost_and_none_comes_in_its_place(
     async with house_of(toolcrib_home) as house:
         lease = await house.lease(wanted(toolcrib_home))
         os.kill(lease.daemon, how)
-        (lost,) = await rest_of(lease.notes())
+        (lost,) = await rest_of(lease.events())
         assert isinstance(lost, LeaseLost)
         assert "started for runs" in lost.why
         await during(wait_for, lambda: has_ended(toolcrib_home, lease.daemon), "the daemon to end", LIMIT)

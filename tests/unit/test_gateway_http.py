@@ -99,8 +99,7 @@ class TestWhereARequestWorks:
         async with asyncio.timeout(LIMIT):
             await house.slow.called.wait()
         project = next(project for project in house.crib.projects if project.root == folder)
-        farewell = asyncio.create_task(house.crib.projects.farewell(project))
-        await farewell
+        await house.crib.projects.release_unused(project)
         assert held()
         house.slow.go_on.set()
         async with asyncio.timeout(LIMIT):

@@ -61,7 +61,7 @@ class Peer:
         data = {"kind": kind, "remedy": "Do.", "exit_code": 1, "more": 1}
         await self.say(id=1, error={"code": 1, "message": message, "data": data})
 
-    async def until_they_hang_up(self) -> None:
+    async def until_they_disconnect(self) -> None:
         await self._reader.read()
 
 
@@ -99,7 +99,7 @@ def wanted() -> LeaseRequest:
 
 async def lends(_: dict[str, Any], peer: Peer) -> None:
     await peer.event(lease=LEASE)
-    await peer.until_they_hang_up()
+    await peer.until_they_disconnect()
 
 
 async def hangs_up(_: dict[str, Any], peer: Peer) -> None:
@@ -168,11 +168,11 @@ async def test_notes_that_cannot_be_understood_are_a_lost_lease_and_no_silence()
         await peer.event(lease=LEASE)
         await peer.event(news={})
         await peer.event(listed={"tools": 1})
-        await peer.until_they_hang_up()
+        await peer.until_they_disconnect()
 
     async with daemon_that(tells_otherwise) as house:
-        (lost,) = await noted((await house.lease(wanted())).notes())
-    assert lost == LeaseLost(why="The daemon tells of listed in another way.")
+        (lost,) = await noted((await house.lease(wanted())).events())
+    assert lost == LeaseLost(why="The daemon sends listed in another form.")
 
 
 async def test_a_lease_is_given_back_once_and_its_last_notes_are_still_read() -> None:
@@ -180,7 +180,7 @@ async def test_a_lease_is_given_back_once_and_its_last_notes_are_still_read() ->
 
     async def tells_at_the_end(_: dict[str, Any], peer: Peer) -> None:
         await peer.event(lease=LEASE)
-        await peer.until_they_hang_up()
+        await peer.until_they_disconnect()
         await peer.event(listed={"tools": 1, "bytes": 2, "tokens": 1, "tokens_estimated": True, "names": {}, "at": 1.0})
         over.set()
 
@@ -188,8 +188,8 @@ async def test_a_lease_is_given_back_once_and_its_last_notes_are_still_read() ->
         lease = await house.lease(wanted())
         await asyncio.gather(lease.release(), lease.release())
         assert over.is_set(), "who releases waits for the daemon's end of it"
-        assert [type(note).__name__ for note in await noted(lease.notes())] == ["ListingSeen"]
-        assert await noted(lease.notes()) == []
+        assert [type(note).__name__ for note in await noted(lease.events())] == ["ListingSeen"]
+        assert await noted(lease.events()) == []
         await lease.release()
 
 
@@ -204,7 +204,7 @@ async def test_a_daemon_that_never_hangs_up_does_not_hold_a_run(monkeypatch: pyt
     async with daemon_that(clings) as house:
         lease = await house.lease(wanted())
         await lease.release()
-        assert await noted(lease.notes()) == []
+        assert await noted(lease.events()) == []
         done.set()
 
 
@@ -219,10 +219,10 @@ async def test_a_run_comes_back_with_its_token_and_says_whose() -> None:
         asked.append(params)
         await peer.event(lease=LEASE)
         await peer.event(ended={"why": "removed"})
-        await peer.until_they_hang_up()
+        await peer.until_they_disconnect()
 
     async with daemon_that(lends_and_falls, hangs_up, is_stopping, lends_again) as house:
-        (ended,) = await noted((await house.lease(wanted())).notes())
+        (ended,) = await noted((await house.lease(wanted())).events())
     assert ended == leases.LeaseEnded(why="removed")
     assert [params.get("resume") for params in asked] == [None, {"agent": "claude-c1", "token": "tcb_t"}]
 

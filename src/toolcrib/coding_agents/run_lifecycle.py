@@ -168,7 +168,7 @@ class CodingAgentLifecycle:
         lease = self._ready.lease
         if lease is not None:
             self._matcher.names = lease.names
-            self._tasks.append(asyncio.create_task(self._read_notes(lease.notes())))
+            self._tasks.append(asyncio.create_task(self._read_notes(lease.events())))
         deadline = time.monotonic() + self._request.timeout
         while self.ending.status is RunStatus.FINISHED:
             item = await self._next(deadline)

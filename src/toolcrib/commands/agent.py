@@ -49,7 +49,7 @@ def _described(context: CommandContext, agent: Agent, used_at: float | None) -> 
 
 
 def _bounds(context: CommandContext, agent: Agent) -> dict[str, Any]:
-    """What else one must know to tell what it may do: who stands above it, and which rules cannot be judged."""
+    """What else bounds it: the agents above it, and the rules that cannot be judged."""
     agents, above = context.services.agents, []
     parent = agent.parent
     # The time of one above may be over by now; that of the agent is, too, but it was added.
@@ -102,7 +102,7 @@ class AddAgent(Parameters):
 
 @registry.command("agent:add", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True)
 async def add(context: CommandContext, params: AddAgent) -> dict[str, Any]:
-    """Add an agent; its token is told once, and is in a file that only the owner can read."""
+    """Add an agent; its token is shown once, and is in a file that only the owner can read."""
     minted = await context.services.agents.add(
         params.name,
         profile=params.profile,
@@ -132,7 +132,7 @@ def _with_token(context: CommandContext, minted: MintedAgent) -> dict[str, Any]:
 
 
 def _untrusted_servers(context: CommandContext, profile: Profile) -> list[str]:
-    """Servers whose word on their own tools does not count, where the profile allows tools by such words."""
+    """Servers whose annotations do not count, if the profile allows tools by annotations."""
     if not any(rule.effect is Verdict.ALLOW and rule.annotations for rule in profile.rules):
         return []
     servers = context.project.config.servers
@@ -143,7 +143,7 @@ def _untrusted_servers(context: CommandContext, profile: Profile) -> list[str]:
     "agent:rotate", CommandEffect.CHANGES, Availability.EVERYWHERE, scope=CommandScope.DAEMON, cached=True
 )
 async def rotate(context: CommandContext, params: AgentName) -> dict[str, Any]:
-    """Give an agent a new token, which is told once; the old one is void at once."""
+    """Give an agent a new token, which is shown once; the old one is void at once."""
     return _with_token(context, await context.services.agents.rotate(params.name))
 
 
@@ -164,7 +164,7 @@ class AgentToken(Parameters):
     "agent:servers", CommandEffect.READS, Availability.SOCKET, scope=CommandScope.DAEMON, servers=ServersNeeded.ALL
 )
 async def servers(context: CommandContext, params: AgentToken) -> dict[str, Any]:
-    """Tell a program how the servers do that its agent may use, and tell it again when that changes."""
+    """Report to a program how the servers are that its agent may use, and report every change."""
     agents = context.services.agents
     agent = agents.authenticate(params.token)
     if agent is None:
@@ -172,15 +172,15 @@ async def servers(context: CommandContext, params: AgentToken) -> dict[str, Any]
     changed = asyncio.Event()
     leave = context.crib.bus.subscribe(lambda _: changed.set(), ServerStateChanged, CatalogChanged, PermissionChanged)
     root = context.project.root if agent.workdir is None else project_of(agent.workdir)
-    told: list[dict[str, Any]] | None = None
+    sent: list[dict[str, Any]] | None = None
     try:
         async with context.crib.projects.working_in(root) as project:
             while True:
                 changed.clear()
                 seen = _visible_servers(project, agents.find(agent.name).permission)
-                if seen != told:
+                if seen != sent:
                     await context.emit({"servers": seen})
-                    told = seen
+                    sent = seen
                 await changed.wait()
     finally:
         leave()

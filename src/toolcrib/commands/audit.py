@@ -36,7 +36,7 @@ OUTCOMES = (
 _POLL = 0.25
 _AT_ONCE = 500
 _REPORT_EVERY = 2.0
-"""Seconds between two words on how far `verify` is."""
+"""Seconds between two reports of how far `verify` is."""
 
 
 class AuditParameters(Parameters):
@@ -94,12 +94,12 @@ class VerifyParameters(Parameters):
 @registry.command("audit:verify", CommandEffect.REVEALS, Availability.EVERYWHERE, scope=CommandScope.DAEMON)
 async def verify(context: CommandContext, params: VerifyParameters) -> dict[str, Any]:
     """Check that no entry of the audit log was changed, removed or put in since it was written."""
-    told_at = time.monotonic()
+    reported_at = time.monotonic()
 
     async def progress(checked: int, total: int) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= _REPORT_EVERY:
-            told_at = time.monotonic()
+        nonlocal reported_at
+        if time.monotonic() - reported_at >= _REPORT_EVERY:
+            reported_at = time.monotonic()
             await context.emit({"checked": checked, "of": total})
 
     return dataclasses.asdict(await context.services.audit.verify(params.expect, progress))

@@ -203,7 +203,7 @@ class RuleParameters(Parameters):
         try:
             return rule_from(data, where=f"rule for {self.agent}", origin=RuleOrigin.AGENT, holder=self.agent)
         except ConfigError as error:
-            # It stands in no file: these are the words that were given.
+            # It is in no file: these are the parameters that were given.
             raise UsageError(error.message, remedy=error.remedy) from None
 
 
@@ -396,7 +396,7 @@ class PutProfile(Parameters):
     rules: list[Any] = Field(default_factory=list)
     """Each `{"allow" | "deny" | "ask": "server:tool", "annotations"?: {…}, "when"?: {…}}`."""
     own_tools: str = Field(
-        default=OwnTools.NONE, description="what a coding agent may do by its own hands: none, read, edit or all"
+        default=OwnTools.NONE, description="what a coding agent may do with its own tools: none, read, edit or all"
     )
 
 

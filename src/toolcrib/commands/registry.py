@@ -147,7 +147,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 class Parameters(BaseModel):
-    """The base of every command's parameters: unknown words are mistakes, and so is text that no field can use."""
+    """The base of every command's parameters: unknown fields are mistakes, and so is text that no field can use."""
 
     model_config = ConfigDict(extra="forbid")
 

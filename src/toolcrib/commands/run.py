@@ -134,7 +134,7 @@ _NO_JOBS = Rule(effect=Verdict.DENY, tools="crib:job_submit", origin=RuleOrigin.
 _NO_SHELL = Rule(effect=Verdict.DENY, tools=f"{WORKSPACE}:run_shell_safe", origin=RuleOrigin.AGENT)
 """For a run in CI: the daemon itself may have been started elsewhere."""
 _LAST_EVENTS = 2.0
-"""Seconds that a reader may take for the last notes."""
+"""Seconds that a reader may take for the last events."""
 
 
 class ResumeLease(Parameters):
@@ -164,7 +164,7 @@ class LeaseParameters(Parameters):
 
 @registry.command("run:lease", CommandEffect.CHANGES, Availability.SOCKET)
 async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, Any]:
-    """Lend a run an agent for as long as its connection stands, and tell what the agent does."""
+    """Lend a run an agent for as long as its connection is open, and report what the agent does."""
     if context.host.describe()["endpoint"] is None:
         raise DaemonNotRunning("Only a daemon lends agents.", remedy="`toolcrib up` starts one.")
     name = params.resume.agent if params.resume else f"{params.client}-{params.conversation}"
@@ -176,7 +176,7 @@ async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, A
         agent, token = _resumed(context, params.resume) if params.resume else await _minted(context, name, params, job)
         with AgentWatch(context.crib.bus, name) as watch:
             try:
-                # Whoever ended it before we looked is told nowhere else.
+                # Its end may have been before the watch began; then no event reports it.
                 context.services.agents.find(name)
                 if params.resume is None:
                     # Some clients list the tools only once. Each server has its own time to connect.
@@ -255,7 +255,7 @@ async def _minted(context: CommandContext, name: str, params: LeaseParameters, j
 
 
 def _refuse_another(context: CommandContext, params: LeaseParameters, job: JobRow) -> None:
-    """What a job was submitted with is what it gets, whatever stands in its folder's place by now."""
+    """What a job was submitted with is what it gets, whatever is in its folder's place by now."""
     parent = job.submitter if job.submitter_since else ""
     if (params.workdir, params.parent, params.profile) != (job.workdir, parent, job.profile):
         raise Denied(f"The job {job.id} was submitted with something else.", remedy="Submit it again.")
@@ -353,7 +353,7 @@ async def _until_its_end(context: CommandContext, watch: AgentWatch, agent: Agen
     try:
         await asyncio.wait({telling, overrun}, return_when=asyncio.FIRST_COMPLETED)
         if not telling.done():
-            log.warning("the run of %s reads nothing of what it is told; its agent ends", agent.name)
+            log.warning("the run of %s reads none of its events; its agent ends", agent.name)
             return "unread"
         await telling
     finally:
@@ -372,7 +372,7 @@ async def _send_events(context: CommandContext, watch: AgentWatch) -> None:
 
 
 async def _send_remaining_events(context: CommandContext, watch: AgentWatch) -> None:
-    """Who gives the agent back still reads what was seen of it; who is gone, or does not read, is told nothing more."""
+    """A run that gives its agent back still reads what was seen of it; one that is gone or does not read gets none."""
     if watch.ended is not None and not watch.overrun.is_set():
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(_LAST_EVENTS):

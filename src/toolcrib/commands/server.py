@@ -92,7 +92,7 @@ def usable_servers(context: CommandContext) -> list[str]:
 
 
 def describe_for_agent(context: CommandContext, name: str) -> dict[str, Any]:
-    """Without what the server wrote or failed with: other agents' doings may stand there."""
+    """Without what the server wrote or failed with: it may show what other agents did."""
     tools = context.project.catalog.of_server(name)
     server = context.project.servers.get(name)
     return {
@@ -159,8 +159,8 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
     edited = add_server(file, {"name": params.name, **entry}, if_exists=if_exists, project=within)
     try:
         await _trust_edited(context, file, edited)
-        words = [entry["url"]] if "url" in entry else [entry["command"], *entry.get("args", ())]
-        await _record(context, "server added", params.name, file, runs=" ".join(mask_args(words)))
+        runs = [entry["url"]] if "url" in entry else [entry["command"], *entry.get("args", ())]
+        await _record(context, "server added", params.name, file, runs=" ".join(mask_args(runs)))
     except StoreError as error:
         edited.undo()
         raise StoreError(
@@ -170,8 +170,7 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
     if params.name not in project.config.servers:
         problems = [str(problem) for problem in project.config.problems if params.name in problem.key]
         raise ConfigError(
-            f"{params.name} stands in {file}, but is not in use: "
-            f"{' '.join(problems) or 'another entry takes its place.'}",
+            f"{params.name} is in {file}, but not in use: {' '.join(problems) or 'another entry takes its place.'}",
             remedy="`toolcrib config check` says more.",
         )
     await project.settled([params.name])

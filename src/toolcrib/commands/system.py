@@ -66,7 +66,7 @@ async def health(context: CommandContext, _: Parameters) -> dict[str, Any]:
 
 
 def _health_for_agent(context: CommandContext) -> dict[str, Any]:
-    """Of the servers that the caller can use, without reasons: those may tell what others did."""
+    """Of the servers that the caller can use, without reasons: those may show what others did."""
     servers = [describe_for_agent(context, name) for name in usable_servers(context)]
     unavailable = [
         {"server": one["name"], "state": one["state"]} for one in servers if one["state"] != ServerState.READY
@@ -182,7 +182,7 @@ def _last_lines(file: Path, count: int) -> tuple[list[str], int]:
 
 
 def _lines_after(file: Path, place: int) -> tuple[list[str], int]:
-    """What stands behind `place`, whole lines only; from the beginning if the file was begun anew."""
+    """What comes after `place`, whole lines only; from the beginning if the file was begun anew."""
     try:
         with file.open("rb") as stream:
             end = stream.seek(0, 2)

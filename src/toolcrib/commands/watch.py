@@ -1,4 +1,4 @@
-"""What one agent does, as the bus tells it, kept until somebody has read it.
+"""What one agent does, as the bus reports it, kept until somebody has read it.
 
 In: events of calls and listings. Out: the same, in order, as plain JSON. Nobody at the door waits for a reader: one
 that does not keep up is given up, so that what it left unread stays small. `run` is the only neighbour.
@@ -22,12 +22,12 @@ from toolcrib.config.masking import mask_tree
 from toolcrib.events import AgentEnded, Bus, CallEvent, CallFailed, CallFinished, CallIntended, Event, ToolsListed
 
 MAX_ARGUMENTS = 256 * 1024
-"""Bytes; of larger ones only the size is told."""
+"""Bytes; of larger ones only the size is sent."""
 MAX_META = 16 * 1024
 MAX_UNREAD = 4096
 MAX_UNREAD_BYTES = 32 * 1024 * 1024
 _ENTRY = 1024
-"""Bytes that a note holds in memory besides arguments and definitions."""
+"""Bytes that an event holds in memory besides arguments and definitions."""
 _AT_ONCE = 16 * 1024
 """Bytes of arguments that are looked through on the loop; more than that in a thread."""
 _LAST_CALLS = 2.0
@@ -39,7 +39,7 @@ Redact = Callable[[str], str]
 @dataclass(frozen=True, kw_only=True)
 class SeenEvent:
     event: CallEvent | ToolsListed
-    """Without arguments and `_meta` that are too large to be told."""
+    """Without arguments and `_meta` that are too large to be sent."""
     arguments_size: int
     size: int
     """Bytes that it holds, roughly."""
@@ -141,10 +141,10 @@ async def event_json(seen: SeenEvent, redact: Redact) -> dict[str, Any]:
         }
         return {"listed": {**size, "names": names, "at": event.at}}
     if len(event.arguments or b"") > _AT_ONCE:
-        told = await asyncio.to_thread(_call, event, redact)
+        call = await asyncio.to_thread(_call, event, redact)
     else:
-        told = _call(event, redact)
-    return {"call": {**told, "arguments_size": seen.arguments_size}}
+        call = _call(event, redact)
+    return {"call": {**call, "arguments_size": seen.arguments_size}}
 
 
 @functools.lru_cache(maxsize=8)
@@ -160,7 +160,7 @@ class _Named(msgspec.Struct):
 
 
 def offered_names(tools: bytes, by_name: Mapping[str, Tool]) -> dict[str, tuple[str, str]]:
-    """Server and tool by the names that stand in a listing."""
+    """Server and tool by the names in a listing."""
     listed = msgspec.json.decode(tools, type=list[_Named])
     return {one.name: (tool.server, tool.name) for one in listed if (tool := by_name.get(one.name)) is not None}
 

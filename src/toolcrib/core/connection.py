@@ -112,7 +112,7 @@ class Connection(AsyncResource, ToolProvider):
     """A running daemon's tools, as one of its agents: `async with Crib.connect() as crib`.
 
     `crib.tools()` are those that the agent may use, `await crib.call("read_file", {…})` calls one. What may be done is
-    for the daemon to decide, and stands in its audit log.
+    for the daemon to decide, and is in its audit log.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Connection(AsyncResource, ToolProvider):
         parent: str | None = None,
     ) -> None:
         """With `agent` (its token is in this user's files) or `token`: that agent. Otherwise an agent with `profile`,
-        unless said `developer`, is lent that works in `workdir`, the current folder unless said, and ends with the
+        `developer` by default, is lent that works in `workdir`, by default the current folder, and ends with the
         connection; `parent` bounds it.
         """
         if (agent or token) and (profile or workdir or parent):
@@ -188,8 +188,8 @@ class Connection(AsyncResource, ToolProvider):
         root = project_of(self._wanted.workdir)
         try:
             async with asyncio.timeout(_LENT_WITHIN):
-                line = await DaemonConnection.to(self._paths.socket)
-                self._lease = await AgentLease.begin(line, self._wanted, path=self._paths.socket, root=root)
+                connection = await DaemonConnection.to(self._paths.socket)
+                self._lease = await AgentLease.begin(connection, self._wanted, path=self._paths.socket, root=root)
         except (DaemonDisconnected, UnknownCommand) as error:
             raise _not_running() from error
         except TimeoutError as error:
@@ -199,9 +199,9 @@ class Connection(AsyncResource, ToolProvider):
         return self._lease.url
 
     async def _follow(self, lease: AgentLease) -> None:
-        """A daemon that nobody listens to takes its agent back; of what it tells, only the end matters here."""
-        async for note in lease.notes():
-            match note:
+        """A daemon that nobody listens to takes its agent back; of its events, only the end matters here."""
+        async for event in lease.events():
+            match event:
                 case LeaseEnded(why=why):
                     self._over = f"The daemon has ended {lease.agent}: {why}."
                 case LeaseLost(why=why):
@@ -217,16 +217,16 @@ class Connection(AsyncResource, ToolProvider):
             )
         try:
             async with asyncio.timeout(_ANSWERS_WITHIN):
-                line = await DaemonConnection.to(self._paths.socket)
+                connection = await DaemonConnection.to(self._paths.socket)
                 try:
-                    told = await line.answer("system:status", {}, self._wanted.workdir)
+                    status = await connection.answer("system:status", {}, self._wanted.workdir)
                 finally:
-                    await line.close()
+                    await connection.close()
         except DaemonDisconnected as error:
             raise _not_running() from error
         except TimeoutError as error:
             raise _no_answer() from error
-        return str(told["endpoint"])
+        return str(status["endpoint"])
 
     def _config(self, url: str) -> ServerConfig:
         labels = {"X-Toolcrib-Agent": self.agent} if self.agent else {}
@@ -305,9 +305,9 @@ class Connection(AsyncResource, ToolProvider):
         try:
             with self._advising(timeout):
                 answer = await self._live().call(call, timeout=timeout)
-        except ServerUnavailable as away:
+        except ServerUnavailable as error:
             if self._over:
-                raise ServerUnavailable(f"{self._over} The call did not run.", remedy="Connect again.") from away
+                raise ServerUnavailable(f"{self._over} The call did not run.", remedy="Connect again.") from error
             raise
         match msgspec.json.decode(answer.error or b"null"):
             case {"data": {"kind": str()}} as error:

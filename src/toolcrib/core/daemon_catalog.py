@@ -1,4 +1,4 @@
-"""What a daemon tells a program of its servers and tools.
+"""The servers and tools of a daemon, as a program sees them.
 
 In: the daemon's socket and the agent's token; definitions as the daemon's endpoint lists them, under the gateway's
 names, each with its source. Out: a state by server, kept up to date for as long as it is followed; a catalog by
@@ -29,7 +29,7 @@ from toolcrib.servers.model import ServerState
 _COMMAND = "agent:servers"
 _FIRST_WITHIN = 10.0
 _LOOK_AGAIN = 0.5
-"""Seconds after which a daemon that went away is asked again."""
+"""Seconds after which a daemon that is gone is asked again."""
 
 
 class DaemonServerStates:
@@ -54,27 +54,27 @@ class DaemonServerStates:
     async def _follow(self, socket: Path, token: str, root: Path) -> None:
         while True:
             try:
-                await self._until_hung_up(await DaemonConnection.to(socket), token, root)
+                await self._until_disconnected(await DaemonConnection.to(socket), token, root)
             except DaemonDisconnected:
-                self._note({})
+                self._update({})
             except ToolcribError:
                 # The agent is no more, or the daemon does not know the command.
-                self._note({})
+                self._update({})
                 return
             finally:
                 self._first.set()
             await asyncio.sleep(_LOOK_AGAIN)
 
-    async def _until_hung_up(self, line: DaemonConnection, token: str, root: Path) -> None:
+    async def _until_disconnected(self, connection: DaemonConnection, token: str, root: Path) -> None:
         try:
-            await line.ask(_COMMAND, {"token": token}, root)
-            while (event := await line.event()) is not None:
-                self._note(_states_in(event))
+            await connection.ask(_COMMAND, {"token": token}, root)
+            while (event := await connection.event()) is not None:
+                self._update(_states_in(event))
                 self._first.set()
         finally:
-            await line.close()
+            await connection.close()
 
-    def _note(self, states: Mapping[str, ServerState]) -> None:
+    def _update(self, states: Mapping[str, ServerState]) -> None:
         before, self.by_server = self.by_server, states
         for name, state in states.items():
             if before.get(name) is not state:
@@ -90,7 +90,7 @@ def _states_in(event: Mapping[str, Any]) -> dict[str, ServerState]:
 
 
 UNKNOWN_SERVER = "toolcrib"
-"""The server of a tool whose source is not told: the daemon is of another version."""
+"""The server of a tool whose source is not given: the daemon is of another version."""
 
 _Fields = dict[str, Raw]
 
@@ -110,10 +110,10 @@ class _ListedTool:
     @property
     def override(self) -> ToolOverride | None:
         """What the daemon's configuration made of it; the arguments are taken back there."""
-        told = self.source
-        if not told.shown and not told.options:
+        source = self.source
+        if not source.shown and not source.options:
             return None
-        return ToolOverride(name=told.shown or told.tool, fields=self.fields, options=told.options)
+        return ToolOverride(name=source.shown or source.tool, fields=self.fields, options=source.options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,7 +142,7 @@ class Kit(AsyncResource, ToolProvider):
         return read_answer(outcome.answer)
 
     async def refresh(self, server: str) -> None:
-        """Asks the server for its tools again. Servers that tell of changes need no asking."""
+        """Asks the server for its tools again. Servers that notify of changes need no asking."""
         self._refuse_closed()
         await self._live(server).refresh()
 
@@ -272,11 +272,11 @@ class Client:
 
     @property
     def server_info(self) -> ServerStatus:
-        """Who the server says it is, which era it speaks, how it does."""
+        """Who the server says it is, which protocol version it speaks, how it is."""
         return self._live().server_info(self.config.name)
 
     async def refresh(self) -> None:
-        """Asks the server for its tools again. Servers that tell of changes need no asking."""
+        """Asks the server for its tools again. Servers that notify of changes need no asking."""
         await self._live().refresh(self.config.name)
 
     def list_tools(self) -> tuple[Tool, ...]:

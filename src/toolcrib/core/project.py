@@ -245,7 +245,7 @@ class Project:
                     await asyncio.gather(*(server.settled() for server in strangers))
 
     async def settled(self, names: Iterable[str] | None = None) -> None:
-        """Waits until the named servers (all of them, unless said) have ended their first attempt to connect."""
+        """Waits until the named servers (by default all) have ended their first attempt to connect."""
         wanted = self.servers.values() if names is None else [self.servers[n] for n in names if n in self.servers]
         await asyncio.gather(*(server.settled() for server in wanted))
 

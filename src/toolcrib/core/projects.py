@@ -62,12 +62,12 @@ class Projects:
         self._only = only
         self._source = source
         self._last_readable: dict[Path, bytes] = {}
-        """The user's file as it could last be read: a mistake in it takes nothing away that was in force."""
+        """The user's file as it could last be read: a mistake in it removes nothing that was in force."""
         self._versions = itertools.count(1)
         self._listings: dict[NameStyle, Listings] = {}
         self._reported: set[str] = set()
         """Problems of the configuration that were published since all of it was last read."""
-        self._farewells: dict[Path, asyncio.TimerHandle] = {}
+        self._releases: dict[Path, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._wiring = asyncio.Lock()
@@ -75,7 +75,7 @@ class Projects:
 
     async def close(self) -> None:
         self._closed = True
-        for timer in self._farewells.values():
+        for timer in self._releases.values():
             timer.cancel()
         await self.pool.close()
         if self._background:
@@ -120,7 +120,7 @@ class Projects:
             with project.in_use():
                 yield project
         finally:
-            self._plan_farewell(project)
+            self._plan_release(project)
 
     async def reload(self, *, by: str = OWNER.name, besides: str = "") -> None:
         """Reads the configuration of every project again and starts, stops or exchanges what changed, nothing else.
@@ -185,7 +185,7 @@ class Projects:
             # Readers that come while the servers are acquired find the built-in tools.
             project.rebuild()
             # Whoever asked may be gone by now; then nobody would come to leave.
-            self._plan_farewell(project)
+            self._plan_release(project)
             await self._connect(project)
             return project
 
@@ -207,7 +207,7 @@ class Projects:
         return config
 
     async def _to_its_end(self, work: Coroutine[None, None, T]) -> T:
-        """Does the work whole, also if whoever waits for it goes away: half a project would serve nobody."""
+        """Does the work whole, also if whoever waits for it leaves: half a project would serve nobody."""
         return await asyncio.shield(self._spawn(work))
 
     async def _connect(self, project: Project) -> None:
@@ -251,26 +251,26 @@ class Projects:
     def _announce(self, project: Project) -> None:
         self._crib.bus.publish(CatalogChanged(root=str(project.root), version=project.catalog.version))
 
-    def _plan_farewell(self, project: Project, delay: float | None = None) -> None:
+    def _plan_release(self, project: Project, delay: float | None = None) -> None:
         """Whoever uses the project then, or did so lately, has it put off."""
         if project.root != self.root and not self._closed:
-            if (earlier := self._farewells.pop(project.root, None)) is not None:
+            if (earlier := self._releases.pop(project.root, None)) is not None:
                 earlier.cancel()
             later = asyncio.get_running_loop().call_later(
-                PROJECT_LINGER if delay is None else delay, self._begin_farewell, project
+                PROJECT_LINGER if delay is None else delay, self._begin_release, project
             )
-            self._farewells[project.root] = later
+            self._releases[project.root] = later
 
-    def _begin_farewell(self, project: Project) -> None:
-        self._farewells.pop(project.root, None)
-        self._spawn(self.farewell(project))
+    def _begin_release(self, project: Project) -> None:
+        self._releases.pop(project.root, None)
+        self._spawn(self.release_unused(project))
 
-    async def farewell(self, project: Project) -> None:
+    async def release_unused(self, project: Project) -> None:
         """Lets the project go, unless somebody uses it, or did so lately."""
         async with self._wiring:
             rest = PROJECT_LINGER - (time.monotonic() - project.touched)
             if project.users > 0 or rest > 0:
-                self._plan_farewell(project, None if project.users > 0 else rest)
+                self._plan_release(project, None if project.users > 0 else rest)
                 return
             self.by_root.pop(project.root, None)
             servers, project.servers = list(project.servers.values()), {}

@@ -87,7 +87,7 @@ PUBLIC_EVENTS: tuple[type[Event], ...] = (ServerStateChanged, CatalogChanged, Ca
 class ToolProvider(ABC):
     """Where tools are handed out: a `Crib`, a `Kit`, or what `Crib.connect()` gives. Used inside `async with`.
 
-    `tools()` are what a model is offered, `call()` calls one, `status()` tells how the servers do, `subscribe()` of
+    `tools()` are what a model is offered, `call()` calls one, `status()` is how the servers are, `subscribe()` is for
     what happens.
     """
 
@@ -157,13 +157,13 @@ class ToolProvider(ABC):
     def subscribe(self, handler: Callable[[EventT], object], *kinds: type[EventT]) -> Callable[[], None]: ...
 
     def subscribe(self, handler: Callable[[Any], object], *kinds: type[Event]) -> Callable[[], None]:
-        """The handler gets every event of these kinds (of `PUBLIC_EVENTS`, unless said), at once, in the order they
+        """The handler gets every event of these kinds (by default of `PUBLIC_EVENTS`), at once, in the order they
         happen.
 
         It must be quick; what it raises is logged. Returns the call that ends the subscription.
         """
         if not callable(handler):
-            raise UsageError(f"{handler!r} cannot be told of events.", remedy="Give a function of one event.")
+            raise UsageError(f"{handler!r} cannot handle events.", remedy="Give a function of one event.")
         for kind in kinds:
             if kind not in PUBLIC_EVENTS:
                 names = ", ".join(one.__name__ for one in PUBLIC_EVENTS)
@@ -187,9 +187,9 @@ class ToolProvider(ABC):
             if timeout is not None:
                 late.remedy = "Give a longer `timeout=` if it needs longer."
             raise
-        except ServerUnavailable as away:
-            if advice := self._advice(str(away.data.get("server", ""))):
-                away.remedy = advice
+        except ServerUnavailable as error:
+            if advice := self._advice(str(error.data.get("server", ""))):
+                error.remedy = advice
             raise
 
     def _advice(self, server: str) -> str:

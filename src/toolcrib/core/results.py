@@ -102,8 +102,8 @@ def to_openai(result: Result, call_id: str, *, api: Api = "chat") -> list[dict[s
     text = "\n".join(piece if isinstance(piece, str) else _pointed(piece) for piece in found) or NO_OUTPUT
     answer: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": call_id, "content": text}]
     if media:
-        told = {"type": "text", "text": f"What the tool of call {call_id} gave besides its text:"}
-        answer.append({"role": "user", "content": [told, *map(_chat_part, media)]})
+        intro = {"type": "text", "text": f"What the tool of call {call_id} gave besides its text:"}
+        answer.append({"role": "user", "content": [intro, *map(_chat_part, media)]})
     return answer
 
 
@@ -136,8 +136,8 @@ def to_google(
         response["parts"] = [{"inlineData": _blob(file)} for file in within]
     contents: list[dict[str, Any]] = [{"role": "user", "parts": [{"functionResponse": response}]}]
     if after:
-        told = {"text": f"What the tool {name} gave besides its text:"}
-        contents.append({"role": "user", "parts": [told, *({"inlineData": _blob(file)} for file in after)]})
+        intro = {"text": f"What the tool {name} gave besides its text:"}
+        contents.append({"role": "user", "parts": [intro, *({"inlineData": _blob(file)} for file in after)]})
     return contents
 
 
@@ -292,7 +292,7 @@ class Result:
 
     @classmethod
     def failed(cls, why: ToolcribError | str) -> Self:
-        """What a model is told of a call that could not be made; `why` is mostly what `call` raised."""
+        """What a model gets for a call that could not be made; `why` is mostly what `call` raised."""
         block = {"type": "text", "text": why.text() if isinstance(why, ToolcribError) else why}
         raw = {"content": [block], "isError": True}
         return cls(blocks=(read_block(block),), structured=None, is_error=True, raw=raw)
@@ -316,7 +316,7 @@ class Result:
         return to_anthropic(self, tool_use_id)
 
     def to_google(self, name: str, call_id: str | None = None, *, media: MediaPlace = "inside") -> list[dict[str, Any]]:
-        """The contents that answer this call; those of several calls are put `messages.together`."""
+        """The contents that answer this call; those of several calls are put `together`."""
         return to_google(self, name, call_id, media=media)
 
 
@@ -325,8 +325,8 @@ def read_answer(answer: ServerAnswer) -> Result:
     if answer.result is not None:
         return read_result(answer.result)
     error = _decoded(answer.error or b"{}")
-    words = error.get("message") if isinstance(error, dict) else None
-    raise ToolError(f"The server answered with an error: {words or 'it gave no reason'}", data={"error": error})
+    message = error.get("message") if isinstance(error, dict) else None
+    raise ToolError(f"The server answered with an error: {message or 'it gave no reason'}", data={"error": error})
 
 
 def read_result(result: bytes) -> Result:

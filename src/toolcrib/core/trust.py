@@ -45,7 +45,7 @@ class Trust:
         return await trusted_files(self._store)
 
     async def add_file(self, file: Path, digest: str) -> None:
-        """Trusts the file with the content that the digest stands for, and no other."""
+        """Trusts the file with the content of this digest, and no other."""
         place = _place(file)
         await self._store.write(trust.trust_file, place, digest)
         try:

@@ -98,7 +98,7 @@ class WorkspaceServer:
     def absence(self, project: Project) -> str:
         """Why a project has none of the tools; empty if it has them."""
         if not self._home.projects.home.config.settings.workspace:
-            return f"`workspace: false` in {self._home.environment.paths.user_config} takes the workspace tools away."
+            return f"`workspace: false` in {self._home.environment.paths.user_config} switches the workspace tools off."
         try:
             self._at(project.root)
         except ToolcribError as error:
@@ -159,7 +159,7 @@ class WorkspaceServer:
                 ) from error
 
     def _at(self, root: Path) -> _OpenWorkspace:
-        """The folder's workspace with the settings as they stand in its files now."""
+        """The folder's workspace with the settings as its files have them now."""
         crib = self._home
         stamp = self._stamp_of(root)
         opened = self._open.get(root)

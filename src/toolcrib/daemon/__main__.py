@@ -21,7 +21,7 @@ def main() -> int:
     order = json.loads(sys.stdin.buffer.read())
     report = os.fdopen(order["report"], "w")
 
-    def tell(answer: dict[str, Any]) -> None:
+    def send(answer: dict[str, Any]) -> None:
         with report:
             report.write(json.dumps(answer) + "\n")
 
@@ -32,10 +32,10 @@ def main() -> int:
         unsafe_no_sandbox=order["unsafe_no_sandbox"],
     )
     try:
-        return run_foreground(Path(order["root"]), flags, ready=tell, lasts=DaemonLifetime(order["lasts"]))
+        return run_foreground(Path(order["root"]), flags, ready=send, lasts=DaemonLifetime(order["lasts"]))
     except ToolcribError as error:
         if not report.closed:
-            tell({"error": {"kind": type(error).__name__, "message": error.message, "remedy": error.remedy}})
+            send({"error": {"kind": type(error).__name__, "message": error.message, "remedy": error.remedy}})
         return error.exit_code
 
 

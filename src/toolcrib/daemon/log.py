@@ -1,7 +1,7 @@
-"""Where the daemon's own words go: a file that is turned over before it grows large.
+"""The daemon's log: a file that is rotated before it grows large.
 
-In: the level, and events from the bus. Out: lines. Servers that come and go and calls that failed are told; calls that
-went well are not, they are too many.
+In: the level, and events from the bus. Out: lines. Servers that come and go and calls that failed are logged; calls
+that went well are not, they are too many.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEPT = 3
 
 
 class _MaskedFormatter(logging.Formatter):
-    """Whoever logs, and whatever stands in a traceback: no line holds a known secret."""
+    """Whoever logs, and whatever is in a traceback: no line holds a known secret."""
 
     def __init__(self, mask: Masker) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
@@ -63,5 +63,5 @@ def write_to_log(event: Event) -> None:
 
 
 def _plain(text: str) -> str:
-    """A server's words must not pass for lines of ours."""
+    """A server's text must not pass for lines of ours."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -228,7 +228,7 @@ class Daemon:
 
 
 def _settle_memory() -> None:
-    """What stands at the start stays to the end: the collector need not walk it again and again under load."""
+    """What is there at the start stays to the end: the collector need not walk it again and again under load."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

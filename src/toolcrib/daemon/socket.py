@@ -1,7 +1,7 @@
 """The daemon's unix socket: commands from the CLI, and the bridge's MCP messages.
 
 In: newline-delimited JSON-RPC 2.0. Out: the same. A request's method is a command's name, and `root` beside it says
-which project it is for (the daemon's own unless said); a first line
+which project it is for (by default the daemon's own); a first line
 `toolcrib/bridge` makes the connection an MCP client's, in the project it names. Only the user who runs the daemon can
 open the socket: the file is 0600 in a 0700 folder, and the kernel is asked who is there.
 """
@@ -143,8 +143,8 @@ class CommandSocket:
                 writer.write(error_reply(error).body + b"\n")
                 return
             except (OSError, ValueError) as error:
-                told = f"The root cannot be used: {error}."
-                await _send(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": told}})
+                message = f"The root cannot be used: {error}."
+                await _send(writer, {"id": None, "error": {"code": INVALID_REQUEST, "message": message}})
                 return
             await PipeConnection(self._crib, project, principal, conversation, self._auth.reads, reader, writer).serve()
 
@@ -166,9 +166,9 @@ class CommandSocket:
             raise
         except Exception:
             log.exception("the command %s failed", name)
-            told = f"{name} failed in a way nobody foresaw."
+            message = f"{name} failed in a way nobody foresaw."
             data = {"remedy": "`toolcrib logs` says why.", "exit_code": 1}
-            answer = {"id": request_id, "error": {"code": INTERNAL_ERROR, "message": told, "data": data}}
+            answer = {"id": request_id, "error": {"code": INTERNAL_ERROR, "message": message, "data": data}}
         await _send(writer, answer)
 
     @contextlib.asynccontextmanager

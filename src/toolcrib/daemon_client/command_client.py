@@ -82,7 +82,7 @@ def ask(
     timeout: float | None,
     on_event: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Runs one command in the daemon, for the project at `root`. `timeout` None: as long as the connection stands."""
+    """Runs one command in the daemon, for the project at `root`. `timeout` None: until the connection ends."""
     deadline = None if timeout is None else time.monotonic() + timeout
     with connect(path) as sock:
         request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params, "root": str(root)}

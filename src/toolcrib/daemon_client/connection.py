@@ -18,7 +18,7 @@ from toolcrib import errors
 from toolcrib.errors import ProtocolViolation, ToolcribError
 
 _LONGEST = 1 << 24
-"""Bytes of a line: arguments are told up to 256 KiB."""
+"""Bytes of a line: arguments are sent up to 256 KiB."""
 
 
 class DaemonDisconnected(Exception):
@@ -82,10 +82,10 @@ class DaemonConnection:
         try:
             return json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ProtocolViolation("The daemon sent what is no JSON.") from error
+            raise ProtocolViolation("The daemon sent a line that is not JSON.") from error
 
-    def hang_up(self) -> None:
-        """We say no more; what the daemon still has to say can be read."""
+    def finish_sending(self) -> None:
+        """What the daemon still sends can be read."""
         with contextlib.suppress(OSError):
             self._writer.write_eof()
 

@@ -44,12 +44,12 @@ def start_detached(root: Path, flags: Flags, lasts: DaemonLifetime = DaemonLifet
         }
     )
     # -P: the project's folder is no place to import from, or a file of its own making would run untrusted.
-    with (paths.state_dir / "start.log").open("ab") as words:
+    with (paths.state_dir / "start.log").open("ab") as output:
         child = subprocess.Popen(
             with_default_signals([sys.executable, "-P", "-m", "toolcrib.daemon"]),
             stdin=subprocess.PIPE,
-            stdout=words,
-            stderr=words,
+            stdout=output,
+            stderr=output,
             pass_fds=(writing,),
             start_new_session=True,
             cwd=root,
@@ -63,15 +63,15 @@ def start_detached(root: Path, flags: Flags, lasts: DaemonLifetime = DaemonLifet
         child.stdin.close()
     with os.fdopen(reading, "rb") as report:
         ready, _, _ = select.select([report], [], [], _START_LIMIT)
-        told = report.readline() if ready else b""
-    if not told:
+        line = report.readline() if ready else b""
+    if not line:
         child.kill()
         child.wait()
         raise ToolcribError(
             "The daemon did not start in time." if not ready else "The daemon ended while it started.",
             remedy=f"See {paths.state_dir / 'start.log'} and {paths.log}.",
         )
-    answer: dict[str, Any] = json.loads(told)
+    answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         child.wait()
         error = answer["error"]
@@ -79,8 +79,8 @@ def start_detached(root: Path, flags: Flags, lasts: DaemonLifetime = DaemonLifet
     return answer
 
 
-def main(words: Sequence[str]) -> int:
-    lasts = DaemonLifetime.FOR_RUNS if FOR_RUNS in words else DaemonLifetime.UNTIL_STOPPED
+def main(arguments: Sequence[str]) -> int:
+    lasts = DaemonLifetime.FOR_RUNS if FOR_RUNS in arguments else DaemonLifetime.UNTIL_STOPPED
     # Nobody knows a daemon for runs by its port, and a port that another program has must not stop them.
     flags = Flags(port=0) if lasts is DaemonLifetime.FOR_RUNS else Flags()
     try:

@@ -42,7 +42,7 @@ class ListingSeen:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSeen:
-    """A call at the daemon's door: one note when it is about to leave for its server, one when it is over.
+    """A call at the daemon's door: one event when it is about to leave for its server, one when it is over.
 
     What never left (denied, invalid, unknown …) has only the second.
     """
@@ -55,7 +55,7 @@ class CallSeen:
     """As its server calls it; as the program called it where there is no such tool."""
     server: str
     arguments: dict[str, Any] | None
-    """Exact, but for secrets that Toolcrib knows; None where there were none, or they are too large to be told."""
+    """Exact, but for secrets that Toolcrib knows; None where there were none, or they are too large to be sent."""
     arguments_size: int = 0
     """Bytes."""
     over: bool
@@ -77,7 +77,7 @@ class LeaseEnded:
     """The agent is no more, and not by our own word."""
 
     why: str
-    """removed, expired, or unread: the notes were not read."""
+    """removed, expired, or unread: the events were not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +90,8 @@ class LeaseLost:
 LeaseEvent: TypeAlias = ListingSeen | CallSeen | LeaseEnded | LeaseLost
 
 
-def names_from(told: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    return {name: (server, tool) for name, (server, tool) in told.items()}
+def names_from(listed: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    return {name: (server, tool) for name, (server, tool) in listed.items()}
 
 
 def lease_event_from(event: Mapping[str, Any]) -> LeaseEvent | None:
@@ -99,16 +99,16 @@ def lease_event_from(event: Mapping[str, Any]) -> LeaseEvent | None:
     try:
         return _read(event)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"the daemon tells of {next(iter(event), 'nothing')} in another way") from error
+        raise ValueError(f"the daemon sends {next(iter(event), 'nothing')} in another form") from error
 
 
 def _read(event: Mapping[str, Any]) -> LeaseEvent | None:
     match event:
-        case {"listed": dict(told)}:
-            known = {one.name: told[one.name] for one in fields(ListingSeen)}
-            return ListingSeen(**{**known, "names": names_from(told["names"])})
-        case {"call": dict(told)}:
-            return CallSeen(**{one.name: told[one.name] for one in fields(CallSeen)})
+        case {"listed": dict(listed)}:
+            known = {one.name: listed[one.name] for one in fields(ListingSeen)}
+            return ListingSeen(**{**known, "names": names_from(listed["names"])})
+        case {"call": dict(call)}:
+            return CallSeen(**{one.name: call[one.name] for one in fields(CallSeen)})
         case {"ended": {"why": str(why)}}:
             return LeaseEnded(why=why)
         case _:
@@ -116,7 +116,7 @@ def _read(event: Mapping[str, Any]) -> LeaseEvent | None:
 
 
 GONE_FOR = 10.0
-"""Seconds that the daemon may be away before the lease counts as lost."""
+"""Seconds that the daemon may be gone before the lease counts as lost."""
 _RECONNECT_EVERY = 0.05
 _RELEASED_WITHIN = 10.0
 _COMMAND = "run:lease"
@@ -153,35 +153,35 @@ class LeaseRequest:
 class AgentLease:
     """Made by `begin`, ended by `release`."""
 
-    def __init__(self, line: DaemonConnection, told: Mapping[str, Any], *, path: Path, root: Path) -> None:
-        self.agent: str = told["agent"]
-        self.token: str = told["token"]
-        self.url: str = told["endpoint"]
-        self.folder = Path(told["folder"])
+    def __init__(self, connection: DaemonConnection, granted: Mapping[str, Any], *, path: Path, root: Path) -> None:
+        self.agent: str = granted["agent"]
+        self.token: str = granted["token"]
+        self.url: str = granted["endpoint"]
+        self.folder = Path(granted["folder"])
         """The agent's private one: it goes with the agent."""
         self.own_tools = OwnToolsLimit(
-            tools=OwnTools(told["own_tools"]), shell=told["own_shell"], guarded=tuple(told["guarded"])
+            tools=OwnTools(granted["own_tools"]), shell=granted["own_shell"], guarded=tuple(granted["guarded"])
         )
-        self.broken: str = told["broken"]
+        self.broken: str = granted["broken"]
         """What is wrong with the workspace's settings: while it says something, the workspace's tools all refuse."""
-        self.unavailable: Mapping[str, str] = told["unavailable"]
+        self.unavailable: Mapping[str, str] = granted["unavailable"]
         """Servers whose tools are not known yet, and why."""
-        self.withheld = frozenset[str](told["withheld"])
+        self.withheld = frozenset[str](granted["withheld"])
         """Names of variables that our servers' entries refer to."""
-        self.warnings = tuple[str, ...](told["warnings"])
+        self.warnings = tuple[str, ...](granted["warnings"])
         """Why there are fewer tools than the person may expect, one line each."""
-        self.tools: int = told["tools"]
+        self.tools: int = granted["tools"]
         """How many the agent may see."""
-        self.names = names_from(told["names"])
+        self.names = names_from(granted["names"])
         """Server and tool by the names that the agent is offered."""
-        self.for_runs: bool = told["for_runs"]
+        self.for_runs: bool = granted["for_runs"]
         """Whether the daemon lives only as long as runs do: then none will come in its place."""
-        self.daemon: int = told["daemon"]
+        self.daemon: int = granted["daemon"]
         """Its process."""
         self._path = path
         self._root = root
-        self._line = line
-        self._notes: asyncio.Queue[LeaseEvent | None] = asyncio.Queue()
+        self._connection = connection
+        self._events: asyncio.Queue[LeaseEvent | None] = asyncio.Queue()
         """None: there will be no more."""
         self._released = False
         self._following = asyncio.create_task(self._follow())
@@ -190,52 +190,52 @@ class AgentLease:
         return f"Lease(agent={self.agent!r})"
 
     @classmethod
-    async def begin(cls, line: DaemonConnection, wanted: LeaseRequest, *, path: Path, root: Path) -> AgentLease:
-        """Raises the daemon's error, or `DaemonDisconnected`; the line is closed then."""
-        told = await _granted(line, wanted.to_json(), root)
-        return cls(line, told, path=path, root=root)
+    async def begin(cls, connection: DaemonConnection, wanted: LeaseRequest, *, path: Path, root: Path) -> AgentLease:
+        """Raises the daemon's error, or `DaemonDisconnected`; the connection is closed then."""
+        granted = await _granted(connection, wanted.to_json(), root)
+        return cls(connection, granted, path=path, root=root)
 
-    async def notes(self) -> AsyncIterator[LeaseEvent]:
+    async def events(self) -> AsyncIterator[LeaseEvent]:
         """What is seen of the agent, in order; for one reader.
 
         Ends after `LeaseEnded` and `LeaseLost`, and after `release` with what was seen until then.
         """
-        while (note := await self._notes.get()) is not None:
-            yield note
-        self._notes.put_nowait(None)
+        while (event := await self._events.get()) is not None:
+            yield event
+        self._events.put_nowait(None)
 
     async def release(self) -> None:
         """The agent is gone when it returns, or the daemon is. A second time does nothing."""
         if not self._released:
             self._released = True
-            self._line.hang_up()
+            self._connection.finish_sending()
         await asyncio.wait({self._following}, timeout=_RELEASED_WITHIN)
         self._following.cancel()
         await asyncio.gather(self._following, return_exceptions=True)
-        await self._line.close()
+        await self._connection.close()
 
     async def _follow(self) -> None:
         try:
             while True:
-                last = await self._until_hung_up()
+                last = await self._until_disconnected()
                 if last is None and not self._released:
                     last = await self._come_back()
                 if last is not None:
-                    self._notes.put_nowait(last)
+                    self._events.put_nowait(last)
                 if last is not None or self._released:
                     return
         finally:
-            self._notes.put_nowait(None)
+            self._events.put_nowait(None)
 
-    async def _until_hung_up(self) -> LeaseEvent | None:
-        """The note that ends the lease; None: the connection is gone."""
+    async def _until_disconnected(self) -> LeaseEvent | None:
+        """The event that ends the lease; None: the connection is gone."""
         try:
-            while (event := await self._line.event()) is not None:
-                note = lease_event_from(event)
-                if isinstance(note, LeaseEnded):
-                    return note
-                if note is not None:
-                    self._notes.put_nowait(note)
+            while (received := await self._connection.event()) is not None:
+                event = lease_event_from(received)
+                if isinstance(event, LeaseEnded):
+                    return event
+                if event is not None:
+                    self._events.put_nowait(event)
         except DaemonDisconnected:
             return None
         except (ToolcribError, ValueError) as error:
@@ -244,46 +244,46 @@ class AgentLease:
 
     async def _come_back(self) -> LeaseEvent | None:
         """None: a daemon goes on with the agent."""
-        await self._line.close()
+        await self._connection.close()
         if self.for_runs:
             return LeaseLost(why="The daemon that was started for runs has ended.")
         deadline = time.monotonic() + GONE_FOR
         while time.monotonic() < deadline and not self._released:
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
-                    told = await self._resumed()
+                    granted = await self._resumed()
             except Denied:
                 return LeaseEnded(why="removed")
             except (DaemonDisconnected, ToolcribError, TimeoutError):
                 await asyncio.sleep(_RECONNECT_EVERY)
                 continue
-            if told["endpoint"] != self.url:
-                return LeaseLost(why=f"The daemon came back at another address, {told['endpoint']}.")
+            if granted["endpoint"] != self.url:
+                return LeaseLost(why=f"The daemon came back at another address, {granted['endpoint']}.")
             return None
         return (
             None if self._released else LeaseLost(why=f"The daemon is gone, and did not come back in {GONE_FOR:.0f} s.")
         )
 
     async def _resumed(self) -> Mapping[str, Any]:
-        line = await DaemonConnection.to(self._path)
-        told = await _granted(line, {"resume": {"agent": self.agent, "token": self.token}}, self._root)
-        self._line = line
-        return told
+        connection = await DaemonConnection.to(self._path)
+        granted = await _granted(connection, {"resume": {"agent": self.agent, "token": self.token}}, self._root)
+        self._connection = connection
+        return granted
 
 
-async def _granted(line: DaemonConnection, params: dict[str, Any], root: Path) -> Mapping[str, Any]:
+async def _granted(connection: DaemonConnection, params: dict[str, Any], root: Path) -> Mapping[str, Any]:
     try:
-        await line.ask(_COMMAND, params, root)
-        match await line.event():
-            case {"lease": dict(told)}:
-                return told
+        await connection.ask(_COMMAND, params, root)
+        match await connection.event():
+            case {"lease": dict(granted)}:
+                return granted
             case _:
                 raise ProtocolViolation(
                     "The daemon lends no agent, and does not say why.", remedy="See `toolcrib logs`."
                 )
     except BaseException:
         with contextlib.suppress(asyncio.CancelledError):
-            await line.close()
+            await connection.close()
         raise
 
 
@@ -294,11 +294,11 @@ _POLL = 0.02
 class LeaseClient:
     """Made by `open_lease_client`."""
 
-    def __init__(self, paths: Paths, root: Path, environ: Mapping[str, str], line: DaemonConnection) -> None:
+    def __init__(self, paths: Paths, root: Path, environ: Mapping[str, str], connection: DaemonConnection) -> None:
         self._paths = paths
         self._root = root
         self._environ = environ
-        self._spare: DaemonConnection | None = line
+        self._spare: DaemonConnection | None = connection
         """A connection that nobody uses yet."""
         self._leases: list[AgentLease] = []
 
@@ -306,9 +306,9 @@ class LeaseClient:
         """Raises `UsageError` where the same conversation is under way, and whatever else the daemon says."""
         deadline = time.monotonic() + CONNECT_TIMEOUT
         while True:
-            line, self._spare = self._spare or await _connected(self._paths, self._environ), None
+            connection, self._spare = self._spare or await _connected(self._paths, self._environ), None
             try:
-                made = await AgentLease.begin(line, wanted, path=self._paths.socket, root=self._root)
+                made = await AgentLease.begin(connection, wanted, path=self._paths.socket, root=self._root)
             except UnknownCommand as old:
                 raise DaemonNotRunning(
                     "The daemon that runs is of an older version and knows of no runs.",
@@ -345,11 +345,11 @@ class LeaseClient:
     async def _status(self) -> Mapping[str, Any]:
         try:
             async with asyncio.timeout(_ENDS_WITHIN):
-                line = await DaemonConnection.to(self._paths.socket)
+                connection = await DaemonConnection.to(self._paths.socket)
                 try:
-                    return await line.answer("system:status", {}, self._root)
+                    return await connection.answer("system:status", {}, self._root)
                 finally:
-                    await line.close()
+                    await connection.close()
         except (DaemonDisconnected, TimeoutError, ToolcribError):
             return {}
 
@@ -357,11 +357,11 @@ class LeaseClient:
 @contextlib.asynccontextmanager
 async def open_lease_client(paths: Paths, root: Path, environ: Mapping[str, str]) -> AsyncIterator[LeaseClient]:
     """`root` is the project's. Raises `DaemonNotRunning` where no daemon runs and none can be started."""
-    house = LeaseClient(paths, root, environ, await _connected(paths, environ))
+    client = LeaseClient(paths, root, environ, await _connected(paths, environ))
     try:
-        yield house
+        yield client
     finally:
-        await house.close()
+        await client.close()
 
 
 async def _connected(paths: Paths, environ: Mapping[str, str]) -> DaemonConnection:

@@ -95,8 +95,8 @@ async def _leased(order: WorkerOrder) -> AsyncIterator[AgentLease]:
 
 
 async def _until_taken_away(lease: AgentLease) -> str:
-    """Also reads what is told of the agent: one that nobody listens to is taken back."""
-    async for note in lease.notes():
-        if isinstance(note, LeaseEnded | LeaseLost):
-            return note.why
+    """Also reads the events of the agent: one that nobody listens to is taken back."""
+    async for event in lease.events():
+        if isinstance(event, LeaseEnded | LeaseLost):
+            return event.why
     return "the daemon is gone"

@@ -346,8 +346,8 @@ class JobQueue:
             await worker.stop(grace=0)
         try:
             async with asyncio.timeout(job.row.timeout + _OVERTIME):
-                async for told in worker.lines():
-                    job.heard(told)
+                async for message in worker.lines():
+                    job.received(message)
         except TimeoutError:
             job.stopped, job.stopped_as = "It took longer than it may, and did not end by itself.", JobStatus.FAILED
             await worker.stop(grace=_GRACE)
@@ -409,7 +409,7 @@ class JobQueue:
 
     async def _ended(self, job: ActiveJob, status: JobStatus, values: Mapping[str, Any]) -> None:
         masked = {name: self._masked(value) if name in _TEXTS else value for name, value in values.items()}
-        # The database tells nobody when it can be written again.
+        # The database does not say when it can be written again.
         while not await self._kept(job, status, masked) and not self._closing:  # noqa: ASYNC110
             await asyncio.sleep(_TRY_AGAIN)
         self._let_go(job)
@@ -438,8 +438,8 @@ class JobQueue:
 
     async def _note(self, row: JobRow, what: str, **detail: Any) -> None:
         """A line in the audit log; durable when it returns."""
-        told = {word: value for word, value in {"job": row.id, "with": row.runs, **detail}.items() if value}
-        await self._open().services.record(AuditedChange(what=what, agent=row.submitter, detail=told))
+        detail = {word: value for word, value in {"job": row.id, "with": row.runs, **detail}.items() if value}
+        await self._open().services.record(AuditedChange(what=what, agent=row.submitter, detail=detail))
 
     def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)

@@ -35,9 +35,9 @@ SUBMIT_TOOL = ("crib", "job_submit")
 LONGEST_PROMPT = 256 * 1024
 """Bytes."""
 _OWNERS = "developer"
-"""The profile of the owner's jobs, unless said."""
+"""The default profile of the owner's jobs."""
 _AGENTS = "trusted"
-"""The profile of an agent's jobs, unless said: below that agent it comes to what the agent itself may, whole."""
+"""The default profile of an agent's jobs: below that agent it comes to what the agent itself may, whole."""
 _CLIENTS = frozenset({CLIENT.profile, "read-only", "nothing"})
 """What a client without a name may have: its own profile, and those that allow less than it in every way."""
 _MENTION = re.compile(r"(?<!\w)@\S")

@@ -49,7 +49,7 @@ class Worker(Protocol):
         ...
 
     async def close(self) -> str:
-        """Nothing of it is left when it returns; how it ended, where that tells something."""
+        """Nothing of it is left when it returns; how it ended, if that is known."""
         ...
 
 
@@ -93,7 +93,7 @@ class _Process:
                 stdin.write(json.dumps(order.to_json()).encode())
                 await stdin.drain()
         except ConnectionError:
-            log.debug("a job's process ended before it had its order; why is told when it is closed")
+            log.debug("a job's process ended before it had its order; the reason is given when it is closed")
         except TimeoutError:
             self._said.append(f"it did not read its order within {_TAKEN_WITHIN:.0f} s")
             reaper_child.signal_group(self._process.pid, signal.SIGKILL)
@@ -106,9 +106,9 @@ class _Process:
             raise RuntimeError("a worker without pipes")
         try:
             while line := await stdout.readline():
-                told = json.loads(line)
-                if isinstance(told, dict):
-                    yield told
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    yield message
         except ValueError as error:
             log.warning("a job's process says what cannot be understood: %s", error)
 
@@ -143,7 +143,7 @@ class _Process:
                 await self._process.wait()
 
     async def _listen(self) -> None:
-        """Its stderr is read all the time, so that it never waits for us; the last of it may tell why it ended."""
+        """Its stderr is read all the time, so that it never waits for us; the last of it may say why it ended."""
         stderr = self._process.stderr
         if stderr is None:
             raise RuntimeError("a worker without pipes")
@@ -174,9 +174,9 @@ class ActiveJob:
     """What its worker said last."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def heard(self, told: Mapping[str, Any]) -> None:
+    def received(self, message: Mapping[str, Any]) -> None:
         """A line of its worker."""
-        match told:
+        match message:
             case {"agent": str(agent)}:
                 self.row = replace(self.row, agent=agent)
             case {"event": str(kind)}:
