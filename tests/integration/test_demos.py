@@ -52,7 +52,7 @@ MASKS = (
     (r"\b\d+(?:\.\d+)? k?B\b(?: +\d+)?", "<size>"),
     (r"^(claude|codex|gemini) [\d.]+ as", r"\1 <version> as"),
     (r"^(  model +).*", r"\1<model>"),
-    (r"^(  tokens +).*|about [\d,]+ tokens|[\d,]+ / [\d,]+|^(tokens: ).*", r"\1\2<tokens>"),
+    (r"^(  tokens +).*|~?[\d,]+ tokens|[\d,]+ / [\d,]+|^(tokens: ).*", r"\1\2<tokens>"),
     (r"held \d+ events", "held <n> events"),
     # What each program's own tests are about.
     (r"^(  (?:not )?governed +).*(?:\n {16}.*)*", r"\1<…>"),

@@ -162,7 +162,7 @@ def test_a_job_that_is_cancelled_leaves_no_process(toolcrib_home: Home, daemon: 
     told = cli("job", "result", job)
     assert (told.exit_code, told.out) == (10, "")
     assert "It was cancelled by owner." in told.err
-    assert cli("job", "list").ok().out.splitlines()[1].split()[:3] == [job, "cancelled", "agent"]
+    assert cli("job", "list").ok().out.splitlines()[1].split()[:3] == [job, "cancelled", "model"]
 
 
 def test_a_killed_daemon_takes_its_jobs_along_and_the_next_one_says_so_and_asks_nothing_again(

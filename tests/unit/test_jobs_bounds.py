@@ -183,7 +183,7 @@ async def test_only_a_job_that_runs_is_lent_an_agent(house: House) -> None:
             async with lent(house, desk, waits):
                 pass
         async with lent(house, desk, first) as lease:
-            assert lease["agent"] == "agent-c1"
+            assert lease["agent"] == "model-c1"
 
 
 def test_a_job_s_program_starts_in_the_folder_itself_whatever_stands_at_its_path(tmp_path: Path) -> None:

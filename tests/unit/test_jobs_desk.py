@@ -35,7 +35,7 @@ async def test_a_job_runs_for_its_submitter_and_its_result_is_kept(house: House)
         worker = await house.begun("do it")
         assert worker.order == {
             "job": row.id,
-            "runs": "agent",
+            "runs": "model",
             "prompt": "do it",
             "model": "openai:usual",
             "base_url": "",

@@ -172,7 +172,7 @@ def _row(id: str, submitter: str) -> JobRow:
         daemon="d",
         submitter=submitter,
         submitter_since=1.0,
-        runs="agent",
+        runs="model",
         model="m",
         profile="p",
         workdir="/",

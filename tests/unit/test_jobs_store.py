@@ -30,7 +30,7 @@ def row(id: str, **changed: Any) -> JobRow:
         "daemon": "mine",
         "submitter": "heartbeat",
         "submitter_since": 5.0,
-        "runs": "agent",
+        "runs": "model",
         "model": "openai:x",
         "profile": "developer",
         "workdir": "/w",

@@ -40,17 +40,19 @@ def submit(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What it should do; - reads it from a pipe.")],
     *,
     runs: Annotated[
-        str, typer.Option("--with", metavar="WHAT", help="agent (a model with your tools), claude, codex or gemini.")
-    ] = "agent",
+        str, typer.Option("--with", metavar="WHAT", help="model (with your tools), claude, codex or gemini.")
+    ] = "model",
     model: Annotated[
-        str | None, typer.Option("--model", metavar="PROVIDER:MODEL", help="For --with agent; else as configured.")
+        str | None, typer.Option("--model", metavar="PROVIDER:MODEL", help="For --with model; else as configured.")
     ] = None,
     profile: Annotated[str, typer.Option("--profile", metavar="NAME", help="What it may do.")] = "developer",
     workdir: Annotated[Path | None, typer.Option("--workdir", metavar="DIR", help="Where it works; here.")] = None,
     timeout: Annotated[
         float | None, typer.Option("--timeout", metavar="SECONDS", help="How long it may take; as configured.")
     ] = None,
-    max_steps: Annotated[int, typer.Option("--max-steps", metavar="N", help="Answers of the model; for agent.")] = 30,
+    max_steps: Annotated[
+        int, typer.Option("--max-steps", metavar="N", help="Answers of the model; for --with model.")
+    ] = 30,
     wait: _Wait = False,
     as_json: AsJson = False,
 ) -> int:

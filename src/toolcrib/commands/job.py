@@ -55,11 +55,11 @@ def _seconds(row: JobRow) -> float | None:
 class SubmitJob(Parameters):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    prompt: Annotated[str, VERBATIM] = Field(description="what the agent shall do; it knows nothing else")
-    runs: Literal["agent", "claude", "codex", "gemini"] = Field(
-        default="agent", alias="with", description="a model with these tools, or a coding agent's program"
+    prompt: Annotated[str, VERBATIM] = Field(description="what it should do; it knows nothing else")
+    runs: Literal["model", "claude", "codex", "gemini"] = Field(
+        default="model", alias="with", description="a model with these tools, or a coding agent's program"
     )
-    model: str | None = Field(default=None, description="provider:model, for `agent` only")
+    model: str | None = Field(default=None, description="provider:model, only with `model`")
     profile: str | None = Field(default=None, description="to allow it less")
     workdir: PathText | None = Field(default=None, description="the folder it works in, beneath your own")
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="seconds")

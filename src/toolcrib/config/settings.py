@@ -17,7 +17,7 @@ from toolcrib.config.model import JobSettings, NameStyle, Severity
 from toolcrib.config.problems import describe, describe_type
 from toolcrib.config.values import ValueReader
 
-AGENT_LOOP = "agent"
+AGENT_LOOP = "model"
 """A job that is a `run_agent`; every other one is a coding agent's run."""
 PROGRAMS = ("claude", "codex")
 """Coding agents that agents can be allowed. Gemini CLI reads its context files through links, wherever these lead: by
