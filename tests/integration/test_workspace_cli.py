@@ -113,7 +113,7 @@ def test_what_is_off_names_the_file_that_says_so(cli: Cli, project: Path, file: 
     mine.write_text("read_only: true\n")
     file.write_text("tools: {list_dir: off}\n")
     found = check(cli, project)
-    off = {tool["name"]: tool["said_by"] for tool in found["tools"] if tool["state"] == "off"}
+    off = {tool["name"]: tool["set_by"] for tool in found["tools"] if tool["state"] == "off"}
     assert off == {
         "list_dir": str(file),
         "write_file": str(mine),
@@ -258,7 +258,7 @@ def test_a_project_s_file_widens_once_it_is_trusted_and_no_longer_when_it_change
     found = check(cli, project)
     assert found["settings"]["network"]
     assert found["settings"]["limits.session_calls"] == 20000
-    assert found["files"] == [{"file": str(file), "standing": "trusted"}]
+    assert found["files"] == [{"file": str(file), "trust": "trusted"}]
     assert (found["untrusted"], found["effects"]) == (None, [])
 
     file.write_text(file.read_text() + "git: commit\n")

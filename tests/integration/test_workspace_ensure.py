@@ -21,9 +21,7 @@ from parts.sizes import some
 from parts.waiting import wait_for
 from parts.workspace import is_running, running_with
 from toolcrib.errors import ServerUnavailable, ToolcribError, WorkspaceError
-from toolcrib.servers.environment import MARKER
 from toolcrib.workspace import RunningWorkspace, ensure_workspace
-from toolcrib.workspace.serving import shared
 
 pytestmark = pytest.mark.slow
 
@@ -247,10 +245,6 @@ def test_a_path_that_is_too_long_for_a_socket_is_told(home_folder: Home) -> None
         ensure_workspace(home_folder.project, environ={**home_folder.environ(), "TOOLCRIB_HOME": str(home)})
 
 
-def test_the_mark_of_the_daemons_children_is_the_one_that_is_taken_off() -> None:
-    assert shared._DAEMONS_MARK == MARKER
-
-
 MANY = """
 import os, random, signal, sys, time
 import httpx2
@@ -355,7 +349,7 @@ def test_programs_that_come_and_go_never_meet_two_servers_or_none(
 
 def nobody_starts(home: Home) -> bool:
     """Whether the lock is free: there is a server, or none."""
-    for lock in run_dir(home).glob("*/lock"):
+    for lock in run_dir(home).glob("*/start.lock"):
         with contextlib.suppress(OSError), lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return True

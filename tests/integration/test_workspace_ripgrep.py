@@ -64,7 +64,7 @@ async def worth_opening(scene: ToolContext, given: SearchTextArguments) -> set[s
     found = await files_worth_opening(
         scene,
         search_pattern(given.pattern, literal=given.literal, case=given.case),
-        scene.folder.spot(given.path),
+        scene.folder.path_of(given.path),
         globs=given.glob,
         ignored=IgnoredFiles.SHOWN if given.ignored else IgnoredFiles.LEFT_OUT,
         until=time.monotonic() + 60,

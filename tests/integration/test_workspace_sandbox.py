@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from parts.sandboxes import SOMEBODY, opened, own, printed, python, shell, spot, usual
+from parts.sandboxes import SOMEBODY, opened, own, path_of, printed, python, shell, usual
 from parts.waiting import wait_for
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.folder import Folder
@@ -575,7 +575,7 @@ async def test_folders_of_any_name_work(tmp_path: Path, owner: str, name: str) -
     place.mkdir(parents=True)
     own(place, owner)
     async with opened(place) as sandbox:
-        finished = await shell(sandbox, 'echo "$PWD"; touch made; ls -A', cwd=spot())
+        finished = await shell(sandbox, 'echo "$PWD"; touch made; ls -A', cwd=path_of())
         assert finished.code == 0, finished.stderr.text()
         assert finished.stdout.text().startswith(f"{place}\n")
     assert (place / "made").exists()

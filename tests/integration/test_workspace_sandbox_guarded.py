@@ -68,7 +68,7 @@ TRICKS = {
     "a link to one": f"git init -q --bare d; {ARM} d/config; mkdir s; ln -s ../d s/.git",
     "closed": f"git init -q sub; {ARM} sub/.git/config; chmod 555 sub sub/.git; git init -q --bare b; chmod 555 b",
     "in what is guarded": f"mkdir .vscode; git init -q --bare .vscode/x; {ARM} .vscode/x/config",
-    "named as one that is put aside": f"git init -q --bare .git.disarmed-0; {ARM} .git.disarmed-0/config",
+    "named as one that is put aside": f"git init -q --bare .git.quarantined-0; {ARM} .git.quarantined-0/config",
     "modules": f"git init -q s; cd s/.git; mkdir modules; git init -q --bare modules/m; {ARM} modules/m/config",
 }
 
@@ -101,7 +101,7 @@ async def test_commands_in_steps_leave_none_either(root: Path) -> None:
         for step in ("mkdir sub/objects", "echo x > sub/config", "true"):
             assert (await shell(sandbox, step)).notes == ()
         [note] = (await shell(sandbox, "mkdir sub/refs")).notes
-    assert note.startswith("sub/HEAD is now HEAD.disarmed-")
+    assert note.startswith("sub/HEAD is now HEAD.quarantined-")
     assert look_with_git(root) == set()
 
 
@@ -167,12 +167,12 @@ async def test_what_other_programs_obey_and_a_command_made_gets_another_name(roo
     assert finished.code == 0, finished.stderr.text()
     assert again.notes == ()
     there = {str(path.relative_to(root)) for path in root.rglob("*")}
-    assert {name for name in there if "disarmed" not in name and "node_modules" not in name} == {
+    assert {name for name in there if "quarantined" not in name and "node_modules" not in name} == {
         *("a", "a/b", "a.txt", "elsewhere", ".env")
     }
     assert len(finished.notes) == 5
     assert all("guarded: in workspace.yml" in note for note in finished.notes)
-    assert (next(root.glob(".claude.disarmed-*")) / "settings.json").read_text() == "x\n", "nothing is lost"
+    assert (next(root.glob(".claude.quarantined-*")) / "settings.json").read_text() == "x\n", "nothing is lost"
 
 
 async def test_a_persons_own_change_meanwhile_stays(root: Path) -> None:
@@ -211,4 +211,4 @@ async def test_committing_goes_on_working(root: Path) -> None:
     async with opened(root, replace(DEFAULTS, git=GitMode.COMMIT)) as sandbox:
         finished = await shell(sandbox, "git add -A && git commit -qm x && git init -q sub")
     assert finished.code == 0, finished.stderr.text()
-    assert finished.notes[0].startswith("sub/.git is now .git.disarmed-")
+    assert finished.notes[0].startswith("sub/.git is now .git.quarantined-")

@@ -153,7 +153,7 @@ async def test_of_commands_at_once_the_last_puts_the_repository_right(root: Path
         second = await two
     assert first.code == 0, first.stderr.text()
     assert not first.notes
-    assert [note.partition(" ")[0].partition(".disarmed")[0] for note in second.notes] == [
+    assert [note.partition(" ")[0].partition(".quarantined")[0] for note in second.notes] == [
         *(".git/rebase-merge", ".git/rebase-apply", "sub/.git", "sub/.git")
     ]
     assert not (root / "sub" / ".git").exists()

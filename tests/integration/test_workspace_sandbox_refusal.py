@@ -56,7 +56,7 @@ async def check_refusal(sandbox: Sandbox, reason: str, remedy: str) -> None:
     assert raised.value is sandbox.refusal
     assert not mark.exists()
     # File tools need no sandbox.
-    descriptor = sandbox.folder.open_file(sandbox.folder.spot("a.txt"))
+    descriptor = sandbox.folder.open_file(sandbox.folder.path_of("a.txt"))
     assert os.read(descriptor, 10) == b"here\n"
     os.close(descriptor)
 

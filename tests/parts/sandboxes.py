@@ -72,5 +72,5 @@ async def printed(sandbox: Sandbox, source: str, *words: str, seconds: float = 6
     return finished.stdout.text().strip()
 
 
-def spot(*parts: str) -> FolderPath:
+def path_of(*parts: str) -> FolderPath:
     return FolderPath(parts)

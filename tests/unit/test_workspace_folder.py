@@ -441,20 +441,20 @@ def test_an_absolute_path_may_name_the_root_as_it_is_or_as_it_was_given(tmp_path
             f"{tmp_path}/real/src/a.py",
             f"{tmp_path}/given/src/a.py",
         ):
-            assert folder.spot(path) == FolderPath(("src", "a.py"))
-        assert str(folder.spot("")) == str(folder.spot(f"{tmp_path}/given")) == "."
+            assert folder.path_of(path) == FolderPath(("src", "a.py"))
+        assert str(folder.path_of("")) == str(folder.path_of(f"{tmp_path}/given")) == "."
 
 
 @given(st.lists(st.sampled_from(["..", ".", "", "a", "b.py", "...", " ", "..a", "a..", "é"])).map("/".join) | st.text())
 def test_a_spot_has_plain_names_only_and_says_what_normal_paths_say(path: str):
     with contextlib.closing(Folder(Path(__file__).parent)) as folder:
         try:
-            spot = folder.spot(path)
+            place = folder.path_of(path)
         except WorkspaceError:
             return
-        assert not {"", ".", ".."} & set(spot.parts)
-        assert not any("/" in part or "\0" in part for part in spot.parts)
-        assert str(spot) == os.path.normpath(path or ".")
+        assert not {"", ".", ".."} & set(place.parts)
+        assert not any("/" in part or "\0" in part for part in place.parts)
+        assert str(place) == os.path.normpath(path or ".")
 
 
 @pytest.mark.usefixtures("way")
@@ -462,14 +462,14 @@ def test_a_name_that_is_no_utf8_is_found_by_its_bytes_and_shown_with_a_mark(yard
     name = os.fsdecode(b"caf\xe9.txt")
     (yard.root / name).write_text("coffee")
     with contextlib.closing(Folder(yard.root)) as folder:
-        spot = FolderPath((name,))
-        descriptor = folder.open_file(spot)
+        place = FolderPath((name,))
+        descriptor = folder.open_file(place)
         assert os.read(descriptor, 10) == b"coffee"
-        assert folder.lies_at(descriptor) == spot
+        assert folder.lies_at(descriptor) == place
         os.close(descriptor)
-        assert str(spot) == "caf\ufffd.txt"
+        assert str(place) == "caf\ufffd.txt"
         with pytest.raises(WorkspaceError) as refused:
-            folder.open_file(folder.spot("caff.txt"))
+            folder.open_file(folder.path_of("caff.txt"))
         msgspec.json.encode(refused.value.data)
 
 
@@ -506,8 +506,8 @@ def test_a_folder_knows_whether_its_path_still_leads_to_it_and_works_where_it_we
         assert not folder.same()
         (yard.top / "root").mkdir()
         assert not folder.same()
-        os.close(folder.open_file(folder.spot("src/main.py")))
-        assert folder.status(folder.spot("src/main.py")).st_size == 6
+        os.close(folder.open_file(folder.path_of("src/main.py")))
+        assert folder.status(folder.path_of("src/main.py")).st_size == 6
     assert folder.fd == -1
     with pytest.raises(WorkspaceError):
         folder.open_file(FolderPath(("src", "main.py")))

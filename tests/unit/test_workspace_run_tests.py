@@ -275,9 +275,9 @@ def test_the_plugin_tells_nothing_from_a_forked_child() -> None:
     reading, writing = os.pipe()
     try:
         reporter = pytest_report.Reporter(writing)
-        reporter.tell("start", id="mine")
+        reporter.report("start", id="mine")
         reporter.owner += 1
-        reporter.tell("start", id="the child's")
+        reporter.report("start", id="the child's")
         assert os.read(reading, 1000) == b'{"is": "start", "id": "mine"}\n'
     finally:
         os.close(reading)

@@ -180,7 +180,7 @@ limits:
             session_bytes=9 * MB,
         ),
     )
-    assert [(one.path, one.standing) for one in loaded.files] == [(place.file, FileTrust.TRUSTED)]
+    assert [(one.path, one.trust) for one in loaded.files] == [(place.file, FileTrust.TRUSTED)]
 
 
 @pytest.mark.req("FRG-12")
@@ -223,13 +223,13 @@ def test_a_project_s_prohibitions_hold_in_every_folder_of_it(place: Place) -> No
     assert "run_tests" in loaded.settings.off
     folder = Folder(inner, hidden=loaded.settings.hidden, above=loaded.settings.above)
     shown = {
-        path for path in ("x", ".env", "a/.env.local", "own/a", "own/b", "c/b", "a") if folder.readable(spot(path))
+        path for path in ("x", ".env", "a/.env.local", "own/a", "own/b", "c/b", "a") if folder.readable(path_of(path))
     }
     assert shown == {"x", "a"}
     keys = place.root / "sub" / "keys"
     keys.mkdir()
     found = load_settings(keys, environ=place.environ).settings
-    assert not Folder(keys, hidden=found.hidden, above=found.above).readable(spot("any"))
+    assert not Folder(keys, hidden=found.hidden, above=found.above).readable(path_of("any"))
 
 
 @pytest.mark.parametrize("name", ["a[b]c", "star*", "!bang", "{x,y}", "back\\slash"])
@@ -240,7 +240,7 @@ def test_a_folder_s_odd_name_is_no_pattern(place: Place, name: str) -> None:
     (inner / ".toolcrib" / "workspace.yml").write_text("hidden: [in/here]\n")
     found = load_settings(inner, environ=place.environ).settings
     folder = Folder(inner, hidden=found.hidden, above=found.above)
-    assert [folder.readable(spot(path)) for path in ("in/here", "in/there", "seen", "abc")] == [
+    assert [folder.readable(path_of(path)) for path in ("in/here", "in/there", "seen", "abc")] == [
         False,
         True,
         False,
@@ -248,7 +248,7 @@ def test_a_folder_s_odd_name_is_no_pattern(place: Place, name: str) -> None:
     ]
 
 
-def spot(path: str) -> FolderPath:
+def path_of(path: str) -> FolderPath:
     return FolderPath(tuple(path.split("/")))
 
 
@@ -457,7 +457,7 @@ def test_a_file_of_an_inner_folder_guards_there_and_takes_nothing_from_the_outer
     for trusts in (False, True):
         found = load_settings(inner, environ=place.environ, is_trusted=lambda *_, yes=trusts: yes).settings
         folder = Folder(inner, guarded=found.guarded, above=found.above)
-        guards = [name for name in ("keys", "own/a", "own", ".idea", ".vscode") if folder.guarded(spot(name))]
+        guards = [name for name in ("keys", "own/a", "own", ".idea", ".vscode") if folder.guarded(path_of(name))]
         assert guards == ["keys", "own/a", ".idea", *([] if trusts else [".vscode"])]
         folder.close()
 
@@ -507,7 +507,7 @@ def test_a_file_that_a_person_names_takes_the_projects_place_and_is_trusted(plac
     chosen.write_text("network: true\n")
     loaded = place.load("read_only: true\n", config=chosen)
     assert (loaded.settings.network, loaded.settings.read_only) == (True, False)
-    assert [one.standing for one in loaded.files] == [FileTrust.CHOSEN]
+    assert [one.trust for one in loaded.files] == [FileTrust.CHOSEN]
     assert "found no file" in place.load(config=place.base / "none.yml").settings.broken
 
 
@@ -657,7 +657,7 @@ def check_untrusted(content: bytes, user: str, name: str = "workspace.yml") -> L
         loaded = place.load()
         assert not_wider(loaded.settings, base.settings)
         assert all(line.isprintable() for line in (*loaded.effects, *map(str, loaded.problems)))
-        assert all(one.standing is not FileTrust.TRUSTED for one in loaded.files)
+        assert all(one.trust is not FileTrust.TRUSTED for one in loaded.files)
         return loaded
 
 
@@ -744,7 +744,7 @@ def test_every_option_of_the_server_is_documented() -> None:
 @pytest.mark.req("FRG-9", "FRG-10")
 def test_the_settings_know_every_tool_for_what_it_is() -> None:
     assert {tool.name for tool in TOOLS} == set(TOOL_NAMES)
-    sandboxed = {tool.name for tool in TOOLS if tool.runs is ToolNeeds.CODE}
+    sandboxed = {tool.name for tool in TOOLS if tool.needs is ToolNeeds.SANDBOX}
     changing = {tool.name for tool in TOOLS if not tool.reads_only}
     assert changing >= WRITING_TOOLS
     assert changing - WRITING_TOOLS <= sandboxed, "in read-only mode it is off, or the sandbox binds the folder so"

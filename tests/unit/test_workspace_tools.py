@@ -580,7 +580,7 @@ async def test_a_call_that_is_taken_back_ends_what_it_runs(start: Start, sandbox
         await (await scene.sandbox()).run()  # type: ignore[call-arg, func-returns-value]
         return ToolResult(Sought(path=""), "")
 
-    call = asyncio.ensure_future(start(run, runs=ToolNeeds.CODE).call())
+    call = asyncio.ensure_future(start(run, needs=ToolNeeds.SANDBOX).call())
     await asyncio.wait_for(sandbox.began.wait(), LIMIT)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -597,7 +597,7 @@ async def test_code_is_refused_with_the_sandboxs_reason_and_files_are_not(start:
         ran.append(1)
         return ToolResult(Sought(path=""), "")
 
-    assert text(await start(run, runs=ToolNeeds.CODE).call()) == "No bubblewrap here. apt install bubblewrap"
+    assert text(await start(run, needs=ToolNeeds.SANDBOX).call()) == "No bubblewrap here. apt install bubblewrap"
     assert not ran
     assert not (await start(run).call())["isError"]
 
@@ -610,7 +610,7 @@ async def test_what_runs_without_a_sandbox_is_told_in_the_result_and_in_the_log(
         return ToolResult(Sought(path=""), "done")
 
     with caplog.at_level(logging.WARNING):
-        result = await start(run, unsafe=True, runs=ToolNeeds.CODE).call(path="rm -rf x")
+        result = await start(run, unsafe=True, needs=ToolNeeds.SANDBOX).call(path="rm -rf x")
     assert text(result) == f"{workspace.UNSAFE}\ndone"
     assert 'unsandboxed: list_dir {"path":"rm -rf x"' in caplog.text
 
@@ -640,10 +640,10 @@ async def test_read_only_without_a_sandbox_runs_no_code(start: Start, sandbox: F
     code = {"run_tests", "run_lint", "project_diff", "run_shell_safe"}
     assert not code & {json.loads(tool)["name"] for tool in bench.workspace.tools}
     assert "without a sandbox nothing keeps it so" in str(bench.workspace.why_not("project_diff"))
-    result = await start(run, settings=read_only, unsafe=True, runs=ToolNeeds.CODE).call()
+    result = await start(run, settings=read_only, unsafe=True, needs=ToolNeeds.SANDBOX).call()
     assert result["isError"]
     assert not ran
-    assert not (await start(run, settings=read_only, runs=ToolNeeds.CODE).call())["isError"]
+    assert not (await start(run, settings=read_only, needs=ToolNeeds.SANDBOX).call())["isError"]
     assert ran
 
 

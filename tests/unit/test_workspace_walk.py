@@ -63,7 +63,7 @@ def lay(root: Path, *names: str, **contents: str) -> None:
 
 
 def walk(folder: Folder, start: str = ".", **how: object) -> FolderWalk:
-    return FolderWalk(folder, folder.spot(start), until=time.monotonic() + 60, **how)  # type: ignore[arg-type]
+    return FolderWalk(folder, folder.path_of(start), until=time.monotonic() + 60, **how)  # type: ignore[arg-type]
 
 
 def seen(folder: Folder, start: str = ".", **how: object) -> list[str]:

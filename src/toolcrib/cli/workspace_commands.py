@@ -110,7 +110,7 @@ def _show(found: Mapping[str, Any]) -> None:
             hint(f"  {effect}")
     say(f"Folder:   {found['root']}")
     for one in found["files"]:
-        say(f"Settings: {one['file']} ({one['standing']})")
+        say(f"Settings: {one['file']} ({one['trust']})")
     if not found["files"]:
         say("Settings: no file, so the built-in ones; `toolcrib workspace init` makes one.")
     if not found["offered"]:
@@ -153,8 +153,8 @@ def _why(tool: Mapping[str, Any], said: str) -> str:
     """What was said of the sandbox is not said again for each tool."""
     if tool["why"] and tool["why"] == said:
         return "It needs the sandbox: see above."
-    said_by = f"({tool['said_by']})" if tool["said_by"] else ""
-    return " ".join(filter(None, [tool["why"], tool["remedy"], said_by]))
+    set_by = f"({tool['set_by']})" if tool["set_by"] else ""
+    return " ".join(filter(None, [tool["why"], tool["remedy"], set_by]))
 
 
 def _settings(found: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -87,7 +87,18 @@ TOP_KEYS = {"servers": "servers", "mcp_servers": "mcp_servers", "port": "port", 
     )
 }
 
-_SLIPS = {"cmd": "command", "arguments": "args", "environment": "env", "uri": "url", "endpoint": "url"}
+_SLIPS = {
+    "arguments": "args",
+    "cmd": "command",
+    "endpoint": "url",
+    "env": "environment",
+    "environment": "env",
+    "exclude": "hidden",
+    "ignore": "hidden",
+    "timeout": "limits",
+    "uri": "url",
+    "variables": "environment",
+}
 """Words for our keys that look too little like them to be found by likeness."""
 
 _QUIET = frozenset(
@@ -169,6 +180,24 @@ def known_fields(
         elif value is not None:
             _put(fields, name, ConfigField(value=value, path=(*path, key)), report)
     return fields
+
+
+def strict_fields(
+    entry: Mapping[str, Any], path: KeyPath, known: Mapping[str, str], report: ProblemReport
+) -> dict[str, ConfigField]:
+    """As `known_fields`, but every other key is an error, however little it looks like ours: it may have been meant to
+    forbid or to narrow something."""
+    unknown = [key for key in entry if normalized_key(key) not in known]
+    for key in unknown:
+        word = normalized_key(key)
+        nearest = nearest_key(word, known) or next(iter(difflib.get_close_matches(word, known, n=1)), "")
+        report.error(
+            (*path, key),
+            found="a key that is not known",
+            expected=f"one of {', '.join(known)}",
+            suggestion=_ask(nearest) if nearest else "",
+        )
+    return known_fields({key: one for key, one in entry.items() if key not in unknown}, path, known, report)
 
 
 def _put(fields: dict[str, ConfigField], name: str, field: ConfigField, report: ProblemReport) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from toolcrib.config.keys import ConfigField, known_fields, nearest_key, normalized_key
+from toolcrib.config.keys import ConfigField, nearest_key, normalized_key, strict_fields
 from toolcrib.config.masking import HIDDEN, mask_spelling, mask_text, names_a_secret, printable
 from toolcrib.config.model import ANNOTATIONS, KeyPath, Layer, RuleAction, ToolRule, ToolSelector
 from toolcrib.config.problems import describe, describe_type
@@ -74,7 +74,7 @@ def _rule(given: ConfigField, values: ValueReader) -> ToolRule | None:
         )
         return None
     before = report.errors
-    fields = _fields(given, RULE_KEYS, values)
+    fields = strict_fields(given.value, given.path, RULE_KEYS, values.report)
     words = [word for word in RuleAction if word in fields]
     if len(words) != 1 and report.errors == before:
         found = " and ".join(words) or "a rule that does nothing"
@@ -92,25 +92,6 @@ def _rule(given: ConfigField, values: ValueReader) -> ToolRule | None:
     return ToolRule(action=words[0], value=value, only=tools, written=written, secrets=MappingProxyType(secrets))
 
 
-def _fields(given: ConfigField, known: Mapping[str, str], values: ValueReader) -> dict[str, ConfigField]:
-    """The known keys. Another one is a mistake, however little it looks like ours: it may have narrowed the rule."""
-    unknown = [key for key in given.value if normalized_key(key) not in known]
-    for key in unknown:
-        values.report.error(
-            (*given.path, key),
-            found="a key that is not known",
-            expected=f"one of {', '.join(known)}",
-            suggestion=_ask(nearest_key(normalized_key(key), known)),
-        )
-    return known_fields(
-        {key: one for key, one in given.value.items() if key not in unknown}, given.path, known, values.report
-    )
-
-
-def _ask(nearest: str) -> str:
-    return f"Did you mean {nearest}?" if nearest else ""
-
-
 def _which(given: ConfigField, values: ValueReader) -> ToolSelector:
     match given.value:
         case str():
@@ -126,7 +107,7 @@ def _which(given: ConfigField, values: ValueReader) -> ToolSelector:
             )
         case Mapping():
             before = values.report.errors
-            fields = _fields(given, FILTER_KEYS, values)
+            fields = strict_fields(given.value, given.path, FILTER_KEYS, values.report)
             if values.report.errors > before:
                 return ToolSelector()
             if len(fields) == 1:
@@ -143,7 +124,8 @@ def _claim(given: ConfigField, values: ValueReader) -> ToolSelector:
     if word in ANNOTATIONS:
         return ToolSelector(annotations=(word,))
     expected = f"one of {', '.join(ANNOTATIONS)}"
-    suggestion = _ask(nearest_key(word, ANNOTATIONS))
+    nearest = nearest_key(word, ANNOTATIONS)
+    suggestion = f"Did you mean {nearest}?" if nearest else ""
     values.report.error(given.path, found=describe(given.value), expected=expected, suggestion=suggestion)
     return ToolSelector()
 
@@ -197,7 +179,7 @@ def _arguments(given: ConfigField, reader: _Reader) -> tuple[Mapping[str, Any], 
     if not isinstance(given.value, Mapping):
         report.error(given.path, found=describe_type(given.value), expected="a mapping with arguments")
         return {}, ()
-    fields = _fields(given, ARGUMENT_KEYS, reader)
+    fields = strict_fields(given.value, given.path, ARGUMENT_KEYS, reader.report)
     table = fields.get("arguments")
     if table is None or not isinstance(table.value, Mapping) or not table.value:
         expected = "arguments: a mapping of names to values"
@@ -214,7 +196,7 @@ def _options(given: ConfigField, reader: _Reader) -> tuple[Mapping[str, Any], tu
             given.path, found=describe_type(given.value), expected=f"a mapping of {', '.join(PROVIDERS)}"
         )
         return {}, ()
-    fields = _fields(given, {name: name for name in PROVIDERS}, reader)
+    fields = strict_fields(given.value, given.path, {name: name for name in PROVIDERS}, reader.report)
     for one in fields.values():
         if not isinstance(one.value, Mapping):
             reader.report.error(one.path, found=describe(one.value), expected="a mapping of the provider's words")

@@ -190,7 +190,9 @@ class ValueReader:
         wanted = "a whole number" if whole else "a number"
         good = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not good or not least <= value <= most or (whole and value != int(value)):
-            self.report.error(field.path, found=describe(field.value), expected=f"{wanted} from {least:g} to {most:g}")
+            self.report.error(
+                field.path, found=describe(field.value), expected=f"{wanted} from {least:g} to {most:.12g}"
+            )
             return None
         return float(value)
 

@@ -1,7 +1,7 @@
-"""Starting a daemon in a process of its own, and waiting until it answers.
+"""Starting a shared process, and waiting until it answers.
 
-In: where the socket is and the command that starts a daemon. Out: a connected socket, or why there is none. `starting`
-comes here when no daemon runs, and no other process is starting one.
+In: where the socket is and the command that starts it. Out: a connected socket, or why there is none. `starting`
+comes here when it does not run, and no other process is starting it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,8 @@ from pathlib import Path
 from typing import IO
 
 from toolcrib.config.paths import Paths
-from toolcrib.daemon_client.starting import POLL, try_connect
-from toolcrib.errors import DaemonNotRunning
+from toolcrib.daemon_client.starting import POLL, SharedProcess, try_connect
 from toolcrib.signals import with_default_signals
-
-SECOND_LOOK = 2.0
-"""How long a socket is still waited for after the start failed: a daemon that another process is starting."""
 
 
 def launch(
@@ -30,7 +26,9 @@ def launch(
     start: Sequence[str],
     deadline: float,
     given_up: Callable[[], bool],
-) -> socket.socket:
+    target: SharedProcess,
+) -> socket.socket | None:
+    """None: it was there and has ended already."""
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(
@@ -43,29 +41,34 @@ def launch(
                 start_new_session=True,
             )
         except OSError as error:
-            raise DaemonNotRunning(f"The daemon could not be started: {error}.") from error
+            raise target.error(f"The {target.name} could not be started: {error}.") from error
         try:
-            return _await(path, process, said, deadline, given_up)
+            return _await(path, process, said, deadline, given_up, target)
         finally:
             _reap(process, deadline)
 
 
 def _await(
-    path: Path, process: subprocess.Popen[bytes], said: IO[bytes], deadline: float, given_up: Callable[[], bool]
-) -> socket.socket:
+    path: Path,
+    process: subprocess.Popen[bytes],
+    said: IO[bytes],
+    deadline: float,
+    given_up: Callable[[], bool],
+    target: SharedProcess,
+) -> socket.socket | None:
     while time.monotonic() < deadline and not given_up():
-        sock = try_connect(path)
+        code = process.poll()
+        sock = try_connect(path, target)
         if sock is not None:
             return sock
-        if process.poll() not in (None, 0):
-            deadline = min(deadline, time.monotonic() + SECOND_LOOK)
+        if code is not None:
+            deadline = min(deadline, time.monotonic() + target.second_look)
         time.sleep(POLL)
+    if process.poll() == 0:
+        return None
     said.seek(0)
     reason = said.read(4000).decode("utf-8", "replace").strip()
-    raise DaemonNotRunning(
-        f"The daemon did not start: {reason}" if reason else "The daemon did not answer in time after its start.",
-        remedy="Run `toolcrib up` to see it in the foreground, or `toolcrib logs`.",
-    )
+    raise target.failed(reason)
 
 
 def _reap(process: subprocess.Popen[bytes], deadline: float) -> None:

@@ -2,7 +2,7 @@
 
 In: a user's `Paths`; runs, bridges and jobs as they come and go. Out: the daemon's lock, which ends with its
 holder's process, or `AlreadyRunning` with who holds it; and `ActiveLeases`, which says who needs the daemon, and
-when one that lives only for runs is needed no longer.
+when one that lives only for runs is needed no longer. `shared_workspace` has the same for the server of a folder.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.config.paths import Paths, private_folder
+from toolcrib.daemon_client.starting import is_same_file
 from toolcrib.errors import AlreadyRunning, DaemonNotRunning, UsageError
 
 _PATIENCE = 5.0
@@ -28,9 +29,8 @@ _FOR_RUNS_REMEDY = "It ends with the last of them; `toolcrib runs` shows them, `
 @contextlib.contextmanager
 def daemon_lock(paths: Paths) -> Iterator[None]:
     private_folder(paths.run_dir)
-    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if not _locked(descriptor, paths):
+    with process_lock(paths.lock, lambda: _daemon_answers(paths.socket), _PATIENCE) as is_ours:
+        if not is_ours:
             if not _daemon_answers(paths.socket):
                 raise AlreadyRunning("Another command is changing something here.", remedy="Try again when it is over.")
             known = read_info(paths)
@@ -42,22 +42,35 @@ def daemon_lock(paths: Paths) -> Iterator[None]:
                 data=known or {},
             )
         yield
-    finally:
-        os.close(descriptor)
 
 
-def _locked(descriptor: int, paths: Paths) -> bool:
-    """Waits a moment for a holder that is no daemon yet: one that starts, or a command that changes something here."""
-    deadline = time.monotonic() + _PATIENCE
+@contextlib.contextmanager
+def process_lock(path: Path, answers: Callable[[], bool], patience: float) -> Iterator[bool]:
+    """The lock of the one process that `answers` asks for; False where another holds it. Waits a moment for a holder
+    that does not answer yet, or no longer: one that starts or ends, or a command that changes something here."""
+    deadline = time.monotonic() + patience
     while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if _daemon_answers(paths.socket) or time.monotonic() > deadline:
-                return False
+            is_ours = _try_lock(descriptor)
+            # The file goes with a process that removes it: then another may have been made since it was opened.
+            if (is_ours and is_same_file(descriptor, path)) or (
+                not is_ours and (answers() or time.monotonic() > deadline)
+            ):
+                yield is_ours
+                return
+        finally:
+            os.close(descriptor)
+        if not is_ours:
             time.sleep(0.02)
-        else:
-            return True
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_unlocked(paths: Paths) -> bool:

@@ -1,7 +1,8 @@
-"""Reaching the daemon, and starting one when none runs.
+"""Reaching a process that runs as long as somebody needs it, and starting it when it does not run.
 
-In: where the socket is and the command that starts a daemon. Out: a connected socket. Processes that start at the same
-moment agree by a file lock, so one daemon is started. Bridges and runs come here; nothing heavy is imported for them.
+In: where its socket is and the command that starts it. Out: a connected socket. Processes that start at the same
+moment agree by a file lock, so one is started. Bridges and runs reach the daemon this way, `shared_workspace` the
+server of a folder; nothing heavy is imported for them. `lifetime` is the other side.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from toolcrib.errors import DaemonNotRunning
+from toolcrib.errors import DaemonNotRunning, ToolcribError
 
 FOR_RUNS = "for-runs"
 """The word that asks for a daemon which lives as long as runs and bridges need it."""
@@ -23,6 +25,11 @@ FOR_RUNS = "for-runs"
 CONNECT_TIMEOUT = 25.0
 """Seconds from the first try to a connected socket."""
 POLL = 0.05
+SECOND_LOOK = 2.0
+"""How long a socket is still waited for after its starter has ended, or failed: another process may be starting one."""
+
+MOST_STARTS = 3
+"""One that was started may have ended again before we were connected, with others who used it meanwhile."""
 
 START = (sys.executable, "-P", "-m", "toolcrib.daemon_client.detach")
 """-P: nothing is imported from the folder it starts in."""
@@ -33,8 +40,30 @@ HEALTH_REQUEST = b'{"jsonrpc":"2.0","id":0,"method":"system:health","params":{}}
 """The kernel takes connections for a daemon that is just dying. One that answers this is alive."""
 
 
-def try_connect(path: Path) -> socket.socket | None:
-    """A connection to a daemon that answers, or None where there is none."""
+def _daemon_failed(reason: str) -> ToolcribError:
+    return DaemonNotRunning(
+        f"The daemon did not start: {reason}" if reason else "The daemon did not answer in time after its start.",
+        remedy="Run `toolcrib up` to see it in the foreground, or `toolcrib logs`.",
+    )
+
+
+class SharedProcess(NamedTuple):
+    """What is reached, for errors."""
+
+    name: str
+    error: type[ToolcribError]
+    remedy: str
+    """Where it does not answer."""
+    failed: Callable[[str], ToolcribError]
+    """Makes an error of what its start said on stderr."""
+    second_look: float = SECOND_LOOK
+
+
+DAEMON = SharedProcess("daemon", DaemonNotRunning, "`toolcrib down`, then `toolcrib up`.", _daemon_failed)
+
+
+def try_connect(path: Path, target: SharedProcess = DAEMON) -> socket.socket | None:
+    """A connection to a process that answers, or None where there is none."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(CONNECT_TIMEOUT)
@@ -49,13 +78,13 @@ def try_connect(path: Path) -> socket.socket | None:
         return None
     except TimeoutError as error:
         sock.close()
-        raise DaemonNotRunning(
-            f"The daemon does not answer within {CONNECT_TIMEOUT:.0f} s.", remedy="`toolcrib down`, then `toolcrib up`."
+        raise target.error(
+            f"The {target.name} does not answer within {CONNECT_TIMEOUT:.0f} s.", remedy=target.remedy
         ) from error
     except OSError as error:
         sock.close()
-        raise DaemonNotRunning(
-            f"The daemon's socket {path} cannot be used: {error.strerror or error}.",
+        raise target.error(
+            f"The socket {path} of the {target.name} cannot be used: {error.strerror or error}.",
             remedy="Check TOOLCRIB_HOME and who owns that folder; a shorter path helps where it is too long.",
         ) from error
     return sock
@@ -77,57 +106,92 @@ def connect_or_start(
     start: Sequence[str] = START,
     patience: float = CONNECT_TIMEOUT,
     given_up: Callable[[], bool] = lambda: False,
+    target: SharedProcess = DAEMON,
 ) -> socket.socket:
-    """Connects to the daemon; starts it first where none runs. `given_up` says that nobody waits any more."""
-    sock = try_connect(path)
+    """Connects; starts the process first where none runs. `given_up` says that nobody waits any more."""
+    sock = try_connect(path, target)
     if sock is not None:
         return sock
     deadline = time.monotonic() + patience
-    with _start_lock(path) as take_turn:
+    starts = 0
+    with contextlib.closing(StartLock(path.parent, target)) as lock:
         while time.monotonic() < deadline and not given_up():
-            mine = take_turn()
-            # With the turn in hand a second look is needed: the one before us may have started the daemon.
-            sock = try_connect(path)
+            mine = lock.take()
+            # With the turn in hand a second look is needed: the one before us may have started it.
+            sock = try_connect(path, target)
             if sock is not None:
                 return sock
-            if mine:
+            if mine and starts < MOST_STARTS:
                 # Only a cold start pays for what starts a process.
                 from toolcrib.daemon_client.launch import launch  # noqa: PLC0415
 
-                return launch(path, environ=environ, start=start, deadline=deadline, given_up=given_up)
+                starts += 1
+                sock = launch(path, environ=environ, start=start, deadline=deadline, given_up=given_up, target=target)
+                if sock is not None:
+                    return sock
             time.sleep(POLL)
-    raise DaemonNotRunning(
-        f"Another process is starting the daemon, but it did not answer within {patience:.0f} s.",
-        remedy="Run `toolcrib up` to see why.",
+    if starts:
+        raise target.failed("")
+    raise target.error(
+        f"Another process is starting the {target.name}, but it did not answer within {patience:.0f} s.",
+        remedy="Try again; where it is the daemon, `toolcrib up` shows why.",
     )
 
 
-@contextlib.contextmanager
-def _start_lock(path: Path) -> Iterator[_StartLock]:
-    folder = path.parent
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(folder / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise DaemonNotRunning(
-            f"No daemon runs, and its folder {folder} cannot be used: {error.strerror}.",
-            remedy="Make it writable, or set TOOLCRIB_HOME to a folder that is.",
-        ) from error
-    try:
-        yield _StartLock(handle)
-    finally:
-        os.close(handle)
+class StartLock:
+    """Whose turn it is to start a process, in the folder of its socket. Closing it gives it back."""
 
+    def __init__(self, folder: Path, target: SharedProcess = DAEMON) -> None:
+        self._wanted = target
+        self.path = folder / "start.lock"
+        self._handle = self._open()
 
-class _StartLock:
-    """Asks for the lock without waiting; closing the file gives it back."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    def __call__(self) -> bool:
+    def take(self) -> bool:
+        """Without waiting."""
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        return True
+        if is_same_file(self._handle, self.path):
+            return True
+        # It went with a process that ended, and others may have made a new one.
+        self.close()
+        self._handle = self._open()
+        return False
+
+    def close(self) -> None:
+        _handles.discard(self._handle)
+        os.close(self._handle)
+
+    def _open(self) -> int:
+        folder = self.path.parent
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._wanted.error(
+                f"No {self._wanted.name} runs, and its folder {folder} cannot be used: {error.strerror}.",
+                remedy="Make it writable, or set TOOLCRIB_HOME to a folder that is.",
+            ) from error
+        _handles.add(handle)
+        return handle
+
+
+def is_same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+_handles: set[int] = set()
+
+
+def _close_copies() -> None:
+    """A forked child would hold the lock as long as it lives."""
+    for handle in _handles:
+        os.close(handle)
+    _handles.clear()
+
+
+os.register_at_fork(after_in_child=_close_copies)

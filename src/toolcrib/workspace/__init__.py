@@ -7,15 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolcrib.workspace.serving.shared import RunningWorkspace, ensure_workspace
+    from toolcrib.daemon_client.shared_workspace import RunningWorkspace, ensure_workspace
     from toolcrib.workspace.workspace import Workspace
 
 __all__ = ["RunningWorkspace", "Workspace", "ensure_workspace"]
 
 _HOMES = {
-    "RunningWorkspace": "toolcrib.workspace.serving.shared",
+    "RunningWorkspace": "toolcrib.daemon_client.shared_workspace",
     "Workspace": "toolcrib.workspace.workspace",
-    "ensure_workspace": "toolcrib.workspace.serving.shared",
+    "ensure_workspace": "toolcrib.daemon_client.shared_workspace",
 }
 
 

@@ -48,7 +48,7 @@ class WriteTarget:
     before: os.stat_result | None
 
     def open(self) -> int:
-        """What is there, for reading; the very file that `before` tells about."""
+        """What is there, for reading; the very file that `before` describes."""
         if self.before is None:
             raise explain_os_error(OSError(errno.ENOENT, ""), self.folder, self.asked)
         try:
@@ -115,13 +115,13 @@ def write_atomically(
     return status
 
 
-def open_own_folder(folder: Folder, spot: FolderPath) -> int:
+def open_own_folder(folder: Folder, place: FolderPath) -> int:
     """A folder of the server's own, made if need be. Never through a link, which a project could have laid."""
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder.fd)
     try:
-        return _down(folder, here, spot.parts)
+        return _down(folder, here, place.parts)
     except OSError as error:
-        raise explain_os_error(error, folder, spot) from error
+        raise explain_os_error(error, folder, place) from error
 
 
 def _parent(folder: Folder, asked: FolderPath, parents: MissingFolders) -> int:
@@ -145,13 +145,13 @@ def _parent(folder: Folder, asked: FolderPath, parents: MissingFolders) -> int:
         raise explain_os_error(error, folder, asked) from error
 
 
-def _is_there(folder: Folder, spot: FolderPath) -> bool:
+def _is_there(folder: Folder, place: FolderPath) -> bool:
     try:
-        os.close(open_beneath(folder.fd, spot.parts))
+        os.close(open_beneath(folder.fd, place.parts))
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise explain_os_error(error, folder, spot) from error
+        raise explain_os_error(error, folder, place) from error
     return True
 
 

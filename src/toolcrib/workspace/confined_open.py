@@ -208,28 +208,28 @@ def file_kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "thing of unknown kind")
 
 
-def explain_os_error(error: OSError, folder: Folder, spot: FolderPath) -> WorkspaceError:
+def explain_os_error(error: OSError, folder: Folder, place: FolderPath) -> WorkspaceError:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return _nothing_there(folder, spot, error.errno)
+        return _nothing_there(folder, place, error.errno)
     what, remedy = _REASONS.get(error.errno or 0, (f"failed: {error.strerror}", "Try again, or another path."))
-    return WorkspaceError(f"{spot} {what}.", remedy=remedy, data={"path": str(spot)})
+    return WorkspaceError(f"{place} {what}.", remedy=remedy, data={"path": str(place)})
 
 
-def _nothing_there(folder: Folder, spot: FolderPath, number: int) -> WorkspaceError:
+def _nothing_there(folder: Folder, place: FolderPath, number: int) -> WorkspaceError:
     """Says which name on the way is the wrong one, and what there is instead."""
-    for length in range(len(spot.parts)):
-        above, name = type(spot)(spot.parts[:length]), spot.parts[length]
+    for length in range(len(place.parts)):
+        above, name = type(place)(place.parts[:length]), place.parts[length]
         try:
             there = folder.open_dir(above)
         except WorkspaceError:
             break
         try:
             if not _exists(there, name):
-                return _missing(folder, spot, type(spot)(spot.parts[: length + 1]), there)
+                return _missing(folder, place, type(place)(place.parts[: length + 1]), there)
         finally:
             os.close(there)
     what, remedy = _REASONS.get(number, ("leads to something that is not there", "List the folders."))
-    return WorkspaceError(f"{spot} {what}.", remedy=remedy, data={"path": str(spot)})
+    return WorkspaceError(f"{place} {what}.", remedy=remedy, data={"path": str(place)})
 
 
 def _missing(folder: Folder, asked: FolderPath, wrong: FolderPath, there: int) -> WorkspaceError:

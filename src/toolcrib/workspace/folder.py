@@ -124,7 +124,7 @@ class Folder:
                 remedy="Nothing works here until a person starts this again.",
             )
 
-    def spot(self, path: str) -> FolderPath:
+    def path_of(self, path: str) -> FolderPath:
         """Checks a path as a model gives it; says nothing about what is there."""
         if "\0" in path:
             raise WorkspaceError("The path holds a NUL byte.", remedy=_RELATIVE)
@@ -205,67 +205,67 @@ class Folder:
             os.close(found)
 
     @contextlib.contextmanager
-    def reaching(self, spot: FolderPath, last: FinalLink = FinalLink.TARGET) -> Iterator[tuple[int, FolderPath]]:
+    def reaching(self, place: FolderPath, last: FinalLink = FinalLink.TARGET) -> Iterator[tuple[int, FolderPath]]:
         """A descriptor (O_PATH) of what is there, and where it really lies; what may not be read is refused."""
-        self._check_readable(spot, spot)
+        self._check_readable(place, place)
         try:
-            descriptor = open_beneath(self.fd, spot.parts, last)
+            descriptor = open_beneath(self.fd, place.parts, last)
         except OSError as error:
-            raise explain_os_error(error, self, spot) from error
+            raise explain_os_error(error, self, place) from error
         try:
-            real = self._lies_at(descriptor, spot)
-            self._check_readable(real, spot)
+            real = self._lies_at(descriptor, place)
+            self._check_readable(real, place)
             yield descriptor, real
         finally:
             os.close(descriptor)
 
-    def open_file(self, spot: FolderPath) -> int:
+    def open_file(self, place: FolderPath) -> int:
         """A regular file, for reading; the caller closes it."""
-        with self.reaching(spot) as (descriptor, _):
+        with self.reaching(place) as (descriptor, _):
             there = os.fstat(descriptor)
             if not stat.S_ISREG(there.st_mode):
                 what = file_kind(there.st_mode)
                 raise WorkspaceError(
-                    f"{spot} is a {what}, not a file.",
+                    f"{place} is a {what}, not a file.",
                     remedy="List what is in it." if what == "folder" else "Only regular files can be read.",
                 )
-            return self._again(descriptor, os.O_RDONLY | os.O_NONBLOCK, spot)
+            return self._again(descriptor, os.O_RDONLY | os.O_NONBLOCK, place)
 
-    def open_dir(self, spot: FolderPath) -> int:
+    def open_dir(self, place: FolderPath) -> int:
         """A folder, for listing and for going on from; the caller closes it."""
-        with self.reaching(spot) as (descriptor, _):
+        with self.reaching(place) as (descriptor, _):
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISDIR(mode):
                 raise WorkspaceError(
-                    f"{spot} is a {file_kind(mode)}, not a folder.", remedy="Name the folder it is in."
+                    f"{place} is a {file_kind(mode)}, not a folder.", remedy="Name the folder it is in."
                 )
-            return self._again(descriptor, os.O_RDONLY | os.O_DIRECTORY, spot)
+            return self._again(descriptor, os.O_RDONLY | os.O_DIRECTORY, place)
 
     def open_at(self, dirfd: int, name: str, flags: int) -> int:
         """One name down from an opened folder, never through a link."""
         return open_child(dirfd, name, flags)
 
-    def status(self, spot: FolderPath) -> os.stat_result:
+    def status(self, place: FolderPath) -> os.stat_result:
         """Of the link itself, if it is one."""
-        with self.reaching(spot, FinalLink.LINK) as (descriptor, _):
+        with self.reaching(place, FinalLink.LINK) as (descriptor, _):
             return os.fstat(descriptor)
 
     def lies_at(self, descriptor: int) -> FolderPath:
         """Where something that was opened really lies now; OSError (EXDEV) if no longer in the folder."""
         return FolderPath(path_beneath(self.fd, descriptor))
 
-    def _lies_at(self, descriptor: int, spot: FolderPath) -> FolderPath:
+    def _lies_at(self, descriptor: int, place: FolderPath) -> FolderPath:
         try:
             return self.lies_at(descriptor)
         except OSError as error:
-            raise explain_os_error(error, self, spot) from error
+            raise explain_os_error(error, self, place) from error
 
-    def _again(self, descriptor: int, flags: int, spot: FolderPath) -> int:
+    def _again(self, descriptor: int, flags: int, place: FolderPath) -> int:
         """The very same thing, opened for more than O_PATH allows."""
         try:
             return os.open(f"/proc/self/fd/{descriptor}", flags | os.O_CLOEXEC)
         except OSError as error:
-            raise explain_os_error(error, self, spot) from error
+            raise explain_os_error(error, self, place) from error
 
     def _check_readable(self, real: FolderPath, asked: FolderPath) -> None:
         if not self.readable(real):

@@ -67,10 +67,10 @@ _SHARE = 0.1
 """Of the time for a call, kept back for answering with what was found until then."""
 
 
-def looking_deadline(scene: ToolContext, tool: str) -> float:
+def looking_deadline(context: ToolContext, tool: str) -> float:
     """When to stop looking, by the monotonic clock."""
-    limit = scene.settings.limits.seconds[tool]
-    return min(scene.deadline, time.monotonic() + limit) - _SHARE * limit
+    limit = context.settings.limits.seconds[tool]
+    return min(context.deadline, time.monotonic() + limit) - _SHARE * limit
 
 
 def shown_path(parts: Sequence[str]) -> str:
@@ -214,15 +214,15 @@ def _whole_last_lines(text: str) -> str:
 class ProgressThrottle:
     """Passes on the newest text, at most every `PROGRESS_PAUSE` seconds, and never after it was closed."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, send: Callable[[str], None]) -> None:
+        self._send = send
         self._loop = asyncio.get_running_loop()
         self._last = -PROGRESS_PAUSE
         self._timer: asyncio.TimerHandle | None = None
         self._make: Callable[[], str] | None = None
 
     def soon(self, make: Callable[[], str]) -> None:
-        """`make` is asked when the time has come; nothing is told if it gives nothing."""
+        """`make` is asked when the time has come; nothing is sent if it gives nothing."""
         self._make = make
         if self._timer is None:
             self._timer = self._loop.call_at(max(self._loop.time(), self._last + PROGRESS_PAUSE), self._now)
@@ -237,14 +237,14 @@ class ProgressThrottle:
         self._last = self._loop.time()
         make, self._make = self._make, None
         if make is not None and (text := make()):
-            self._tell(text)
+            self._send(text)
 
 
 class ProgressLines:
-    """Bytes of two streams in, whole lines out, each batch told by a `ProgressThrottle`."""
+    """Bytes of two streams in, whole lines out, each batch sent by a `ProgressThrottle`."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._ticker = ProgressThrottle(tell)
+    def __init__(self, send: Callable[[str], None]) -> None:
+        self._throttle = ProgressThrottle(send)
         self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
         self._open = dict.fromkeys(self._decoders, "")
         self._ready: deque[str] = deque()
@@ -263,7 +263,7 @@ class ProgressLines:
 
     def close(self) -> None:
         self._keep([rest for rest in self._open.values() if rest])
-        self._ticker.close()
+        self._throttle.close()
 
     def _keep(self, lines: list[str]) -> None:
         """The newest lines, as many as fit: who follows wants to see what happens now."""
@@ -275,7 +275,7 @@ class ProgressLines:
             self._size -= len(self._ready.popleft()) + 1
             self._dropped += 1
         if self._ready:
-            self._ticker.soon(self._batch)
+            self._throttle.soon(self._batch)
 
     def _batch(self) -> str:
         if self._dropped:

@@ -33,7 +33,7 @@ class ToolNeeds(enum.Enum):
     """What a tool needs: the files alone, or a sandbox for code that is not ours."""
 
     FILES = enum.auto()
-    CODE = enum.auto()
+    SANDBOX = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class WorkspaceTool:
     result: type[msgspec.Struct] | None
     """None: it answers in words alone."""
     do: Callable[[ToolContext, Any], ToolResult] | Callable[[ToolContext, Any], Awaitable[ToolResult]]
-    runs: ToolNeeds = ToolNeeds.FILES
+    needs: ToolNeeds = ToolNeeds.FILES
     reads_only: bool = True
     destructive: bool = False
     idempotent: bool = True
@@ -240,18 +240,18 @@ def _meant(given: Any, schema: Mapping[str, Any]) -> Any:
     return given
 
 
-def _what_is_wrong(tool: WorkspaceTool, told: str) -> str:
-    if found := _UNKNOWN.search(told):
+def _what_is_wrong(tool: WorkspaceTool, message: str) -> str:
+    if found := _UNKNOWN.search(message):
         name, place = found[1], found[2]
         near = _near(name, _known(tool, place))
         hint = f" Did you mean {near!r}?" if near else ""
         return f"{tool.name} has no argument {_at(place, name)!r}.{hint}"
-    if found := _MISSING.search(told):
+    if found := _MISSING.search(message):
         return f"{tool.name} needs the argument {_at(found[2], found[1])!r}."
-    if found := _WRONG.search(told):
+    if found := _WRONG.search(message):
         words = found[1].replace("`", "").replace(" | null", "")
         return f"{tool.name}: {_at(found[2])!r} is wrong: {words[0].lower()}{words[1:]}."
-    return f"The arguments of {tool.name} are wrong: {told.replace('`', '')}."
+    return f"The arguments of {tool.name} are wrong: {message.replace('`', '')}."
 
 
 def _known(tool: WorkspaceTool, place: str | None) -> Mapping[str, Any]:

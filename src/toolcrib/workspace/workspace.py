@@ -120,11 +120,11 @@ class Workspace:
 
     def runs_code(self, name: str) -> bool:
         tool = self._table.get(name)
-        return tool is not None and tool.runs is ToolNeeds.CODE
+        return tool is not None and tool.needs is ToolNeeds.SANDBOX
 
     def _as_it_is(self, tool: WorkspaceTool) -> WorkspaceTool:
         """Without a sandbox whatever runs code may change anything: a repository can have git start its programs."""
-        if not self.unsafe or tool.runs is ToolNeeds.FILES:
+        if not self.unsafe or tool.needs is ToolNeeds.FILES:
             return tool
         said = f"{UNSAFE} {tool.description}"
         return dataclasses.replace(tool, description=said, reads_only=False, destructive=True, idempotent=False)
@@ -166,12 +166,12 @@ class Workspace:
             tool = self._tool(name)
             given = decode_arguments(tool, arguments)
             session.call()
-            told = _Progress(on_progress) if on_progress is not None else None
+            progress = _Progress(on_progress) if on_progress is not None else None
             try:
-                done = await self._do(tool, given, session, told)
+                done = await self._do(tool, given, session, progress)
             finally:
-                if told is not None:
-                    told.close()
+                if progress is not None:
+                    progress.close()
             return self._result(tool, done)
         except ToolcribError as error:
             if is_missing_path(error):
@@ -185,7 +185,7 @@ class Workspace:
             )
 
     def check(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Raises `WorkspaceError`, as a call would tell it, where the arguments do not fit. Does nothing else."""
+        """Raises `WorkspaceError`, as a call would, where the arguments do not fit. Does nothing else."""
         decode_arguments(self._table[name], arguments)
 
     def _tool(self, name: str) -> WorkspaceTool:
@@ -202,36 +202,36 @@ class Workspace:
         return tool
 
     async def _do(
-        self, tool: WorkspaceTool, given: Any, session: WorkspaceSession, told: _Progress | None
+        self, tool: WorkspaceTool, given: Any, session: WorkspaceSession, progress: _Progress | None
     ) -> ToolResult:
         self.folder.check_same()
         seconds = self.settings.limits.seconds[tool.ruled_as]
-        scene = ToolContext(
+        context = ToolContext(
             folder=self.folder,
             settings=self.settings,
             session=session,
             sandbox=self.sandbox,
             environ=self._environ,
-            progress=told,
+            progress=progress,
             deadline=time.monotonic() + seconds,
         )
-        if tool.runs is ToolNeeds.CODE:
+        if tool.needs is ToolNeeds.SANDBOX:
             sandbox = await self.sandbox()
             if sandbox.refusal is not None:
                 raise sandbox.refusal
             if self.unsafe:
                 log.warning("unsandboxed: %s %.*s", tool.name, _AUDITED, msgspec.json.encode(given).decode())
-            return await cast("Callable[[ToolContext, Any], Awaitable[ToolResult]]", tool.do)(scene, given)
-        return await self._in_time(tool, scene, given, seconds)
+            return await cast("Callable[[ToolContext, Any], Awaitable[ToolResult]]", tool.do)(context, given)
+        return await self._in_time(tool, context, given, seconds)
 
-    async def _in_time(self, tool: WorkspaceTool, scene: ToolContext, given: Any, seconds: float) -> ToolResult:
-        """A tool that only looks at files ends by itself at its deadline; if it does not, the caller is told anyway."""
+    async def _in_time(self, tool: WorkspaceTool, context: ToolContext, given: Any, seconds: float) -> ToolResult:
+        """A tool that only looks at files ends by itself at its deadline; if not, the caller gets an answer anyway."""
         work: asyncio.Future[ToolResult]
         if inspect.iscoroutinefunction(tool.do):
-            work = asyncio.ensure_future(tool.do(scene, given))
+            work = asyncio.ensure_future(tool.do(context, given))
         else:
             look = cast("Callable[[ToolContext, Any], ToolResult]", tool.do)
-            work = asyncio.get_running_loop().run_in_executor(self._pool, look, scene, given)
+            work = asyncio.get_running_loop().run_in_executor(self._pool, look, context, given)
         self._at_work.add(work)
         work.add_done_callback(self._over)
         try:
@@ -254,7 +254,7 @@ class Workspace:
 
     def _result(self, tool: WorkspaceTool, done: ToolResult) -> bytes:
         # In both: some clients show a model only the one, some only the other.
-        is_unsafe = self.unsafe and tool.runs is ToolNeeds.CODE
+        is_unsafe = self.unsafe and tool.needs is ToolNeeds.SANDBOX
         answer: dict[str, Any] = {
             "content": [{"type": "text", "text": f"{UNSAFE}\n{done.text}" if is_unsafe else done.text}],
         }
@@ -274,10 +274,10 @@ class Workspace:
 
 
 class _Progress:
-    """Numbers what a tool tells, and hands it over in the loop's own thread, until the call is over."""
+    """Numbers the messages of a tool, and hands them over in the loop's own thread, until the call is over."""
 
-    def __init__(self, tell: OnProgress) -> None:
-        self._tell: OnProgress | None = tell
+    def __init__(self, on_progress: OnProgress) -> None:
+        self._on_progress: OnProgress | None = on_progress
         self._loop = asyncio.get_running_loop()
         self._count = 0
 
@@ -294,12 +294,12 @@ class _Progress:
                 self._loop.call_soon_threadsafe(self._now, message)
 
     def close(self) -> None:
-        self._tell = None
+        self._on_progress = None
 
     def _now(self, message: str) -> None:
-        if self._tell is not None:
+        if self._on_progress is not None:
             self._count += 1
-            self._tell({"progress": self._count, "message": message})
+            self._on_progress({"progress": self._count, "message": message})
 
 
 def _failure(text: str) -> bytes:
@@ -322,7 +322,7 @@ async def examine(
         "ci": in_ci(environ),
         "settings": flat_settings(loaded.settings),
         "origins": dict(loaded.origins),
-        "files": [{"file": str(one.path), "standing": str(one.standing)} for one in loaded.files],
+        "files": [{"file": str(one.path), "trust": str(one.trust)} for one in loaded.files],
         "problems": [{**asdict(problem), "text": str(problem)} for problem in loaded.problems],
         "broken": loaded.settings.broken,
         "untrusted": str(loaded.wants_trust) if loaded.wants_trust else None,
@@ -373,8 +373,8 @@ def _decided_by(name: str, loaded: LoadedSettings) -> str:
     return loaded.origins.get("forbid_shell_in_ci", "") if name in SHELL_TOOLS else ""
 
 
-def _tool_values(name: str, state: str, why: str = "", remedy: str = "", said_by: str = "") -> dict[str, Any]:
-    return {"name": name, "state": state, "why": why, "remedy": remedy, "said_by": said_by}
+def _tool_values(name: str, state: str, why: str = "", remedy: str = "", set_by: str = "") -> dict[str, Any]:
+    return {"name": name, "state": state, "why": why, "remedy": remedy, "set_by": set_by}
 
 
 def _refusal_values(error: ToolcribError) -> dict[str, str]:

@@ -37,10 +37,10 @@ class ReadArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     limit: Annotated[int, msgspec.Meta(ge=1, description="Number of lines.")] = MOST_LINES
 
 
-def read(scene: ToolContext, given: ReadArguments) -> ToolResult:
+def read(context: ToolContext, given: ReadArguments) -> ToolResult:
     with local_remedies():
         asked = ReadFileArguments(path=given.file_path, start_line=max(given.offset, 1), lines=given.limit)
-        found = cast("ReadFileResult", read_file(scene, asked).data)
+        found = cast("ReadFileResult", read_file(context, asked).data)
     if found.kind == "binary":
         raise WorkspaceError(
             f"{given.file_path} is no text ({size_text(found.size or 0)}).", remedy="Only text can be read."
@@ -85,21 +85,21 @@ class EditArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     replace_all: bool = False
 
 
-def write(scene: ToolContext, given: WriteArguments) -> ToolResult:
+def write(context: ToolContext, given: WriteArguments) -> ToolResult:
     with local_remedies():
-        return write_file(scene, WriteFileArguments(path=given.file_path, content=given.content))
+        return write_file(context, WriteFileArguments(path=given.file_path, content=given.content))
 
 
-def edit(scene: ToolContext, given: EditArguments) -> ToolResult:
+def edit(context: ToolContext, given: EditArguments) -> ToolResult:
     with local_remedies():
         if not given.old_string:
             return write_file(
-                scene, WriteFileArguments(path=given.file_path, content=given.new_string, mode=WriteMode.CREATE)
+                context, WriteFileArguments(path=given.file_path, content=given.new_string, mode=WriteMode.CREATE)
             )
         asked = EditFileArguments(
             path=given.file_path, old=given.old_string, new=given.new_string, all=given.replace_all
         )
-        done = edit_file(scene, asked)
+        done = edit_file(context, asked)
     # The model wrote the change itself: the diff would only repeat it.
     return ToolResult(done.data, done.text.partition("\n")[0])
 
@@ -110,12 +110,12 @@ class BashArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     description: Annotated[str, msgspec.Meta(description="What it does, for the person who watches.")] = ""
 
 
-async def bash(scene: ToolContext, given: BashArguments) -> ToolResult:
+async def bash(context: ToolContext, given: BashArguments) -> ToolResult:
     seconds = None if given.timeout is None else given.timeout / 1000
     with local_remedies():
         ran = cast(
             "RunShellResult",
-            (await run_shell_safe(scene, RunShellArguments(command=given.command, seconds=seconds))).data,
+            (await run_shell_safe(context, RunShellArguments(command=given.command, seconds=seconds))).data,
         )
     printed = [text.rstrip("\n") for text in (ran.stdout, ran.stderr) if text.strip("\n")]
     notes = [f"(Output is cut; all of it: {ran.output_file})"] if ran.output_file else []

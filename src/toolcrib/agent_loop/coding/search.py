@@ -98,11 +98,11 @@ class GlobArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     path: Annotated[str, msgspec.Meta(description="Folder to look in.")] = "."
 
 
-def glob(scene: ToolContext, given: GlobArguments) -> ToolResult:
+def glob(context: ToolContext, given: GlobArguments) -> ToolResult:
     with local_remedies():
-        path, pattern = _begin(scene.folder, given)
+        path, pattern = _begin(context.folder, given)
         asked = FindFilesArguments(glob=[pattern], path=path, sort=FileOrder.NEWEST, limit=MOST_FILES)
-        found = cast("FindFilesResult", find_files(scene, asked).data)
+        found = cast("FindFilesResult", find_files(context, asked).data)
     lines = list(map(one_line, found.files)) or ["No files found"]
     if found.truncated:
         more = f"{len(found.files)} of {found.total} shown. " if found.total > len(found.files) else ""
@@ -121,7 +121,7 @@ def _begin(folder: Folder, given: GlobArguments) -> tuple[str, str]:
     if ".." in names[plain:]:
         raise WorkspaceError("The pattern goes back with .. after a wildcard.", remedy="Write it without that.")
     start = "/".join(names[:plain])
-    place = folder.spot((start or "/") if not names[0] else f"{given.path}/{start}")
+    place = folder.path_of((start or "/") if not names[0] else f"{given.path}/{start}")
     return str(place), f"./{'/'.join(names[plain:])}"
 
 
@@ -158,7 +158,7 @@ class GrepArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     head_limit: Annotated[int, msgspec.Meta(ge=0, description="Most lines, or files.")] = USUAL_LIMIT
 
 
-async def grep(scene: ToolContext, given: GrepArguments) -> ToolResult:
+async def grep(context: ToolContext, given: GrepArguments) -> ToolResult:
     with local_remedies():
         case = CaseRule.IGNORE if given.any_case else CaseRule.SENSITIVE
         search = TextSearch(
@@ -168,8 +168,8 @@ async def grep(scene: ToolContext, given: GrepArguments) -> ToolResult:
             kinds=globs_of(given.type),
             around=_around(given),
         )
-        sheet = _sheet(scene, given)
-        passed_over = await run_search(scene, search, sheet)
+        sheet = _sheet(context, given)
+        passed_over = await run_search(context, search, sheet)
     return ToolResult(given, "\n".join([*sheet.text_lines(), *_notes(sheet, passed_over)]))
 
 
@@ -192,12 +192,12 @@ def _notes(sheet: _Written, passed_over: SearchSummary) -> list[str]:
     return [f"\n({' '.join(notes)})"] if notes else []
 
 
-def _sheet(scene: ToolContext, given: GrepArguments) -> _Written:
+def _sheet(context: ToolContext, given: GrepArguments) -> _Written:
     limit = min(given.head_limit or MOST_MATCHES, MOST_MATCHES)
-    tray = AnswerBuffer(limit, scene.settings.limits.output)
+    tray = AnswerBuffer(limit, context.settings.limits.output)
     match given.output_mode:
         case OutputMode.CONTENT:
-            return _Content(tray, limit, given, scene.folder.spot(given.path).parts)
+            return _Content(tray, limit, given, context.folder.path_of(given.path).parts)
         case OutputMode.COUNT:
             return _Counts(tray)
         case OutputMode.FILES:

@@ -103,7 +103,7 @@ def _bash(settings: WorkspaceSettings) -> WorkspaceTool:
         ),
         parameters=files.BashArguments,
         do=files.bash,
-        runs=ToolNeeds.CODE,
+        needs=ToolNeeds.SANDBOX,
         open_world=True,
         like="run_shell_safe",
     )

@@ -48,7 +48,7 @@ class SandboxCommand:
     stdin: bytes = b""
     reports: bool = False
     """Opens one pipe more. Its number is in TOOLCRIB_REPORT_FD inside; what comes is `SandboxResult.report`, bounded,
-    and all of it is given to `on_output` as it comes, as "report" (run_tests tells its progress by it)."""
+    and all of it is given to `on_output` as it comes, as "report" (run_tests reports its progress by it)."""
     name: str = "command"
     """What the kept output is called after."""
     keeps: bool = True
@@ -135,7 +135,7 @@ class BubblewrapLaunch:
     words: Sequence[str]
     """How it is started."""
     arguments: Sequence[str]
-    """What it is told, through a descriptor."""
+    """What it is given, through a descriptor."""
     files: Mapping[str, bytes]
     """What is copied in."""
     filter: bytes
@@ -173,7 +173,7 @@ class LaunchedProcess:
     control: socket.socket
 
     def hear(self) -> tuple[bytes, int]:
-        """What `inner` says, empty when it is gone, and its pid: it is the kernel that tells us who wrote."""
+        """What `inner` says, empty when it is gone, and its pid: the kernel says who wrote."""
         try:
             said, ancillary, _, _ = self.control.recvmsg(2048, socket.CMSG_SPACE(_CREDENTIALS.size))
         except ConnectionError:
@@ -201,8 +201,8 @@ def launch(start: LaunchPlan) -> LaunchedProcess:
         passed = [plan, its, *([report] if start.reports else [])]
         environment = dict(start.environment) | ({"TOOLCRIB_REPORT_FD": REPORT_FD} if start.reports else {})
         if start.wrapping:
-            told = _arguments_descriptor(start.wrapping, environment, passing, passed)
-            words = [*start.wrapping.words, "--args", str(told), "--", *words]
+            arguments_fd = _arguments_descriptor(start.wrapping, environment, passing, passed)
+            words = [*start.wrapping.words, "--args", str(arguments_fd), "--", *words]
         process = subprocess.Popen(
             words,
             stdin=_memory(passing, start.stdin) if start.stdin else _empty_input(passing),
@@ -231,9 +231,9 @@ def _arguments_descriptor(
         *(word for name, value in environment.items() for word in ("--setenv", name, value)),
         *("--seccomp", str(rules)),
     ]
-    told = _memory(passing, b"".join(os.fsencode(word) + b"\0" for word in words))
-    passed += [rules, told, *files.values(), *wrapping.descriptors]
-    return told
+    arguments_fd = _memory(passing, b"".join(os.fsencode(word) + b"\0" for word in words))
+    passed += [rules, arguments_fd, *files.values(), *wrapping.descriptors]
+    return arguments_fd
 
 
 @functools.cache

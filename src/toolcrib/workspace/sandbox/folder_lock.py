@@ -102,7 +102,7 @@ class FolderLock:
         self._empty = asyncio.Event()
         self._empty.set()
         self._is_closing = False
-        self._is_mending = False
+        self._is_repairing = False
         self._running = 0
         self._wrote = False
         self._alone = False
@@ -137,7 +137,7 @@ class FolderLock:
             self._wrote = self._wrote or writes
             return found
 
-    def stands(self) -> None:
+    def sandbox_made(self) -> None:
         """A sandbox is made; from now on something runs. OSError if that cannot be said."""
         end = time.monotonic() + _DOWNGRADE_SECONDS
         while self._alone and not self._commits:
@@ -154,20 +154,20 @@ class FolderLock:
         if self._running > 1:
             self._running -= 1
             return []
-        self._is_mending = True
+        self._is_repairing = True
         try:
-            return await finish_in_thread(self._mend) if self._wrote else []
+            return await finish_in_thread(self._repair) if self._wrote else []
         except (OSError, WorkspaceError) as error:
             return [f"What the command left could not be put right: {error}. Look at it before you use git."]
         finally:
-            self._is_mending = False
+            self._is_repairing = False
             self._running = 0
             self._wrote = False
             self._let_go()
             self._empty.set()
 
-    def _mend(self) -> list[str]:
-        done = self._before.mend(self._folder) if self._before else []
+    def _repair(self) -> list[str]:
+        done = self._before.repair(self._folder) if self._before else []
         # Again, as what was a repository is one by its own name, too, until its HEAD has another one.
         for _ in range(_ROUNDS):
             new = quarantine_new(self._folder, self._settled, self._survey())
@@ -178,7 +178,7 @@ class FolderLock:
         return [*done[:_MOST_NOTES], f"And {left} more like these."] if left > 0 else done
 
     async def _try(self) -> Survey | None:
-        if self._is_mending or self._is_closing:
+        if self._is_repairing or self._is_closing:
             return None
         if self._running:
             return await self._beside_others()
@@ -208,7 +208,7 @@ class FolderLock:
             known = {(found.parts, found.inode) for found in [*self._settled.hidden, *self._settled.closed]}
             if any((found.parts, found.inode) not in known for found in [*seen.hidden, *seen.closed]):
                 return None
-            if self._is_mending or not self._running:
+            if self._is_repairing or not self._running:
                 # The last one left meanwhile.
                 return None
         try:

@@ -14,7 +14,7 @@ A server that is killed leaves an empty folder or file behind; the next command 
     objects/info                 alternates read objects from elsewhere
     remotes, branches            the old way to name where to fetch from
 
-Some things can only be put right after a command (`RepositoryState.mend`): `rebase-merge`, `rebase-apply` and
+Some things can only be put right after a command (`RepositoryState.repair`): `rebase-merge`, `rebase-apply` and
 `sequencer` hold commands that `git rebase --continue` runs, but their mere existence tells git that something is
 under way, so nothing can stand in for them; a HEAD that is none makes git look for a repository in the folder
 itself; and a new submodule brings a configuration that `git status` follows. Until then, while a command that may
@@ -263,7 +263,7 @@ def git_operations_under_way(folder: Folder) -> list[str]:
 
 
 def submodule_paths(folder: Folder) -> list[tuple[str, ...]]:
-    """Where git goes in by itself, by the index of the folder's own `.git`; NotAnIndex if that cannot be told."""
+    """Where git goes in by itself, by the index of the folder's own `.git`; NotAnIndex if that cannot be found out."""
     until = time.monotonic() + INDEX_SECONDS
     found: list[tuple[str, ...]] = []
     for name in _indexes(folder):
@@ -301,7 +301,7 @@ class RepositoryState:
     head: bytes
     submodules: frozenset[tuple[str, ...]]
     has_index: bool
-    """Whether it could be told which submodules there are."""
+    """Whether the submodules could be found out."""
     under_way: frozenset[str]
 
     @classmethod
@@ -317,7 +317,7 @@ class RepositoryState:
             under_way=frozenset(git_operations_under_way(folder)),
         )
 
-    def mend(self, folder: Folder) -> list[str]:
+    def repair(self, folder: Folder) -> list[str]:
         """Puts right what could not be held, when nothing runs any more; says what it did."""
         done: list[str] = []
         _open_way(folder, (GIT,))
@@ -329,7 +329,7 @@ class RepositoryState:
         there = _submodules_or_none(folder)
         if self.has_index and there is None:
             _quarantine_indexes(folder)
-            done.append(f"{GIT}/index is now disarmed.index: it cannot be read. `git reset` makes a new one.")
+            done.append(f"{GIT}/index is now quarantined.index: it cannot be read. `git reset` makes a new one.")
         for parts in there or ():
             if parts in self.submodules:
                 continue
@@ -365,8 +365,8 @@ def _open_way(folder: Folder, parts: tuple[str, ...]) -> None:
 
 
 def quarantine(folder: Folder, parts: tuple[str, ...]) -> str:
-    """Gives it a name by which no program knows it, and tells the name. What a command has closed is opened."""
-    name = f"{parts[-1][:_KEPT_OF_NAME]}.disarmed-{os.urandom(4).hex()}"
+    """Gives it a name by which no program knows it, and returns the name. What a command has closed is opened."""
+    name = f"{parts[-1][:_KEPT_OF_NAME]}.quarantined-{os.urandom(4).hex()}"
     _open_way(folder, parts[:-1])
     with open_inside(folder, parts[:-1]) as place:
         try:
@@ -382,7 +382,7 @@ def _quarantine_indexes(folder: Folder) -> None:
         for name in os.listdir(f"/proc/self/fd/{place}"):  # noqa: PTH208 - by descriptor
             if name == "index" or name.startswith("sharedindex."):
                 with contextlib.suppress(OSError):
-                    os.rename(name, f"disarmed.{name}", src_dir_fd=place, dst_dir_fd=place)
+                    os.rename(name, f"quarantined.{name}", src_dir_fd=place, dst_dir_fd=place)
 
 
 def _read(folder: Folder, path: str, most: int) -> bytes:
@@ -407,7 +407,7 @@ def _remove(folder: Folder, path: str) -> None:
 
 def _remove_operation(folder: Folder, name: str) -> None:
     """Out of git's sight, whatever can be removed of it."""
-    away = f"disarmed.{name}-{os.urandom(4).hex()}"
+    away = f"quarantined.{name}-{os.urandom(4).hex()}"
     with open_inside(folder, (GIT,)) as place:
         os.rename(name, away, src_dir_fd=place, dst_dir_fd=place)
     _open_way(folder, (GIT, away))

@@ -2,7 +2,7 @@
 
 Runs alone, by `python -I -S` as the first program of a sandbox, before any code that is not ours; `launch` sends it in
 as compiled code. It imports nothing of Toolcrib and as little as possible of Python, for its time is part of every
-command's. Whatever does not hold is told through CONTROL, and nothing is run.
+command's. Whatever does not hold is reported through CONTROL, and nothing is run.
 
 CONTROL is a socket: one byte goes out when we wait, one comes in when the limits of the whole tree are set, words go
 out when something is wrong, and it closes when the command takes over.

@@ -68,9 +68,9 @@ class CgroupParent:
 
 
 class Cgroup:
-    def __init__(self, nest: CgroupParent, folders: tuple[Path, ...], limits: Limits) -> None:
-        self._nest = nest
-        self._version = nest.version
+    def __init__(self, parent: CgroupParent, folders: tuple[Path, ...], limits: Limits) -> None:
+        self._parent = parent
+        self._version = parent.version
         self._folders = folders
         self._limits = limits
         self._memory, self._pids = folders[0], folders[-1]
@@ -101,17 +101,17 @@ class Cgroup:
         return int((self._pids / "pids.current").read_text()) >= self._limits.processes
 
     def remove(self) -> None:
-        self._nest.left.extend(self._folders)
-        self._nest.tidy()
+        self._parent.left.extend(self._folders)
+        self._parent.tidy()
 
 
 def find_cgroup_parent(limits: Limits) -> CgroupParent | None:
     """The first place where a group with all its limits can really be made."""
-    for nest in cgroup_candidates():
-        nest.sweep()
+    for parent in cgroup_candidates():
+        parent.sweep()
         with contextlib.suppress(OSError):
-            nest.make(limits).remove()
-            return nest
+            parent.make(limits).remove()
+            return parent
     return None
 
 
@@ -123,15 +123,15 @@ def cgroup_candidates(table: str = "/proc/self/cgroup", mounts: str = "/proc/sel
         number, names, path = line.split(":", 2)
         for name in names.split(",") if number != "0" else ["2"]:
             mine[name] = path
-    nests: list[CgroupParent] = []
+    parents: list[CgroupParent] = []
     here = {name: place for name, path in mine.items() if (place := _place(where.get(name), path))}
     if "2" in here:
-        nests += [
+        parents += [
             CgroupParent(version=2, places=(place,)) for place in (here["2"].parent, here["2"]) if _governs(place)
         ]
     if all(name in here for name in _CONTROLLERS):
-        nests.append(CgroupParent(version=1, places=tuple(here[name] for name in _CONTROLLERS)))
-    return nests
+        parents.append(CgroupParent(version=1, places=tuple(here[name] for name in _CONTROLLERS)))
+    return parents
 
 
 def _place(mounted: tuple[str, str] | None, path: str) -> Path | None:

@@ -250,11 +250,11 @@ class ProcessTree:
         if not said:
             self._loop.remove_reader(self._launched.control)
         elif self._watch is None and not self._complaint and said == READY:
-            self._stands(pid)
+            self._made(pid)
         else:
             self._complaint += said
 
-    def _stands(self, inner: int) -> None:
+    def _made(self, inner: int) -> None:
         """`inner` waits: the tree gets its limits before it may go on."""
         starter = self._launched.process.pid
         try:

@@ -141,7 +141,7 @@ def _parent(root: Path) -> list[str]:
 
 
 def _private(root: Path, bound: Sequence[Path]) -> list[str]:
-    """What there is around the folder and in the home, and of the system what tells secrets; not what is bound."""
+    """What there is around the folder and in the home, and of the system what holds secrets; not what is bound."""
     open_ways = {place for path in (root, *bound) for place in (path, *path.parents)}
     around = ["/etc/shadow", "/run", "/var", "/sys", "/boot", "/root", "/home"]
     for place in {root.parent, protected_paths.user_home() or root.parent}:
@@ -200,19 +200,19 @@ class Sandbox:
         self.probes: tuple[SandboxProbe, ...] = ()
         self.refusal: WorkspaceError | None = None
         self._environ = environ
-        self._means: SystemSupport | None = None
-        self._stage: mount_namespace.MountNamespace | None = None
-        self._nest: CgroupParent | None = find_cgroup_parent(settings.limits)
+        self._support: SystemSupport | None = None
+        self._namespace: mount_namespace.MountNamespace | None = None
+        self._cgroups: CgroupParent | None = find_cgroup_parent(settings.limits)
         self._trees: set[ProcessTree] = set()
         self._known: list[Parts] = []
         self._is_whole = True
         """Whether all of the folder was looked through when this was opened."""
         commits = settings.git is GitMode.COMMIT and not settings.read_only
-        self._floor = FolderLock(folder, self._look, hides=bool(settings.hidden), commits=commits)
+        self._folder_lock = FolderLock(folder, self._look, hides=bool(settings.hidden), commits=commits)
         is_root = os.geteuid() == 0
         self.uid, self.gid = folder.owner if is_root else (os.geteuid(), os.getegid())
         self._bound = system.toolchains(settings, environ, folder.root)
-        self._shell = system.BubblewrapArguments(
+        self._surroundings = system.BubblewrapArguments(
             uid=self.uid,
             gid=self.gid,
             bound=tuple(self._bound),
@@ -244,28 +244,28 @@ class Sandbox:
             tree.end(CommandEnding.CANCELLED)
         await asyncio.gather(*(tree.gone() for tree in self._trees))
         for _ in range(TIDY_TRIES):
-            if self._nest is None or self._nest.tidy():
+            if self._cgroups is None or self._cgroups.tidy():
                 break
             await asyncio.sleep(0.01)
-        if self._stage is not None:
-            self._stage.close()
-            self._stage = None
-        await self._floor.close()
+        if self._namespace is not None:
+            self._namespace.close()
+            self._namespace = None
+        await self._folder_lock.close()
 
     def describe(self) -> dict[str, Any]:
         """Which means are in force."""
         if self.unsafe:
             return {"sandbox": "none", "unsafe": True, "warning": "Commands run without a sandbox."}
-        found = self._means
+        found = self._support
         return {
             "sandbox": "refused" if self.refusal else "bubblewrap",
             "unsafe": False,
             "bubblewrap": found.version if found else None,
             "landlock": found.landlock if found else 0,
             "seccomp": found is not None,
-            "limits": f"cgroup v{self._nest.version}" if self._nest else "rlimits and a watcher",
+            "limits": f"cgroup v{self._cgroups.version}" if self._cgroups else "rlimits and a watcher",
             "uid": self.uid,
-            "leaves_root": self._stage is not None and self.uid != 0,
+            "leaves_root": self._namespace is not None and self.uid != 0,
             "network": self.settings.network,
             "git": str(self.settings.git),
             "protected_inside": len(self._known),
@@ -293,12 +293,12 @@ class Sandbox:
         if self.unsafe:
             return await self._run_over(command, Survey(), kept, on_output)
         writes = command.writes and not self.settings.read_only
-        seen = await self._floor.enter(writes=writes, seconds=command.seconds)
+        seen = await self._folder_lock.enter(writes=writes, seconds=command.seconds)
         notes: list[str] = []
         try:
             finished = await self._run_over(command, seen, kept, on_output)
         finally:
-            notes = await self._floor.leave()
+            notes = await self._folder_lock.leave()
         return replace(finished, notes=tuple(notes))
 
     async def _run_over(
@@ -344,13 +344,13 @@ class Sandbox:
 
     async def _build(self) -> None:
         is_root = os.geteuid() == 0
-        self._means = await asyncio.to_thread(system.find_support, self._environ, self.folder.root, is_root=is_root)
+        self._support = await asyncio.to_thread(system.find_support, self._environ, self.folder.root, is_root=is_root)
         if is_root:
-            needed = [*self._bound, self.folder.root, Path(self._means.bwrap).parent]
+            needed = [*self._bound, self.folder.root, Path(self._support.bwrap).parent]
             interpreter = system.own_interpreter()
             try:
-                self._stage = await asyncio.to_thread(
-                    mount_namespace.build_mount_namespace, self.folder.owner, needed, self._means.enter, interpreter
+                self._namespace = await asyncio.to_thread(
+                    mount_namespace.build_mount_namespace, self.folder.owner, needed, self._support.enter, interpreter
                 )
             except OSError as error:
                 why = f"root cannot be left: {error}"
@@ -360,7 +360,7 @@ class Sandbox:
                 self._probe,
                 root=self.folder.root,
                 bound=self._bound,
-                limits=rlimits(self.settings.limits, counted=self._nest is not None),
+                limits=rlimits(self.settings.limits, counted=self._cgroups is not None),
                 has_network=self.settings.network,
             )
         except WorkspaceError as error:
@@ -375,12 +375,12 @@ class Sandbox:
     # What is the same for every command is made once: it is part of a command's time.
 
     @functools.cached_property
-    def _walls(self) -> list[str]:
-        return self._shell.words()
+    def _surrounding_arguments(self) -> list[str]:
+        return self._surroundings.words()
 
     @functools.cached_property
     def _filter(self) -> bytes:
-        return kernel_rules.seccomp_program(platform.machine(), counts_memory=self._nest is not None)
+        return kernel_rules.seccomp_program(platform.machine(), counts_memory=self._cgroups is not None)
 
     @functools.cached_property
     def _environment(self) -> dict[str, str]:
@@ -395,7 +395,7 @@ class Sandbox:
         return MACHINES[platform.machine()]
 
     def _inside(self, command: SandboxCommand, seen: Survey, placeholders: Placeholders) -> LaunchPlan:
-        if self._means is None:
+        if self._support is None:
             raise RuntimeError("a sandbox that was not opened")
         writes = command.writes and not self.settings.read_only
         try:
@@ -406,12 +406,12 @@ class Sandbox:
             raise crowd_error()
         expected, masks = layout.expected()
         trees = [b"/tmp", b"/dev/shm", *([os.fsencode(self.folder.root)] if writes else [])]
-        abi = self._means.landlock
+        abi = self._support.landlock
         cwd = str(self.folder.root.joinpath(*command.cwd.parts))
         wrapping = BubblewrapLaunch(
-            words=[*(self._stage.words if self._stage else ()), self._means.bwrap],
-            descriptors=[self._stage.descriptor] if self._stage else [],
-            arguments=[*self._walls, *layout.words(), *system.CLOSING_ARGUMENTS, "--chdir", cwd],
+            words=[*(self._namespace.words if self._namespace else ()), self._support.bwrap],
+            descriptors=[self._namespace.descriptor] if self._namespace else [],
+            arguments=[*self._surrounding_arguments, *layout.words(), *system.CLOSING_ARGUMENTS, "--chdir", cwd],
             files=system.etc_files(self.settings, self.uid, self.gid),
             filter=self._filter,
         )
@@ -448,12 +448,12 @@ class Sandbox:
             plan={
                 **plan,
                 "argv": [os.fsencode(word) for word in command.argv],
-                "limits": limits_for_inner(self.settings.limits, counted=self._nest is not None),
+                "limits": limits_for_inner(self.settings.limits, counted=self._cgroups is not None),
                 "prlimit": self._machine.prlimit,
             },
             environment={**environment, **command.env},
             cwd=cwd,
-            owner=(self.uid, self.gid) if self._stage else None,
+            owner=(self.uid, self.gid) if self._namespace else None,
             stdin=command.stdin,
             reports=command.reports,
             watch=self._guard,
@@ -462,6 +462,6 @@ class Sandbox:
         )
 
     def _guard(self, pid: int) -> LimitGuard:
-        self._floor.stands()
+        self._folder_lock.sandbox_made()
         limits = self.settings.limits
-        return LimitGuard(limits, pid, self._nest.make(limits) if self._nest else None)
+        return LimitGuard(limits, pid, self._cgroups.make(limits) if self._cgroups else None)

@@ -228,7 +228,7 @@ class Survey:
     submodules: list[Parts] = field(default_factory=list)
     """Where git goes in by itself, whether or not there is anything."""
     unreadable: str = ""
-    """Why it cannot be told where the submodules are."""
+    """Why the submodules cannot be found out."""
     under_way: list[str] = field(default_factory=list)
     """Of `.git`: what git is in the middle of."""
     is_whole: bool = True

@@ -46,7 +46,7 @@ HELP = {
     "--http": "serve http://127.0.0.1:PORT/mcp; 0 takes a free port",
     "--socket": "serve Streamable HTTP on a unix socket",
     "--read-only": "nothing is written, and there is no shell",
-    "--config": "settings in the place of the project's own; all of it is believed",
+    "--config": "settings in the place of the project's own; all of it is trusted",
     "--token-file": "with --http: the file that holds the token, or gets a new one",
     "--unsafe-no-sandbox": "run commands with all your rights: nothing is confined",
 }

@@ -57,8 +57,10 @@ def build_server(workspace: Workspace) -> Server[Any]:
     async def call_tool(context: Context, params: types.CallToolRequestParams) -> Any:
         if params.name not in BY_NAME:
             raise MCPError(code=INVALID_PARAMS, message=f"There is no tool {params.name!r}.")
-        async with _progress(context) as tell:
-            call = workspace.call(params.name, params.arguments or {}, session=sessions.of(context), on_progress=tell)
+        async with _progress(context) as on_progress:
+            call = workspace.call(
+                params.name, params.arguments or {}, session=sessions.of(context), on_progress=on_progress
+            )
             result = await _to_its_end(asyncio.ensure_future(call))
         return {**msgspec.json.decode(result), **_COMPLETE}
 
@@ -119,24 +121,24 @@ async def _to_its_end(call: asyncio.Future[bytes]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def _progress(context: Context) -> AsyncIterator[OnProgress | None]:
-    """Sends what a tool tells while it runs, in order, and all of it before the result."""
+    """Sends the progress of a tool while it runs, in order, and all of it before the result."""
     if context.meta is None or context.meta.get("progress_token") is None:
         yield None
         return
     waiting: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
-    def tell(told: dict[str, Any]) -> None:
+    def on_progress(update: dict[str, Any]) -> None:
         if waiting.qsize() >= _WAITING:
             waiting.get_nowait()
-        waiting.put_nowait(told)
+        waiting.put_nowait(update)
 
     async def send() -> None:
-        while (told := await waiting.get()) is not None:
-            await context.session.report_progress(told["progress"], message=told["message"])
+        while (update := await waiting.get()) is not None:
+            await context.session.report_progress(update["progress"], message=update["message"])
 
     sender = asyncio.ensure_future(send())
     try:
-        yield tell
+        yield on_progress
         waiting.put_nowait(None)
         await asyncio.wait({sender}, timeout=_LAST_PROGRESS)
     finally:
@@ -165,7 +167,7 @@ async def serve_http(workspace: Workspace, access: AccessCheck, listeners: Seque
 
 
 _LAST_MESSAGES = 1.0
-"""Seconds that a client has to take the last of what it was told."""
+"""Seconds that a client has to take the last messages."""
 
 
 async def serve_stdio(workspace: Workspace, pipes: ClientPipes) -> None:

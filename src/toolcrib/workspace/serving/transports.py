@@ -107,7 +107,7 @@ def split_messages(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class MessageWriter:
-    """What the client is told; one that does not read stops nobody but itself."""
+    """What goes to the client; one that does not read stops nobody but itself."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -329,10 +329,10 @@ ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
 class RequestRefused(Exception):
     def __init__(self, case: ErrorCase, **words: Any) -> None:
         super().__init__(case)
-        told = ANSWERS[case]
-        self.status = told.modern or 400
-        self.code = told.code
-        self.text = told.text.format(**words)
+        answer = ANSWERS[case]
+        self.status = answer.modern or 400
+        self.code = answer.code
+        self.text = answer.text.format(**words)
 
 
 class AccessCheck:

@@ -4,7 +4,7 @@ In: a user's `workspace.yml`, a project's, or the one that a person named. Out: 
 stands
 in its problems. A later file wins; one that nobody trusted only narrows. A folder within a project has the project's
 settings too, those of the outer folder first. The daemon says what is trusted, the stand-alone server trusts only what
-it was told with `--config`.
+it is given with `--config`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FileTrust(enum.StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class SettingsFile:
     path: Path
-    standing: FileTrust
+    trust: FileTrust
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def load_settings(
         below = settings
         way = (source.folder or _real(root)).relative_to(top).parts
         wanted = apply_file(below, anchored_below(way, read_settings(source.document, private)))
-        if source.file.standing is FileTrust.UNTRUSTED:
+        if source.file.trust is FileTrust.UNTRUSTED:
             settings = narrow_settings(below, wanted)
             waiting = _waiting(source, widening_effects(wanted, settings))
         else:
@@ -141,13 +141,13 @@ def _user(paths: Paths) -> Iterator[_Source]:
         document = read_document(path) or _without(path, "a link that leads nowhere")
         warn_of_others(configs_in(paths.config_dir, WORKSPACE_NAMES)[1:], document)
         warn_if_open(path, document)
-        yield _Source(file=SettingsFile(path=path, standing=FileTrust.YOURS), document=document)
+        yield _Source(file=SettingsFile(path=path, trust=FileTrust.YOURS), document=document)
 
 
 def _chosen(config: Path) -> Iterator[_Source]:
     path = config.expanduser().absolute()
     document = read_document(path) or _without(path, "no file")
-    yield _Source(file=SettingsFile(path=path, standing=FileTrust.CHOSEN), document=document)
+    yield _Source(file=SettingsFile(path=path, trust=FileTrust.CHOSEN), document=document)
 
 
 def _projects(root: Path, home: Path, is_trusted: IsTrusted) -> Iterator[_Source]:
@@ -160,8 +160,8 @@ def _projects(root: Path, home: Path, is_trusted: IsTrusted) -> Iterator[_Source
                 continue
             warn_of_others(found[1:], document)
             trusted = is_trusted(path, digest_of(path, document.content))
-            standing = FileTrust.TRUSTED if trusted else FileTrust.UNTRUSTED
-            yield _Source(file=SettingsFile(path=path, standing=standing), document=document, folder=folder)
+            trust = FileTrust.TRUSTED if trusted else FileTrust.UNTRUSTED
+            yield _Source(file=SettingsFile(path=path, trust=trust), document=document, folder=folder)
 
 
 def _folders(root: Path, home: Path) -> tuple[Path, ...]:
@@ -193,8 +193,8 @@ def _without(path: Path, found: str) -> ConfigDocument:
     return ConfigDocument(data={}, report=report)
 
 
-def _waiting(source: _Source, told: tuple[str, ...]) -> UntrustedFile | None:
-    if not told or source.document.report.errors:
+def _waiting(source: _Source, effects: tuple[str, ...]) -> UntrustedFile | None:
+    if not effects or source.document.report.errors:
         return None
     path = source.file.path
     source.document.report.warning(
@@ -203,7 +203,7 @@ def _waiting(source: _Source, told: tuple[str, ...]) -> UntrustedFile | None:
         expected="your trust",
         suggestion="What it forbids is in force, what it would allow is not: `toolcrib trust` shows that and asks you.",
     )
-    return UntrustedFile(file=path, digest=digest_of(path, source.document.content), effects=told)
+    return UntrustedFile(file=path, digest=digest_of(path, source.document.content), effects=effects)
 
 
 def _changed(before: WorkspaceSettings, after: WorkspaceSettings) -> list[str]:

@@ -18,11 +18,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from toolcrib.config.keys import ConfigField, normalized_key
-from toolcrib.config.model import KeyPath
+from toolcrib.config.keys import ConfigField, strict_fields
+from toolcrib.config.model import KeyPath, Layer
 from toolcrib.config.paths import Paths, home_of
 from toolcrib.config.problems import ProblemReport, describe, describe_type
 from toolcrib.config.read import ConfigDocument
+from toolcrib.config.values import EntryContext, Interpolation, ValueReader
 from toolcrib.workspace.globs import ignores_something
 from toolcrib.workspace.settings.model import (
     GUARDED,
@@ -131,54 +132,36 @@ LONGEST_TEXT = 1024
 
 _SWITCH = {"on": True, "off": False}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_SLIPS = {
-    "env": "environment",
-    "variables": "environment",
-    "ignore": "hidden",
-    "exclude": "hidden",
-    "timeout": "limits",
-}
-"""Words for our keys that look too little like them to be found by likeness."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SettingsReader:
-    """One document's values, and what else their meaning depends on."""
+class SettingsReader(ValueReader):
+    """One document's values: as in every configuration file, but stricter, and without variables."""
 
-    report: ProblemReport
-    private: PrivateFolders
+    def __init__(self, report: ProblemReport, private: PrivateFolders) -> None:
+        literal = Interpolation.LITERAL
+        super().__init__(EntryContext(layer=Layer.USER, environ={}, home=private.home, spelling=literal), report)
+        self.private = private
 
     def wrong(self, given: ConfigField, expected: str, suggestion: str = "") -> None:
         self.report.error(given.path, found=describe(given.value), expected=expected, suggestion=suggestion)
 
-    def flag(self, given: ConfigField) -> bool | None:
-        if isinstance(given.value, bool):
-            return given.value
-        self.wrong(given, "true or false")
-        return None
+    def limit(self, given: ConfigField, key: LimitKey) -> float | None:
+        value = self.number(given, least=key.least, most=key.most, whole=key.whole)
+        # What has no fraction stays a whole number of bytes, calls or processes.
+        return int(value * key.unit) if value is not None and key.whole else value
 
-    def number(self, given: ConfigField, key: LimitKey) -> float | None:
-        value = given.value
-        good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if good and key.least <= value <= key.most and (not key.whole or value == int(value)):
-            # What has no fraction stays a whole number of bytes, calls or processes.
-            return int(value * key.unit) if key.whole else float(value)
-        kind = "a whole number" if key.whole else "a number"
-        self.wrong(given, f"{kind} from {key.least:g} to {key.most:.12g}")
-        return None
-
-    def text(self, given: ConfigField) -> str | None:
-        value = given.value
-        if not isinstance(value, str) or not value.strip():
-            self.wrong(given, "text")
-        elif not value.isprintable() or len(value) > LONGEST_TEXT:
-            self.wrong(given, f"printable text of {LONGEST_TEXT} characters at most")
+    def text(self, field: ConfigField, *, into: KeyPath = (), secret: bool = False) -> str | None:
+        """A number or yes/no is none here."""
+        if not isinstance(field.value, str) or not field.value.strip():
+            self.wrong(field, "text")
+        elif not field.value.isprintable() or len(field.value) > LONGEST_TEXT:
+            self.wrong(field, f"printable text of {LONGEST_TEXT} characters at most")
         else:
-            return value
+            return super().text(field, into=into, secret=secret)
         return None
 
-    def texts(self, given: ConfigField) -> list[tuple[ConfigField, str]]:
-        """Each with its own place, for what more is to be said of it."""
+    def entries(self, given: ConfigField) -> list[tuple[ConfigField, str]]:
+        """The texts of a list, each with its own place, for what more is to be said of it."""
         if not isinstance(given.value, list):
             self.wrong(given, "a list of texts")
             return []
@@ -188,34 +171,17 @@ class SettingsReader:
         fields = [ConfigField(value=item, path=(*given.path, position)) for position, item in enumerate(given.value)]
         return [(one, text) for one in fields if (text := self.text(one)) is not None]
 
-    def table(self, given: ConfigField, known: Sequence[str]) -> dict[str, ConfigField]:
-        """The known keys that hold something; every other key is an error: it may have been meant to forbid."""
+    def fields(self, given: ConfigField, known: Sequence[str]) -> dict[str, ConfigField]:
         if not isinstance(given.value, Mapping):
             self.report.error(given.path, found=describe_type(given.value), expected="a mapping")
             return {}
-        fields: dict[str, ConfigField] = {}
-        for key, value in given.value.items():
-            here: KeyPath = (*given.path, key)
-            name = normalized_key(key)
-            if name not in known:
-                self._unknown(here, name, known)
-            elif name in fields:
-                self.report.error(here, found="a second value for the same thing", expected=f"{name} once")
-            elif value is not None:
-                fields[name] = ConfigField(value=value, path=here)
-        return fields
-
-    def _unknown(self, here: KeyPath, word: str, known: Sequence[str]) -> None:
-        slip = _SLIPS.get(word, "")
-        near = [slip] if slip in known else difflib.get_close_matches(word, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else ""
-        self.report.error(here, found="a key that is not known", expected=f"one of {', '.join(known)}", suggestion=hint)
+        return strict_fields(given.value, given.path, {name: name for name in known}, self.report)
 
 
 def read_settings(document: ConfigDocument, private: PrivateFolders) -> SettingsFromFile:
     """What the file says, as far as it can be understood."""
-    reader = SettingsReader(report=document.report, private=private)
-    fields = reader.table(ConfigField(value=document.data, path=()), TOP_KEYS)
+    reader = SettingsReader(document.report, private)
+    fields = reader.fields(ConfigField(value=document.data, path=()), TOP_KEYS)
     chosen: dict[str, Any] = {}
     for name, field in fields.items():
         chosen |= _READ[name](field, reader)
@@ -228,7 +194,7 @@ def _flag(name: str) -> Callable[[ConfigField, SettingsReader], dict[str, Any]]:
 
 def _tools(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     switched: dict[str, bool] = {}
-    for name, field in reader.table(given, TOOL_NAMES).items():
+    for name, field in reader.fields(given, TOOL_NAMES).items():
         # `on` and `off` are plain text in our YAML; whoever writes true or false means the same.
         if (value := _switch(field, reader)) is not None:
             switched[name] = value
@@ -252,7 +218,7 @@ def _git(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
 
 def _environment(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     names: set[str] = set()
-    for field, name in reader.texts(given):
+    for field, name in reader.entries(given):
         if not _NAME.fullmatch(name):
             reader.wrong(field, "the name of a variable", "Only names stand here: the values come from the server.")
         elif why := why_not_passed(name):
@@ -264,7 +230,7 @@ def _environment(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
 
 def _readable(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     folders: set[Path] = set()
-    for field, text in reader.texts(given):
+    for field, text in reader.entries(given):
         folder = reader.private.home / text[2:] if text == "~" or text.startswith("~/") else Path(text)
         if not folder.is_absolute() or ".." in folder.parts:
             reader.wrong(field, "an absolute path, or one that starts with ~/, without ..")
@@ -277,7 +243,7 @@ def _readable(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
 
 def _hidden(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
     patterns: list[str] = []
-    for field, pattern in reader.texts(given):
+    for field, pattern in reader.entries(given):
         if _hides(pattern):
             patterns.append(pattern)
         else:
@@ -324,18 +290,18 @@ def _python(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
 
 
 def _limits(given: ConfigField, reader: SettingsReader) -> dict[str, Any]:
-    fields = reader.table(given, LIMITS_KEYS)
+    fields = reader.fields(given, LIMITS_KEYS)
     seconds: dict[str, float] = {}
     if times := fields.pop("seconds", None):
         seconds = _seconds(times, reader)
-    numbers = {LIMITS[word].name: reader.number(field, LIMITS[word]) for word, field in fields.items()}
+    numbers = {LIMITS[word].name: reader.limit(field, LIMITS[word]) for word, field in fields.items()}
     understood = {name: value for name, value in numbers.items() if value is not None}
     return {"limits": MappingProxyType(understood), "seconds": MappingProxyType(seconds)}
 
 
 def _seconds(given: ConfigField, reader: SettingsReader) -> dict[str, float]:
     """`default` stands for the tools that have the usual time; a tool that is named has its own."""
-    found = {name: reader.number(field, SECONDS_LIMIT) for name, field in reader.table(given, SECONDS_KEYS).items()}
+    found = {name: reader.limit(field, SECONDS_LIMIT) for name, field in reader.fields(given, SECONDS_KEYS).items()}
     seconds = {name: value for name, value in found.items() if value is not None}
     default = seconds.pop("default", None)
     if default is None:

@@ -136,31 +136,31 @@ class EditFileResult(msgspec.Struct, frozen=True, kw_only=True):
     diff: str
 
 
-def read_file(scene: ToolContext, given: ReadFileArguments) -> ToolResult:
+def read_file(context: ToolContext, given: ReadFileArguments) -> ToolResult:
     if given.offset is not None and (given.start_line > 1 or given.lines is not None):
         raise WorkspaceError("A range is given by lines or by offset, not by both.", remedy="Leave one of them out.")
-    spot = scene.folder.spot(given.path)
-    descriptor = scene.folder.open_file(spot)
+    target = context.folder.path_of(given.path)
+    descriptor = context.folder.open_file(target)
     try:
         before = os.fstat(descriptor)
         size = before.st_size
         head = os.pread(descriptor, min(SAMPLE_BYTES, size), 0)
         if given.encoding == BINARY:
-            return _read_binary(scene, given, spot, descriptor, size)
+            return _read_binary(context, given, target, descriptor, size)
         form = detect_encoding(head, given.encoding)
         if form is None:
-            return _binary_result(spot, head, size)
-        source = TextSource(descriptor, form, head=head, end=scene.deadline)
-        found, newline = _find(scene, given, source)
-        _note_shown(scene, descriptor, before, found)
-        return _text_result(spot, form, source, found, newline)
+            return _binary_result(target, head, size)
+        source = TextSource(descriptor, form, head=head, end=context.deadline)
+        found, newline = _find(context, given, source)
+        _note_shown(context, descriptor, before, found)
+        return _text_result(target, form, source, found, newline)
     finally:
         os.close(descriptor)
 
 
-def _find(scene: ToolContext, given: ReadFileArguments, source: TextSource) -> tuple[TextRange, NewlineStyle]:
+def _find(context: ToolContext, given: ReadFileArguments, source: TextSource) -> tuple[TextRange, NewlineStyle]:
     newline = source.newline()
-    room = scene.settings.limits.read
+    room = context.settings.limits.read
     most = min(room, given.length or room)
     if given.offset is not None:
         return read_from(source, offset=given.offset, most=most, room=room), newline
@@ -168,17 +168,17 @@ def _find(scene: ToolContext, given: ReadFileArguments, source: TextSource) -> t
     return lines, newline
 
 
-def _note_shown(scene: ToolContext, descriptor: int, before: os.stat_result, found: TextRange) -> None:
+def _note_shown(context: ToolContext, descriptor: int, before: os.stat_result, found: TextRange) -> None:
     """What was read is of the file as it was `before`: a change during the reading makes it another one."""
     lines = found.lines
-    if lines is not None and scene.session.overwriting is Overwriting.KNOWN:
+    if lines is not None and context.session.overwriting is Overwriting.KNOWN:
         # Gone from the folder by now: so nobody will replace it here.
         with contextlib.suppress(OSError):
-            scene.session.showed(scene.folder.lies_at(descriptor).parts, before, lines)
+            context.session.showed(context.folder.lies_at(descriptor).parts, before, lines)
 
 
 def _text_result(
-    spot: FolderPath, form: TextEncoding, source: TextSource, found: TextRange, newline: NewlineStyle
+    target: FolderPath, form: TextEncoding, source: TextSource, found: TextRange, newline: NewlineStyle
 ) -> ToolResult:
     note = _odd_bytes(count_undecodable(found.text))
     is_whole = found.total is not None and (found.first or 1, found.last or 0) == (1, found.total)
@@ -197,7 +197,7 @@ def _text_result(
         next_line=found.next_line,
         next_offset=found.next_offset,
     )
-    return ToolResult(data, f"{spot}{_range(found)}{f' ({note})' if note else ''}\n{data.text}")
+    return ToolResult(data, f"{target}{_range(found)}{f' ({note})' if note else ''}\n{data.text}")
 
 
 def _range(found: TextRange) -> str:
@@ -218,10 +218,10 @@ def _odd_bytes(count: int) -> str:
 
 
 def _read_binary(
-    scene: ToolContext, given: ReadFileArguments, spot: FolderPath, descriptor: int, size: int
+    context: ToolContext, given: ReadFileArguments, target: FolderPath, descriptor: int, size: int
 ) -> ToolResult:
     # In base64 three bytes take up four.
-    most = max(scene.settings.limits.read // 4 * 3, 3)
+    most = max(context.settings.limits.read // 4 * 3, 3)
     offset = given.offset or 0
     if offset > size:
         raise no_such_byte(offset, size)
@@ -237,36 +237,36 @@ def _read_binary(
         next_offset=more,
     )
     rest = "" if more is None else f" (go on with offset: {more})"
-    return ToolResult(result, f"{spot}, bytes {offset}-{ends} of {size} in base64{rest}\n{result.base64}")
+    return ToolResult(result, f"{target}, bytes {offset}-{ends} of {size} in base64{rest}\n{result.base64}")
 
 
-def _binary_result(spot: FolderPath, head: bytes, size: int) -> ToolResult:
+def _binary_result(target: FolderPath, head: bytes, size: int) -> ToolResult:
     note = f'It is {describe_binary(head)}. encoding: "binary" gives base64; an encoding\'s name reads it as text.'
     data = ReadFileResult(kind="binary", size=size, note=note)
-    return ToolResult(data, f"{spot}: {count_text(size, 'byte')}. {note}")
+    return ToolResult(data, f"{target}: {count_text(size, 'byte')}. {note}")
 
 
-def write_file(scene: ToolContext, given: WriteFileArguments) -> ToolResult:
-    folder = scene.folder
-    spot = folder.spot(given.path)
+def write_file(context: ToolContext, given: WriteFileArguments) -> ToolResult:
+    folder = context.folder
+    target = folder.path_of(given.path)
     content = _content(given)
     parents = MissingFolders.MADE if given.make_dirs else MissingFolders.NEEDED
-    with folder.writing, open_target(folder, spot, parents) as there:
+    with folder.writing, open_target(folder, target, parents) as there:
         if there.before is not None and given.mode is WriteMode.CREATE:
             raise WorkspaceError(
-                f"{spot} exists already.",
+                f"{target} exists already.",
                 remedy="mode: overwrite replaces it; edit_file changes it.",
                 data={"argument": "mode"},
             )
         kept = there.before.st_size if there.before is not None and given.mode is WriteMode.APPEND else 0
         data = content if isinstance(content, bytes) else _encoded(content, given.encoding, there, appended=kept > 0)
-        _check_room(scene, spot, kept + len(data))
-        existing = _existing(scene, given.mode, there)
-        scene.session.wrote(len(data))
+        _check_room(context, target, kept + len(data))
+        existing = _existing(context, given.mode, there)
+        context.session.wrote(len(data))
         if kept:
-            scene.session.changed(there.real.parts, there.before, _append(there, data))
+            context.session.changed(there.real.parts, there.before, _append(there, data))
         else:
-            scene.session.knows(there.real.parts, write_atomically(there, data, existing=existing))
+            context.session.knows(there.real.parts, write_atomically(there, data, existing=existing))
     result = WriteFileResult(
         path=str(there.real),
         created=there.before is None,
@@ -278,11 +278,11 @@ def write_file(scene: ToolContext, given: WriteFileArguments) -> ToolResult:
     return ToolResult(result, f"{did} {result.path}: {count_text(len(data), 'byte')} written{in_all}.")
 
 
-def _existing(scene: ToolContext, mode: WriteMode, there: WriteTarget) -> ExistingFile:
-    if mode is not WriteMode.OVERWRITE or scene.session.overwriting is Overwriting.ANY:
+def _existing(context: ToolContext, mode: WriteMode, there: WriteTarget) -> ExistingFile:
+    if mode is not WriteMode.OVERWRITE or context.session.overwriting is Overwriting.ANY:
         return _EXISTING[mode]
     if there.before is not None:
-        scene.session.check_known(there.real.parts, there.before)
+        context.session.check_known(there.real.parts, there.before)
     return ExistingFile.REPLACED_IF_SAME
 
 
@@ -312,42 +312,42 @@ def _append(there: WriteTarget, data: bytes) -> os.stat_result:
         os.close(descriptor)
 
 
-def _check_room(scene: ToolContext, spot: FolderPath, size: int) -> None:
-    most = scene.settings.limits.file_size
+def _check_room(context: ToolContext, target: FolderPath, size: int) -> None:
+    most = context.settings.limits.file_size
     if size > most:
         raise WorkspaceError(
-            f"{spot} would be {size} bytes long; {most} is the most.", remedy="Write several smaller files."
+            f"{target} would be {size} bytes long; {most} is the most.", remedy="Write several smaller files."
         )
-    if time.monotonic() > scene.deadline:
-        raise WorkspaceError(f"{spot} was not written: time is up.", remedy="Try again.")
+    if time.monotonic() > context.deadline:
+        raise WorkspaceError(f"{target} was not written: time is up.", remedy="Try again.")
 
 
-def edit_file(scene: ToolContext, given: EditFileArguments) -> ToolResult:
-    spot = scene.folder.spot(given.path)
-    with scene.folder.writing, open_target(scene.folder, spot, MissingFolders.NEEDED) as there:
+def edit_file(context: ToolContext, given: EditFileArguments) -> ToolResult:
+    target = context.folder.path_of(given.path)
+    with context.folder.writing, open_target(context.folder, target, MissingFolders.NEEDED) as there:
         if there.before is not None and there.before.st_size > MOST_EDITED:
             raise WorkspaceError(
-                f"{spot} is too large to edit: {there.before.st_size} bytes; {MOST_EDITED} is the most.",
+                f"{target} is too large to edit: {there.before.st_size} bytes; {MOST_EDITED} is the most.",
                 remedy="Change it by a command, as with sed.",
             )
         raw = there.read(MOST_EDITED)
         form = detect_encoding(raw[:SAMPLE_BYTES], given.encoding)
         if form is None or given.encoding == BINARY:
             raise WorkspaceError(
-                f"{spot} is {describe_binary(raw)}.",
+                f"{target} is {describe_binary(raw)}.",
                 remedy="If it is text, name its encoding, as in latin-1 or cp1252.",
                 data={"argument": "encoding"},
             )
-        before = form.text_of(raw, str(spot))
+        before = form.text_of(raw, str(target))
         after, matches = before, 0
         first = TextEdit(old=given.old, new=given.new, all=given.all, expected=given.expected)
         for edit in (first, *given.more):
             replaced = apply_edit(after, edit)
             after, matches = replaced.text, matches + replaced.matches
         data = form.bytes_of(after, "new")
-        _check_room(scene, spot, len(data))
-        scene.session.wrote(len(data))
-        scene.session.changed(
+        _check_room(context, target, len(data))
+        context.session.wrote(len(data))
+        context.session.changed(
             there.real.parts, there.before, write_atomically(there, data, existing=ExistingFile.REPLACED_IF_SAME)
         )
     changed = short_diff(before, after)

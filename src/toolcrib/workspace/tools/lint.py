@@ -246,10 +246,10 @@ class RunLintResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     note: str = ""
 
 
-async def run_lint(scene: ToolContext, given: RunLintArguments) -> ToolResult:
-    paths = _checked(scene.folder, given.paths)
-    turn = CommandRunner(scene, NAME, given.seconds)
-    used = configured_linters(scene.folder)
+async def run_lint(context: ToolContext, given: RunLintArguments) -> ToolResult:
+    paths = _checked(context.folder, given.paths)
+    turn = CommandRunner(context, NAME, given.seconds)
+    used = configured_linters(context.folder)
     wanted = tuple(dict.fromkeys(given.tools)) or used.names
     found = await find_programs(turn, *wanted)
     findings: list[LintFinding] = []
@@ -259,7 +259,7 @@ async def run_lint(scene: ToolContext, given: RunLintArguments) -> ToolResult:
         findings += new
         ran.append(state)
     findings.sort(key=lambda finding: (finding.severity != "error", finding.file, finding.line, finding.column))
-    result = run_lint_result(findings, ran, scene.settings.limits.output)
+    result = run_lint_result(findings, ran, context.settings.limits.output)
     text = run_lint_text(result)
     clean = not findings and all(one.state == "ran" for one in ran)
     return ToolResult(result, text, failure="" if clean else text.partition("\n")[0])
@@ -293,16 +293,16 @@ async def _lint(
     if start is None:
         detail = f"It is not installed where the sandbox sees it. {install_remedy(linter.name)}"
         return [], LinterResult(tool=linter.name, state="not_available", findings=0, detail=detail)
-    if turn.scene.progress:
-        turn.scene.progress(f"{linter.name} runs")
+    if turn.context.progress:
+        turn.context.progress(f"{linter.name} runs")
     words = linter.words(start, used, found, paths)
-    env = linter.cache_in_tmp if turn.scene.settings.read_only else {}
+    env = linter.cache_in_tmp if turn.context.settings.read_only else {}
     gathered = StdoutCollector(MOST_PRINTED)
     finished = await turn.run((*start, *words), env={**env, "NO_COLOR": "1"}, on_output=gathered.take)
     try:
         if finished.ending is not CommandEnding.EXITED or finished.code is None:
             raise LinterFailed(ending_text(finished, turn))
-        findings = read_findings(linter, bytes(gathered.stdout), finished.code, str(turn.scene.folder.root))
+        findings = read_findings(linter, bytes(gathered.stdout), finished.code, str(turn.context.folder.root))
     except LinterFailed as error:
         stdout, stderr = output_texts(finished, LAST_WORDS)
         words_left = head_and_tail("\n".join(part.strip() for part in (stderr, stdout) if part.strip()), LAST_WORDS)

@@ -99,16 +99,16 @@ class FindFilesResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     note: str = ""
 
 
-def list_dir(scene: ToolContext, given: ListDirArguments) -> ToolResult:
+def list_dir(context: ToolContext, given: ListDirArguments) -> ToolResult:
     globs = Globs([given.glob]) if given.glob else None
     walk = FolderWalk(
-        scene.folder,
-        scene.folder.spot(given.path),
+        context.folder,
+        context.folder.path_of(given.path),
         depth=given.depth,
         ignored=ignored_files(given.ignored),
-        until=looking_deadline(scene, "list_dir"),
+        until=looking_deadline(context, "list_dir"),
     )
-    found = _Listing(AnswerBuffer(given.limit, scene.settings.limits.output))
+    found = _Listing(AnswerBuffer(given.limit, context.settings.limits.output))
     total = 0
     for entry in walk:
         if globs is None or globs.matches(walk.way(entry)):
@@ -158,16 +158,16 @@ class _Listing:
             self.escaped.append(path)
 
 
-def find_files(scene: ToolContext, given: FindFilesArguments) -> ToolResult:
+def find_files(context: ToolContext, given: FindFilesArguments) -> ToolResult:
     globs = Globs(given.glob)
     walk = FolderWalk(
-        scene.folder,
-        scene.folder.spot(given.path),
+        context.folder,
+        context.folder.path_of(given.path),
         ignored=ignored_files(given.ignored),
-        until=looking_deadline(scene, "find_files"),
+        until=looking_deadline(context, "find_files"),
     )
     fitting = _MatchingFiles(walk, globs)
-    tray = AnswerBuffer(given.limit, scene.settings.limits.output)
+    tray = AnswerBuffer(given.limit, context.settings.limits.output)
     files: list[tuple[str, ...]] = []
     modified: list[str] = []
     if given.sort is FileOrder.NEWEST:
@@ -255,13 +255,13 @@ class StatFileResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Of a link: where it leads."""
 
 
-def stat_file(scene: ToolContext, given: StatFileArguments) -> ToolResult:
-    folder = scene.folder
-    spot = folder.spot(given.path)
-    with folder.reaching(spot, FinalLink.LINK) as (descriptor, real):
+def stat_file(context: ToolContext, given: StatFileArguments) -> ToolResult:
+    folder = context.folder
+    place = folder.path_of(given.path)
+    with folder.reaching(place, FinalLink.LINK) as (descriptor, real):
         there = os.fstat(descriptor)
-        leads = _target_of(folder, spot) if stat.S_ISLNK(there.st_mode) else ""
-    why_not = _why_not_writable(scene, real, there)
+        leads = _target_of(folder, place) if stat.S_ISLNK(there.st_mode) else ""
+    why_not = _why_not_writable(context, real, there)
     result = StatFileResult(
         kind=file_kind(there.st_mode),
         size=there.st_size,
@@ -274,22 +274,22 @@ def stat_file(scene: ToolContext, given: StatFileArguments) -> ToolResult:
     to = f" to {leads}" if leads else ""
     said = "writable" if result.writable else f"not writable: {why_not}"
     size = count_text(result.size, "byte")
-    return ToolResult(result, f"{spot}: {result.kind}{to}, {size}, mode {result.mode}, {result.modified}, {said}.")
+    return ToolResult(result, f"{place}: {result.kind}{to}, {size}, mode {result.mode}, {result.modified}, {said}.")
 
 
-def _target_of(folder: Folder, spot: FolderPath) -> str:
-    """Where a link leads; nothing is told about what lies outside."""
+def _target_of(folder: Folder, place: FolderPath) -> str:
+    """Where a link leads; nothing is said about what lies outside."""
     try:
-        with folder.reaching(spot) as (_, real):
+        with folder.reaching(place) as (_, real):
             return str(real)
     except WorkspaceError as error:
         return f"nowhere: {error.message}"
 
 
-def _why_not_writable(scene: ToolContext, real: FolderPath, there: os.stat_result) -> str:
-    if scene.settings.read_only:
+def _why_not_writable(context: ToolContext, real: FolderPath, there: os.stat_result) -> str:
+    if context.settings.read_only:
         return "the workspace is read-only"
-    if why := scene.folder.why_not_writable(real):
+    if why := context.folder.why_not_writable(real):
         return why
     if stat.S_ISLNK(there.st_mode):
         return "it is a link; what it leads to is judged by itself"

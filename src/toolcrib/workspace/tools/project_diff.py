@@ -197,7 +197,7 @@ async def status_of(turn: CommandRunner, path: str) -> GitStatus:
         "--", path,
     )  # fmt: skip
     if answer.code:
-        raise git_failure(turn.scene.folder, answer.err)
+        raise git_failure(turn.context.folder, answer.err)
     return dataclasses.replace(read_status(answer.out), is_whole=not answer.is_cut)
 
 
@@ -305,13 +305,13 @@ class ProjectDiffResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Paths left out of the lists, at least."""
 
 
-async def project_diff(scene: ToolContext, given: ProjectDiffArguments) -> ToolResult:
-    folder = scene.folder
+async def project_diff(context: ToolContext, given: ProjectDiffArguments) -> ToolResult:
+    folder = context.folder
     check_revision(given.base)
-    spot = _inside(folder, given.path)
-    path = literal_pathspec("/".join(spot.parts))
+    place = _inside(folder, given.path)
+    path = literal_pathspec("/".join(place.parts))
     check_repository(folder)
-    turn = CommandRunner(scene, NAME)
+    turn = CommandRunner(context, NAME)
     status = await status_of(turn, path)
     # What is hidden is masked in the sandbox: it always differs, and git could not read it.
     masked = [excluding_pathspec(change.path) for change in status.changes if not _is_readable(folder, change.path)]
@@ -323,10 +323,10 @@ async def project_diff(scene: ToolContext, given: ProjectDiffArguments) -> ToolR
     untracked = [path for path in status.untracked if _is_readable(folder, path)]
     if not (changes or untracked or files):
         # A deleted file still has a diff; a path that never was has not, and says so here.
-        folder.status(spot)
-    limit = min(scene.settings.limits.output, given.limit or scene.settings.limits.output)
+        folder.status(place)
+    limit = min(context.settings.limits.output, given.limit or context.settings.limits.output)
     text, missing = ("", []) if given.stat_only else await _shown(turn, folder, against, files, limit)
-    room = scene.settings.limits.output // 4
+    room = context.settings.limits.output // 4
     result = ProjectDiffResult(
         branch=_utf8(status.branch),
         base="nothing (no commit yet)" if not status.has_commits else given.base if given.base != "HEAD" else "",
@@ -353,16 +353,16 @@ def _first(rows: list[Listed], room: int) -> list[Listed]:
 
 def _inside(folder: Folder, path: str) -> FolderPath:
     """What leads out is refused, as everywhere. A file that is gone has a diff all the same, and a link has its own."""
-    spot = folder.spot(path)
+    place = folder.path_of(path)
     try:
-        with folder.reaching(spot):
+        with folder.reaching(place):
             pass
     except WorkspaceError as error:
         gone = isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOENT, errno.ENOTDIR)
         if not gone:
             raise
-        return spot
-    with folder.reaching(spot, FinalLink.LINK) as (_, real):
+        return place
+    with folder.reaching(place, FinalLink.LINK) as (_, real):
         return real
 
 

@@ -309,12 +309,14 @@ class _StructureCount:
         )
 
 
-def project_structure(scene: ToolContext, given: ProjectStructureArguments) -> ToolResult:
-    walk = FolderWalk(scene.folder, scene.folder.spot(given.path), until=looking_deadline(scene, "project_structure"))
-    count = _StructureCount(scene.folder, given.depth)
+def project_structure(context: ToolContext, given: ProjectStructureArguments) -> ToolResult:
+    walk = FolderWalk(
+        context.folder, context.folder.path_of(given.path), until=looking_deadline(context, "project_structure")
+    )
+    count = _StructureCount(context.folder, given.depth)
     for entry in walk:
         count.add(entry, walk.way(entry))
-    lines, cut = _tree(count, given, scene.settings.limits.output)
+    lines, cut = _tree(count, given, context.settings.limits.output)
     note = " ".join(part for part in (cut, incomplete_note(walk, "Give a path further down.")) if part)
     data = ProjectStructureResult(
         tree="\n".join(lines),

@@ -1,7 +1,7 @@
-"""Runs pytest and tells, line by line, what happens. Stand-alone: it runs in the sandbox, under the project's Python.
+"""Runs pytest and reports, line by line, what happens. Stand-alone: it runs in the sandbox, under the project's Python.
 
 In: pytest's arguments; the number of a pipe in TOOLCRIB_REPORT_FD. Out: one JSON object a line on that pipe, each
-written at once, so that a run that is ended or ends itself has still told what it was doing. `testing` sends this
+written at once, so that a run that is ended or ends itself has still reported what it was doing. `run_tests` sends this
 file's own text as `python -c`, since the sandbox need not see where Toolcrib is installed, and reads the lines.
 
 It imports nothing of ours, and nothing that Python 3.8 does not have: the project chooses its Python.
@@ -17,7 +17,7 @@ from typing import Any
 DETAILED = 20
 """So many failures come with a traceback; the ones after them with a message."""
 NAMED = 200
-"""So many failures are told at all; the ones after them are only counted."""
+"""So many failures are reported at all; the ones after them are only counted."""
 NAME, MESSAGE, TRACE, OUTPUT = 500, 1000, 4000, 2000
 
 
@@ -32,7 +32,7 @@ class Reporter:
         self.deselected = 0
         self.config: Any = None
 
-    def tell(self, what: str, **fields: Any) -> None:
+    def report(self, what: str, **fields: Any) -> None:
         # A test that forks has this plugin twice; only the first one counts.
         if self.fd < 0 or os.getpid() != self.owner:
             return
@@ -53,13 +53,13 @@ class Reporter:
         self.warnings += 1
 
     def pytest_collection_finish(self, session: Any) -> None:
-        self.tell("collected", total=len(session.items), deselected=self.deselected)
+        self.report("collected", total=len(session.items), deselected=self.deselected)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.tell("start", id=cut(nodeid, NAME))
+        self.report("start", id=cut(nodeid, NAME))
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self.tell("finish", id=cut(nodeid, NAME))
+        self.report("finish", id=cut(nodeid, NAME))
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
@@ -73,10 +73,10 @@ class Reporter:
             self.outcome(str(status[0]), report)
 
     def pytest_internalerror(self, excrepr: Any) -> None:
-        self.tell("internal", trace=ends(str(excrepr), TRACE))
+        self.report("internal", trace=ends(str(excrepr), TRACE))
 
     def outcome(self, category: str, report: Any) -> None:
-        self.tell("outcome", category=cut(category, 40))
+        self.report("outcome", category=cut(category, 40))
         if category not in ("failed", "error"):
             return
         self.failures += 1
@@ -93,7 +93,7 @@ class Reporter:
         if self.failures <= DETAILED:
             found["trace"] = ends(str(report.longrepr or ""), TRACE)
             found["output"] = ends("\n".join(f"[{name}]\n{text}" for name, text in report.sections), OUTPUT)
-        self.tell("failure", **found)
+        self.report("failure", **found)
 
 
 def place(report: Any) -> tuple[str, int, str]:
@@ -112,8 +112,8 @@ def place(report: Any) -> tuple[str, int, str]:
 
 
 def cut(text: object, limit: int) -> str:
-    told = sound(str(text))
-    return told if len(told) <= limit else told[: limit - 1] + "…"
+    whole = sound(str(text))
+    return whole if len(whole) <= limit else whole[: limit - 1] + "…"
 
 
 def ends(text: str, limit: int) -> str:
@@ -139,11 +139,11 @@ def main() -> int:
     try:
         import pytest  # noqa: PLC0415 - it is the project's, and may be missing
     except ImportError:
-        reporter.tell("missing")
+        reporter.report("missing")
         return 4
     sys.argv[0] = "pytest"
     code = int(pytest.main(sys.argv[1:], plugins=[reporter]))
-    reporter.tell("end", code=code, warnings=reporter.warnings)
+    reporter.report("end", code=code, warnings=reporter.warnings)
     return code
 
 

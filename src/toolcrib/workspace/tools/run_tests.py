@@ -246,25 +246,25 @@ class RunTestsResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """All that was printed, if it was much."""
 
 
-async def run_tests(scene: ToolContext, given: RunTestsArguments) -> ToolResult:
-    words = pytest_arguments(scene, given)
-    turn = CommandRunner(scene, NAME, given.seconds)
+async def run_tests(context: ToolContext, given: RunTestsArguments) -> ToolResult:
+    words = pytest_arguments(context, given)
+    turn = CommandRunner(context, NAME, given.seconds)
     found = await find_programs(turn, "pytest")
     python = found.start("pytest")
     if python is None:
-        raise missing_module_error(scene, found, "pytest")
+        raise missing_module_error(context, found, "pytest")
     tally = PytestProgress()
     finished = await _run(turn, (python[0], "-c", plugin_source(), *words), tally)
     if tally.is_missing:
-        forget_programs(scene.folder)
-        raise missing_module_error(scene, found, "pytest")
+        forget_programs(context.folder)
+        raise missing_module_error(context, found, "pytest")
     ran = run_tests_result(finished, tally, turn)
-    text = run_tests_text(ran, scene.settings.limits.output)
+    text = run_tests_text(ran, context.settings.limits.output)
     return ToolResult(ran, text, failure="" if ran.outcome == "passed" else text.partition("\n")[0])
 
 
 async def _run(turn: CommandRunner, argv: tuple[str, ...], tally: PytestProgress) -> SandboxResult:
-    ticker = ProgressThrottle(turn.scene.progress) if turn.scene.progress else None
+    ticker = ProgressThrottle(turn.context.progress) if turn.context.progress else None
     last = ""
 
     def news() -> str:
@@ -278,7 +278,7 @@ async def _run(turn: CommandRunner, argv: tuple[str, ...], tally: PytestProgress
             if ticker is not None:
                 ticker.soon(news)
 
-    env = {"PYTHONDONTWRITEBYTECODE": "1"} if turn.scene.settings.read_only else {}
+    env = {"PYTHONDONTWRITEBYTECODE": "1"} if turn.context.settings.read_only else {}
     try:
         return await turn.run(argv, env=env, on_output=take, reports=True, keeps=True)
     finally:
@@ -292,7 +292,7 @@ def plugin_source() -> str:
     return resources.files("toolcrib.workspace.tools").joinpath("pytest_report.py").read_text()
 
 
-def pytest_arguments(scene: ToolContext, given: RunTestsArguments) -> tuple[str, ...]:
+def pytest_arguments(context: ToolContext, given: RunTestsArguments) -> tuple[str, ...]:
     """pytest's arguments. Nothing that a model gave stands where it could be taken for an option or an `@file`."""
     words = ["-q", "--tb=short", "--color=no"]
     for option, value in (("-k", given.select), ("-m", given.marker)):
@@ -300,30 +300,30 @@ def pytest_arguments(scene: ToolContext, given: RunTestsArguments) -> tuple[str,
             words.append(f"{option}={_argument(value)}")
     if given.last_failed:
         words.append("--last-failed")
-    elif scene.settings.read_only:
+    elif context.settings.read_only:
         # The cache could not be written, and a project may have made that warning an error.
         words += ("-p", "no:cacheprovider")
     if given.max_failures is not None:
         words.append(f"--maxfail={given.max_failures}")
     if len(given.paths) > MOST_PATHS:
         raise WorkspaceError(f"{len(given.paths)} paths are too many.", remedy="Name folders, or use `select`.")
-    words += (_node(scene.folder, path) for path in given.paths)
+    words += (_node(context.folder, path) for path in given.paths)
     return tuple(words)
 
 
 def _node(folder: Folder, path: str) -> str:
     """Rules judge it as one path, so it must lead to where pytest goes, whoever reads it."""
     file, colons, test = path.partition("::")
-    spot = folder.spot(file)
-    status = folder.status(spot)
+    place = folder.path_of(file)
+    status = folder.status(place)
     if "[" in file:
         raise WorkspaceError(
-            f"{spot}: pytest would take what stands before the [ for the path.",
+            f"{place}: pytest would take what stands before the [ for the path.",
             remedy="Name the folder above it, and choose with `select`.",
         )
     if colons and not stat.S_ISREG(status.st_mode):
         raise WorkspaceError(
-            f"{spot} is no file, so no test in it can be named with `::`.", remedy="Name the file itself, not a link."
+            f"{place} is no file, so no test in it can be named with `::`.", remedy="Name the file itself, not a link."
         )
     name, _, parameters = test.partition("[")
     if "/" in name or ".." in parameters.split("/"):
@@ -355,9 +355,9 @@ def progress_text(tally: PytestProgress) -> str:
 
 def run_tests_result(finished: SandboxResult, tally: PytestProgress, turn: CommandRunner) -> RunTestsResult:
     """What the run's end means: pytest's own word where it had the last one, else what the sandbox saw."""
-    scene = turn.scene
+    context = turn.context
     outcome, ending = _outcome(finished, tally, turn)
-    failures = _failures(tally, scene.folder, scene.settings.limits.output)
+    failures = _failures(tally, context.folder, context.settings.limits.output)
     counts = tally.counts
     says_enough = outcome in ("passed", "no_tests") or (outcome in ("failed", "interrupted") and failures)
     return RunTestsResult(
@@ -409,11 +409,11 @@ def _failures(tally: PytestProgress, folder: Folder, room: int) -> list[FailedTe
         short = msgspec.structs.replace(
             whole, message=head_and_tail(clean_text(found.message), SHORT_MESSAGE), traceback="", output=""
         )
-        told = next((one for one in (whole, short) if len(msgspec.json.encode(one)) <= room), None)
-        if told is None:
+        shown = next((one for one in (whole, short) if len(msgspec.json.encode(one)) <= room), None)
+        if shown is None:
             break
-        room -= len(msgspec.json.encode(told))
-        failures.append(told)
+        room -= len(msgspec.json.encode(shown))
+        failures.append(shown)
     return failures
 
 

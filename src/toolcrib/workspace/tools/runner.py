@@ -1,5 +1,4 @@
-"""Runs commands for one call of a tool: how long they may take, where they run, with which Python, how their end is
-told.
+"""Runs commands for one call of a tool: how long they may take, where they run, with which Python, how they ended.
 
 In: the call's context, the tool's name, what the model asked for. Out: what the sandbox's commands gave, or a
 `WorkspaceError` that says why none was run; for tests and linters, the first interpreter that has the module. What
@@ -39,9 +38,9 @@ OnOutput = Callable[[str, bytes], None]
 class CommandRunner:
     """The time of one call. Several commands of one call share it."""
 
-    def __init__(self, scene: ToolContext, tool: str, asked: float | None = None) -> None:
-        self.scene = scene
-        limit = min(scene.settings.limits.seconds[tool], scene.session.left())
+    def __init__(self, context: ToolContext, tool: str, asked: float | None = None) -> None:
+        self.context = context
+        limit = min(context.settings.limits.seconds[tool], context.session.left())
         if asked is not None:
             if not asked > 0:
                 raise WorkspaceError(f"`seconds` is {asked:g}.", remedy="Give more than 0, or leave it out.")
@@ -65,7 +64,7 @@ class CommandRunner:
         keeps: bool = False,
     ) -> SandboxResult:
         """Runs one command in the sandbox, no longer than the turn has left, or `most`."""
-        sandbox = await self.scene.sandbox()
+        sandbox = await self.context.sandbox()
         left = self.limit - self.used
         if left <= 0:
             raise WorkspaceError(
@@ -75,7 +74,7 @@ class CommandRunner:
             argv=tuple(argv),
             cwd=cwd,
             seconds=left if most is None else min(left, most),
-            writes=writes and not self.scene.settings.read_only,
+            writes=writes and not self.context.settings.read_only,
             env=env,
             stdin=stdin,
             reports=reports,
@@ -88,7 +87,7 @@ class CommandRunner:
         finally:
             took = time.monotonic() - began
             self.used += took
-            self.scene.session.ran(took)
+            self.context.session.ran(took)
 
 
 def more_time_remedy(tool: str) -> str:
@@ -146,14 +145,14 @@ class StdoutCollector:
 
 def real_path(folder: Folder, path: str) -> FolderPath:
     """A file or folder inside, by its real place, as for `real_folder`."""
-    with folder.reaching(folder.spot(path)) as (_, real):
+    with folder.reaching(folder.path_of(path)) as (_, real):
         return real
 
 
 def real_folder(folder: Folder, path: str) -> FolderPath:
     """A folder inside, by its real place: links that lead to it are resolved now, not by the command."""
-    spot = folder.spot(path)
-    descriptor = folder.open_dir(spot)
+    target = folder.path_of(path)
+    descriptor = folder.open_dir(target)
     try:
         return folder.lies_at(descriptor)
     finally:
@@ -222,12 +221,12 @@ async def find_programs(turn: CommandRunner, *wanted: str) -> FoundPrograms:
     """Asks the candidates, unless it is known already who has all of `wanted`. Only finds are remembered: what is
     missing may be installed at any time.
     """
-    scene = turn.scene
-    mark = (scene.settings.python, tuple(_venv_changed(scene.folder, venv) for venv in VENVS))
-    known = _known.get(scene.folder)
+    context = turn.context
+    mark = (context.settings.python, tuple(_venv_changed(context.folder, venv) for venv in VENVS))
+    known = _known.get(context.folder)
     if known is not None and known[0] == mark and all(known[1].start(module) for module in wanted):
         return known[1]
-    candidates = interpreter_candidates(scene.folder, scene.settings)
+    candidates = interpreter_candidates(context.folder, context.settings)
     finished = await turn.run(
         ("/bin/sh", "-c", _ASK_ALL, "sh", _ASK, " ".join(MODULES), *candidates),
         writes=False,
@@ -235,7 +234,7 @@ async def find_programs(turn: CommandRunner, *wanted: str) -> FoundPrograms:
         most=MOST_LOOKING_SECONDS,
     )
     found = read_answers(finished.stdout.head, candidates)
-    _known[scene.folder] = (mark, found)
+    _known[context.folder] = (mark, found)
     return found
 
 
@@ -275,12 +274,14 @@ def read_answers(printed: bytes, candidates: tuple[str, ...]) -> FoundPrograms:
     return FoundPrograms(pythons=ordered, programs=frozenset(programs))
 
 
-def missing_module_error(scene: ToolContext, found: FoundPrograms, module: str) -> WorkspaceError:
-    root = f"{scene.folder.root}/"
+def missing_module_error(context: ToolContext, found: FoundPrograms, module: str) -> WorkspaceError:
+    root = f"{context.folder.root}/"
     known = [python.path for python in found.pythons]
     # Of the places where an environment may be, only those where there is something.
     there = [
-        name for name in interpreter_candidates(scene.folder, scene.settings) if name in known or os.path.lexists(name)
+        name
+        for name in interpreter_candidates(context.folder, context.settings)
+        if name in known or os.path.lexists(name)
     ]
     named = ", ".join(f"{name.removeprefix(root)}{'' if name in known else ' (cannot be run here)'}" for name in there)
     message = f"{module} cannot be run: {f'none of these has it: {named}' if there else 'there is no Python here'}."

@@ -73,7 +73,7 @@ _OPTIONS = (
 
 
 async def files_worth_opening(
-    scene: ToolContext,
+    context: ToolContext,
     pattern: SearchPattern,
     start: FolderPath,
     *,
@@ -82,7 +82,7 @@ async def files_worth_opening(
     until: float,
 ) -> set[tuple[str, ...]] | None:
     """By their names from the root; every file that fits is among them."""
-    program = find_program(RIPGREP, scene.environ, scene.folder.root)
+    program = find_program(RIPGREP, context.environ, context.folder.root)
     if program is None:
         return None
     names = bytearray()
@@ -99,7 +99,7 @@ async def files_worth_opening(
         f"./{'/'.join(start.parts)}",
     )
     try:
-        sandbox = await scene.sandbox()
+        sandbox = await context.sandbox()
         if sandbox.refusal is not None:
             return None
         command = SandboxCommand(argv=argv, seconds=max(0.1, until - time.monotonic()), writes=False, keeps=False)
@@ -119,15 +119,15 @@ async def files_worth_opening(
 def _ripgrep_options(
     pattern: SearchPattern, start: FolderPath, globs: Sequence[str], ignored: IgnoredFiles
 ) -> list[str]:
-    told = list(pattern.ripgrep)
+    options = list(pattern.ripgrep)
     if not pattern.carriage_returns:
-        told.append("--crlf")
+        options.append("--crlf")
     if ignored is IgnoredFiles.SHOWN or any(is_toolcrib_folder(name) for name in start.parts):
-        told.append("--no-ignore")
+        options.append("--no-ignore")
     # Only what means the same to both; the rest is looked at afterwards anyway.
     if globs and all(_ALIKE_IN_BOTH.fullmatch(glob) and "**" not in glob for glob in globs):
-        told += [f"--glob={glob}" for glob in globs]
-    return [*told, "--glob=!.git", "--glob=!.toolcrib/runs"]
+        options += [f"--glob={glob}" for glob in globs]
+    return [*options, "--glob=!.git", "--glob=!.toolcrib/runs"]
 
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ class TextSearch:
     ignored: IgnoredFiles = IgnoredFiles.LEFT_OUT
 
 
-async def search_text(scene: ToolContext, given: SearchTextArguments) -> ToolResult:
+async def search_text(context: ToolContext, given: SearchTextArguments) -> ToolResult:
     search = TextSearch(
         pattern=search_pattern(given.pattern, literal=given.literal, case=given.case),
         path=given.path,
@@ -212,19 +212,19 @@ async def search_text(scene: ToolContext, given: SearchTextArguments) -> ToolRes
         around=ContextLines(given.context, given.context),
         ignored=ignored_files(given.ignored),
     )
-    listed = _MatchList(given.limit, scene.settings.limits.output)
-    return _result(listed, await run_search(scene, search, listed))
+    listed = _MatchList(given.limit, context.settings.limits.output)
+    return _result(listed, await run_search(context, search, listed))
 
 
-async def run_search(scene: ToolContext, search: TextSearch, sheet: MatchCollector) -> SearchSummary:
+async def run_search(context: ToolContext, search: TextSearch, sheet: MatchCollector) -> SearchSummary:
     """Fills the sheet."""
-    going = _RunningSearch(scene, search, sheet)
+    going = _RunningSearch(context, search, sheet)
     work = asyncio.ensure_future(asyncio.to_thread(going.go))
     hint: asyncio.Task[None] | None = None
     try:
         done, _ = await asyncio.wait([work], timeout=RIPGREP_AFTER)
         if not done:
-            hint = asyncio.create_task(_ask_ripgrep(scene, going))
+            hint = asyncio.create_task(_ask_ripgrep(context, going))
         found = await asyncio.shield(work)
     finally:
         going.is_given_up = True
@@ -237,12 +237,12 @@ async def run_search(scene: ToolContext, search: TextSearch, sheet: MatchCollect
     return found
 
 
-async def _ask_ripgrep(scene: ToolContext, going: _RunningSearch) -> None:
+async def _ask_ripgrep(context: ToolContext, going: _RunningSearch) -> None:
     """While the thread goes on by itself."""
     if going.walk is not None:
         search = going.search
         found = await files_worth_opening(
-            scene, search.pattern, going.start, globs=search.globs, ignored=search.ignored, until=going.until
+            context, search.pattern, going.start, globs=search.globs, ignored=search.ignored, until=going.until
         )
         if found is not None:
             going.walk.only = {parts[:length] for parts in found for length in range(1, len(parts) + 1)}
@@ -259,12 +259,12 @@ class SearchSummary:
 
 
 class _RunningSearch:
-    def __init__(self, scene: ToolContext, search: TextSearch, sheet: MatchCollector) -> None:
+    def __init__(self, context: ToolContext, search: TextSearch, sheet: MatchCollector) -> None:
         self.search = search
-        self.until = looking_deadline(scene, NAME)
+        self.until = looking_deadline(context, NAME)
         self.is_given_up = False
         self._sheet = sheet
-        self._folder = scene.folder
+        self._folder = context.folder
         self._fits = [Globs(globs) for globs in (search.globs, search.kinds) if globs]
         self._binary = 0
         self._is_late = False
@@ -272,7 +272,7 @@ class _RunningSearch:
 
     def _begin(self) -> tuple[FolderPath, FolderWalk | None]:
         """Where it really lies, links resolved. A file that is named is searched whatever .gitignore says of it."""
-        asked = self._folder.spot(self.search.path)
+        asked = self._folder.path_of(self.search.path)
         with self._folder.reaching(asked) as (descriptor, real):
             refuse_git(real.parts, asked)
             is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)

@@ -59,20 +59,20 @@ class RunShellResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """What was put right afterwards."""
 
 
-async def run_shell_safe(scene: ToolContext, given: RunShellArguments) -> ToolResult:
+async def run_shell_safe(context: ToolContext, given: RunShellArguments) -> ToolResult:
     if given.command and given.argv:
         raise WorkspaceError("`command` and `argv` are both given.", remedy="Give one of them.")
     argv = shell_argv(given.argv or given.command)
     stdin = _encoded(given.stdin, "stdin", MOST_STDIN)
-    cwd = real_folder(scene.folder, given.cwd)
-    turn = CommandRunner(scene, NAME, given.seconds)
-    lines = ProgressLines(scene.progress) if scene.progress else None
+    cwd = real_folder(context.folder, given.cwd)
+    turn = CommandRunner(context, NAME, given.seconds)
+    lines = ProgressLines(context.progress) if context.progress else None
     try:
         finished = await turn.run(argv, cwd=cwd, stdin=stdin, on_output=lines.take if lines else None, keeps=True)
     finally:
         if lines:
             lines.close()
-    stdout, stderr = output_texts(finished, scene.settings.limits.output)
+    stdout, stderr = output_texts(finished, context.settings.limits.output)
     ending = ending_text(finished, turn)
     ran = RunShellResult(
         exit_code=finished.code,

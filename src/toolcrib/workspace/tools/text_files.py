@@ -19,7 +19,7 @@ from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.text import fit_json
 
 SAMPLE_BYTES = 65_536
-"""So many bytes tell what a file is."""
+"""So many bytes show what a file is."""
 BINARY = "binary"
 """Stands where an encoding's name stands, for bytes as they are."""
 
