@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from error_docs import errors_page
 from parts.crowd import ERAS, AgentEndpoint, Owner
 from parts.daemon import Daemon
 from parts.house import Exchange, House, legacy_body, modern_body, modern_headers, opened
@@ -41,7 +42,6 @@ from parts.raw_client import (
 from parts.waiting import wait_for
 from parts.witness import Notes
 from toolcrib.errors import ANSWERS, ErrorAnswer, ErrorCase
-from toolcrib.gateway.error_docs import errors_page
 from toolcrib.gateway.messages import MAX_BODY
 from toolcrib.identity import sessions
 
@@ -615,7 +615,7 @@ def test_of_servers_that_an_agent_may_not_use_it_hears_nothing(world: World) -> 
 
 def test_the_page_shows_the_table_as_it_is() -> None:
     page = Path(__file__).parents[2] / "docs" / "errors.md"
-    assert page.read_text() == errors_page(), "python -m toolcrib.gateway.error_docs > docs/errors.md"
+    assert page.read_text() == errors_page(), "python tools/error_docs.py > docs/errors.md"
 
 
 def test_a_result_for_the_model_has_no_code_and_an_error_has_one() -> None:

@@ -102,19 +102,7 @@ class CallRecord:
             self._audit.note(self._entry(EntryKind.INTENT))
             self._noted = True
         if CallIntended in self._bus.heard:
-            self._bus.publish(
-                CallIntended(
-                    call_id=self.call_id,
-                    caller=self.agent,
-                    name=self.name,
-                    tool=self.tool_name,
-                    server=self.tool.server,
-                    decision=self.decision.verdict,
-                    rule=self.decision.rule,
-                    arguments=self.arguments,
-                    meta=self.meta,
-                )
-            )
+            self._bus.publish(CallIntended(**self._event_fields()))
 
     def finish(self, outcome: str, result: bytes = b"", *, failure: str = "") -> None:
         duration = time.monotonic() - self._began
@@ -132,23 +120,23 @@ class CallRecord:
             self._sessions.count(session, outcome, len(result))
         kind = CallFinished if outcome == "ok" else CallFailed
         if kind in self._bus.heard:
+            fields = self._event_fields()
             self._bus.publish(
-                kind(
-                    call_id=self.call_id,
-                    caller=self.agent,
-                    name=self.name,
-                    tool=self.tool_name,
-                    server=self.tool.server,
-                    decision=self.decision.verdict,
-                    rule=self.decision.rule,
-                    arguments=self.arguments,
-                    meta=self.meta,
-                    outcome=outcome,
-                    duration=duration,
-                    result_size=len(result),
-                    failure=failure,
-                )
+                kind(**fields, outcome=outcome, duration=duration, result_size=len(result), failure=failure)
             )
+
+    def _event_fields(self) -> dict[str, Any]:
+        return {
+            "call_id": self.call_id,
+            "caller": self.agent,
+            "name": self.name,
+            "tool": self.tool_name,
+            "server": self.tool.server,
+            "decision": self.decision.verdict,
+            "rule": self.decision.rule,
+            "arguments": self.arguments,
+            "meta": self.meta,
+        }
 
     def _entry(self, kind: EntryKind) -> AuditEntry:
         session = self.context.session

@@ -55,6 +55,11 @@ def _can_be_kept(text: str) -> bool:
 
 metadata = sa.MetaData()
 
+
+def _required(kind: type[sa.types.TypeEngine[Any]], *names: str) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, nullable=False) for name in names]
+
+
 schema_version = sa.Table(
     "schema_version",
     metadata,
@@ -103,8 +108,7 @@ clock = sa.Table(
     "clock",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("seen_at", sa.Double, nullable=False),
-    sa.Column("passed", sa.Double, nullable=False),
+    *_required(sa.Double, "seen_at", "passed"),
     sa.Column("boot", Text, nullable=False),
 )
 """One row: the time that was seen last, and what the computer had counted by then, since which boot."""
@@ -133,8 +137,7 @@ agent_rules = sa.Table(
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
     sa.Column("agent", Text, sa.ForeignKey("agents.name", ondelete="CASCADE"), nullable=False, index=True),
-    sa.Column("origin", Text, nullable=False),
-    sa.Column("rule", Text, nullable=False),
+    *_required(Text, "origin", "rule"),
     sa.Column("added_at", sa.Double, nullable=False),
 )
 
@@ -152,17 +155,10 @@ sessions = sa.Table(
     sa.Column("agent", Text, primary_key=True),
     sa.Column("conversation", Text, primary_key=True),
     sa.Column("id", Text, nullable=False),
-    sa.Column("started_at", sa.Double, nullable=False),
-    sa.Column("used_at", sa.Double, nullable=False),
-    sa.Column("catalog_version", sa.BigInteger, nullable=False),
-    sa.Column("permission_version", sa.BigInteger, nullable=False),
+    *_required(sa.Double, "started_at", "used_at"),
+    *_required(sa.BigInteger, "catalog_version", "permission_version"),
     sa.Column("mode", Text, nullable=False),
-    sa.Column("listings", sa.BigInteger, nullable=False),
-    sa.Column("calls", sa.BigInteger, nullable=False),
-    sa.Column("denied", sa.BigInteger, nullable=False),
-    sa.Column("failed", sa.BigInteger, nullable=False),
-    sa.Column("result_bytes", sa.BigInteger, nullable=False),
-    sa.Column("tokens", sa.BigInteger, nullable=False),
+    *_required(sa.BigInteger, "listings", "calls", "denied", "failed", "result_bytes", "tokens"),
     sa.Column("tokens_estimated", sa.Boolean, nullable=False),
 )
 
@@ -170,8 +166,7 @@ legacy_sessions = sa.Table(
     "legacy_sessions",
     metadata,
     sa.Column("id", Text, primary_key=True),
-    sa.Column("agent", Text, nullable=False),
-    sa.Column("conversation", Text, nullable=False),
+    *_required(Text, "agent", "conversation"),
     sa.Column("started_at", sa.Double, nullable=False),
     sa.ForeignKeyConstraint(["agent", "conversation"], ["sessions.agent", "sessions.conversation"], ondelete="CASCADE"),
     sa.Index("ix_legacy_sessions_owner", "agent", "conversation"),
@@ -182,16 +177,7 @@ audit = sa.Table(
     metadata,
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("at", sa.Double, nullable=False, index=True),
-    sa.Column("kind", Text, nullable=False),
-    sa.Column("call", Text, nullable=False),
-    sa.Column("agent", Text, nullable=False),
-    sa.Column("session", Text, nullable=False),
-    sa.Column("conversation", Text, nullable=False),
-    sa.Column("tool", Text, nullable=False),
-    sa.Column("server", Text, nullable=False),
-    sa.Column("decision", Text, nullable=False),
-    sa.Column("rule", Text, nullable=False),
-    sa.Column("mode", Text, nullable=False),
+    *_required(Text, "kind", "call", "agent", "session", "conversation", "tool", "server", "decision", "rule", "mode"),
     sa.Column("shape", Text),
     sa.Column("arguments_hash", Text),
     sa.Column("arguments", Text),
@@ -211,21 +197,15 @@ audit_base = sa.Table(
     sa.Column("seq", sa.BigInteger, nullable=False),
     sa.Column("hash", Text, nullable=False),
 )
-"""Where the kept part of the chain begins: the last row that was let go, and its hash."""
+"""Where the kept part of the chain begins: the last row that was deleted, and its hash."""
 
 jobs = sa.Table(
     "jobs",
     metadata,
     sa.Column("id", Text, primary_key=True),
-    sa.Column("daemon", Text, nullable=False),
-    sa.Column("submitter", Text, nullable=False),
+    *_required(Text, "daemon", "submitter"),
     sa.Column("submitter_since", sa.Double, nullable=False),
-    sa.Column("runs", Text, nullable=False),
-    sa.Column("model", Text, nullable=False),
-    sa.Column("profile", Text, nullable=False),
-    sa.Column("workdir", Text, nullable=False),
-    sa.Column("root", Text, nullable=False),
-    sa.Column("prompt", Text, nullable=False),
+    *_required(Text, "runs", "model", "profile", "workdir", "root", "prompt"),
     sa.Column("masked", sa.Boolean, nullable=False),
     sa.Column("timeout", sa.Double, nullable=False),
     sa.Column("max_steps", sa.Integer, nullable=False),
@@ -234,11 +214,8 @@ jobs = sa.Table(
     sa.Column("submitted_at", sa.Double, nullable=False, index=True),
     sa.Column("started_at", sa.Double),
     sa.Column("ended_at", sa.Double),
-    sa.Column("text", Text, nullable=False),
-    sa.Column("error", Text, nullable=False),
-    sa.Column("usage", Text, nullable=False),
-    sa.Column("steps", sa.BigInteger, nullable=False),
-    sa.Column("events", sa.BigInteger, nullable=False),
+    *_required(Text, "text", "error", "usage"),
+    *_required(sa.BigInteger, "steps", "events"),
 )
 
 

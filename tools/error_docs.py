@@ -1,6 +1,6 @@
 """`docs/errors.md`, made of the table that the gateway answers by.
 
-In: `errors.ANSWERS`. Out: Markdown on stdout: `python -m toolcrib.gateway.error_docs > docs/errors.md`. A test holds
+In: `errors.ANSWERS`. Out: Markdown on stdout: `python tools/error_docs.py > docs/errors.md`. A test holds
 the file against it, and another walks the table against a running daemon.
 """
 
@@ -14,7 +14,7 @@ from toolcrib.errors import ANSWERS, ErrorAnswer, ErrorCase
 INTRODUCTION = """\
 # What a client gets when something is wrong
 
-Made from the table in `toolcrib/errors.py` by `python -m toolcrib.gateway.error_docs > docs/errors.md`; a test keeps
+Made from the table in `toolcrib/errors.py` by `python tools/error_docs.py > docs/errors.md`; a test keeps
 it so, and another asks a running daemon for every row.
 
 Every version of MCP is served at one endpoint. The tables have the HTTP status for clients of version 2026-07-28, and
