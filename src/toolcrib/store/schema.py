@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import sqlite
+from sqlalchemy import dialects
 
 from toolcrib.errors import StoreError
 
 if TYPE_CHECKING:
-    from sqlalchemy.dialects import postgresql
+    from sqlalchemy.dialects import postgresql, sqlite
 
 
 class Text(sa.types.TypeDecorator[str]):
@@ -274,9 +274,7 @@ def upsert(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[st
 
 
 def _insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    if connection.dialect.name == "postgresql":
-        # Late: every program with SQLite would wait for it.
-        from sqlalchemy.dialects import postgresql  # noqa: PLC0415
-
-        return postgresql.insert(table)
-    return sqlite.insert(table)
+    # The engine has loaded its own dialect; an import here would load one that is not used.
+    dialect = getattr(dialects, connection.dialect.name)
+    made: postgresql.Insert | sqlite.Insert = dialect.insert(table)
+    return made
