@@ -58,10 +58,18 @@ class _Connect(connect):
 
 
 class _Connection(ClientConnection):
-    """Charges the server for pings and pongs, which are answered and dropped before anybody sees them."""
+    """Ends in time, and charges the server for pings and pongs, which are answered before anybody sees them."""
 
     budget: InputBudget | None = None
     _resting = False
+    _closing = False
+
+    def data_received(self, data: bytes) -> None:
+        """Once the closing has begun it ends in time; by itself the library would wait for the far side to hang up."""
+        super().data_received(data)
+        if self.close_deadline is not None and not self._closing:
+            self._closing = True
+            self.loop.call_at(self.close_deadline, self.transport.abort)
 
     def process_event(self, event: Response | Frame) -> None:  # type: ignore[override]
         super().process_event(event)
@@ -159,4 +167,10 @@ async def _connected(config: ServerConfig) -> AsyncIterator[_Connection]:
     try:
         yield cast("_Connection", socket)
     finally:
-        await socket.close()
+        # Closing waits until our last frame is written, which a peer that does not read can put off for ever.
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2 * _CLOSE_TIMEOUT):
+                    await socket.close()
+        finally:
+            socket.transport.abort()
