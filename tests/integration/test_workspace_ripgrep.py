@@ -22,13 +22,14 @@ from hypothesis import strategies as st
 from parts.racer import CANARY, INSIDE, racing
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined_open import FileKind
 from toolcrib.workspace.folder import Folder, FolderPath
 from toolcrib.workspace.regex import CaseRule, search_pattern
 from toolcrib.workspace.sandbox import Sandbox
 from toolcrib.workspace.tool import ToolContext
 from toolcrib.workspace.tools import search_text as searching
 from toolcrib.workspace.tools.search_text import SearchTextArguments, SearchTextResult, files_worth_opening, search_text
-from toolcrib.workspace.tools.walk import FileKind, FolderWalk, IgnoredFiles
+from toolcrib.workspace.tools.walk import FolderWalk, IgnoredFiles
 
 pytestmark = [pytest.mark.req("FRG-1"), pytest.mark.usefixtures("bwrap", "ripgrep")]
 

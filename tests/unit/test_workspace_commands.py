@@ -236,13 +236,13 @@ def test_a_turn_is_as_short_as_the_shortest_limit(tmp_path: Path) -> None:
         assert CommandRunner(scene, "run_shell_safe").limit == 100.0
         assert CommandRunner(scene, "run_shell_safe", 5).limit == 5
         assert CommandRunner(scene, "run_shell_safe", 5000).limit == 100.0
-        scene.session.ran(60)
+        scene.session.count_seconds(60)
         assert CommandRunner(scene, "run_shell_safe").limit == 40.0
         assert CommandRunner(scene, "project_diff").limit == 30.0
         for wrong in (0.0, -1.0, float("nan")):
             with pytest.raises(WorkspaceError):
                 CommandRunner(scene, "run_shell_safe", wrong)
-        scene.session.ran(60)
+        scene.session.count_seconds(60)
         with pytest.raises(WorkspaceError):
             CommandRunner(scene, "run_shell_safe")
 

@@ -465,7 +465,7 @@ def test_a_name_that_is_no_utf8_is_found_by_its_bytes_and_shown_with_a_mark(yard
         place = FolderPath((name,))
         descriptor = folder.open_file(place)
         assert os.read(descriptor, 10) == b"coffee"
-        assert folder.lies_at(descriptor) == place
+        assert folder.real_path(descriptor) == place
         os.close(descriptor)
         assert str(place) == "caf\ufffd.txt"
         with pytest.raises(WorkspaceError) as refused:

@@ -18,6 +18,7 @@ import pytest
 from parts.racer import CANARY, Race, racing
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined_open import FileKind
 from toolcrib.workspace.folder import Folder, FolderPath
 from toolcrib.workspace.globs import IgnoreRules, IgnoreRulesCache, IgnoreVerdict
 from toolcrib.workspace.tools import walk as walking
@@ -35,7 +36,7 @@ from toolcrib.workspace.tools.project_structure import (
     project_structure,
 )
 from toolcrib.workspace.tools.search_text import SearchTextArguments, SearchTextResult, search_text
-from toolcrib.workspace.tools.walk import DEEPEST, FileKind, FolderEntry, FolderWalk, IgnoredFiles, WalkLimit
+from toolcrib.workspace.tools.walk import DEEPEST, FolderEntry, FolderWalk, IgnoredFiles, WalkLimit
 
 pytestmark = pytest.mark.req("FRG-9")
 

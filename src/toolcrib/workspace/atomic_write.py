@@ -2,7 +2,7 @@
 
 In: a place in the folder and bytes. Out: the file with these bytes, on the disk, or the file as it was. A temporary
 file in the same folder takes the other's name when it is complete. All steps go through the descriptor of the folder
-it lies in. `files` writes what models write; `open_own_folder` is for files of the server itself.
+it lies in. `tools.files` writes what models write; `open_own_folder` is for files of the server itself.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _parent(folder: Folder, asked: FolderPath, parents: MissingFolders) -> int:
     here = folder.open_dir(there)
     try:
         missing = above.parts[len(there.parts) :]
-        real = folder.lies_at(here)
+        real = folder.real_path(here)
         _check_writable(folder, FolderPath((*real.parts, *missing, asked.name)), asked)
     except BaseException:
         os.close(here)
@@ -193,13 +193,13 @@ def _resolved(folder: Folder, asked: FolderPath) -> FolderPath:
         os.close(found)
     if not is_link:
         return asked
-    with folder.reaching(asked) as (_, real):
+    with folder.opened(asked) as (_, real):
         return real
 
 
 def _target(folder: Folder, asked: FolderPath, dirfd: int, name: str) -> WriteTarget:
     try:
-        real = folder.lies_at(dirfd) / name
+        real = folder.real_path(dirfd) / name
         before = os.stat(name, dir_fd=dirfd, follow_symlinks=False)
     except FileNotFoundError:
         before = None

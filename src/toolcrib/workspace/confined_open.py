@@ -204,6 +204,19 @@ _KINDS = {
 }
 
 
+class FileKind(enum.StrEnum):
+    """What matters most of the time."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    LINK = "link"
+    OTHER = "other"
+
+    @classmethod
+    def of(cls, mode: int) -> FileKind:
+        return next((kind for kind in cls if kind == file_kind(mode)), cls.OTHER)
+
+
 def file_kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "thing of unknown kind")
 
@@ -250,7 +263,7 @@ def _near(folder: Folder, wrong: FolderPath, there: int) -> list[str]:
 
 
 def _shown(folder: Folder, wrong: FolderPath, there: int) -> Iterator[str]:
-    real = folder.lies_at(there)
+    real = folder.real_path(there)
     with os.scandir(there) as entries:
         for entry in entries:
             if entry.name.isprintable() and folder.readable(real / entry.name):

@@ -2,8 +2,8 @@
 
 In: paths as a model gives them. Out: `FolderPath`s, which are checked names, and descriptors of what lies there:
 beneath the
-folder, whatever links and renames do meanwhile. `beneath` finds the way, `protected_paths` knows what is not for
-tools, `explain_os_error` says why not; `files`, `walk` and the sandbox stand on this.
+folder, whatever links and renames do meanwhile. `confined_open` finds the way, `protected_paths` knows what is not for
+tools, `explain_os_error` says why not; the tools and the sandbox use it.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Folder:
             os.close(found)
 
     @contextlib.contextmanager
-    def reaching(self, place: FolderPath, last: FinalLink = FinalLink.TARGET) -> Iterator[tuple[int, FolderPath]]:
+    def opened(self, place: FolderPath, last: FinalLink = FinalLink.TARGET) -> Iterator[tuple[int, FolderPath]]:
         """A descriptor (O_PATH) of what is there, and where it really lies; what may not be read is refused."""
         self._check_readable(place, place)
         try:
@@ -213,7 +213,7 @@ class Folder:
         except OSError as error:
             raise explain_os_error(error, self, place) from error
         try:
-            real = self._lies_at(descriptor, place)
+            real = self._real_path(descriptor, place)
             self._check_readable(real, place)
             yield descriptor, real
         finally:
@@ -221,7 +221,7 @@ class Folder:
 
     def open_file(self, place: FolderPath) -> int:
         """A regular file, for reading; the caller closes it."""
-        with self.reaching(place) as (descriptor, _):
+        with self.opened(place) as (descriptor, _):
             there = os.fstat(descriptor)
             if not stat.S_ISREG(there.st_mode):
                 what = file_kind(there.st_mode)
@@ -233,7 +233,7 @@ class Folder:
 
     def open_dir(self, place: FolderPath) -> int:
         """A folder, for listing and for going on from; the caller closes it."""
-        with self.reaching(place) as (descriptor, _):
+        with self.opened(place) as (descriptor, _):
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISDIR(mode):
                 raise WorkspaceError(
@@ -247,16 +247,16 @@ class Folder:
 
     def status(self, place: FolderPath) -> os.stat_result:
         """Of the link itself, if it is one."""
-        with self.reaching(place, FinalLink.LINK) as (descriptor, _):
+        with self.opened(place, FinalLink.LINK) as (descriptor, _):
             return os.fstat(descriptor)
 
-    def lies_at(self, descriptor: int) -> FolderPath:
+    def real_path(self, descriptor: int) -> FolderPath:
         """Where something that was opened really lies now; OSError (EXDEV) if no longer in the folder."""
         return FolderPath(path_beneath(self.fd, descriptor))
 
-    def _lies_at(self, descriptor: int, place: FolderPath) -> FolderPath:
+    def _real_path(self, descriptor: int, place: FolderPath) -> FolderPath:
         try:
-            return self.lies_at(descriptor)
+            return self.real_path(descriptor)
         except OSError as error:
             raise explain_os_error(error, self, place) from error
 

@@ -69,14 +69,14 @@ class WorkspaceSession:
     def written(self) -> int:
         return self._written
 
-    def call(self) -> None:
+    def count_call(self) -> None:
         """Counts one call, before it is made."""
         with self._lock:
             if self._calls >= self.limits.session_calls:
                 raise _used_up(f"all {self.limits.session_calls} calls", "session_calls", "No tool answers any more.")
             self._calls += 1
 
-    def wrote(self, count: int) -> None:
+    def count_written(self, count: int) -> None:
         """Counts bytes, before they are written: what does not fit is not counted, and must not be written."""
         with self._lock:
             left = self.limits.session_bytes - self._written
@@ -89,20 +89,20 @@ class WorkspaceSession:
                 )
             self._written += count
 
-    def knows(self, place: tuple[str, ...], status: os.stat_result) -> None:
+    def note_written(self, place: tuple[str, ...], status: os.stat_result) -> None:
         """A file was written as a whole, and is as `status` says."""
         if self.overwriting is Overwriting.KNOWN:
             with self._lock:
                 self._known[place] = _Known(file_version(status), (_WHOLE,))
 
-    def showed(self, place: tuple[str, ...], status: os.stat_result, lines: LineRange) -> None:
+    def note_shown(self, place: tuple[str, ...], status: os.stat_result, lines: LineRange) -> None:
         """Lines of a file were read, which was then as `status` says."""
         with self._lock:
             known = self._known.get(place)
             before = known.shown if known is not None and known.mark == file_version(status) else ()
             self._known[place] = _Known(file_version(status), _together(before, lines))
 
-    def changed(self, place: tuple[str, ...], before: os.stat_result | None, after: os.stat_result) -> None:
+    def note_changed(self, place: tuple[str, ...], before: os.stat_result | None, after: os.stat_result) -> None:
         """A part of a file was written: if it was known as a whole, it still is."""
         with self._lock:
             if before is not None and self._known.get(place) == _Known(file_version(before), (_WHOLE,)):
@@ -124,7 +124,7 @@ class WorkspaceSession:
                 remedy=f"Read it from line {line} on to its end, or change only a part of it.",
             )
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """The seconds that a command may still take: more than nought."""
         with self._lock:
             left = self.limits.session_seconds - self._seconds
@@ -136,8 +136,8 @@ class WorkspaceSession:
             )
         return left
 
-    def ran(self, seconds: float) -> None:
-        """Counts what a command took, when it is over. It is `left` that refuses the next one."""
+    def count_seconds(self, seconds: float) -> None:
+        """Counts what a command took, when it is over. It is `seconds_left` that refuses the next one."""
         with self._lock:
             self._seconds += seconds
 

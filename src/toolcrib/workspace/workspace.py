@@ -165,7 +165,7 @@ class Workspace:
         try:
             tool = self._tool(name)
             given = decode_arguments(tool, arguments)
-            session.call()
+            session.count_call()
             progress = _Progress(on_progress) if on_progress is not None else None
             try:
                 done = await self._do(tool, given, session, progress)

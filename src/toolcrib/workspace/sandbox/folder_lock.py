@@ -25,10 +25,11 @@ import time
 from collections.abc import Callable
 
 from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined_open import FileKind
 from toolcrib.workspace.folder import Folder
 from toolcrib.workspace.sandbox.git_protection import Placeholders, RepositoryState, quarantine
 from toolcrib.workspace.sandbox.process import finish_in_thread
-from toolcrib.workspace.sandbox.survey import InodeKind, Parts, Survey, SurveyedPath, look_at
+from toolcrib.workspace.sandbox.survey import Parts, Survey, SurveyedPath, look_at
 
 _SLACK = 1.0
 """Seconds that a file system's clock may be behind ours."""
@@ -68,7 +69,7 @@ def _repositories(folder: Folder, before: Survey, now: Survey) -> list[SurveyedP
 
 def _held(known: list[SurveyedPath]) -> set[Parts]:
     """Commands could not change these, so whatever is there now is a person's."""
-    return {found.parts for found in known if found.kind is not InodeKind.LINK}
+    return {found.parts for found in known if found.kind is not FileKind.LINK}
 
 
 def _new(before: Survey, known: list[SurveyedPath], held: set[Parts], there: list[SurveyedPath]) -> list[SurveyedPath]:

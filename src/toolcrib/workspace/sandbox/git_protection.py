@@ -34,12 +34,12 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined_open import FileKind
 from toolcrib.workspace.folder import Folder
 from toolcrib.workspace.sandbox.survey import (
     GIT,
     MOST_SUBMODULES,
     IndexTooLarge,
-    InodeKind,
     NotAnIndex,
     commands_may_enter,
     look_at,
@@ -232,9 +232,9 @@ _HEAD = re.compile(rb"(ref: refs/[^\0\n]+|[0-9a-f]{40}|[0-9a-f]{64})\n?")
 def is_plain_repository(folder: Folder) -> bool:
     """Whether all its parts are what git makes them. A link among them could be exchanged."""
     wanted = [
-        *((part, InodeKind.FOLDER) for part in PINNED_FOLDERS),
-        *((part, InodeKind.FOLDER) for part in PROTECTED_FOLDERS),
-        *((part, InodeKind.FILE) for part, _ in PROTECTED_FILES),
+        *((part, FileKind.FOLDER) for part in PINNED_FOLDERS),
+        *((part, FileKind.FOLDER) for part in PROTECTED_FOLDERS),
+        *((part, FileKind.FILE) for part, _ in PROTECTED_FILES),
     ]
     found = [(look_at(folder, (GIT, *part)), kind) for part, kind in wanted]
     return all(there is None or there.kind is kind for there, kind in found) and all(
@@ -407,12 +407,12 @@ def _remove(folder: Folder, path: str) -> None:
 
 def _remove_operation(folder: Folder, name: str) -> None:
     """Out of git's sight, whatever can be removed of it."""
-    away = f"quarantined.{name}-{os.urandom(4).hex()}"
+    renamed = f"quarantined.{name}-{os.urandom(4).hex()}"
     with open_inside(folder, (GIT,)) as place:
-        os.rename(name, away, src_dir_fd=place, dst_dir_fd=place)
-    _open_way(folder, (GIT, away))
+        os.rename(name, renamed, src_dir_fd=place, dst_dir_fd=place)
+    _open_way(folder, (GIT, renamed))
     with contextlib.suppress(OSError):
-        _remove(folder, f"{GIT}/{away}")
+        _remove(folder, f"{GIT}/{renamed}")
 
 
 def _restore(folder: Folder, name: str, content: bytes) -> None:

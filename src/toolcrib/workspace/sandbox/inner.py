@@ -1,6 +1,6 @@
 """The last step inside: checks what was mounted, takes the right to write elsewhere, becomes the command.
 
-Runs alone, by `python -I -S` as the first program of a sandbox, before any code that is not ours; `launch` sends it in
+Runs alone, by `python -I -S` as the first program of a sandbox, before any code that is not ours; `command` sends it in
 as compiled code. It imports nothing of Toolcrib and as little as possible of Python, for its time is part of every
 command's. Whatever does not hold is reported through CONTROL, and nothing is run.
 

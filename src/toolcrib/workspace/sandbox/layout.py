@@ -1,11 +1,11 @@
 """What lies over the folder while a command runs: git's and Toolcrib's own files, hidden ones, doors to outside.
 
 In: the folder, the settings, whether the command may write. Out: bubblewrap's words for it, and what `inner` shall
-find. `git` knows what of a repository is dangerous, `survey` what there is, `placeholders` hold what is not there.
+find. `git_protection` knows what of a repository is dangerous and holds what is not there, `survey` what there is.
 
 The words name paths, and a command that still runs could exchange a folder on the way for a link. So what lies deeper
-than the top is only what `floor` says is settled, and `inner` compares every place with the device and inode that were
-seen here, step by step; nothing is run if one differs.
+than the top is only what `folder_lock` says is settled, and `inner` compares every place with the device and inode that
+were seen here, step by step; nothing is run if one differs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined_open import FileKind
 from toolcrib.workspace.folder import Folder, FolderPath
 from toolcrib.workspace.sandbox import git_protection
 from toolcrib.workspace.sandbox.git_protection import Placeholders
@@ -24,7 +25,6 @@ from toolcrib.workspace.sandbox.survey import (
     GIT,
     HIDING,
     TOOLCRIB,
-    InodeKind,
     NotAnIndex,
     Survey,
     SurveyedPath,
@@ -76,7 +76,7 @@ class MountLayout:
 
     def _mask(self, found: SurveyedPath) -> list[str]:
         path = self.at(found.parts)
-        if found.kind is InodeKind.FOLDER:
+        if found.kind is FileKind.FOLDER:
             return ["--perms", "0555", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
         # Bound without devices, so that nobody can open it.
         return ["--ro-bind", "/dev/null", path]
@@ -103,7 +103,7 @@ def survey_folder(folder: Folder, settings: WorkspaceSettings, known: Iterable[t
         return seen
     seen.under_way = git_protection.git_operations_under_way(folder)
     there = [look_at(folder, parts) for parts in folder.running]
-    seen.running = [found for found in there if found is not None and found.kind in {InodeKind.FOLDER, InodeKind.FILE}]
+    seen.running = [found for found in there if found is not None and found.kind in {FileKind.FOLDER, FileKind.FILE}]
     return seen
 
 
@@ -114,7 +114,7 @@ def lay_out_mounts(
     layout = MountLayout(root=folder.root)
     there = os.fstat(folder.fd)
     layout.fix(surveyed_path((), there), read_only=not writes)
-    layout.masks += [found for found in [*seen.hidden, *seen.closed, *seen.sockets] if found.kind is not InodeKind.LINK]
+    layout.masks += [found for found in [*seen.hidden, *seen.closed, *seen.sockets] if found.kind is not FileKind.LINK]
     if writes:
         if seen.unreadable:
             raise _index_error(seen.unreadable)
@@ -125,7 +125,7 @@ def lay_out_mounts(
             _submodule(layout, folder, parts, placeholders)
         bare = [_repository_at(folder, head) for head in seen.bare]
         # A link is not mounted over, so another one may take its place; that is put right afterwards.
-        guarded = [found for found in seen.guarded if found.kind is not InodeKind.LINK]
+        guarded = [found for found in seen.guarded if found.kind is not FileKind.LINK]
         for found in [*seen.repositories, *bare, *guarded, *seen.running]:
             _make_read_only(layout, folder, found)
         for found in layout.masks:
@@ -142,11 +142,9 @@ def _repository(layout: MountLayout, folder: Folder, mode: GitMode, seen: Survey
         placeholders.hold_folder(GIT)
         layout.fix(_must_be_there(folder, (GIT,)), read_only=True)
         return
-    if found.kind is InodeKind.LINK:
+    if found.kind is FileKind.LINK:
         raise _link_error(GIT)
-    may_commit = (
-        mode is GitMode.COMMIT and found.kind is InodeKind.FOLDER and git_protection.is_plain_repository(folder)
-    )
+    may_commit = mode is GitMode.COMMIT and found.kind is FileKind.FOLDER and git_protection.is_plain_repository(folder)
     layout.fix(found, read_only=not may_commit)
     if may_commit:
         for part in [*git_protection.hold_missing(folder, placeholders), *((name,) for name in seen.under_way)]:
@@ -172,9 +170,9 @@ def _submodule(layout: MountLayout, folder: Folder, parts: tuple[str, ...], plac
         found = look_at(folder, parts[:length])
         if found is None or placeholders.may_be_one(path, None) or placeholders.may_lead_to_one(path):
             placeholders.hold_folder(path)
-        elif found.kind is InodeKind.LINK:
+        elif found.kind is FileKind.LINK:
             raise _submodule_error(parts, parts[:length])
-        elif found.kind is not InodeKind.FOLDER:
+        elif found.kind is not FileKind.FOLDER:
             # As long as it is no folder, git does not go through it.
             layout.fix(found, read_only=False)
             _pin_way_to(layout, folder, found)
@@ -190,9 +188,9 @@ def _make_read_only(layout: MountLayout, folder: Folder, found: SurveyedPath) ->
     """A link cannot be mounted over, so what it lies in is made read-only."""
     if layout.covers(found.parts):
         return
-    if found.kind is InodeKind.LINK:
+    if found.kind is FileKind.LINK:
         found = _must_be_there(folder, found.parts[:-1])
-    if found.kind in {InodeKind.FOLDER, InodeKind.FILE}:
+    if found.kind in {FileKind.FOLDER, FileKind.FILE}:
         layout.fix(found, read_only=True)
         _pin_way_to(layout, folder, found)
 
@@ -206,14 +204,14 @@ def _own_files(layout: MountLayout, folder: Folder, placeholders: Placeholders, 
     if found is None or placeholders.may_be_one(TOOLCRIB, None):
         placeholders.hold_folder(TOOLCRIB)
         found = _must_be_there(folder, (TOOLCRIB,))
-    if found.kind is not InodeKind.FOLDER:
+    if found.kind is not FileKind.FOLDER:
         raise _link_error(TOOLCRIB)
     layout.own.append([found, *_readable_entries(folder, found.parts)])
 
 
 def _nested_own_files(layout: MountLayout, folder: Folder, found: SurveyedPath, *, writes: bool) -> None:
     """Those of another project below this one."""
-    if found.kind is not InodeKind.FOLDER:
+    if found.kind is not FileKind.FOLDER:
         if writes:
             _make_read_only(layout, folder, found)
     elif not layout.covers(found.parts):
@@ -229,7 +227,7 @@ def _readable_entries(folder: Folder, parts: tuple[str, ...]) -> list[SurveyedPa
     except PermissionError:
         return []
     entries = [look_at(folder, (*parts, name)) for name in names if folder.readable(FolderPath((*parts, name)))]
-    return [entry for entry in entries if entry is not None and entry.kind in {InodeKind.FOLDER, InodeKind.FILE}]
+    return [entry for entry in entries if entry is not None and entry.kind in {FileKind.FOLDER, FileKind.FILE}]
 
 
 def _pin_way_to(layout: MountLayout, folder: Folder, found: SurveyedPath) -> None:

@@ -1,4 +1,4 @@
-"""Tries to break out. Run inside the sandbox by `selftest`, alone, by `python -I -S`; imports nothing of Toolcrib.
+"""Tries to break out. Run inside by the sandbox's self-test, alone, by `python -I -S`; imports nothing of Toolcrib.
 
 In: as JSON in the first argument, what is outside and must not be reached. Out: JSON through TOOLCRIB_REPORT_FD: for
 each probe what got through, empty if nothing did.

@@ -15,7 +15,6 @@ them must not become many, nor take long.
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 import stat
 import struct
@@ -26,6 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace import protected_paths
+from toolcrib.workspace.confined_open import FileKind
 from toolcrib.workspace.folder import Folder, FolderPath
 
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -187,17 +187,10 @@ AT_THE_START = SurveyBounds(entries=500_000, depth=32, seconds=20, packages=True
 HIDING = SurveyBounds(entries=200_000, depth=64, seconds=20)
 
 
-class InodeKind(enum.Enum):
-    FOLDER = enum.auto()
-    FILE = enum.auto()
-    LINK = enum.auto()
-    OTHER = enum.auto()
-
-
 @dataclass(frozen=True, kw_only=True)
 class SurveyedPath:
     parts: Parts
-    kind: InodeKind
+    kind: FileKind
     device: int
     inode: int
     changed: float = field(default=0, compare=False)
@@ -456,10 +449,9 @@ def _has(place: int, name: str) -> bool:
 
 
 def surveyed_path(parts: Parts, there: os.stat_result) -> SurveyedPath:
-    kind = {stat.S_IFDIR: InodeKind.FOLDER, stat.S_IFREG: InodeKind.FILE, stat.S_IFLNK: InodeKind.LINK}
     return SurveyedPath(
         parts=parts,
-        kind=kind.get(stat.S_IFMT(there.st_mode), InodeKind.OTHER),
+        kind=FileKind.of(there.st_mode),
         device=there.st_dev,
         inode=there.st_ino,
         changed=there.st_ctime,

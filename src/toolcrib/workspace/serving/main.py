@@ -1,7 +1,8 @@
 """The stand-alone server's life: flags, folder, settings, self-test, one of three transports, the end.
 
 In: the command line. Out: an exit code. What a person has to know goes to stderr; stdout belongs to the protocol. The
-SDK is loaded in a thread while the sandbox tests itself. `ensured` is the same for a server that programs share.
+SDK is loaded in a thread while the sandbox tests itself. `daemon_client.shared_workspace` is the same for a server that
+programs share.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _LAST_PROGRESS = 2.0
 """Seconds that the last progress may take to leave before the result follows."""
 
 _COMPLETE = {"resultType": "complete"}
-"""Of the modern era; the SDK keeps it from legacy clients."""
+"""Of protocol version 2026-07-28; the SDK keeps it from clients of older ones."""
 
 Context = ServerRequestContext[Any, Any]
 

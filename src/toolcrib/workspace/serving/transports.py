@@ -345,7 +345,7 @@ class AccessCheck:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self.app is None:
-            raise RuntimeError("the gate was opened before there was anything behind it")
+            raise RuntimeError("the server took a request before it had an app")
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return

@@ -1,6 +1,6 @@
 """The table of the workspace's tools, and their definitions as MCP has them.
 
-In: the tool functions of the rooms beside. Out: `TOOLS`, and the bytes of a definition. Every word of a description is
+In: the tool functions of this package. Out: `TOOLS`, and the bytes of a definition. Every word of a description is
 paid for in every conversation: what a schema says is not said again.
 """
 

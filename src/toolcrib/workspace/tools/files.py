@@ -2,7 +2,7 @@
 
 In: a `ToolContext` and what a model gave, checked against its schema. Out: `ToolResult`, or a `WorkspaceError` that
 says what would
-work. `folder` finds files, `lines` reads ranges, `replacing` edits, `atomic` writes; `tools` lists them for clients.
+work. `folder` finds files, `text_files` reads ranges, `edits` edits, `atomic_write` writes.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _note_shown(context: ToolContext, descriptor: int, before: os.stat_result, f
     if lines is not None and context.session.overwriting is Overwriting.KNOWN:
         # Gone from the folder by now: so nobody will replace it here.
         with contextlib.suppress(OSError):
-            context.session.showed(context.folder.lies_at(descriptor).parts, before, lines)
+            context.session.note_shown(context.folder.real_path(descriptor).parts, before, lines)
 
 
 def _text_result(
@@ -262,11 +262,11 @@ def write_file(context: ToolContext, given: WriteFileArguments) -> ToolResult:
         data = content if isinstance(content, bytes) else _encoded(content, given.encoding, there, appended=kept > 0)
         _check_room(context, target, kept + len(data))
         existing = _existing(context, given.mode, there)
-        context.session.wrote(len(data))
+        context.session.count_written(len(data))
         if kept:
-            context.session.changed(there.real.parts, there.before, _append(there, data))
+            context.session.note_changed(there.real.parts, there.before, _append(there, data))
         else:
-            context.session.knows(there.real.parts, write_atomically(there, data, existing=existing))
+            context.session.note_written(there.real.parts, write_atomically(there, data, existing=existing))
     result = WriteFileResult(
         path=str(there.real),
         created=there.before is None,
@@ -346,8 +346,8 @@ def edit_file(context: ToolContext, given: EditFileArguments) -> ToolResult:
             after, matches = replaced.text, matches + replaced.matches
         data = form.bytes_of(after, "new")
         _check_room(context, target, len(data))
-        context.session.wrote(len(data))
-        context.session.changed(
+        context.session.count_written(len(data))
+        context.session.note_changed(
             there.real.parts, there.before, write_atomically(there, data, existing=ExistingFile.REPLACED_IF_SAME)
         )
     changed = short_diff(before, after)

@@ -19,7 +19,7 @@ import msgspec
 
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.atomic_write import why_not_replaceable
-from toolcrib.workspace.confined_open import FinalLink, file_kind
+from toolcrib.workspace.confined_open import FileKind, FinalLink, file_kind
 from toolcrib.workspace.folder import Folder, FolderPath
 from toolcrib.workspace.globs import Globs
 from toolcrib.workspace.text import (
@@ -35,7 +35,7 @@ from toolcrib.workspace.text import (
 )
 from toolcrib.workspace.tool import ToolContext, ToolResult
 from toolcrib.workspace.tools.files import FilePath
-from toolcrib.workspace.tools.walk import DEEPEST, FileKind, FolderEntry, FolderWalk, IgnoredFiles
+from toolcrib.workspace.tools.walk import DEEPEST, FolderEntry, FolderWalk, IgnoredFiles
 
 MOST_SHOWN = 1000
 MOST_PATTERNS = 50
@@ -111,7 +111,7 @@ def list_dir(context: ToolContext, given: ListDirArguments) -> ToolResult:
     found = _Listing(AnswerBuffer(given.limit, context.settings.limits.output))
     total = 0
     for entry in walk:
-        if globs is None or globs.matches(walk.way(entry)):
+        if globs is None or globs.matches(walk.relative(entry)):
             total += 1
             found.add(entry)
     unshown = total - len(found.tray.lines)
@@ -200,7 +200,7 @@ class _MatchingFiles:
 
     def __iter__(self) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
         for entry in self._walk:
-            if entry.kind not in (FileKind.FILE, FileKind.LINK) or not self._globs.matches(self._walk.way(entry)):
+            if entry.kind not in (FileKind.FILE, FileKind.LINK) or not self._globs.matches(self._walk.relative(entry)):
                 continue
             try:
                 status = entry.status()
@@ -258,7 +258,7 @@ class StatFileResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 def stat_file(context: ToolContext, given: StatFileArguments) -> ToolResult:
     folder = context.folder
     place = folder.path_of(given.path)
-    with folder.reaching(place, FinalLink.LINK) as (descriptor, real):
+    with folder.opened(place, FinalLink.LINK) as (descriptor, real):
         there = os.fstat(descriptor)
         leads = _target_of(folder, place) if stat.S_ISLNK(there.st_mode) else ""
     why_not = _why_not_writable(context, real, there)
@@ -280,7 +280,7 @@ def stat_file(context: ToolContext, given: StatFileArguments) -> ToolResult:
 def _target_of(folder: Folder, place: FolderPath) -> str:
     """Where a link leads; nothing is said about what lies outside."""
     try:
-        with folder.reaching(place) as (_, real):
+        with folder.opened(place) as (_, real):
             return str(real)
     except WorkspaceError as error:
         return f"nowhere: {error.message}"

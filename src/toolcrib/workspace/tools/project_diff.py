@@ -355,14 +355,14 @@ def _inside(folder: Folder, path: str) -> FolderPath:
     """What leads out is refused, as everywhere. A file that is gone has a diff all the same, and a link has its own."""
     place = folder.path_of(path)
     try:
-        with folder.reaching(place):
+        with folder.opened(place):
             pass
     except WorkspaceError as error:
         gone = isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOENT, errno.ENOTDIR)
         if not gone:
             raise
         return place
-    with folder.reaching(place, FinalLink.LINK) as (_, real):
+    with folder.opened(place, FinalLink.LINK) as (_, real):
         return real
 
 

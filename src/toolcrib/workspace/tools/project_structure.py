@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from toolcrib.workspace.confined_open import FileKind
 from toolcrib.workspace.folder import Folder
 from toolcrib.workspace.text import (
     AnswerBuffer,
@@ -29,7 +30,7 @@ from toolcrib.workspace.text import (
     size_text,
 )
 from toolcrib.workspace.tool import ToolContext, ToolResult
-from toolcrib.workspace.tools.walk import FileKind, FolderEntry, FolderWalk
+from toolcrib.workspace.tools.walk import FolderEntry, FolderWalk
 
 _BY_ENDING = {
     "Assembly": "s asm",
@@ -315,7 +316,7 @@ def project_structure(context: ToolContext, given: ProjectStructureArguments) ->
     )
     count = _StructureCount(context.folder, given.depth)
     for entry in walk:
-        count.add(entry, walk.way(entry))
+        count.add(entry, walk.relative(entry))
     lines, cut = _tree(count, given, context.settings.limits.output)
     note = " ".join(part for part in (cut, incomplete_note(walk, "Give a path further down.")) if part)
     data = ProjectStructureResult(

@@ -40,7 +40,7 @@ class CommandRunner:
 
     def __init__(self, context: ToolContext, tool: str, asked: float | None = None) -> None:
         self.context = context
-        limit = min(context.settings.limits.seconds[tool], context.session.left())
+        limit = min(context.settings.limits.seconds[tool], context.session.seconds_left())
         if asked is not None:
             if not asked > 0:
                 raise WorkspaceError(f"`seconds` is {asked:g}.", remedy="Give more than 0, or leave it out.")
@@ -87,7 +87,7 @@ class CommandRunner:
         finally:
             took = time.monotonic() - began
             self.used += took
-            self.context.session.ran(took)
+            self.context.session.count_seconds(took)
 
 
 def more_time_remedy(tool: str) -> str:
@@ -145,7 +145,7 @@ class StdoutCollector:
 
 def real_path(folder: Folder, path: str) -> FolderPath:
     """A file or folder inside, by its real place, as for `real_folder`."""
-    with folder.reaching(folder.path_of(path)) as (_, real):
+    with folder.opened(folder.path_of(path)) as (_, real):
         return real
 
 
@@ -154,7 +154,7 @@ def real_folder(folder: Folder, path: str) -> FolderPath:
     target = folder.path_of(path)
     descriptor = folder.open_dir(target)
     try:
-        return folder.lies_at(descriptor)
+        return folder.real_path(descriptor)
     finally:
         os.close(descriptor)
 

@@ -22,6 +22,7 @@ from typing import Annotated, Protocol
 import msgspec
 
 from toolcrib.errors import WorkspaceError
+from toolcrib.workspace.confined_open import FileKind
 from toolcrib.workspace.folder import FolderPath
 from toolcrib.workspace.globs import Globs
 from toolcrib.workspace.regex import (
@@ -49,7 +50,7 @@ from toolcrib.workspace.text import (
 )
 from toolcrib.workspace.tool import ToolContext, ToolResult
 from toolcrib.workspace.tools.listing import ignored_files
-from toolcrib.workspace.tools.walk import FileKind, FolderWalk, IgnoredFiles, WalkLimit, is_toolcrib_folder, refuse_git
+from toolcrib.workspace.tools.walk import FolderWalk, IgnoredFiles, WalkLimit, is_toolcrib_folder, refuse_git
 
 RIPGREP = "rg"
 MOST_OUTPUT = 4 * 1024 * 1024
@@ -273,7 +274,7 @@ class _RunningSearch:
     def _begin(self) -> tuple[FolderPath, FolderWalk | None]:
         """Where it really lies, links resolved. A file that is named is searched whatever .gitignore says of it."""
         asked = self._folder.path_of(self.search.path)
-        with self._folder.reaching(asked) as (descriptor, real):
+        with self._folder.opened(asked) as (descriptor, real):
             refuse_git(real.parts, asked)
             is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
         return real, FolderWalk(
@@ -305,7 +306,7 @@ class _RunningSearch:
             yield self.start.parts, self._folder.open_file(self.start)
             return
         for entry in self.walk:
-            if entry.kind is not FileKind.FILE or not self._fit(self.walk.way(entry)):
+            if entry.kind is not FileKind.FILE or not self._fit(self.walk.relative(entry)):
                 continue
             try:
                 descriptor = entry.open(self._folder)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from toolcrib.config.paths import PROJECT_FOLDER
 from toolcrib.errors import ToolcribError, WorkspaceError
+from toolcrib.workspace.confined_open import FileKind
 from toolcrib.workspace.folder import Folder, FolderPath
 from toolcrib.workspace.globs import MOST_IGNORE_BYTES, MOST_IGNORE_WEIGHT, IgnoreRules, IgnoreRulesCache, IgnoreVerdict
 from toolcrib.workspace.protected_paths import GIT_FOLDER, normalized
@@ -34,13 +35,6 @@ MOST_RULES = 20 * MOST_IGNORE_WEIGHT
 """Of all `.gitignore` files that one walk comes by: two seconds' work at worst."""
 _IGNORE_FILE = ".gitignore"
 _known_rules = IgnoreRulesCache()
-
-
-class FileKind(enum.StrEnum):
-    FILE = "file"
-    FOLDER = "folder"
-    LINK = "link"
-    OTHER = "other"
 
 
 class IgnoredFiles(enum.Enum):
@@ -144,7 +138,7 @@ class FolderWalk:
             for level in levels:
                 os.close(level.descriptor)
 
-    def way(self, entry: FolderEntry) -> tuple[str, ...]:
+    def relative(self, entry: FolderEntry) -> tuple[str, ...]:
         """The names that led to the entry from where the walk began."""
         return entry.parts[self._base :]
 
@@ -170,7 +164,7 @@ class FolderWalk:
         descriptor = self._folder.open_dir(self._start)
         try:
             # Where it really lies: a link inside may have led there.
-            real = self._folder.lies_at(descriptor).parts
+            real = self._folder.real_path(descriptor).parts
             refuse_git(real, self._start)
             self._base = len(real)
             level = _Level(descriptor, real, ())
@@ -315,7 +309,7 @@ MOST_SUGGESTIONS = 3
 
 
 def is_missing_path(error: ToolcribError) -> bool:
-    """`confined.refusal` says then what is near."""
+    """`explain_os_error` says then what is near."""
     return isinstance(error, WorkspaceError) and "near" in error.data and bool(error.data.get("path"))
 
 
