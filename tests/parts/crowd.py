@@ -57,7 +57,7 @@ class Owner:
         listed: list[dict[str, Any]] = self.say("session:list")["sessions"]
         return listed
 
-    def audit_log(self, **filters: Any) -> list[dict[str, Any]]:
+    def audit(self, **filters: Any) -> list[dict[str, Any]]:
         """Every row that the filters leave, the oldest first."""
         rows: list[dict[str, Any]] = self.say("audit:query", limit=MOST_ROWS, **filters)["entries"]
         assert len(rows) < MOST_ROWS, "there may be more"

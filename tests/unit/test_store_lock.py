@@ -104,7 +104,7 @@ async def test_programs_share_a_store_with_each_other_and_with_no_daemon(
         return Crib(paths=Paths.of_user(environ), root=tmp_path, environ=environ, is_daemon=is_daemon)
 
     async with crib("one"), crib("one") as second:
-        assert (await second.audit.verify()).ok
+        assert (await second.services.audit.verify()).ok
         with pytest.raises(AlreadyRunning, match="A program"):
             await crib("two", is_daemon=True).__aenter__()
     async with crib("one", is_daemon=True):
