@@ -79,45 +79,26 @@ __all__ = [
     "server_config",
 ]
 
-_HOMES = {
-    "AgentEvent": "toolcrib.run_events",
-    "AgentOptions": "toolcrib.agent_loop.options",
-    "ChangeSchema": "toolcrib.catalog.transforms",
-    "Client": "toolcrib.core.kit",
-    "CodeAgent": "toolcrib.coding_agents.code_agent",
-    "CodingTools": "toolcrib.agent_loop.options",
-    "Connection": "toolcrib.core.connection",
-    "ToolProvider": "toolcrib.core.provider",
-    "Crib": "toolcrib.core.crib",
-    "DefaultArguments": "toolcrib.catalog.transforms",
-    "DescribeTools": "toolcrib.catalog.transforms",
-    "DropTools": "toolcrib.catalog.transforms",
-    "ExecutionResult": "toolcrib.coding_agents.run_result",
-    "FixArguments": "toolcrib.catalog.transforms",
-    "HttpServer": "toolcrib.config.from_code",
-    "KeepTools": "toolcrib.catalog.transforms",
-    "Kit": "toolcrib.core.kit",
-    "OfferedTool": "toolcrib.catalog.offered_tool",
-    "ForTools": "toolcrib.catalog.transforms",
-    "ProviderOptions": "toolcrib.catalog.transforms",
-    "PrefixTools": "toolcrib.catalog.transforms",
-    "RenameTools": "toolcrib.catalog.transforms",
-    "RenameArguments": "toolcrib.catalog.transforms",
-    "Result": "toolcrib.core.results",
-    "ServerConfig": "toolcrib.config.model",
-    "SseServer": "toolcrib.config.from_code",
-    "StdioServer": "toolcrib.config.from_code",
-    "ToolRequest": "toolcrib.agent_loop.options",
-    "ToolcribError": "toolcrib.errors",
-    "Tools": "toolcrib.core.toolbox",
-    "WebSocketServer": "toolcrib.config.from_code",
-    "destructive": "toolcrib.catalog.offered_tool",
-    "idempotent": "toolcrib.catalog.offered_tool",
-    "open_world": "toolcrib.catalog.offered_tool",
-    "read_only": "toolcrib.catalog.offered_tool",
-    "run_agent": "toolcrib.agent_loop.run",
-    "server_config": "toolcrib.config.from_code",
+_NAMES = {
+    "agent_loop.options": "AgentOptions CodingTools ToolRequest",
+    "agent_loop.run": "run_agent",
+    "catalog.offered_tool": "OfferedTool destructive idempotent open_world read_only",
+    "catalog.transforms": "ChangeSchema DefaultArguments DescribeTools DropTools FixArguments "
+    "ForTools KeepTools PrefixTools ProviderOptions RenameArguments RenameTools",
+    "coding_agents.code_agent": "CodeAgent",
+    "coding_agents.run_result": "ExecutionResult",
+    "config.from_code": "HttpServer SseServer StdioServer WebSocketServer server_config",
+    "config.model": "ServerConfig",
+    "core.connection": "Connection",
+    "core.crib": "Crib",
+    "core.kit": "Client Kit",
+    "core.provider": "ToolProvider",
+    "core.results": "Result",
+    "core.toolbox": "Tools",
+    "errors": "ToolcribError",
+    "run_events": "AgentEvent",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __dir__() -> list[str]:
@@ -125,7 +106,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in _MODULES:
         raise AttributeError(f"module 'toolcrib' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return getattr(import_module(f"toolcrib.{_MODULES[name]}"), name)

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolcrib.calls.door import CallTarget
 from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
@@ -44,29 +43,25 @@ class Slow:
     def absence(self, project: Project) -> str:
         return ""
 
-    def target(self, request: RequestContext[Project]) -> CallTarget:
-        return _Asked(self, request.project)
+    async def call(
+        self,
+        request: RequestContext[Project],
+        call: ToolCall,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> ServerAnswer:
+        if call.name == "wait":
+            self.called.set()
+            await self.go_on.wait()
+        text = str(request.project.root)
+        return ServerAnswer(result=json.dumps({"content": [{"type": "text", "text": text}]}).encode())
 
     async def refresh(self, crib: Crib) -> None:
         """Nothing depends on the configuration."""
 
     async def close(self) -> None:
         """Nothing was opened."""
-
-
-class _Asked:
-    def __init__(self, server: Slow, project: Project) -> None:
-        self._server = server
-        self._project = project
-
-    async def call(
-        self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
-    ) -> ServerAnswer:
-        if call.name == "wait":
-            self._server.called.set()
-            await self._server.go_on.wait()
-        text = str(self._project.root)
-        return ServerAnswer(result=json.dumps({"content": [{"type": "text", "text": text}]}).encode())
 
 
 class Exchange:

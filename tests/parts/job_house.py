@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins as builtin_servers
-from toolcrib.commands.registry import CommandHost, JobRequest
+from toolcrib.commands.job import SubmitJob
+from toolcrib.commands.registry import CommandHost
 from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
 from toolcrib.daemon_client.lifetime import ActiveLeases
@@ -129,8 +130,8 @@ async def agent(desk: JobQueue, name: str, **wanted: Any) -> Principal:
     return Principal.fixed(name, made.agent.permission)
 
 
-def order(prompt: str = "do it", **wanted: Any) -> JobRequest:
-    return JobRequest(prompt=prompt, max_steps=5, **wanted)
+def order(prompt: str = "do it", **wanted: Any) -> SubmitJob:
+    return SubmitJob(prompt=prompt, max_steps=5, **wanted)
 
 
 async def over(desk: JobQueue, job: str) -> JobRow:

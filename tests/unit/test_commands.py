@@ -31,7 +31,7 @@ from toolcrib.commands.registry import (
 )
 from toolcrib.config.model import NameStyle
 from toolcrib.core.crib import Crib
-from toolcrib.core.project import Project
+from toolcrib.core.project import Project, _BuiltinTarget
 from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.errors import Denied, UnknownCommand, UsageError
 from toolcrib.events import Bus
@@ -208,7 +208,7 @@ class Shelf:
 
     def target(self, server: str, request: RequestContext[Any]) -> Any:
         assert server == "crib"
-        return self._server.target(request)
+        return _BuiltinTarget(self._server, request)
 
 
 def called(name: str, arguments: str | None = "{}") -> CallRequest:
@@ -245,7 +245,7 @@ async def test_even_past_the_door_a_stranger_changes_nothing(small: CommandRegis
     """Two locks: should the policy ever let a caller through, the command itself still asks who it is."""
     server = wired(small)
     call = ToolCall(name="wall_paint", params={"arguments": msgspec.Raw(b'{"colour":"red"}')})
-    answer = await server.target(asked(STRANGER)).call(call)
+    answer = await server.call(asked(STRANGER), call)
     told = json.loads(answer.result or b"")
     assert told["isError"] is True
     assert "may not use" in told["content"][0]["text"]
@@ -267,7 +267,7 @@ async def test_an_error_of_a_command_is_told_to_the_model() -> None:
 async def test_commands_that_are_not_wired_yet_say_so(small: CommandRegistry) -> None:
     server = CommandServer(small, NoHost())
     with pytest.raises(RuntimeError, match="before they were wired"):
-        await server.target(asked(OWNER)).call(ToolCall(name="wall_look"))
+        await server.call(asked(OWNER), ToolCall(name="wall_look"))
 
 
 def test_a_command_knows_to_whom_it_is_open() -> None:

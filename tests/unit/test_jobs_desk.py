@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from parts.job_house import LIMIT, SECRET, House, agent, order, over
-from toolcrib.commands.registry import JobRequest
+from toolcrib.commands.job import SubmitJob
 from toolcrib.commands.run import own_tools_of
 from toolcrib.daemon_client.lifetime import ActiveLeases, DaemonLifetime
 from toolcrib.errors import DaemonNotRunning, Denied, NotFound, StoreError, ToolcribError, UsageError
@@ -239,7 +239,7 @@ async def test_an_order_that_cannot_be_is_refused_with_a_remedy_before_anything_
     async with house.open() as desk:
         callers = {"owner": OWNER, "client": CLIENT, "agent": await agent(desk, "a", workdir=house.root)}
         with pytest.raises(error, match=told) as raised:
-            await desk.submit(callers[who], house.root, JobRequest(**{"prompt": "p", "max_steps": 3, **wanted}))
+            await desk.submit(callers[who], house.root, SubmitJob(**{"prompt": "p", "max_steps": 3, **wanted}))
         assert raised.value.remedy
         assert (await desk.latest(OWNER, status=None, most=9))[1] == 0
 

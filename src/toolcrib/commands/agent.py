@@ -196,26 +196,18 @@ def _visible_servers(project: Project, permission: Permission) -> list[dict[str,
     return found
 
 
+_SESSION_FIELDS = (
+    *("id", "agent", "conversation", "started_at", "used_at", "catalog_version", "permission_version", "mode"),
+    *("listings", "calls", "denied", "failed", "result_bytes", "tokens", "tokens_estimated"),
+)
+
+
 def describe_session(session: Session) -> dict[str, Any]:
     return {
-        "id": session.id,
-        "agent": session.agent,
-        "conversation": session.conversation,
-        "started_at": session.started_at,
-        "used_at": session.used_at,
+        **{name: getattr(session, name) for name in _SESSION_FIELDS},
         "idle": max(0.0, time.time() - session.used_at),
         "under_way": len(session.under_way or ()),
         "legacy_clients": len(session.legacy),
-        "catalog_version": session.catalog_version,
-        "permission_version": session.permission_version,
-        "mode": session.mode,
-        "listings": session.listings,
-        "calls": session.calls,
-        "denied": session.denied,
-        "failed": session.failed,
-        "result_bytes": session.result_bytes,
-        "tokens": session.tokens,
-        "tokens_estimated": session.tokens_estimated,
     }
 
 

@@ -6,7 +6,6 @@ In: a call that came through the door. Out: the command's result as an MCP tool 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -65,10 +64,14 @@ class CommandServer:
     def absence(self, project: Project) -> str:
         return ""
 
-    def target(self, request: RequestContext[Project]) -> _CommandTarget:
-        return _CommandTarget(self, request)
-
-    async def answer(self, call: ToolCall, request: RequestContext[Project]) -> ServerAnswer:
+    async def call(
+        self,
+        request: RequestContext[Project],
+        call: ToolCall,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> ServerAnswer:
         if self.crib is None:
             raise RuntimeError("the commands were asked before they were wired")
         context = CommandContext(crib=self.crib, request=request, host=self._host, via=Via.MCP, emit=_discard)
@@ -78,23 +81,6 @@ class CommandServer:
         except ToolcribError as error:
             return ServerAnswer(result=_result(error.text(), failed=True))
         return ServerAnswer(result=_result(msgspec.json.encode(found).decode(), structured=found))
-
-
-@dataclass(frozen=True, slots=True)
-class _CommandTarget:
-    """The commands, as one caller in one project sees them."""
-
-    server: CommandServer
-    request: RequestContext[Project]
-
-    async def call(
-        self,
-        call: ToolCall,
-        *,
-        timeout: float | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> ServerAnswer:
-        return await self.server.answer(call, self.request)
 
 
 async def _discard(_: dict[str, Any]) -> None:

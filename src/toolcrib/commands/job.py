@@ -18,13 +18,13 @@ from toolcrib.commands.registry import (
     CommandContext,
     CommandEffect,
     CommandScope,
-    JobRequest,
     Parameters,
     PathText,
     registry,
 )
 from toolcrib.store.jobs import JobRow, JobStatus
 
+_SHOWN_FIELDS = ("model", "profile", "workdir", "submitter", "agent", "submitted_at", "started_at", "ended_at")
 _SHOWN = 200
 """Characters of a prompt in a list."""
 
@@ -34,14 +34,7 @@ def _described(row: JobRow) -> dict[str, Any]:
         "job": row.id,
         "status": str(row.status),
         "with": row.runs,
-        "model": row.model,
-        "profile": row.profile,
-        "workdir": row.workdir,
-        "submitter": row.submitter,
-        "agent": row.agent,
-        "submitted_at": row.submitted_at,
-        "started_at": row.started_at,
-        "ended_at": row.ended_at,
+        **{name: getattr(row, name) for name in _SHOWN_FIELDS},
         "seconds": _seconds(row),
     }
 
@@ -69,16 +62,7 @@ class SubmitJob(Parameters):
 @registry.command("job:submit", CommandEffect.WORKS, Availability.EVERYWHERE)
 async def submit(context: CommandContext, params: SubmitJob) -> dict[str, Any]:
     """Have an agent do something in the background, with your permissions at most. Returns the job's id at once."""
-    order = JobRequest(
-        prompt=params.prompt,
-        runs=params.runs,
-        model=params.model or "",
-        profile=params.profile or "",
-        workdir=params.workdir or "",
-        timeout=params.timeout,
-        max_steps=params.max_steps,
-    )
-    return _described(await context.host.jobs.submit(context.principal, context.project.root, order))
+    return _described(await context.host.jobs.submit(context.principal, context.project.root, params))
 
 
 class ListJobs(Parameters):

@@ -15,7 +15,7 @@ from typing import Any
 from toolcrib import __version__
 from toolcrib.commands.all import registry
 from toolcrib.commands.builtin import builtins
-from toolcrib.commands.registry import Command, CommandContext, NoJobs, ServersNeeded, Via
+from toolcrib.commands.registry import Command, CommandContext, JobService, ServersNeeded, Via
 from toolcrib.config.model import Flags
 from toolcrib.config.paths import Paths
 from toolcrib.core.crib import Crib
@@ -31,7 +31,10 @@ class NoDaemon:
 
     def __init__(self) -> None:
         self.leases = ActiveLeases()
-        self.jobs = NoJobs()
+
+    @property
+    def jobs(self) -> JobService:
+        raise DaemonNotRunning("Only a daemon runs jobs.", remedy="`toolcrib up --detach` starts one.")
 
     def describe(self) -> dict[str, Any]:
         return {"running": False, "endpoint": None, "token_file": None, "pid": None, "version": __version__}

@@ -2,7 +2,7 @@
 
 In: a name (`server:add`) and its parameters as plain JSON. Out: a plain JSON object, or an error of ours.
 A command says once what it takes (a pydantic model), what it does to the daemon, and who may ask for it.
-`jobs.queue` is the `JobService` of a daemon; where no daemon runs there is `NoJobs`.
+`jobs.queue` is the `JobService` of a daemon.
 """
 
 from __future__ import annotations
@@ -13,40 +13,27 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from toolcrib.config.settings import AGENT_LOOP
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
 from toolcrib.core.services import Services
 from toolcrib.daemon_client.lifetime import ActiveLeases
-from toolcrib.errors import DaemonNotRunning, Denied, UnknownCommand, UsageError
+from toolcrib.errors import Denied, UnknownCommand, UsageError
 from toolcrib.identity.principal import OWNER, Principal, RequestContext
 from toolcrib.store.jobs import JobRow, JobStatus
 
-
-@dataclass(frozen=True, kw_only=True)
-class JobRequest:
-    prompt: str
-    runs: str = AGENT_LOOP
-    """`agent`, or a coding agent's name."""
-    model: str = ""
-    """Empty: the one that the configuration names."""
-    profile: str = ""
-    """Empty: whatever the submitter may."""
-    workdir: str = ""
-    """Empty: the submitter's own; a relative one starts there."""
-    timeout: float | None = None
-    max_steps: int
+if TYPE_CHECKING:
+    from toolcrib.commands.job import SubmitJob
 
 
 class JobService(Protocol):
     """Everybody sees their own jobs and those of their children; the owner sees all."""
 
-    async def submit(self, principal: Principal, root: Path, order: JobRequest) -> JobRow:
+    async def submit(self, principal: Principal, root: Path, order: SubmitJob) -> JobRow:
         """Durable when it returns. `root` is the project that the caller is in."""
         ...
 
@@ -67,29 +54,6 @@ class JobService(Protocol):
     def running(self, job: str) -> JobRow:
         """For the process of a job, which asks for its agent. Raises `Denied` where there is no such job now."""
         ...
-
-
-class NoJobs:
-    """Only a daemon runs in the background."""
-
-    async def submit(self, principal: Principal, root: Path, order: JobRequest) -> NoReturn:
-        _refuse_job()
-
-    async def latest(self, principal: Principal, *, status: JobStatus | None, most: int) -> NoReturn:
-        _refuse_job()
-
-    async def result(self, principal: Principal, job: str, *, wait: float) -> NoReturn:
-        _refuse_job()
-
-    async def cancel(self, principal: Principal, job: str) -> NoReturn:
-        _refuse_job()
-
-    def running(self, job: str) -> NoReturn:
-        _refuse_job()
-
-
-def _refuse_job() -> NoReturn:
-    raise DaemonNotRunning("Only a daemon runs jobs.", remedy="`toolcrib up --detach` starts one.")
 
 
 class CommandEffect(enum.StrEnum):
@@ -199,7 +163,9 @@ class CommandHost(Protocol):
     leases: ActiveLeases
 
     @property
-    def jobs(self) -> JobService: ...
+    def jobs(self) -> JobService:
+        """Raises `DaemonNotRunning` where none runs."""
+        ...
 
     def describe(self) -> dict[str, Any]:
         """Endpoint, pid and the like."""

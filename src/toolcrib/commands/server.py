@@ -29,6 +29,8 @@ from toolcrib.events import AuditedChange
 from toolcrib.identity.principal import OWNER
 from toolcrib.servers.model import ServerState
 
+_STATUS_FIELDS = ("state", "protocol_version", "tools", "pid", "since", "last_seen", "last_error", "attempts", "root")
+
 
 def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
     """A server as people and programs are shown it; nothing secret is in it."""
@@ -50,16 +52,8 @@ def describe_server(context: CommandContext, name: str) -> dict[str, Any]:
     status = server.status
     return {
         **row,
-        "state": status.state,
-        "protocol_version": status.protocol_version,
-        "tools": status.tools,
-        "pid": status.pid,
-        "since": status.since,
+        **{name: getattr(status, name) for name in _STATUS_FIELDS},
         "uptime": time.time() - status.since if status.since and status.state is ServerState.READY else None,
-        "last_seen": status.last_seen,
-        "last_error": status.last_error,
-        "attempts": status.attempts,
-        "root": status.root,
         "server_info": mask_tree(status.server_info, context.crib.environment.mask.line),
         "stderr": server.stderr_tail(5),
     }

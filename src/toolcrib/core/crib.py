@@ -72,6 +72,9 @@ class Crib(AsyncResource, ToolProvider):
     daemon instead.
     """
 
+    connect = Connection
+    """A running daemon's tools, under its permissions and in its audit log: see `Connection`."""
+
     def __init__(
         self,
         *,
@@ -128,28 +131,6 @@ class Crib(AsyncResource, ToolProvider):
             environ=environ,
             source=source,
             opening=Opening.INTRODUCED,
-        )
-
-    @staticmethod
-    def connect(
-        *,
-        agent: str | None = None,
-        token: str | None = None,
-        profile: str | None = None,
-        workdir: str | os.PathLike[str] | None = None,
-        paths: Paths | None = None,
-        environ: Mapping[str, str] | None = None,
-        parent: str | None = None,
-    ) -> Connection:
-        """A running daemon's tools, under its permissions and in its audit log: see `Connection`."""
-        return Connection(
-            agent=agent,
-            token=token,
-            profile=profile,
-            workdir=workdir,
-            paths=paths,
-            environ=environ,
-            parent=parent,
         )
 
     def _refuse_again(self) -> None:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,7 +26,7 @@ from toolcrib.config.paths import slug
 from toolcrib.errors import ServerUnavailable, UnknownTool
 from toolcrib.identity.principal import RequestContext
 from toolcrib.listing import Listings
-from toolcrib.servers.model import ServerState
+from toolcrib.servers.model import OnProgress, ServerAnswer, ServerState, ToolCall
 from toolcrib.servers.server import Server
 
 if TYPE_CHECKING:
@@ -50,13 +51,33 @@ class BuiltinServer(Protocol):
         """Why there are no tools in this project, if there are none."""
         ...
 
-    def target(self, request: RequestContext[Project]) -> CallTarget: ...
+    async def call(
+        self,
+        request: RequestContext[Project],
+        call: ToolCall,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> ServerAnswer: ...
 
     async def refresh(self, crib: Crib) -> None:
         """Called before the first project is opened, and when the configuration is read again."""
         ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltinTarget:
+    """A built-in server, as one caller in one project has it."""
+
+    server: BuiltinServer
+    request: RequestContext[Project]
+
+    async def call(
+        self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
+    ) -> ServerAnswer:
+        return await self.server.call(self.request, call, timeout=timeout, on_progress=on_progress)
 
 
 class _InUse:
@@ -196,7 +217,7 @@ class Project:
     def target(self, server: str, request: RequestContext[Project]) -> CallTarget:
         builtin = self._builtins.get(server)
         if builtin is not None:
-            return builtin.target(request)
+            return _BuiltinTarget(builtin, request)
         found = self.servers.get(server)
         if found is None:
             raise ServerUnavailable(f"The server {server} was just removed.", remedy="List the tools again.")

@@ -105,12 +105,24 @@ class WorkspaceServer:
             return error.text()
         return ""
 
-    def target(self, request: RequestContext[Project]) -> _WorkspaceTarget:
-        return _WorkspaceTarget(self, Path(request.principal.permission().folder or request.project.root), request)
-
-    async def answer(
-        self, call: ToolCall, root: Path, request: RequestContext[Project], on_progress: OnProgress | None
+    async def call(
+        self,
+        request: RequestContext[Project],
+        call: ToolCall,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> ServerAnswer:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._answer(request, call, on_progress)
+        except TimeoutError:
+            raise CallTimeout(f"{call.name} did not end within {timeout:g} s; what it ran was ended.") from None
+
+    async def _answer(
+        self, request: RequestContext[Project], call: ToolCall, on_progress: OnProgress | None
+    ) -> ServerAnswer:
+        root = Path(request.principal.permission().folder or request.project.root)
         try:
             opened = self._at(root)
             await self._note_unsafe(opened.workspace, call.name, request.principal.name)
@@ -234,24 +246,6 @@ class WorkspaceServer:
         if self._crib is None:
             raise RuntimeError("the workspace was asked before it was wired")
         return self._crib
-
-
-@dataclass(frozen=True, slots=True)
-class _WorkspaceTarget:
-    """The workspace tools, as one caller has them in its folder."""
-
-    server: WorkspaceServer
-    root: Path
-    request: RequestContext[Project]
-
-    async def call(
-        self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
-    ) -> ServerAnswer:
-        try:
-            async with asyncio.timeout(timeout):
-                return await self.server.answer(call, self.root, self.request, on_progress)
-        except TimeoutError:
-            raise CallTimeout(f"{call.name} did not end within {timeout:g} s; what it ran was ended.") from None
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -138,16 +138,7 @@ class LeaseRequest:
     """The variable that says that it is in CI."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "client": self.client,
-            "profile": self.profile,
-            "workdir": str(self.workdir),
-            "conversation": self.conversation,
-            "lives": self.lives,
-            "parent": self.parent,
-            "job": self.job,
-            "ci": self.ci,
-        }
+        return {**asdict(self), "workdir": str(self.workdir)}
 
 
 class AgentLease:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from toolcrib.commands.registry import JobRequest
+from toolcrib.commands.job import SubmitJob
 from toolcrib.config.paths import private_folder
 from toolcrib.core.crib import Crib
 from toolcrib.daemon_client.lifetime import ActiveLeases
@@ -146,7 +146,7 @@ class JobQueue:
             job.held.close()
             job.over.set()
 
-    async def submit(self, principal: Principal, root: Path, order: JobRequest) -> JobRow:
+    async def submit(self, principal: Principal, root: Path, order: SubmitJob) -> JobRow:
         crib = await self._ready()
         row = row_for(crib, principal, root, order, daemon=self._daemon)
         await check_program(crib, row)

@@ -19,7 +19,7 @@ from toolcrib.agent_loop.models.endpoint import find_endpoint
 from toolcrib.agent_loop.options import AgentOptions
 from toolcrib.coding_agents.clients import client_named
 from toolcrib.coding_agents.program import find_program
-from toolcrib.commands.registry import JobRequest
+from toolcrib.commands.job import SubmitJob
 from toolcrib.config.model import JobSettings
 from toolcrib.config.paths import is_project, project_of
 from toolcrib.config.settings import AGENT_LOOP, PROGRAMS
@@ -56,14 +56,14 @@ def submitter_of(crib: Crib, principal: Principal) -> Agent | None:
     return None if principal.name in (OWNER.name, CLIENT.name) else crib.services.agents.find(principal.name)
 
 
-def row_for(crib: Crib, principal: Principal, root: Path, order: JobRequest, *, daemon: str) -> JobRow:
+def row_for(crib: Crib, principal: Principal, root: Path, order: SubmitJob, *, daemon: str) -> JobRow:
     settings, agent = settings_of(crib), submitter_of(crib, principal)
     prompt = _checked_prompt(order.prompt)
     if order.runs != AGENT_LOOP and principal.name != OWNER.name:
         _check_allowed(order.runs, settings)
         _refuse_mentions(prompt)
     kept = storable(crib.environment.mask.known(prompt))
-    folder = _folder(principal, agent, root, order.workdir)
+    folder = _folder(principal, agent, root, order.workdir or "")
     return JobRow(
         id=f"job-{secrets.token_hex(5)}",
         daemon=daemon,
@@ -71,7 +71,7 @@ def row_for(crib: Crib, principal: Principal, root: Path, order: JobRequest, *, 
         submitter_since=0.0 if agent is None else agent.created_at,
         runs=order.runs,
         model=_model(crib, principal, order, settings),
-        profile=_profile(crib, principal, agent, order.profile),
+        profile=_profile(crib, principal, agent, order.profile or ""),
         workdir=str(folder),
         root=str(project_of(folder)),
         prompt=kept,
@@ -169,7 +169,7 @@ def _timeout(wanted: float | None, settings: JobSettings) -> float:
     return settings.timeout if wanted is None else wanted
 
 
-def _model(crib: Crib, principal: Principal, order: JobRequest, settings: JobSettings) -> str:
+def _model(crib: Crib, principal: Principal, order: SubmitJob, settings: JobSettings) -> str:
     if order.runs != AGENT_LOOP:
         if order.model:
             raise UsageError(
