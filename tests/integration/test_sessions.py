@@ -91,6 +91,7 @@ def test_what_a_session_counted_is_there_after_a_restart(
     before = wait_for(lambda: row(first), "the tokens to be counted")
     assert (before["conversation"], before["listings"], before["calls"], before["denied"]) == ("plan", 1, 2, 1)
     assert before["result_bytes"] > 100
+    assert before["tokens_estimated"] is False
     assert before["mode"] == "full"
     first.stop()
     second = daemon(env=store_env)
