@@ -16,7 +16,7 @@ import typer
 
 from toolcrib.cli.connected_agents import connected_files
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, say, say_json, size_of, table
+from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, printed, say, say_json, size_of, table
 from toolcrib.cli.perform import perform
 from toolcrib.config.paths import working_folder
 
@@ -50,10 +50,7 @@ def add(
     """Add an agent and print its token, this once."""
     given = {"profile": profile, "workdir": _absolute(workdir), "expires": expires, "parent": parent}
     params = {key: value for key, value in given.items() if value is not None}
-    found = perform("agent:add", {"name": name, **params})
-    if as_json:
-        say_json(found)
-        return 0
+    found = printed(perform("agent:add", {"name": name, **params}), as_json=as_json)
     _say_token(found)
     hint(f"Next: `toolcrib connect claude --agent {name}` shows how a client becomes this agent (codex, gemini too).")
     _hint_limits(found)
@@ -93,10 +90,8 @@ def _say_token(found: Mapping[str, Any]) -> None:
 @agent.command("list")
 def list_agents(*, as_json: AsJson = False) -> int:
     """List the agents."""
-    found = perform("agent:list")
-    if as_json:
-        say_json(found)
-    elif found["agents"]:
+    found = printed(perform("agent:list"), as_json=as_json)
+    if found["agents"]:
         table(
             AGENT_COLUMNS,
             [
@@ -123,10 +118,7 @@ def _ago(row: Mapping[str, Any]) -> str | None:
 @agent.command()
 def show(name: Name, *, as_json: AsJson = False) -> int:
     """Show an agent with its own rules."""
-    found = perform("agent:show", {"name": name})
-    if as_json:
-        say_json(found)
-        return 0
+    found = printed(perform("agent:show", {"name": name}), as_json=as_json)
     lines = {
         "name": found["name"],
         "profile": found["profile"],
@@ -153,12 +145,9 @@ def show(name: Name, *, as_json: AsJson = False) -> int:
 @agent.command()
 def rotate(name: Name, *, as_json: AsJson = False) -> int:
     """Give an agent a new token and print it, this once. The old one is void at once."""
-    found = perform("agent:rotate", {"name": name})
-    if as_json:
-        say_json(found)
-    else:
-        _say_token(found)
-        hint("The old token is void. Clients that read the file have the new one when they start again.")
+    found = printed(perform("agent:rotate", {"name": name}), as_json=as_json)
+    _say_token(found)
+    hint("The old token is void. Clients that read the file have the new one when they start again.")
     return 0
 
 
@@ -209,10 +198,8 @@ def list_sessions(context: typer.Context, *, agent: _Agent = None, as_json: AsJs
     """List the sessions, the one used last first; `sessions end` ends some."""
     if context.invoked_subcommand is not None:
         return 0
-    found = perform("session:list", {"agent": agent})
-    if as_json:
-        say_json(found)
-    elif found["sessions"]:
+    found = printed(perform("session:list", {"agent": agent}), as_json=as_json)
+    if found["sessions"]:
         cut = table(
             SESSION_COLUMNS,
             [
@@ -247,10 +234,7 @@ def end(
     as_json: AsJson = False,
 ) -> int:
     """End a session, or all of an agent: what is under way stops. Its client begins a new one when it comes again."""
-    found = perform("session:end", {"id": id, "agent": agent})
-    if as_json:
-        say_json(found)
-    else:
-        for row in found["ended"]:
-            say(f"Ended {row['id']}: {row['agent']} in {row['conversation']}.")
+    found = printed(perform("session:end", {"id": id, "agent": agent}), as_json=as_json)
+    for row in found["ended"]:
+        say(f"Ended {row['id']}: {row['agent']} in {row['conversation']}.")
     return 0

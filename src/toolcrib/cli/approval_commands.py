@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, say, say_json
+from toolcrib.cli.output import hint, printed, say, say_json
 from toolcrib.cli.perform import from_daemon
 from toolcrib.config.show import visible
 from toolcrib.errors import DaemonNotRunning, UsageError
@@ -104,10 +104,7 @@ def refuse(id: ApprovalId, *, always: Always = False, as_json: AsJson = False) -
 
 
 def _answer(id: str, *, approved: bool, always: bool, as_json: bool) -> int:
-    found = _ask_daemon("approval:answer", {"id": id, "approved": approved, "always": always})
-    if as_json:
-        say_json(found)
-        return 0
+    found = printed(_ask_daemon("approval:answer", {"id": id, "approved": approved, "always": always}), as_json=as_json)
     call = found["approval"]
     what = visible(f"{call['tool']} for {call['agent']}")
     others = len(found["answered"]) - 1

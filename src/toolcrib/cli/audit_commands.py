@@ -22,6 +22,7 @@ from toolcrib.cli.output import (
     TableCut,
     fit_columns,
     hint,
+    printed,
     say,
     say_json,
     say_line,
@@ -217,10 +218,7 @@ def query(
     params["limit"] = lines if as_json else 2 * lines
     if follow:
         return _follow(params, _rows(verbose=verbose), as_json=as_json)
-    found = perform("audit:query", params)
-    if as_json:
-        say_json(found)
-        return 0
+    found = printed(perform("audit:query", params), as_json=as_json)
     shown = _rows(verbose=verbose, cut_off=found["cut_off"]).joined(found["entries"])[-lines:]
     if not shown:
         hint("No entry of the audit log matches." if len(params) > 1 else "The audit log is empty.")

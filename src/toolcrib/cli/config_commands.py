@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import say, say_json
+from toolcrib.cli.output import printed, say, say_json
 from toolcrib.cli.perform import paths, perform, root
 from toolcrib.config.paths import CONFIG_NAMES, PROJECT_FOLDER, SHARED_PROJECT_FILE, WORKSPACE_NAMES, configs_in
 from toolcrib.errors import ConfigError
@@ -44,10 +44,7 @@ def _problem(problem: Mapping[str, Any]) -> str:
 @config.command()
 def show(*, as_json: AsJson = False) -> int:
     """Show the configuration in force, secrets masked."""
-    found = perform("config:show")
-    if as_json:
-        say_json(found)
-        return 0
+    found = printed(perform("config:show"), as_json=as_json)
     say(yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True).rstrip())
     return 0
 
@@ -56,17 +53,17 @@ def show(*, as_json: AsJson = False) -> int:
 def path(*, as_json: AsJson = False) -> int:
     """Show where the files of the user and of this project are."""
     mine = paths()
-    found = {
-        "user": str(mine.user_config),
-        "project": [str(file) for file in project_files()],
-        "state": str(mine.state_dir),
-        "cache": str(mine.cache_dir),
-        "socket": str(mine.socket),
-        "log": str(mine.log),
-    }
-    if as_json:
-        say_json(found)
-        return 0
+    found = printed(
+        {
+            "user": str(mine.user_config),
+            "project": [str(file) for file in project_files()],
+            "state": str(mine.state_dir),
+            "cache": str(mine.cache_dir),
+            "socket": str(mine.socket),
+            "log": str(mine.log),
+        },
+        as_json=as_json,
+    )
     for name, value in found.items():
         for one in value if isinstance(value, list) else [value]:
             say(f"{name + ':':<9}{one}")

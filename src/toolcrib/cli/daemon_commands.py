@@ -17,7 +17,7 @@ import typer
 
 from toolcrib.cli.bridge import run_bridge
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import duration, hint, say, say_json, say_line, working
+from toolcrib.cli.output import duration, hint, printed, say, say_json, say_line, working
 from toolcrib.cli.perform import daemon_pid, daemon_runs, from_daemon, paths, perform, root
 from toolcrib.cli.server_commands import hint_problems, server_table
 from toolcrib.coding_agents.process_alive import process_exists
@@ -80,10 +80,7 @@ def down(*, as_json: AsJson = False) -> int:
 @commands.command()
 def status(*, as_json: AsJson = False) -> int:
     """Show the daemon: endpoint, process, servers, and what is wrong."""
-    found = from_daemon("system:status")
-    if as_json:
-        say_json(found)
-        return 0
+    found = printed(from_daemon("system:status"), as_json=as_json)
     rows = (
         ("endpoint", found.get("endpoint")),
         ("token file", found.get("token_file")),
@@ -119,11 +116,8 @@ commands.add_typer(clock, name="clock")
 @clock.command("confirm")
 def confirm_clock(*, as_json: AsJson = False) -> int:
     """Say that the system's clock is right: what is too old by it is deleted from now on."""
-    found = perform("clock:confirm")
-    if as_json:
-        say_json(found)
-    else:
-        say(f"Confirmed. {_clock_line(found['seconds'])}" if found["seconds"] else "Confirmed. It had not jumped.")
+    found = printed(perform("clock:confirm"), as_json=as_json)
+    say(f"Confirmed. {_clock_line(found['seconds'])}" if found["seconds"] else "Confirmed. It had not jumped.")
     return 0
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson, whole_prompt
-from toolcrib.cli.output import TOOL_ERROR, ColumnPriorities, TableCut, duration, hint, say, say_json, table
+from toolcrib.cli.output import TOOL_ERROR, ColumnPriorities, TableCut, duration, hint, printed, say, say_json, table
 from toolcrib.cli.perform import from_daemon
 from toolcrib.config.paths import working_folder
 from toolcrib.errors import UsageError
@@ -89,10 +89,7 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> int:
     """List the jobs of everybody, the newest first."""
-    found = from_daemon("job:list", {"status": status, "limit": limit})
-    if as_json:
-        say_json(found)
-        return 0
+    found = printed(from_daemon("job:list", {"status": status, "limit": limit}), as_json=as_json)
     rows = found["jobs"]
     if not rows:
         say("No jobs.")
@@ -112,10 +109,7 @@ def list_jobs(
 @job.command()
 def show(job: _Id, *, as_json: AsJson = False) -> int:
     """Show all that is known of a job."""
-    found = from_daemon("job:result", {"job": job})
-    if as_json:
-        say_json(found)
-        return 0
+    found = printed(from_daemon("job:result", {"job": job}), as_json=as_json)
     for name, value in found.items():
         if name.endswith("_at"):
             value = None if value is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))  # noqa: PLW2901
@@ -134,11 +128,8 @@ def result(job: _Id, *, wait: _Wait = False, as_json: AsJson = False) -> int:
 @job.command()
 def cancel(job: _Id, *, as_json: AsJson = False) -> int:
     """End a job that waits or runs. What it did until then stays."""
-    found = from_daemon("job:cancel", {"job": job})
-    if as_json:
-        say_json(found)
-    else:
-        say(f"{found['job']} is {found['status']}.")
+    found = printed(from_daemon("job:cancel", {"job": job}), as_json=as_json)
+    say(f"{found['job']} is {found['status']}.")
     return 0
 
 

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
+import typer
+
 from toolcrib.daemon_client.command_client import RemoteError
 from toolcrib.errors import ToolcribError
 
@@ -173,6 +175,14 @@ def hint(text: str) -> None:
 
 def say_json(value: Any) -> None:
     sys.stdout.write(_escape_json(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
+
+
+def printed(result: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
+    """With --json prints the result and ends the command; otherwise the command goes on to show it to a person."""
+    if as_json:
+        say_json(result)
+        raise typer.Exit
+    return result
 
 
 def say_line(value: Any) -> None:

@@ -19,7 +19,7 @@ import typer
 import yaml
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, say, say_json, table
+from toolcrib.cli.output import hint, printed, say, table
 from toolcrib.cli.perform import perform
 from toolcrib.config.parse import Unreadable, parse_yaml
 from toolcrib.errors import ConfigError, NotFound, ToolcribError, UsageError
@@ -158,10 +158,7 @@ def _run(editor: list[str], file: Path) -> None:
 @profile.command("list")
 def list_profiles(*, as_json: AsJson = False) -> int:
     """List the profiles, and which agents have them."""
-    found = perform("profile:list")
-    if as_json:
-        say_json(found)
-        return 0
+    found = printed(perform("profile:list"), as_json=as_json)
     rows = [
         (
             row["name"],
@@ -183,10 +180,7 @@ ProfileName = Annotated[str, typer.Argument(metavar="NAME", help="The profile.")
 @profile.command()
 def show(name: ProfileName, *, as_json: AsJson = False) -> int:
     """Show a profile's rules, as `profile edit --file` takes them."""
-    found = perform("profile:show", {"name": name})
-    if as_json:
-        say_json(found)
-        return 0
+    found = printed(perform("profile:show", {"name": name}), as_json=as_json)
     whose = "built in" if found["builtin"] else "yours"
     say(f"# {name}, {whose}; agents: {', '.join(found['agents']) or 'none'}")
     say(profile_yaml(found).rstrip())
@@ -208,10 +202,8 @@ def edit(
     """Change a profile, or make one, in your editor ($VISUAL or $EDITOR). Its agents have the new rules at once."""
     if file is not None and copy is not None:
         raise UsageError("--file and --copy exclude each other.", remedy="Give one of them.")
-    found = edit_profile(name, copy) if file is None else profile_from_file(name, file)
-    if as_json:
-        say_json(found)
-    elif found["changed"]:
+    found = printed(edit_profile(name, copy) if file is None else profile_from_file(name, file), as_json=as_json)
+    if found["changed"]:
         count = f"{found['rules']} {'rule' if found['rules'] == 1 else 'rules'}"
         say(f"{name}: {count}; agents: {', '.join(found['agents']) or 'none yet'}.")
         if not found["agents"]:
@@ -224,9 +216,6 @@ def edit(
 @profile.command()
 def remove(name: ProfileName, *, as_json: AsJson = False) -> int:
     """Remove a profile of yours that no agent has."""
-    found = perform("profile:remove", {"name": name})
-    if as_json:
-        say_json(found)
-    else:
-        say(f"Removed {name}.")
+    printed(perform("profile:remove", {"name": name}), as_json=as_json)
+    say(f"Removed {name}.")
     return 0

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson, McpServers
-from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, say, say_json, table
+from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, printed, say, table
 from toolcrib.cli.perform import from_daemon, perform
 
 COLUMNS = ("name", "state", "protocol", "transport", "tools", "trusted", "pid", "uptime", "last error")
@@ -86,10 +86,7 @@ def hint_problems(found: Mapping[str, Any]) -> None:
 @commands.command()
 def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
     """List the servers with their state, protocol, transport, tools and last error."""
-    found = perform("server:list", servers=mcp_server or ())
-    if as_json:
-        say_json(found)
-        return 0
+    found = printed(perform("server:list", servers=mcp_server or ()), as_json=as_json)
     if found["servers"]:
         server_table(found["servers"])
     elif problems := found.get("problems"):
@@ -107,11 +104,8 @@ def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
 @commands.command()
 def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="The server.")], *, as_json: AsJson = False) -> int:
     """Remove a server from the configuration; its tools go with it."""
-    found = perform("server:remove", {"name": name})
-    if as_json:
-        say_json(found)
-    else:
-        say(f"Removed {name} from {found['file']}.")
+    found = printed(perform("server:remove", {"name": name}), as_json=as_json)
+    say(f"Removed {name} from {found['file']}.")
     return 0
 
 
@@ -120,9 +114,6 @@ def restart(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The server.")], *, as_json: AsJson = False
 ) -> int:
     """Disconnect from a server and connect again, in the running daemon."""
-    found = from_daemon("server:restart", {"name": name})
-    if as_json:
-        say_json(found)
-    else:
-        server_table([found])
+    found = printed(from_daemon("server:restart", {"name": name}), as_json=as_json)
+    server_table([found])
     return 0

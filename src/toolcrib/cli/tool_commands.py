@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson, McpServers
-from toolcrib.cli.output import TOOL_ERROR, hint, result_text, say, say_json, table
+from toolcrib.cli.output import TOOL_ERROR, hint, printed, result_text, say, say_json, table
 from toolcrib.cli.perform import ANSWER_WITHIN, AskCommand, asking, perform
 from toolcrib.errors import InvalidArguments
 from toolcrib.run_events import failure_in
@@ -196,10 +196,8 @@ def tools(
 ) -> int:
     """List the tools of all servers, or of one."""
     params = {"server": server} if server is not None else {}
-    found = perform("tool:list", params, servers=mcp_server or ())
-    if as_json:
-        say_json(found)
-    elif found["tools"]:
+    found = printed(perform("tool:list", params, servers=mcp_server or ()), as_json=as_json)
+    if found["tools"]:
         rows = [(tool["display"], tool["name"], _first_line(tool.get("description"))) for tool in found["tools"]]
         table(("tool", "full name", "description"), rows)
     else:

@@ -15,7 +15,7 @@ import typer
 
 from toolcrib.cli.config_commands import project_files
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, say, say_json
+from toolcrib.cli.output import hint, printed, say, say_json
 from toolcrib.cli.perform import paths, perform, root
 from toolcrib.config.layers import load
 from toolcrib.errors import NotFound, UsageError
@@ -77,10 +77,8 @@ def trust(
 def _trust_server(command: str, name: str, file: Path | None, *, as_json: bool) -> int:
     if file is not None:
         raise UsageError("A file and --server exclude each other.", remedy="Give one of them.")
-    found = perform(command, {"name": name})
-    if as_json:
-        say_json(found)
-    elif not found["trusted"]:
+    found = printed(perform(command, {"name": name}), as_json=as_json)
+    if not found["trusted"]:
         say(f"{name} is no longer trusted." if found["changed"] else f"{name} was not trusted.")
     else:
         say(f"{name} is trusted{'' if found['changed'] else ' already'}.")

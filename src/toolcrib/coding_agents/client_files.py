@@ -2,8 +2,7 @@
 
 In: a `ClientSpec`, the scope, the entry; for a private file an agent and the endpoint. Out: the person's file, changed
 in that one place, with a copy of it as it was; when the entry is removed and nothing else changed, the file gets its
-old bytes back. Private files hold the agent's token and go with the agent. A note in the agent's folder says
-which files name it, and whether `connect` created it.
+old bytes back. Private files hold the agent's token and go with the agent.
 """
 
 from __future__ import annotations
