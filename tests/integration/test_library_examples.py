@@ -9,7 +9,7 @@ import runpy
 import tempfile
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def in_the_checkout(toolcrib_home: Home, monkeypatch: pytest.MonkeyPatch) -> Non
 def stand_in(model: ScriptedModel, patch: pytest.MonkeyPatch) -> None:
     """The scripted model is at the providers' own addresses."""
     patch.setattr(
-        endpoint, "PROVIDERS", {name: replace(one, url=model.url) for name, one in endpoint.PROVIDERS.items()}
+        endpoint, "PROVIDERS", {name: one._replace(url=model.url) for name, one in endpoint.PROVIDERS.items()}
     )
     patch.setenv("ANTHROPIC_BASE_URL", model.url)
     for one in endpoint.PROVIDERS.values():
@@ -103,7 +103,7 @@ def discovers_and_registers(lines: list[str], _: ScriptedModel) -> None:
 
 
 def connects_one(lines: list[str], _: ScriptedModel) -> None:
-    assert lines[0] == "True legacy ['now']"
+    assert lines[0] == "True 2025-06-18 ['now']"
     assert is_time(lines[1])
 
 

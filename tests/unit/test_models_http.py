@@ -6,7 +6,6 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any
@@ -56,7 +55,7 @@ def at_home(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, ScriptedModel], N
     """Makes a scripted model's address the provider's own."""
 
     def move(provider: str, model: ScriptedModel) -> None:
-        there = replace(endpoint.PROVIDERS[provider], url=model.url)
+        there = endpoint.PROVIDERS[provider]._replace(url=model.url)
         monkeypatch.setattr(endpoint, "PROVIDERS", MappingProxyType({**endpoint.PROVIDERS, provider: there}))
 
     return move
