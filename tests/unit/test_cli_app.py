@@ -651,7 +651,7 @@ def test_up_says_on_a_terminal_that_it_stopped(monkeypatch: pytest.MonkeyPatch) 
 
 
 SESSION: dict[str, Any] = {
-    **dict.fromkeys(("under_way", "listings", "calls", "denied", "failed", "result_bytes"), 1234),
+    **dict.fromkeys(("open_requests", "listings", "calls", "denied", "failed", "result_bytes"), 1234),
     "id": "s_0123456789abcdef01",
     "agent": "an-agent-with-a-long-name",
     "idle": 7000.0,

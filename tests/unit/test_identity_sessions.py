@@ -257,7 +257,7 @@ class TestTheEnd:
             await sessions.end(session)
             assert ended == [2]
             session.over(second)
-            assert session.under_way is None
+            assert session.open_requests is None
 
 
 class TestIdle:

@@ -208,7 +208,7 @@ def list_sessions(context: typer.Context, *, agent: _Agent = None, as_json: AsJs
                     row["agent"],
                     row["conversation"],
                     duration(row["idle"]),
-                    row["under_way"],
+                    row["open_requests"],
                     row["listings"],
                     row["calls"],
                     row["denied"],

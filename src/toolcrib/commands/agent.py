@@ -206,7 +206,7 @@ def describe_session(session: Session) -> dict[str, Any]:
     return {
         **{name: getattr(session, name) for name in _SESSION_FIELDS},
         "idle": max(0.0, time.time() - session.used_at),
-        "under_way": len(session.under_way or ()),
+        "open_requests": len(session.open_requests or ()),
         "legacy_clients": len(session.legacy),
     }
 

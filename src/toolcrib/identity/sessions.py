@@ -56,7 +56,7 @@ class Session:
     """Whether a part of them was estimated."""
     legacy: tuple[str, ...] = ()
     """Ids that legacy clients have of it, the one used last at the end."""
-    under_way: set[Callable[[], None]] | None = None
+    open_requests: set[Callable[[], None]] | None = None
     """What ends each request and stream that is open now."""
     kept: bool = False
     """Whether its beginning was written down, or cannot be for now."""
@@ -74,21 +74,21 @@ class Session:
         self.mark(self)
 
     def begin(self, end: Callable[[], None]) -> None:
-        """Something is under way from now on; `end` cuts it short."""
-        if self.under_way is None:
-            self.under_way = {end}
+        """A request or stream is open from now on; `end` cuts it short."""
+        if self.open_requests is None:
+            self.open_requests = {end}
         else:
-            self.under_way.add(end)
+            self.open_requests.add(end)
 
     def over(self, end: Callable[[], None]) -> None:
-        if self.under_way is not None:
-            self.under_way.discard(end)
-            if not self.under_way:
-                self.under_way = None
+        if self.open_requests is not None:
+            self.open_requests.discard(end)
+            if not self.open_requests:
+                self.open_requests = None
 
     def interrupt(self) -> None:
-        """Cuts short all that is under way."""
-        for end in tuple(self.under_way or ()):
+        """Cuts short all that is open."""
+        for end in tuple(self.open_requests or ()):
             end()
 
     def row(self) -> SessionRow:
@@ -356,7 +356,7 @@ class SessionRegistry:
             for session in tuple(held.values()):
                 if session.idle_since > oldest:
                     break
-                if session.under_way is None:
+                if session.open_requests is None:
                     self._forget(session)
 
     @property
@@ -422,4 +422,4 @@ class SessionRegistry:
 
 
 def _first_idle(held: Mapping[str, Session]) -> Session | None:
-    return next((one for one in held.values() if one.under_way is None), None)
+    return next((one for one in held.values() if one.open_requests is None), None)
