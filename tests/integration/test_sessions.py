@@ -320,4 +320,6 @@ class TestTheCommands:
         running = daemon({})
         door = AgentEndpoint(running, running.token)
         listed = json.loads(door.call("crib_session_list").result["content"][0]["text"])["sessions"]
-        assert [(one["agent"], one["conversation"], one["open_requests"]) for one in listed] == [("owner", "default", 1)]
+        assert [(one["agent"], one["conversation"], one["open_requests"]) for one in listed] == [
+            ("owner", "default", 1)
+        ]

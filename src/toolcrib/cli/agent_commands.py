@@ -175,7 +175,7 @@ SESSION_COLUMNS = (
     "agent",
     "conversation",
     "idle",
-    "under way",
+    "open",
     "listings",
     "calls",
     "denied",
@@ -184,7 +184,7 @@ SESSION_COLUMNS = (
 )
 
 _PRIORITIES = ColumnPriorities(
-    text="conversation", cut={"agent": 12}, optional=("listings", "results", "failed", "under way", "denied")
+    text="conversation", cut={"agent": 12}, optional=("listings", "results", "failed", "open", "denied")
 )
 
 sessions = typer.Typer(help="List the sessions, or end some.")
