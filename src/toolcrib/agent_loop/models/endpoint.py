@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from toolcrib.errors import UsageError
@@ -37,8 +37,7 @@ class ToolFormat(enum.StrEnum):
     GOOGLE = "google"
 
 
-@dataclass(frozen=True)
-class ModelProvider:
+class ModelProvider(NamedTuple):
     name: str
     module: str
     """The module here that speaks to it."""
