@@ -158,15 +158,15 @@ async def test_closing_the_sandbox_ends_what_runs(root: Path, token: str) -> Non
 SERVER = """
 import asyncio, os, sys
 from pathlib import Path
-from toolcrib.workspace.confined.folder import Folder
-from toolcrib.workspace.sandbox import Command, Sandbox
+from toolcrib.workspace.folder import Folder
+from toolcrib.workspace.sandbox import Sandbox, SandboxCommand
 from toolcrib.workspace.settings.model import DEFAULTS
 async def main():
     sandbox = await Sandbox.open(Folder(Path(sys.argv[1])), DEFAULTS, environ=dict(os.environ))
     print("ready", flush=True)
     sys.stdin.readline()
     words = (sys.executable, "-I", "-c", sys.argv[2], sys.argv[3], "300")
-    await sandbox.run(Command(argv=words, seconds=300))
+    await sandbox.run(SandboxCommand(argv=words, seconds=300))
 asyncio.run(main())
 """
 

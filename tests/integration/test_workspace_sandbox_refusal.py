@@ -16,7 +16,6 @@ from parts.sandboxes import opened, python, shell, usual
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.folder import Folder
 from toolcrib.workspace.sandbox import CommandEnding, Sandbox, SandboxCommand, kernel_rules, mount_namespace, system
-from toolcrib.workspace.sandbox import sandbox as module
 from toolcrib.workspace.sandbox import sandbox as selftest
 from toolcrib.workspace.settings.model import DEFAULTS, WorkspaceSettings
 
@@ -117,7 +116,7 @@ async def test_with_landlock_that_is_not_in_force(root: Path, monkeypatch: pytes
 
 async def test_with_a_filter_that_lets_calls_pass(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     allow_all = bytes.fromhex("0600 00 00 0000ff7f".replace(" ", ""))
-    monkeypatch.setattr(module.seccomp, "program", lambda _machine, counts_memory: allow_all)
+    monkeypatch.setattr(kernel_rules, "seccomp_program", lambda _machine, counts_memory: allow_all)
     async with tried(root) as sandbox:
         await check_refusal(sandbox, "dangerous system calls are refused", "")
 
@@ -133,13 +132,13 @@ async def test_with_a_filter_that_lets_calls_pass(root: Path, monkeypatch: pytes
 async def test_with_one_wall_missing(root: Path, monkeypatch: pytest.MonkeyPatch, left_out: str, reason: str) -> None:
     """Each wall is tried by itself: without it the self-test says so."""
     wanted = left_out.split()
-    words = module.bwrap.Shell.words
+    words = system.BubblewrapArguments.words
 
-    def fewer(shell: module.bwrap.Shell) -> list[str]:
+    def fewer(shell: system.BubblewrapArguments) -> list[str]:
         return _without(words(shell), wanted)
 
-    monkeypatch.setattr(module.bwrap.Shell, "words", fewer)
-    monkeypatch.setattr(module.bwrap, "CLOSING", tuple(_without(list(module.bwrap.CLOSING), wanted)))
+    monkeypatch.setattr(system.BubblewrapArguments, "words", fewer)
+    monkeypatch.setattr(system, "CLOSING_ARGUMENTS", tuple(_without(list(system.CLOSING_ARGUMENTS), wanted)))
     # Landlock would still forbid it; here it is the mounts that are tried.
     if wanted[0] == "--remount-ro":
         monkeypatch.setattr(kernel_rules, "landlock_attributes", lambda _abi: b"")

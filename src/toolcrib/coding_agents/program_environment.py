@@ -7,7 +7,7 @@ without what only Toolcrib's servers were to have.
 
 Below `all` a `git` that starts no other program comes first in PATH: coding agents call git outside of any sandbox,
 and a repository's configuration can name programs (fsmonitor, filters, hooks, textconv, included files, submodules).
-No list of them would be complete, so the kernel refuses git every new process (`workspace.sandbox.seccomp`).
+No list of them would be complete, so the kernel refuses git every new process (`workspace.sandbox.kernel_rules`).
 """
 
 from __future__ import annotations
