@@ -235,11 +235,11 @@ class TestTheMomentOfUse:
         token = await house.agent("a")
         waiting, go_on = asyncio.Event(), asyncio.Event()
 
-        async def introduced(limit: float) -> None:
+        async def wait_for_new_servers(limit: float) -> None:
             waiting.set()
             await go_on.wait()
 
-        monkeypatch.setattr(house.crib.projects.home, "introduced", introduced)
+        monkeypatch.setattr(house.crib.projects.home, "wait_for_new_servers", wait_for_new_servers)
         exchange, task = house.begin(modern_body("tools/list"), token, modern_headers("tools/list"))
         async with asyncio.timeout(LIMIT):
             await waiting.wait()

@@ -26,7 +26,7 @@ from toolcrib.commands.registry import (
     registry,
 )
 from toolcrib.config.paths import project_of
-from toolcrib.core.project import Project, most_harmless
+from toolcrib.core.project import Project, harmless_stand_in
 from toolcrib.errors import Denied, NotFound, UsageError
 from toolcrib.events import CatalogChanged, PermissionChanged, ServerStateChanged
 from toolcrib.identity.agent import Agent, MintedAgent
@@ -190,7 +190,7 @@ def _visible_servers(project: Project, permission: Permission) -> list[dict[str,
     """The servers of which somebody with this permission may use a tool, or could, were it known."""
     found = []
     for name, server in sorted(project.servers.items()):
-        tools = project.catalog.of_server(name) if server.tools is not None else (most_harmless(name, name),)
+        tools = project.catalog.of_server(name) if server.tools is not None else (harmless_stand_in(name, name),)
         if any(map(permission.shows, tools)):
             found.append({"name": name, "state": server.status.state.value})
     return found

@@ -180,7 +180,7 @@ async def lease(context: CommandContext, params: LeaseParameters) -> dict[str, A
                 context.services.agents.find(name)
                 if params.resume is None:
                     # Some clients list the tools only once. Each server has its own time to connect.
-                    await context.project.introduced(None)
+                    await context.project.wait_for_new_servers(None)
                 await context.emit({"lease": await _lease(context, agent, token, job, params)})
                 why = await _until_its_end(context, watch, agent)
             finally:

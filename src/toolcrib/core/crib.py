@@ -60,7 +60,7 @@ class Opening(enum.Enum):
     """When `async with` goes on."""
 
     AT_ONCE = "at once"
-    INTRODUCED = "introduced"
+    CONNECTED = "connected"
     """When each server whose tools nobody has ever seen is there, or has failed."""
 
 
@@ -130,7 +130,7 @@ class Crib(AsyncResource, ToolProvider):
             root=project_of(Path.cwd()) if root is None else Path(root),
             environ=environ,
             source=source,
-            opening=Opening.INTRODUCED,
+            opening=Opening.CONNECTED,
         )
 
     def _refuse_again(self) -> None:
@@ -144,8 +144,8 @@ class Crib(AsyncResource, ToolProvider):
             await builtin.refresh(self)
             self._exit.push_async_callback(builtin.close)
         home = await self.projects.at(self.environment.root)
-        if self._opening is Opening.INTRODUCED:
-            await home.introduced(None)
+        if self._opening is Opening.CONNECTED:
+            await home.wait_for_new_servers(None)
 
     async def _open_services(self) -> None:
         here = self.environment

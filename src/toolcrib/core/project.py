@@ -184,7 +184,7 @@ class Project:
             return self.catalog.find(name, shown=shown, style=style)
         except UnknownTool as unknown:
             meant, tool = self._meant(name)
-            if shown is None or shown(most_harmless(meant, tool)):
+            if shown is None or shown(harmless_stand_in(meant, tool)):
                 self._explain(meant, unknown)
                 server = self.servers.get(meant)
                 if server is not None and server.tools is None:
@@ -250,20 +250,20 @@ class Project:
 
         return unsubscribe
 
-    async def introduced(self, limit: float | None) -> None:
+    async def wait_for_new_servers(self, limit: float | None) -> None:
         """Waits, within limits, for servers that are connecting and whose tools nobody has ever seen.
 
         Clients that list only once would otherwise never learn of them. None: each has its own time to connect.
         """
-        strangers = [
+        unseen = [
             server
             for server in self.servers.values()
             if server.tools is None and server.status.state is ServerState.CONNECTING
         ]
-        if strangers:
+        if unseen:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit):
-                    await asyncio.gather(*(server.settled() for server in strangers))
+                    await asyncio.gather(*(server.settled() for server in unseen))
 
     async def settled(self, names: Iterable[str] | None = None) -> None:
         """Waits until the named servers (by default all) have ended their first attempt to connect."""
@@ -271,8 +271,8 @@ class Project:
         await asyncio.gather(*(server.settled() for server in wanted))
 
 
-def most_harmless(server: str, tool: str) -> Tool:
-    """The tool as its server might have it. Who may not use even this hears nothing of the server."""
+def harmless_stand_in(server: str, tool: str) -> Tool:
+    """The tool as its server might have it. A caller that may not use even this learns nothing of the server."""
     hints = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
     definition = msgspec.json.encode({"name": tool, "annotations": hints})
     return Catalog.build({server: (definition,)}, version=0, trusted=frozenset({server})).tools[0]

@@ -180,7 +180,7 @@ class CommandSocket:
             root = self._crib.environment.root
         async with self._crib.projects.working_in(root) as project:
             if not known:
-                await project.introduced(_NEW_PROJECT_WAITS)
+                await project.wait_for_new_servers(_NEW_PROJECT_WAITS)
             yield project
 
 

@@ -197,7 +197,7 @@ class Dispatcher:
         match message.method:
             case "tools/list":
                 _refuse_cursor(message)
-                await context.project.introduced(_LISTING_WAITS)
+                await context.project.wait_for_new_servers(_LISTING_WAITS)
                 return protocol.list_result(era, "tools", self._tools(context))
             case "prompts/list":
                 _refuse_cursor(message)
@@ -259,7 +259,7 @@ class Dispatcher:
         )
         try:
             if name not in project.catalog:
-                await project.introduced(_CALL_WAITS)
+                await project.wait_for_new_servers(_CALL_WAITS)
             answer = (await self._door.call(context, request)).answer
         except (InvalidArguments, ServerFailure, Denied, AuditUnwritable) as error:
             if context.reader is ReaderKind.PROGRAM:
