@@ -93,7 +93,7 @@ class _InUse:
 
     def __exit__(self, *_: object) -> None:
         self._project.users -= 1
-        self._project.touch()
+        self._project.touched = time.monotonic()
 
 
 class Project:

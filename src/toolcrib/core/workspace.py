@@ -210,6 +210,8 @@ class WorkspaceServer:
         while True:
             await asyncio.sleep(LOOK_AGAIN)
             projects = [project for project in crib.projects if project.root in self._open]
+            if not projects:
+                continue
             stamps = await asyncio.to_thread(
                 lambda roots: [*map(self._stamp_of, roots)], [one.root for one in projects]
             )
