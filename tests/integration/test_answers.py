@@ -231,7 +231,7 @@ def unapproved(world: World, way: Way) -> Outcome:
 def ended(world: World, way: Way) -> Outcome:
     def end(nonce: str) -> None:
         wait_for(lambda: nonce in world.notes.nonces(), "the witness to see the call")
-        busy = [one for one in world.owner.sessions() if one["agent"] == "a" and one["under_way"]]
+        busy = [one for one in world.owner.sessions() if one["agent"] == "a" and one["open_requests"]]
         assert len(busy) == 1
         world.owner.say("session:end", id=busy[0]["id"])
 

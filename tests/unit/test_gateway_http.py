@@ -316,7 +316,7 @@ class TestWhatIsOpen:
         assert len(house.gateway._legacy) == 0
         kept = [one for one in house.crib.services.sessions if one.agent == "a"]
         assert bool(kept) is (change == "rotate")
-        assert all(one.under_way is None for one in kept)
+        assert all(one.open_requests is None for one in kept)
         assert (await house.legacy(session, "tools/list", token)).status == 401
 
     async def test_a_session_ended_by_hand_cuts_its_calls_and_streams_short_and_no_others(self, house: House) -> None:
@@ -359,7 +359,7 @@ class TestWhatIsOpen:
         assert house.gateway._streams == {}
         held = house.crib.services.sessions.legacy(session, "owner")
         assert held is not None
-        assert held.under_way is None
+        assert held.open_requests is None
         assert house.crib.projects.home.users == 0
 
     async def test_a_client_that_deletes_its_session_ends_what_it_had_open(self, house: House) -> None:

@@ -53,7 +53,7 @@ class AgentWatch:
         self._agent = agent
         self._kept: deque[SeenEvent] = deque()
         self._size = 0
-        self._under_way: set[str] = set()
+        self._open_calls: set[str] = set()
         self._last_listing = b""
         self._news = asyncio.Event()
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -77,9 +77,9 @@ class AgentWatch:
         match event:
             case CallEvent() if event.caller == self._agent:
                 if isinstance(event, CallFinished):
-                    self._under_way.discard(event.call_id)
+                    self._open_calls.discard(event.call_id)
                 else:
-                    self._under_way.add(event.call_id)
+                    self._open_calls.add(event.call_id)
                 self._keep(_seen(event))
             case ToolsListed() if event.agent == self._agent:
                 known = event.tools is self._last_listing
@@ -103,7 +103,7 @@ class AgentWatch:
     async def next(self) -> SeenEvent | None:
         """None after the last: the agent has ended, and its calls are over."""
         while not self._kept:
-            if self.ended is not None and not self._under_way:
+            if self.ended is not None and not self._open_calls:
                 return None
             self._news.clear()
             try:
