@@ -36,7 +36,12 @@ for _number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 # How long an example takes says more about the machine than about what is tested.
-hypothesis.settings.register_profile("toolcrib", deadline=None)
+# A fixture may serve all examples, and a busy machine may be slow to make them: neither is a fault of a test.
+hypothesis.settings.register_profile(
+    "toolcrib",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("toolcrib")
 
 

@@ -13,11 +13,11 @@ status or an exit code; they read the attributes here.
     ├── InvalidArguments       arguments that do not fit the tool's schema
     ├── Denied                 the policy, or a person who was asked, said no
     ├── ServerFailure          the far side could not answer
-    │   ├── ServerAway         not connected now
+    │   ├── ServerUnavailable  not connected now
     │   ├── CallTimeout        no answer in time (it may have run)
     │   └── ProtocolViolation  it answered with something that is not MCP
     ├── WorkspaceError         a workspace tool cannot do what was asked
-    ├── BookUnwritable         what may change something is not done unrecorded
+    ├── AuditUnwritable        a call that may change something cannot be recorded
     ├── ToolError              the server answered a call with a JSON-RPC error
     ├── TooManySessions        no room for one more conversation
     ├── FolderGone             the folder that an agent works in is not there

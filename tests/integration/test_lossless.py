@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parts import own
@@ -185,7 +185,7 @@ def _members(definition: bytes) -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("server", ["stdio-legacy", "stream-modern"])
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(
     value=st.dictionaries(st.sampled_from(["content", "structuredContent", "_meta", "x"]), json_values),
     ascii=st.booleans(),
@@ -196,7 +196,7 @@ def test_any_result_arrives_byte_for_byte(door: Endpoint, server: str, value: di
     assert result_of(answer.message) == expected(text, client="modern")
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(
     arguments=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), json_values, max_size=5)
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolcrib.audit import row as tokens
@@ -222,7 +222,7 @@ ENTRIES = st.builds(
 
 
 @pytest.mark.req("KSI-5")
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(entries=st.lists(ENTRIES, min_size=1, max_size=4))
 def test_any_entry_is_read_back_with_the_hash_that_it_was_given(written: Database, entries: list[AuditEntry]) -> None:
     make = maker(values=True)

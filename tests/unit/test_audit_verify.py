@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from toolcrib.audit.chain import ChainHead, ChainKeys, HeadAnchor
@@ -245,7 +245,7 @@ def _is_found(kept: Kept, trick: Any, draw: st.DataObject) -> None:
     assert report.seq == first
 
 
-ROUNDS = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+ROUNDS = settings(max_examples=100, deadline=None)
 
 
 @ROUNDS

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parts.claude_tools import CLAUDE_CODE
@@ -249,7 +249,7 @@ async def test_what_is_null_counts_as_left_out(root: Path, tools: BuiltinTools) 
         max_size=6,
     ),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(max_examples=60)
 async def test_no_arguments_whatever_raise_anything(root: Path, name: str, arguments: dict[str, Any]) -> None:
     async with coding_tools(CodingTools.read_only(root)) as tools:
         result = await tools.call(name, arguments)

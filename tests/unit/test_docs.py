@@ -1,5 +1,7 @@
 """What the documentation says is so."""
 
+import ast
+import builtins
 import pkgutil
 import re
 import shlex
@@ -119,3 +121,36 @@ def test_what_a_servers_process_sees_is_documented():
     names = set(re.findall(r"`([A-Z_]+)`", told))
     inherited = environment._ALLOWED | environment._PROXIES | set(environment._ALLOWED_PREFIXES)
     assert names - {"GITHUB_TOKEN"} == {*inherited, environment.MARKER}
+
+
+def test_every_class_and_module_that_a_docstring_names_exists():
+    """Backticked CamelCase words, and dotted paths that begin with a package of ours."""
+    sources = ROOT / "src" / "toolcrib"
+    known, texts = set(dir(builtins)), []
+    for file in sources.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    known.add(name)
+                case ast.Name(id=name) | ast.Attribute(attr=name):
+                    known.add(name)
+                case ast.alias(name=name):
+                    known.update(name.split("."))
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    texts.append((file.relative_to(sources), text))
+    packages = {path.parent.name for path in sources.glob("*/__init__.py")}
+    stale = []
+    for file, text in texts:
+        words = re.findall(r"`((?:[A-Z][a-z]+)+)`", text)
+        stale += [(str(file), word) for word in words if word not in known | OTHERS_WORDS]
+        for path in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", text):
+            package, *rest = path.split(".")
+            place = sources.joinpath(package, *rest)
+            exists = place.with_suffix(".py").exists() or place.is_dir() or rest[-1] in {*known, "yml"}
+            if package in packages and not exists:
+                stale.append((str(file), path))
+    assert stale == []
+
+
+OTHERS_WORDS = {"Arguments", "ToolSearch"}
+"""A misspelt key, and a tool of Claude Code's."""

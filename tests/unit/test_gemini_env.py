@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from toolcrib.coding_agents.client_spec import LaunchRequest
@@ -75,7 +75,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(text=st.lists(PIECES, max_size=24).map("".join))
 @example(text="A\ufeff=x")
 @example(text="A='\nB=x'")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parts.shaky_store import Shaky
@@ -197,7 +197,7 @@ steps = st.lists(
 
 
 @pytest.mark.req("KSI-5")
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None)
 @given(steps=steps)
 def test_the_registry_says_what_a_simple_model_says(
     store_url: str, tmp_path: Path, steps: Sequence[tuple[Any, ...]]

@@ -13,7 +13,7 @@ from toolcrib.config.masking import Masker
 from toolcrib.errors import NotFound
 from toolcrib.events import AgentEnded, Bus
 from toolcrib.identity.agent import mint_token, naming_tokens
-from toolcrib.identity.approvals import MOST, MOST_OF_ONE, ApprovalAnswer, Approvals
+from toolcrib.identity.approvals import MAX_WAITING, MAX_WAITING_PER_AGENT, ApprovalAnswer, Approvals
 
 pytestmark = pytest.mark.req("KSI-5")
 
@@ -110,11 +110,11 @@ async def test_an_agent_that_ends_takes_its_questions_along(approvals: Approvals
 
 
 async def test_only_so_many_wait_for_one_agent_and_in_all(approvals: Approvals) -> None:
-    calls = [asking(approvals, f"agent{n // MOST_OF_ONE}") for n in range(MOST)]
+    calls = [asking(approvals, f"agent{n // MAX_WAITING_PER_AGENT}") for n in range(MAX_WAITING)]
     await approvals.next(5)
-    assert len(approvals.waiting()) == MOST
-    assert len({one.id for one in approvals.waiting()}) == MOST
-    for agent, why in (("agent0", f"{MOST_OF_ONE} calls of agent0"), ("late", f"{MOST} calls wait")):
+    assert len(approvals.waiting()) == MAX_WAITING
+    assert len({one.id for one in approvals.waiting()}) == MAX_WAITING
+    for agent, why in (("agent0", f"{MAX_WAITING_PER_AGENT} calls of agent0"), ("late", f"{MAX_WAITING} calls wait")):
         answer = await asking(approvals, agent)
         assert not answer.approved
         assert answer.why.startswith(why)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parts.run_logs import NOBODY, SEALS, message, metadata, summary, written
@@ -419,7 +419,6 @@ def test_following_ends_with_the_process_and_loses_nothing(tmp_path: Path, proce
 
 
 @pytest.mark.req("FRG-7")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=300) | st.text(max_size=300).map(str.encode), after=st.booleans())
 def test_whatever_a_file_holds_there_is_an_answer_or_an_error_of_ours(
     tmp_path: Path, content: bytes, after: bool

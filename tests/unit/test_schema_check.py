@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib.catalog import Catalog, Tool
@@ -338,7 +338,6 @@ _like_a_schema = st.recursive(
 
 @pytest.mark.req("BNS-10")
 @given(st.dictionaries(_keywords, _like_a_schema, max_size=4), _json)
-@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_comes_it_is_an_answer_or_invalid_arguments(schema: dict[str, Any], arguments: Any) -> None:
     raw = json.dumps(arguments).encode("utf-8", "surrogatepass")
     try:

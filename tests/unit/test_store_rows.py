@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolcrib.errors import StoreError
@@ -303,7 +303,7 @@ def test_what_was_made_storable_can_always_be_kept(text: str) -> None:
     st.lists(st.binary(max_size=50), max_size=8),
     st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0")),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_whatever_was_remembered_comes_back(database: Database, definitions: list[bytes], root: str) -> None:
     database.write(servers.remember_tools, "id", root, definitions)
     assert database.read(servers.load_tools, "id", root) == tuple(definitions)

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from parts.report import not_run
@@ -46,7 +46,7 @@ from toolcrib.workspace.tools.listing import StatFileArguments, StatFileResult, 
 pytestmark = pytest.mark.req("FRG-1")
 
 MB = 1024 * 1024
-any_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+any_folder = settings()
 texts = st.text(st.one_of(st.sampled_from("ab\n\r\t é€😀\x0b\x0c\u2028"), st.characters(exclude_categories=["Cs"])))
 text_forms = st.sampled_from(
     [("utf-8", b""), ("utf-8", codecs.BOM_UTF8), ("utf-16-le", codecs.BOM_UTF16_LE), ("utf-16-be", codecs.BOM_UTF16_BE)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parts.finished import finished
@@ -113,7 +113,6 @@ def test_no_test_is_named_so_that_a_rule_takes_it_for_another_place(judged: Tool
 
 
 @pytest.mark.req("FRG-9")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(test=st.text(alphabet="a/.[]:", max_size=16))
 def test_whatever_stands_behind_a_file_a_path_stays_in_its_folder(judged: ToolContext, test: str) -> None:
     path = f"other/test_x.py::{test}"
@@ -129,7 +128,6 @@ def test_parameters_of_a_test_may_hold_a_path(judged: ToolContext) -> None:
     assert pytest_arguments(judged, RunTestsArguments(paths=[path]))[-1] == f"./{path}"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.text(max_size=30), select=st.text(max_size=30), marker=st.text(max_size=30))
 def test_no_text_of_a_model_becomes_a_word_of_its_own(scene: ToolContext, path: str, select: str, marker: str) -> None:
     try:

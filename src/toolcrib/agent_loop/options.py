@@ -78,15 +78,13 @@ class AgentOptions:
 
         AgentOptions(model="anthropic:claude-sonnet-5-5", mcp_servers=[StdioServer("git", command="uvx", args=[…])])
 
-    model: `provider:model`, of openai, openai-responses, anthropic, google, openrouter
-    api_key, base_url, environ: the key, another address, and where the usual variable of the key is looked for
-    instructions, settings: the system prompt; what the model is asked with, as {"temperature": 0}
-    mcp_servers, crib: servers for this run alone; an open Crib, Kit or Crib.connect() besides
-    keep, drop, transform: which of their tools are offered, and how
-    coding_tools: "none", "read-only", "all", or CodingTools.all(FOLDER)
-    approve: asked before a tool may change something
-    history: the `messages` of an earlier run's last event
-    max_steps, timeout, retries: answers of the model, seconds in all, repetitions of a request that failed
+    model: `provider:model`, of openai, openai-responses, anthropic, google, openrouter api_key, base_url, environ: the
+    key, another address, and where the usual variable of the key is looked for instructions, settings: the system
+    prompt; what the model is asked with, as {"temperature": 0} mcp_servers, crib: servers for this run alone; an open
+    Crib, Kit or Crib.connect() besides keep, drop, transform: which of their tools are offered, and how coding_tools:
+    "none", "read-only", "all", or CodingTools.all(FOLDER) approve: asked before a tool may change something history:
+    the `messages` of an earlier run's last event max_steps, timeout, retries: answers of the model, seconds in all,
+    repetitions of a request that failed
     """
 
     model: str

@@ -1,8 +1,8 @@
 """Whether the audit log is what was written: every link, every number, both ends.
 
 In: the rows in their order, the key, the anchor, and a head that a person wrote down. Out: a `VerifyReport` that names
-the
-first entry that is wrong and what is wrong with it. `ChainWalk` goes page by page, so that nobody waits for all of it.
+the first entry that is wrong and what is wrong with it. `ChainWalk` goes page by page, so that nobody waits for all of
+it.
 """
 
 from __future__ import annotations

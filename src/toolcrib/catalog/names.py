@@ -2,7 +2,7 @@
 
 In: pairs (server, tool) of everything known. Out: `Names` for each pair, legal for every model
 provider, and such that one public name means one tool, whichever style it is written in.
-`snapshot` is the only caller.
+`snapshot` and `core.daemon_catalog` build catalogs with it.
 
 A name that is too long, or that several tools would share, ends in a hash of its (server, tool).
 Who gets a hash depends on the set of tools alone, never on their order: every tool at a contested

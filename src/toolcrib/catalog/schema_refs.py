@@ -1,7 +1,7 @@
 """Where things are in a schema.
 
 In: a schema and a reference in it. Out: what the reference names. Nothing is ever fetched: only what lies in the same
-document is found. `repair`, `merging` and `writer` ask.
+document is found. The schema modules of `catalog` and `formats` use it.
 """
 
 from __future__ import annotations

@@ -132,7 +132,6 @@ def _entry(request: _ConnectRequest) -> dict[str, Any]:
 def _shown(request: _ConnectRequest) -> _ConnectResult:
     if not request.agent:
         return _ConnectResult(outcome=EntryOutcome.SHOWN)
-    # dropped import
     who = known_agent(request.agent)
     url = _endpoint()
     file = write_private_file(agent_folders(), who.name, request.client, url=url, conversation=request.conversation)
@@ -140,7 +139,6 @@ def _shown(request: _ConnectRequest) -> _ConnectResult:
 
 
 def _written(request: _ConnectRequest, entry_file: ClientEntry) -> _ConnectResult:
-    # dropped import
 
     file = entry_file.known_file()
     if not request.holder:
@@ -156,7 +154,6 @@ def _written(request: _ConnectRequest, entry_file: ClientEntry) -> _ConnectResul
 
 
 def _removed(entry_file: ClientEntry) -> _ConnectResult:
-    # dropped import
 
     return _ConnectResult(outcome=entry_file.remove(), ended=release_file(entry_file.known_file()))
 

@@ -1,9 +1,8 @@
 """A program that runs for us: what it prints, line by line, and the end of its whole tree.
 
 In: words, an environment, a folder, what it reads. Out: `RunningProgram`: lines in the order of their arrival, an exit
-code,
-and, once it is over or stopped, no process, thread or open file. `servers.reaper` ends trees, also after `kill -9` of
-us. `run` is above.
+code, and, once it is over or stopped, no process, thread or open file. `servers.reaper` ends trees, also after
+`kill -9` of us. `run_lifecycle` is above.
 
 Neither asyncio's nor uvloop's own subprocesses: some give the program a socket to read from instead of a pipe, or want
 a watcher of the main thread's; a run may be in any loop of any thread.

@@ -1,7 +1,7 @@
 """job:* — agents that the daemon runs in the background: submit, list, result, cancel.
 
-As tools they are `submit_job`, `list_jobs`, `get_job_result` and `cancel_job`. A job never may more than who submitted
-it; `daemon.jobs` sees to that.
+As tools they are `submit_job`, `list_jobs`, `get_job_result` and `cancel_job`. A job never has more
+permissions than its submitter; `jobs.submission` checks that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`auth:` → one header.
 
 In: the mapping under `auth`. Out: the header's name and value, or None where there is none; `with_token` reads a token
-file again for each connection.
-OAuth is accepted and warned of: the server stays, without a header.
+file again for each connection. OAuth is accepted and warned of: the server stays, without a header.
 
     {type: none}
     {type: bearer, token}                       Authorization: Bearer <token>

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from toolcrib.calls.door import CallTarget
+from toolcrib.catalog.names import GATEWAY_LIMIT
 from toolcrib.catalog.snapshot import Catalog
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import WORKSPACE, Config, NameStyle, ServerConfig
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from toolcrib.core.crib import Crib
 
 log = logging.getLogger(__name__)
-
-LONGEST_NAME = 48
-"""So that a client's own prefix still fits into the 64 characters that model providers take."""
 
 
 class BuiltinServer(Protocol):
@@ -151,7 +149,7 @@ class Project:
         made = Catalog.build(
             listed,
             version=self._next_version(),
-            limit=LONGEST_NAME,
+            limit=GATEWAY_LIMIT,
             previous=self.catalog,
             trusted=frozenset(trusted.keys() | self._builtins.keys()),
             covered=trusted,

@@ -1,5 +1,6 @@
-"""How another process of the same person reaches the daemon: a line over its socket, and an agent on lease.
+"""How another process of the same person finds, starts and talks to the daemon.
 
-In: the socket's path. Out: answers of commands, and a `Lease` with what is seen of its agent. `runs` and `Crib.connect`
-use it; `commands/run.py` is at the other end.
+In: a user's paths. Out: answers of commands (`connection`, `command_client`), and an `AgentLease` with what the daemon
+sees of its agent (`lease`). `coding_agents`, `jobs`, `cli` and `Crib.connect` use it; `commands/run.py` is at the other
+end. `lifetime` holds the one lock per daemon, `starting` connects to a daemon or starts one.
 """

@@ -1,9 +1,8 @@
 """A tool as OpenAI's interfaces want it, and those that copy them.
 
 In: an `OfferedTool`. Out: its `Definition` for Chat Completions or for Responses. Without `strict` the schema goes out
-whole,
-and `strict` is said to be false, since Responses would otherwise make tools strict by itself. With `strict`, a property
-that may be left out becomes required and null says that it is left out; `undo` takes such a null away again.
+whole, and `strict` is said to be false, since Responses would otherwise make tools strict by itself. With `strict`, a
+property that may be left out becomes required and null says that it is left out; `undo` takes such a null away again.
 """
 
 from __future__ import annotations

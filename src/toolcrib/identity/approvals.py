@@ -20,10 +20,10 @@ from toolcrib.config.masking import mask_tree
 from toolcrib.errors import NotFound
 from toolcrib.events import AgentEnded, Bus, Event
 
-LIMIT = 45.0
+ANSWER_SECONDS = 45.0
 """Seconds for an answer: clients give up on a call after a minute."""
-MOST_OF_ONE = 20
-MOST = 200
+MAX_WAITING_PER_AGENT = 20
+MAX_WAITING = 200
 """Calls that may wait, of one agent and of all."""
 
 _LETTERS = "bcdfghjkmnpqrstvwxz23456789"
@@ -71,7 +71,9 @@ class _Waiting:
 
 
 class Approvals:
-    def __init__(self, bus: Bus, *, limit: float = LIMIT, mask: Callable[[str], str] = lambda text: text) -> None:
+    def __init__(
+        self, bus: Bus, *, limit: float = ANSWER_SECONDS, mask: Callable[[str], str] = lambda text: text
+    ) -> None:
         self._limit = limit
         self._mask = mask
         self._waiting: dict[str, _Waiting] = {}
@@ -166,10 +168,10 @@ class Approvals:
         return self.waiting()
 
     def _full(self, agent: str) -> str:
-        if sum(one.approval.agent == agent for one in self._waiting.values()) >= MOST_OF_ONE:
-            return f"{MOST_OF_ONE} calls of {agent} wait for an answer already"
-        if len(self._waiting) >= MOST:
-            return f"{MOST} calls wait for an answer already"
+        if sum(one.approval.agent == agent for one in self._waiting.values()) >= MAX_WAITING_PER_AGENT:
+            return f"{MAX_WAITING_PER_AGENT} calls of {agent} wait for an answer already"
+        if len(self._waiting) >= MAX_WAITING:
+            return f"{MAX_WAITING} calls wait for an answer already"
         return ""
 
     def _new_id(self) -> str:

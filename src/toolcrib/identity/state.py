@@ -1,10 +1,9 @@
 """The permissions in force and the stored ones, and how the one follows the other.
 
 In: `AgentRecords` as they shall be, and the change that led to them. Out: a frozen `PermissionSnapshot` is in force,
-stored and in the audit log, and subscribers have been notified, before the change returns. What takes something away
-is in force
-in memory first, so that it holds also where the store cannot be written; what gives something is stored and noted
-first. What cannot be understood allows nothing. `registry` says what changes; `records` writes it.
+stored and in the audit log, and subscribers have been notified, before the change returns. What takes something away is
+in force in memory first, so that it holds also where the store cannot be written; what gives something is stored and
+noted first. What cannot be understood allows nothing. `registry` says what changes; `records` writes it.
 """
 
 from __future__ import annotations

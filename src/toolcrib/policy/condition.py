@@ -1,9 +1,8 @@
 """A condition on a call's arguments: `path under src`, `mode one_of a, b`, `sql matches select .*`.
 
 In: the decoded arguments of a call, and the `PathContext` for paths. Out: whether the condition surely holds (what an
-allow
-needs), or whether it may hold (what is enough for a deny). Whatever cannot be judged is never sure, and always may.
-`rule` holds conditions; nothing else asks them.
+allow needs), or whether it may hold (what is enough for a deny). Whatever cannot be judged is never sure, and always
+may. `rule` holds conditions; nothing else asks them.
 
 A condition reads arguments as the most careless server might: keys whatever their case, `a.b` as one key or as two,
 every element of a list.

@@ -2,7 +2,7 @@
 
 In: requests as method and params. Out: answers as raw bytes; progress; the news that tools changed or that the
 connection is lost. A transport is an async context manager that yields a `ServerLink`: `stdio`, `websocket` and `sse`
-yield a `PipeLink`, `http` an `HttpLink`. `server` is the only user. Each link has an `InputBudget`: how much of the
+yield a `PipeLink`, `http` an `HttpLink`. `server` uses it. Each link has an `InputBudget`: how much of the
 event loop's time the server may take with what it was not asked for, before it is read more slowly, and ended.
 
 A `PipeLink` gets whole messages from the far side (`receive`) and finds the answers to our requests by their id. What
@@ -206,7 +206,7 @@ class ServerLink(abc.ABC):
         headers: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> ServerAnswer:
-        """Raises ServerAway, CallTimeout, ProtocolViolation. An abandoned request is cancelled on the far side."""
+        """Raises ServerUnavailable, CallTimeout, ProtocolViolation. An abandoned request is cancelled there."""
         peer = self._peer or self.peer
         request_id = f"{wire.PREFIX}{next(self._numbers)}"
         token = None

@@ -1,9 +1,9 @@
 """HTTP/1.1 requests over connections that are kept, with as little in between as there can be.
 
 In: an address, a head and a body as bytes. Out: a `PostResponse` whose body is read whole or as it comes. One
-`PostClient` per
-TLS setting serves the whole process. `http` stands on it: its calls are the hot path, and a general client costs them
-several times what they cost here. What such a client does besides (cookies, compression, redirects) no call wants.
+`PostClient` per TLS setting serves the whole process. `http` stands on it: its calls are the hot path, and a general
+client costs them several times what they cost here. What such a client does besides (cookies, compression, redirects)
+no call wants.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In: process groups of stdio children as they come and go; files that are to go with us. Out: a small helper process that
 holds the other end of a pipe; when our end closes, for whatever reason, it removes the files, and ends the groups that
 are left and whatever carries our marker. Where there is no /proc only groups are ended. `stdio` names the groups, the
-daemon its files; one reaper serves a whole `Pool`.
+daemon its files; one reaper serves a whole `ServerPool`.
 """
 
 from __future__ import annotations

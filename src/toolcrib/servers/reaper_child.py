@@ -6,8 +6,8 @@ group and clears its environment. When the program has ended, the guard ends the
 
 In: on stdin, lines `+ <group>`, `- <group>` and `f <mark> <path in hex>`; as argument, the marker that the parent's
 children carry. Out: nothing. When stdin ends, the files that are still the same, the groups that are still listed and
-every process with the marker are ended.
-Runs as a plain script without site-packages, so it imports nothing of ours; `reaper` imports its functions.
+every process with the marker are ended. Runs as a plain script without site-packages, so it imports nothing of ours;
+`reaper` imports its functions.
 """
 
 import contextlib

@@ -117,7 +117,7 @@ class SdkSession:
         self._inbox.close()
 
     async def negotiate(self, *, known: Era | None, probe_limit: float) -> Peer:
-        """Finds out which era the far side speaks, and opens in it. Raises ServerAway."""
+        """Finds out which era the far side speaks, and opens in it. Raises ServerUnavailable."""
         self._session.probe_limit = probe_limit
         try:
             if known is Era.LEGACY:

@@ -178,7 +178,7 @@ class Server:
     async def call(
         self, call: ToolCall, *, timeout: float | None = None, on_progress: OnProgress | None = None
     ) -> ServerAnswer:
-        """Raises ServerAway, CallTimeout, ProtocolViolation. Cancelling the caller cancels on the far side too."""
+        """Raises ServerUnavailable, CallTimeout, ProtocolViolation. Cancelling the caller cancels it there too."""
         limit = self.config.call_timeout if timeout is None else timeout
         link = self._link
         if link is None or link.lost.done():

@@ -52,7 +52,7 @@ _tools = msgspec.json.Decoder(_Tool)
 
 
 async def list_tools(link: ServerLink, limit: float) -> tuple[bytes, ...]:
-    """Raises ServerAway, CallTimeout, ProtocolViolation."""
+    """Raises ServerUnavailable, CallTimeout, ProtocolViolation."""
     tools: dict[str, bytes] = {}
     cursors: set[str] = set()
     params: dict[str, Any] = {}

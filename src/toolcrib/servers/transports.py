@@ -39,7 +39,7 @@ def effective_transport(config: ServerConfig) -> Transport:
 
 @contextlib.asynccontextmanager
 async def open_link(config: ServerConfig, context: LinkContext) -> AsyncIterator[ServerLink]:
-    """Raises ServerAway, possibly inside an exception group of the SDK's."""
+    """Raises ServerUnavailable, possibly inside an exception group of the SDK's."""
     async with _opened(config, context) as (link, session), _subscribed(link, session, context.on_tools_changed):
         yield link
 

@@ -1,6 +1,6 @@
 """Jobs: what was ordered, how far it is, and what came of it.
 
-In: a connection and rows. Out: the same rows after a restart. `daemon.jobs` decides what happens to a job; `commands`
+In: a connection and rows. Out: the same rows after a restart. `jobs.queue` decides what happens to a job; `commands`
 shows them. A job's status only goes forward: what ended stays as it ended.
 """
 

@@ -1,10 +1,9 @@
 """What a scripted model does: one step a turn, then some last words.
 
-In: a conversation as its wire format reads it. Out: the next `ModelTurn`. Which step comes next is read
-from the
-conversation itself (a call is done when its id has a result, words are said when they stand there), so a request that
-a client repeats gets the same answer, and a script may go on in the next run of a conversation. A tool that is only to
-be found by a search is searched for first, without a step of its own.
+In: a conversation as its wire format reads it. Out: the next `ModelTurn`. Which step comes next is read from the
+conversation itself (a call is done when its id has a result, words are said when they stand there), so a request that a
+client repeats gets the same answer, and a script may go on in the next run of a conversation. A tool that is only to be
+found by a search is searched for first, without a step of its own.
 """
 
 from __future__ import annotations

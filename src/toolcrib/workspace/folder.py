@@ -1,9 +1,8 @@
 """The folder that tools work in, and the only way to its files.
 
 In: paths as a model gives them. Out: `FolderPath`s, which are checked names, and descriptors of what lies there:
-beneath the
-folder, whatever links and renames do meanwhile. `confined_open` finds the way, `protected_paths` knows what is not for
-tools, `explain_os_error` says why not; the tools and the sandbox use it.
+beneath the folder, whatever links and renames do meanwhile. `confined_open` finds the way, `protected_paths` knows what
+is not for tools, `explain_os_error` says why not; the tools and the sandbox use it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Google's Gemini API.
 
-In: a `ModelEndpoint`, an HTTP client, the tools' definitions. Out: a model. `models` opens it, `retrying` is around it.
+In: a `ModelEndpoint`, an HTTP client, the tools' definitions. Out: a model. `opening` opens it, `retrying` wraps it.
 """
 
 from __future__ import annotations

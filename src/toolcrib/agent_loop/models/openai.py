@@ -1,6 +1,6 @@
 """OpenAI's chat completions and responses, and whatever else speaks these.
 
-In: a `ModelEndpoint`, an HTTP client, the tools' definitions. Out: a model. `models` opens it, `retrying` is around it;
+In: a `ModelEndpoint`, an HTTP client, the tools' definitions. Out: a model. `opening` opens it, `retrying` wraps it;
 `openrouter` has its client from here.
 """
 

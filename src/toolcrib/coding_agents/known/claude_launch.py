@@ -1,9 +1,8 @@
 """How Claude Code is started for a run.
 
-In: an `LaunchRequest`. Out: a `Launch`. Below the level `all` it runs in its own restricted mode, which reads no
-settings
-file, runs no hook or plugin and keeps its file tools in the folder; what the person has settled about login, model
-and refusals is handed to it in a file of ours. `claude_reader` reads what it prints.
+In: a `LaunchRequest`. Out: a `Launch`. Below the level `all` it runs in its own restricted mode, which reads no
+settings file, runs no hook or plugin and keeps its file tools in the folder; what the person has settled about login,
+model and refusals is handed to it in a file of ours. `claude` reads what it prints.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """How Codex is started for a run.
 
-In: an `LaunchRequest`. Out: a `Launch`. Codex keeps the person's home, login, model and settings; what differs in a
-run is said
-by words (`-c key=value`), which stand above the person's file and a project's. The token goes by a variable, for Codex
-has no other place of ours to read from. `instructions` has what the project tells it; `codex` parses what
-it prints.
+In: a `LaunchRequest`. Out: a `Launch`. Codex keeps the person's home, login, model and settings; what differs in a run
+is said by words (`-c key=value`), which stand above the person's file and a project's. The token goes by a variable,
+for Codex has no other place of ours to read from. `instructions` has what the project tells it; `codex` parses what it
+prints.
 """
 
 from __future__ import annotations

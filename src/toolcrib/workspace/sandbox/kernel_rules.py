@@ -5,7 +5,7 @@ In: the machine's name, whether a cgroup counts memory, what shall be writable. 
 kernel. Calls are allowed unless named in a table, or refused for an argument; calls of another machine end the
 process. Landlock only rules changing; what can be read is what is mounted. The numbers are the kernel's interface
 and never change. `no_children_program` is another filter, for a program that must not start others:
-`coding_agents.plain_git` uses it.
+`coding_agents.program_environment` uses it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The workspace as a server of its own: stdio, HTTP, unix socket, and one shared by programs."""
+"""The workspace as a server of its own: stdio, HTTP, unix socket."""

@@ -1,10 +1,9 @@
 """All files of settings → the `WorkspaceSettings` in force in one folder.
 
 In: a user's `workspace.yml`, a project's, or the one that a person named. Out: `LoadedSettings`, always: what is wrong
-stands
-in its problems. A later file wins; one that nobody trusted only narrows. A folder within a project has the project's
-settings too, those of the outer folder first. The daemon says what is trusted, the stand-alone server trusts only what
-it is given with `--config`.
+stands in its problems. A later file wins; one that nobody trusted only narrows. A folder within a project has the
+project's settings too, those of the outer folder first. The daemon says what is trusted, the stand-alone server trusts
+only what it is given with `--config`.
 """
 
 from __future__ import annotations

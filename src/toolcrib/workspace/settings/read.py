@@ -1,6 +1,6 @@
 """A document → what it says of a workspace, every word checked.
 
-In: a `Document` of `config`, from a file that anybody may have written. Out: `SettingsFromFile`; what is wrong
+In: a `ConfigDocument` of `config`, from a file that anybody may have written. Out: `SettingsFromFile`; what is wrong
 stands in the document's report with its line, and whoever reads the report decides what a file with an error is
 worth. Nothing that the file names is opened, and no variable is filled in. Variables that would change which code
 runs are not passed on to commands, and folders that hold something private cannot be made readable; a link is

@@ -1,8 +1,7 @@
 """The tools that read and write one file: read_file, write_file, edit_file.
 
 In: a `ToolContext` and what a model gave, checked against its schema. Out: `ToolResult`, or a `WorkspaceError` that
-says what would
-work. `folder` finds files, `text_files` reads ranges, `edits` edits, `atomic_write` writes.
+says what would work. `folder` finds files, `text_files` reads ranges, `edits` edits, `atomic_write` writes.
 """
 
 from __future__ import annotations
