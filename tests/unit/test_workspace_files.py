@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from parts.report import not_run
@@ -46,7 +46,6 @@ from toolcrib.workspace.tools.listing import StatFileArguments, StatFileResult, 
 pytestmark = pytest.mark.req("FRG-1")
 
 MB = 1024 * 1024
-any_folder = settings()
 texts = st.text(st.one_of(st.sampled_from("ab\n\r\t é€😀\x0b\x0c\u2028"), st.characters(exclude_categories=["Cs"])))
 text_forms = st.sampled_from(
     [("utf-8", b""), ("utf-8", codecs.BOM_UTF8), ("utf-16-le", codecs.BOM_UTF16_LE), ("utf-16-be", codecs.BOM_UTF16_BE)]
@@ -126,7 +125,6 @@ def test_of_a_usual_file_nothing_is_said_but_its_text(scene: ToolContext, root: 
     assert told == {"text": "one\r\n", "bom": True, "newline": "crlf", "total_lines": 1}
 
 
-@any_folder
 @given(text=texts, most=st.integers(8, 60))
 def test_a_text_takes_up_no_more_room_than_there_is_in_json_too(tmp_path: Path, text: str, most: int):
     (tmp_path / "a").write_text("x" + text, newline="")
@@ -293,7 +291,6 @@ def test_a_text_that_does_not_fit_is_cut_at_a_line_and_says_how_to_go_on(tmp_pat
         assert "".join(piece.text or "" for piece in pieces(scene, "a")) == (tmp_path / "a").read_text()
 
 
-@any_folder
 @given(
     text=texts, form=text_forms, most=st.integers(1, 40), lines=st.none() | st.integers(1, 4), start=st.integers(0, 9)
 )
@@ -318,7 +315,6 @@ def test_consecutive_ranges_put_together_are_the_whole_text(
         assert by_byte == (mark + text.encode(encoding))[max(byte, len(mark)) :].decode(encoding)
 
 
-@any_folder
 @given(text=texts, form=text_forms, append=texts)
 def test_what_is_written_is_read_again(tmp_path: Path, text: str, form: tuple[str, bytes], append: str):
     assume(not append.startswith("\ufeff"))
@@ -645,7 +641,6 @@ def test_line_ends_of_the_file_stay_what_they_are(
     assert (root / "a").read_bytes() == after
 
 
-@any_folder
 @given(text=texts, form=text_forms, new=texts, cut=st.tuples(st.integers(0, 30), st.integers(1, 6)))
 def test_an_edit_is_an_exact_replacement_whatever_mark_and_line_ends(
     tmp_path: Path, text: str, form: tuple[str, bytes], new: str, cut: tuple[int, int]
