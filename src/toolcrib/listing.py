@@ -43,7 +43,7 @@ class ToolOrigin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """By provider: what the configuration adds to its definitions."""
 
 
-class Listings:
+class ListingCache:
     def __init__(self, style: NameStyle) -> None:
         self.style = style
         self._kept: OrderedDict[_Key, bytes] = OrderedDict()

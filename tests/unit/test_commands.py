@@ -36,7 +36,7 @@ from toolcrib.daemon_client.lifetime import ActiveLeases
 from toolcrib.errors import Denied, UnknownCommand, UsageError
 from toolcrib.events import Bus
 from toolcrib.identity.principal import CLIENT, OWNER, Principal, RequestContext
-from toolcrib.listing import Listings
+from toolcrib.listing import ListingCache
 from toolcrib.policy import BUILTIN, Permission, Verdict
 from toolcrib.servers.model import ToolCall
 
@@ -235,7 +235,7 @@ async def test_a_command_without_parameters_may_be_called_with_none(
 
 async def test_a_stranger_is_neither_shown_nor_given_a_command(small: CommandRegistry) -> None:
     shelf = Shelf(wired(small))
-    assert json.loads(Listings(NameStyle.SERVER).tools(shelf.catalog, STRANGER.permission())) == []
+    assert json.loads(ListingCache(NameStyle.SERVER).tools(shelf.catalog, STRANGER.permission())) == []
     for name in ("crib_wall_paint", "crib_wall_look"):
         with pytest.raises(Denied):
             await Door(Bus()).call(asked(STRANGER, shelf), called(name, '{"colour":"red"}'))
@@ -291,7 +291,7 @@ def test_a_command_knows_to_whom_it_is_open() -> None:
 @pytest.mark.req("KSI-6")
 def test_a_client_at_the_bridge_sees_and_uses_only_commands_that_change_nothing() -> None:
     catalog = Catalog.build({"crib": CommandServer(registry, NoHost()).tools}, version=1)
-    shown = {tool["name"] for tool in json.loads(Listings(NameStyle.SERVER).tools(catalog, CLIENT.permission()))}
+    shown = {tool["name"] for tool in json.loads(ListingCache(NameStyle.SERVER).tools(catalog, CLIENT.permission()))}
     jobs = {"submit_job", "list_jobs", "get_job_result", "cancel_job"}
     assert shown == {"crib_system_health", "crib_system_stats", "crib_server_list", *jobs}
     assert CLIENT.permission().decide(catalog.find("crib_server_add"), None).verdict is Verdict.DENY
@@ -311,7 +311,7 @@ TRUSTED = Principal.fixed("t", Permission(BUILTIN["trusted"]))
 @pytest.mark.parametrize(("caller", "may"), [(OWNER, True), (TRUSTED, True), (CLIENT, False), (STRANGER, False)])
 def test_raw_commands_are_shown_to_the_trusted_and_the_owner_alone(caller: Principal, may: bool) -> None:
     catalog = Catalog.build({"crib": CommandServer(registry, NoHost()).tools}, version=1, trusted=frozenset({"crib"}))
-    shown = {tool["name"] for tool in json.loads(Listings(NameStyle.SERVER).tools(catalog, caller.permission()))}
+    shown = {tool["name"] for tool in json.loads(ListingCache(NameStyle.SERVER).tools(catalog, caller.permission()))}
     assert ("crib_raw_command" in shown) is may
 
 

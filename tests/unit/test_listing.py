@@ -15,7 +15,7 @@ from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import NameStyle
 from toolcrib.core.provider import ToolProvider
 from toolcrib.identity.principal import OWNER
-from toolcrib.listing import Listings
+from toolcrib.listing import ListingCache
 from toolcrib.policy import BUILTIN, Permission, profile_from
 
 pytestmark = pytest.mark.req("ENG-3", "ENG-10")
@@ -29,13 +29,13 @@ def catalog(version: int, *definitions: bytes) -> Catalog:
 
 
 def test_a_listing_asked_for_again_is_the_very_same_object() -> None:
-    listings = Listings(NameStyle.SERVER)
+    listings = ListingCache(NameStyle.SERVER)
     known = catalog(1, A, B)
     assert listings.tools(known, OWNER.permission()) is listings.tools(known, OWNER.permission())
 
 
 def test_a_new_version_of_the_catalog_is_listed_anew() -> None:
-    listings = Listings(NameStyle.SERVER)
+    listings = ListingCache(NameStyle.SERVER)
     first = listings.tools(catalog(1, A), OWNER.permission())
     second = listings.tools(catalog(2, A, B), OWNER.permission())
     assert [tool["name"] for tool in json.loads(first)] == ["files_a"]
@@ -43,9 +43,9 @@ def test_a_new_version_of_the_catalog_is_listed_anew() -> None:
 
 
 def test_two_catalogs_with_the_same_tools_list_the_same_bytes() -> None:
-    assert Listings(NameStyle.SERVER).tools(catalog(1, A, B), OWNER.permission()) == Listings(NameStyle.SERVER).tools(
-        catalog(9, A, B), OWNER.permission()
-    )
+    assert ListingCache(NameStyle.SERVER).tools(catalog(1, A, B), OWNER.permission()) == ListingCache(
+        NameStyle.SERVER
+    ).tools(catalog(9, A, B), OWNER.permission())
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_two_catalogs_with_the_same_tools_list_the_same_bytes() -> None:
     ],
 )
 def test_names_are_in_the_style_that_was_chosen(style: NameStyle, spelled: list[str]) -> None:
-    assert names(Listings(style).tools(catalog(1, A, B), OWNER.permission())) == spelled
+    assert names(ListingCache(style).tools(catalog(1, A, B), OWNER.permission())) == spelled
 
 
 def test_all_but_the_name_is_the_servers_own() -> None:
-    (tool,) = json.loads(Listings(NameStyle.SERVER).tools(catalog(1, A), OWNER.permission()), parse_float=str)
+    (tool,) = json.loads(ListingCache(NameStyle.SERVER).tools(catalog(1, A), OWNER.permission()), parse_float=str)
     assert tool == {"name": "files_a", "inputSchema": {"type": "object"}, "x-own": ["1.0", None]}
 
 
@@ -90,14 +90,14 @@ def names(listing: bytes) -> list[str]:
 def test_what_may_be_called_is_listed_also_if_a_person_is_asked_or_arguments_decide(
     rules: list[dict[str, Any]], shown: list[str]
 ) -> None:
-    assert names(Listings(NameStyle.SERVER).tools(catalog(1, A, B), may(*rules))) == shown
+    assert names(ListingCache(NameStyle.SERVER).tools(catalog(1, A, B), may(*rules))) == shown
 
 
 @pytest.mark.req("KSI-5")
 def test_a_server_that_is_believed_anew_is_listed_anew() -> None:
     reads = b'{"name":"r","annotations":{"readOnlyHint":true}}'
     reader = Permission(BUILTIN["read-only"], agent="x")
-    listings = Listings(NameStyle.SERVER)
+    listings = ListingCache(NameStyle.SERVER)
     before = Catalog.build({"files": (reads,)}, version=1)
     after = Catalog.build({"files": (reads,)}, version=2, previous=before, trusted=frozenset({"files"}))
     assert names(listings.tools(before, reader)) == []
@@ -105,13 +105,13 @@ def test_a_server_that_is_believed_anew_is_listed_anew() -> None:
 
 
 def test_agents_that_may_do_the_same_share_a_listing() -> None:
-    listings, known = Listings(NameStyle.SERVER), catalog(1, A, B)
+    listings, known = ListingCache(NameStyle.SERVER), catalog(1, A, B)
     assert listings.tools(known, may({"allow": "files:a"})) is listings.tools(known, may({"allow": "files:a"}))
     assert listings.tools(known, may({"allow": "files:a"})) != listings.tools(known, may({"allow": "files:b"}))
 
 
 def test_one_profile_never_sees_what_was_made_for_another() -> None:
-    listings = Listings(NameStyle.SERVER)
+    listings = ListingCache(NameStyle.SERVER)
     known = catalog(1, A, B)
     stranger = Permission(BUILTIN["nothing"])
     assert json.loads(listings.tools(known, OWNER.permission())) != []
@@ -120,18 +120,18 @@ def test_one_profile_never_sees_what_was_made_for_another() -> None:
 
 
 def test_callers_of_one_profile_share_a_listing_whatever_their_name() -> None:
-    listings = Listings(NameStyle.SERVER)
+    listings = ListingCache(NameStyle.SERVER)
     known = catalog(1, A)
     other = Permission(BUILTIN["owner"], agent="another")
     assert listings.tools(known, OWNER.permission()) is listings.tools(known, other)
 
 
 def test_an_empty_catalog_is_an_empty_list() -> None:
-    assert Listings(NameStyle.SERVER).tools(Catalog.build({}, version=1), OWNER.permission()) == b"[]"
+    assert ListingCache(NameStyle.SERVER).tools(Catalog.build({}, version=1), OWNER.permission()) == b"[]"
 
 
 def test_only_so_many_listings_are_kept_and_the_one_used_last_stays() -> None:
-    listings = Listings(NameStyle.SERVER)
+    listings = ListingCache(NameStyle.SERVER)
     first = catalog(0, A)
     made = listings.tools(first, OWNER.permission())
     for version in range(1, listing._KEPT * 3):
@@ -141,7 +141,7 @@ def test_only_so_many_listings_are_kept_and_the_one_used_last_stays() -> None:
 
 
 def test_only_so_many_bytes_are_kept_but_always_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    listings = Listings(NameStyle.SERVER)
+    listings = ListingCache(NameStyle.SERVER)
     size = len(listings.tools(catalog(0, A), OWNER.permission()))
     monkeypatch.setattr(listing, "_KEPT_BYTES", 3 * size)
     for version in range(1, 10):
@@ -160,7 +160,7 @@ def test_a_tool_that_runs_only_as_a_task_is_not_listed_and_a_call_says_why(caplo
 
     caplog.set_level(logging.INFO)
     known = catalog(1, tool("now", "forbidden"), tool("either", "optional"), tool("later", "required"))
-    listed = json.loads(Listings(NameStyle.SERVER).tools(known, OWNER.permission()))
+    listed = json.loads(ListingCache(NameStyle.SERVER).tools(known, OWNER.permission()))
     assert [one["name"] for one in listed] == ["files_now", "files_either"]
     in_a_program = ToolProvider.tools(cast(Any, SimpleNamespace(catalog=known, _call_tool=None, all_known=True)))
     assert list(in_a_program.names) == ["now", "either"]

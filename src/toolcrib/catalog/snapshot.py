@@ -121,7 +121,7 @@ def _filter(which: ToolSelector) -> Filter:
     return [*named, *claimed, *(not_(_filter(other)) for other in which.others)]
 
 
-Listings = Mapping[str, tuple[bytes, ...]]
+DefinitionsByServer = Mapping[str, tuple[bytes, ...]]
 """What each server listed, by its configured name, in its own order."""
 
 _Found = tuple[dict[str, Raw], ToolOverride | None]
@@ -138,7 +138,7 @@ class Catalog:
     version: int
     tools: tuple[Tool, ...] = ()
     """Servers sorted by name, each in its own order."""
-    _listings: Listings = field(default_factory=dict, repr=False)
+    _listings: DefinitionsByServer = field(default_factory=dict, repr=False)
     _rules: tuple[ToolRule, ...] = field(default=(), repr=False)
     _by_server: Mapping[str, tuple[Tool, ...]] = field(init=False, repr=False)
     _by_style: Mapping[NameStyle, Mapping[str, Tool]] = field(init=False, repr=False)
@@ -172,7 +172,7 @@ class Catalog:
     @classmethod
     def build(
         cls,
-        listings: Listings,
+        listings: DefinitionsByServer,
         *,
         version: int,
         limit: int | None = None,

@@ -26,7 +26,7 @@ from toolcrib.config.model import WORKSPACE, Config, NameStyle, ServerConfig
 from toolcrib.config.paths import slug
 from toolcrib.errors import ServerUnavailable, UnknownTool
 from toolcrib.identity.principal import RequestContext
-from toolcrib.listing import Listings
+from toolcrib.listing import ListingCache
 from toolcrib.servers.model import OnProgress, ServerAnswer, ServerState, ToolCall
 from toolcrib.servers.server import Server
 
@@ -102,7 +102,7 @@ class Project:
         *,
         builtins: Mapping[str, BuiltinServer],
         next_version: Callable[[], int],
-        listings_in: Callable[[NameStyle], Listings],
+        listings_in: Callable[[NameStyle], ListingCache],
         trusted: Callable[[ServerConfig], frozenset[str] | None],
     ) -> None:
         self.root = root

@@ -23,7 +23,7 @@ from toolcrib.core.provider import not_open
 from toolcrib.core.trust import trusted_files
 from toolcrib.events import AuditedChange, CatalogChanged, ConfigProblem
 from toolcrib.identity.principal import OWNER
-from toolcrib.listing import Listings
+from toolcrib.listing import ListingCache
 from toolcrib.servers.pool import ServerPool, instance_key
 from toolcrib.servers.server import Server
 
@@ -64,7 +64,7 @@ class Projects:
         self._last_readable: dict[Path, bytes] = {}
         """The user's file as it could last be read: a mistake in it removes nothing that was in force."""
         self._versions = itertools.count(1)
-        self._listings: dict[NameStyle, Listings] = {}
+        self._listings: dict[NameStyle, ListingCache] = {}
         self._reported: set[str] = set()
         """Problems of the configuration that were published since all of it was last read."""
         self._releases: dict[Path, asyncio.TimerHandle] = {}
@@ -177,7 +177,7 @@ class Projects:
                 config,
                 builtins=self._builtins,
                 next_version=lambda: next(self._versions),
-                listings_in=lambda style: self._listings.setdefault(style, Listings(style)),
+                listings_in=lambda style: self._listings.setdefault(style, ListingCache(style)),
                 trusted=self._crib.trust.trusted,
             )
             self.by_root[root] = project

@@ -16,14 +16,14 @@ from toolcrib.catalog.snapshot import Catalog
 from toolcrib.config.model import NameStyle, RuleAction, ToolRule
 from toolcrib.core.daemon_catalog import UNKNOWN_SERVER, DaemonCatalog
 from toolcrib.identity.principal import OWNER, ReaderKind
-from toolcrib.listing import ORIGIN_KEY, Listings
+from toolcrib.listing import ORIGIN_KEY, ListingCache
 
 pytestmark = pytest.mark.req("ENG-10")
 
 
 def listed(catalog: Catalog, style: NameStyle = NameStyle.SERVER) -> tuple[bytes, ...]:
     """As the endpoint gives it to a program."""
-    array = Listings(style).tools(catalog, OWNER.permission(), ReaderKind.PROGRAM)
+    array = ListingCache(style).tools(catalog, OWNER.permission(), ReaderKind.PROGRAM)
     return tuple(bytes(one) for one in msgspec.json.decode(array, type=list[msgspec.Raw]))
 
 
