@@ -667,7 +667,7 @@ def test_an_edit_is_an_exact_replacement_whatever_mark_and_line_ends(
 @given(st.text("ab\n"), st.text("ab\n", min_size=1, max_size=2), texts)
 def test_a_replacement_in_a_text_is_what_str_replace_does(text: str, old: str, new: str):
     assume(old in text and old != new)
-    assert apply_edit(text, TextEdit(old=old, new=new, all=True)).text == text.replace(old, new)
+    assert apply_edit(text, TextEdit(old=old, new=new, all=True))[0] == text.replace(old, new)
 
 
 def test_the_diff_of_a_large_change_is_bounded_and_quick(scene: ToolContext, root: Path):

@@ -23,8 +23,9 @@ from parts.report import not_run
 from parts.scenes import scene_in
 from toolcrib.errors import WorkspaceError
 from toolcrib.workspace import confined_open
-from toolcrib.workspace.confined_open import open_beneath, openat2
-from toolcrib.workspace.folder import Folder, FolderPath, check_root
+from toolcrib.workspace.confined_open import open_beneath, open_child, openat2
+from toolcrib.workspace.folder import Folder, FolderPath
+from toolcrib.workspace.protected_paths import check_root
 from toolcrib.workspace.tool import ToolContext, ToolResult
 from toolcrib.workspace.tools.files import (
     EditFileArguments,
@@ -489,14 +490,14 @@ def test_where_the_kernel_keeps_asking_to_try_again_the_walk_takes_over(yard: Ya
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc"])
 def test_a_step_down_takes_one_name_and_no_way(yard: Yard, name: str):
     with contextlib.closing(Folder(yard.root)) as folder, pytest.raises(ValueError, match="not one name"):
-        folder.open_at(folder.fd, name, os.O_RDONLY)
+        open_child(folder.fd, name, os.O_RDONLY)
 
 
 def test_a_step_down_never_goes_through_a_link(yard: Yard):
     with contextlib.closing(Folder(yard.root)) as folder:
         for name in ("out-dir", "out-file", "to-git"):
             with pytest.raises(OSError, match="symbolic link"):
-                folder.open_at(folder.fd, name, os.O_RDONLY)
+                open_child(folder.fd, name, os.O_RDONLY)
 
 
 def test_a_folder_knows_whether_its_path_still_leads_to_it_and_works_where_it_went(yard: Yard):

@@ -34,7 +34,6 @@ from toolcrib.workspace.settings.model import (
     SHELL_TOOLS,
     TOOL_NAMES,
     TOOL_SECONDS,
-    TOP_KEYS,
     WRITING_TOOLS,
     GitMode,
     Limits,
@@ -43,6 +42,7 @@ from toolcrib.workspace.settings.model import (
     in_ci,
     narrow_settings,
 )
+from toolcrib.workspace.settings.read import TOP_KEYS
 from toolcrib.workspace.tool import ToolNeeds
 from toolcrib.workspace.tools import TOOLS
 

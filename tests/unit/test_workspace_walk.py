@@ -422,7 +422,7 @@ def test_a_file_that_became_a_pipe_or_a_link_is_not_opened(folder: Folder, root:
         else:
             (root / "b").symlink_to(tmp_path / "secret")
         with pytest.raises(OSError):
-            entry.open(folder)
+            entry.open()
         entries[entry.name] = entry
     assert set(entries) == {"a", "b"}
 

@@ -23,13 +23,10 @@ from toolcrib.workspace.confined_open import (
     explain_os_error,
     file_kind,
     open_beneath,
-    open_child,
     path_beneath,
 )
 from toolcrib.workspace.globs import IgnoreRules
 from toolcrib.workspace.protected_paths import check_root, own_environment
-
-__all__ = ["Folder", "FolderPath", "check_root"]
 
 LONGEST_PATH = 4095
 LONGEST_NAME = 255
@@ -239,10 +236,6 @@ class Folder:
                     f"{place} is a {file_kind(mode)}, not a folder.", remedy="Name the folder it is in."
                 )
             return self._again(descriptor, os.O_RDONLY | os.O_DIRECTORY, place)
-
-    def open_at(self, dirfd: int, name: str, flags: int) -> int:
-        """One name down from an opened folder, never through a link."""
-        return open_child(dirfd, name, flags)
 
     def status(self, place: FolderPath) -> os.stat_result:
         """Of the link itself, if it is one."""

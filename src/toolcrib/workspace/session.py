@@ -40,11 +40,6 @@ class _Known:
     shown: tuple[LineRange, ...]
     """Which of its lines; in order."""
 
-    @property
-    def first_unseen(self) -> float:
-        first, last = self.shown[0]
-        return 1 if first > 1 else last + 1
-
 
 class WorkspaceSession:
     def __init__(self, limits: Limits, overwriting: Overwriting = Overwriting.ANY) -> None:
@@ -53,41 +48,29 @@ class WorkspaceSession:
         self._known: dict[tuple[str, ...], _Known] = {}
         """By the real place."""
         self._lock = threading.Lock()
-        self._calls = 0
-        self._seconds = 0.0
-        self._written = 0
-
-    @property
-    def calls(self) -> int:
-        return self._calls
-
-    @property
-    def seconds(self) -> float:
-        return self._seconds
-
-    @property
-    def written(self) -> int:
-        return self._written
+        self.calls = 0
+        self.seconds = 0.0
+        self.written = 0
 
     def count_call(self) -> None:
         """Counts one call, before it is made."""
         with self._lock:
-            if self._calls >= self.limits.session_calls:
+            if self.calls >= self.limits.session_calls:
                 raise _used_up(f"all {self.limits.session_calls} calls", "session_calls", "No tool answers any more.")
-            self._calls += 1
+            self.calls += 1
 
     def count_written(self, count: int) -> None:
         """Counts bytes, before they are written: what does not fit is not counted, and must not be written."""
         with self._lock:
-            left = self.limits.session_bytes - self._written
+            left = self.limits.session_bytes - self.written
             if count > left:
                 raise _used_up(
-                    f"{_mb(self._written)} of the {_mb(self.limits.session_bytes)} that it may write, and "
+                    f"{_mb(self.written)} of the {_mb(self.limits.session_bytes)} that it may write, and "
                     f"{count} bytes more do not fit",
                     "session_mb",
                     f"At most {left} bytes can still be written.",
                 )
-            self._written += count
+            self.written += count
 
     def note_written(self, place: tuple[str, ...], status: os.stat_result) -> None:
         """A file was written as a whole, and is as `status` says."""
@@ -118,7 +101,8 @@ class WorkspaceSession:
         if known.mark != file_version(status):
             raise WorkspaceError(f"{name} was changed since it was read.", remedy="Read it again.")
         if known.shown != (_WHOLE,):
-            line = known.first_unseen
+            first, last = known.shown[0]
+            line = 1 if first > 1 else last + 1
             raise WorkspaceError(
                 f"{name} has not been read whole: its line {line} was not shown.",
                 remedy=f"Read it from line {line} on to its end, or change only a part of it.",
@@ -127,7 +111,7 @@ class WorkspaceSession:
     def seconds_left(self) -> float:
         """The seconds that a command may still take: more than nought."""
         with self._lock:
-            left = self.limits.session_seconds - self._seconds
+            left = self.limits.session_seconds - self.seconds
         if left <= 0:
             raise _used_up(
                 f"all {self.limits.session_seconds:g} seconds of commands",
@@ -139,7 +123,7 @@ class WorkspaceSession:
     def count_seconds(self, seconds: float) -> None:
         """Counts what a command took, when it is over. It is `seconds_left` that refuses the next one."""
         with self._lock:
-            self._seconds += seconds
+            self.seconds += seconds
 
 
 def _together(known: tuple[LineRange, ...], new: LineRange) -> tuple[LineRange, ...]:

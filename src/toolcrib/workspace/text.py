@@ -40,12 +40,19 @@ def size_text(size: int) -> str:
     return f"{amount:.1f} GB"
 
 
+def valid_unicode(text: str) -> str:
+    """Without what is no Unicode, which no answer can hold: � stands there instead, of three bytes too."""
+    return text if text.isascii() else _LONE.sub("\ufffd", text)
+
+
+def count_undecodable(text: str) -> int:
+    """How many bytes of the file stand in the text for themselves."""
+    return 0 if text.isascii() else len(_LONE.findall(text))
+
+
 def json_size(text: str) -> int:
     """Bytes that a text takes up in JSON, which is what most clients hand to their model."""
-    if not text.isascii():
-        # Half a character is shown as a whole one, of three bytes too.
-        text = _LONE.sub("\ufffd", text)
-    return len(msgspec.json.encode(text))
+    return len(msgspec.json.encode(valid_unicode(text)))
 
 
 def fit_json(text: str, most: int) -> str:

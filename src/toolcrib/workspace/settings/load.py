@@ -96,14 +96,15 @@ def load_settings(
     read_only: bool = False,
 ) -> LoadedSettings:
     private = PrivateFolders.of_user(environ)
+    here = Path(os.path.realpath(root))
     settings, waiting = DEFAULTS, None
     origins: dict[str, str] = {}
     projects = list(_projects(root, private.home, is_trusted)) if config is None else list(_chosen(config))
     sources = [*_user(Paths.of_user(environ)), *projects]
-    top = next((source.folder for source in projects if source.folder), _real(root))
+    top = next((source.folder for source in projects if source.folder), here)
     for source in sources:
         below = settings
-        way = (source.folder or _real(root)).relative_to(top).parts
+        way = (source.folder or here).relative_to(top).parts
         wanted = apply_file(below, anchored_below(way, read_settings(source.document, private)))
         if source.file.trust is FileTrust.UNTRUSTED:
             settings = narrow_settings(below, wanted)
@@ -118,7 +119,7 @@ def load_settings(
     problems = sorted_problems(problem for source in sources for problem in source.document.report.problems)
     return LoadedSettings(
         settings=_safe(
-            dataclasses.replace(settings, readable=outside, above="/".join(_real(root).relative_to(top).parts)),
+            dataclasses.replace(settings, readable=outside, above="/".join(here.relative_to(top).parts)),
             problems,
         ),
         problems=problems,
@@ -165,7 +166,8 @@ def _projects(root: Path, home: Path, is_trusted: IsTrusted) -> Iterator[_Source
 
 def _folders(root: Path, home: Path) -> tuple[Path, ...]:
     """The root and the folders it lies in, the outermost first: as far up as they are one person's."""
-    here = _real(root)
+    # Absolute and without links, which is what trust is bound to.
+    here = Path(os.path.realpath(root))
     folders = [here]
     for folder in here.parents[:-1]:
         if folder == home or _is_everybodys(folder):
@@ -179,11 +181,6 @@ def _is_everybodys(folder: Path) -> bool:
         return bool(folder.stat().st_mode & stat.S_IWOTH)
     except OSError:
         return True
-
-
-def _real(root: Path) -> Path:
-    """Absolute and without links, which is what trust is bound to."""
-    return Path(os.path.realpath(root))
 
 
 def _without(path: Path, found: str) -> ConfigDocument:

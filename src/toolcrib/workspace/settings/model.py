@@ -1,8 +1,8 @@
 """What a workspace may do: the model of `.toolcrib/workspace.yml`, its keys, its defaults, and which of two allows
 less.
 
-In: nothing; or settings, and what a file says (`SettingsFromFile`). Out: `WorkspaceSettings`, the keys that a file
-may have with the bounds of each limit, and settings as a file would say them. Everything a person did not trust
+In: nothing; or settings, and what a file says (`SettingsFromFile`). Out: `WorkspaceSettings`, the keys of its
+limits with the bounds of each, and settings as a file would say them. Everything a person did not trust
 goes through `narrow_settings`, which is the meet of a lattice: its result is never wider than the first in any key,
 whatever the second says. `read` makes settings of a file, `load` puts the layers on top of each other; the tools,
 the session and the sandbox read them, and the documentation is held against the keys.
@@ -196,20 +196,6 @@ SECONDS_LIMIT = LimitKey(name="seconds", least=0.1, most=_DAY, whole=False)
 
 SECONDS_KEYS = ("default", *TOOL_NAMES)
 LIMITS_KEYS = ("seconds", *LIMITS)
-TOP_KEYS = (
-    "read_only",
-    "tools",
-    "git",
-    "network",
-    "forbid_shell_in_ci",
-    "environment",
-    "readable",
-    "hidden",
-    "guarded",
-    "repositories",
-    "python",
-    "limits",
-)
 
 
 def flat_settings(settings: WorkspaceSettings) -> dict[str, Any]:

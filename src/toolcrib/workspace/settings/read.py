@@ -33,7 +33,6 @@ from toolcrib.workspace.settings.model import (
     SECONDS_LIMIT,
     TOOL_NAMES,
     TOOL_SECONDS,
-    TOP_KEYS,
     USUAL_SECONDS,
     GitMode,
     LimitKey,
@@ -323,3 +322,4 @@ _READ: Mapping[str, Callable[[ConfigField, SettingsReader], dict[str, Any]]] = {
     "python": _python,
     "limits": _limits,
 }
+TOP_KEYS = tuple(_READ)

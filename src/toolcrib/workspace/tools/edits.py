@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.tools.text_files import NewlineStyle, check_unicode, newline_style, valid_unicode
+from toolcrib.workspace.text import valid_unicode
+from toolcrib.workspace.tools.text_files import NewlineStyle, check_unicode, newline_style
 
 _MOST_LINES = 5000
 """Of a text that are looked at for near ones."""
@@ -41,13 +41,8 @@ class TextEdit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     expected: ExpectedMatches | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class EditedText:
-    text: str
-    matches: int
-
-
-def apply_edit(text: str, edit: TextEdit) -> EditedText:
+def apply_edit(text: str, edit: TextEdit) -> tuple[str, int]:
+    """The text afterwards, and in how many places it was changed."""
     newline = newline_style(text)
     if not edit.old:
         raise WorkspaceError("old is empty.", remedy="Give the text to replace; write_file makes whole files.")
@@ -61,7 +56,7 @@ def apply_edit(text: str, edit: TextEdit) -> EditedText:
     wanted = edit.expected if edit.expected is not None else count if edit.all else 1
     if count != wanted:
         raise _other_count(text, newline, old, count, wanted)
-    return EditedText(text=text.replace(old, new), matches=count)
+    return text.replace(old, new), count
 
 
 def _as_text_has(text: str, newline: NewlineStyle, edit: TextEdit) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from toolcrib.errors import WorkspaceError
 from toolcrib.workspace.atomic_write import ExistingFile, MissingFolders, WriteTarget, open_target, write_atomically
 from toolcrib.workspace.folder import FolderPath
 from toolcrib.workspace.session import Overwriting
-from toolcrib.workspace.text import count_text
+from toolcrib.workspace.text import count_text, count_undecodable, valid_unicode
 from toolcrib.workspace.tool import ToolContext, ToolResult
 from toolcrib.workspace.tools.edits import ExpectedMatches, OldText, ReplaceAll, TextEdit, apply_edit, short_diff
 from toolcrib.workspace.tools.text_files import (
@@ -30,14 +30,12 @@ from toolcrib.workspace.tools.text_files import (
     TextRange,
     TextSource,
     check_unicode,
-    count_undecodable,
     describe_binary,
     detect_encoding,
     encoding_to_write,
     no_such_byte,
     read_from,
     read_lines,
-    valid_unicode,
 )
 
 MOST_EDITED = 32 * 1024 * 1024
@@ -341,8 +339,8 @@ def edit_file(context: ToolContext, given: EditFileArguments) -> ToolResult:
         after, matches = before, 0
         first = TextEdit(old=given.old, new=given.new, all=given.all, expected=given.expected)
         for edit in (first, *given.more):
-            replaced = apply_edit(after, edit)
-            after, matches = replaced.text, matches + replaced.matches
+            after, count = apply_edit(after, edit)
+            matches += count
         data = form.bytes_of(after, "new")
         _check_room(context, target, len(data))
         context.session.count_written(len(data))

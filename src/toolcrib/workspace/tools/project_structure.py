@@ -19,7 +19,6 @@ from typing import Annotated, Any
 import msgspec
 
 from toolcrib.workspace.confined_open import FileKind
-from toolcrib.workspace.folder import Folder
 from toolcrib.workspace.text import (
     AnswerBuffer,
     count_text,
@@ -160,14 +159,14 @@ def project_facts(name: str, content: bytes) -> list[ProjectFact]:
 def _pyproject(text: str) -> list[ProjectFact]:
     found = tomllib.loads(text)
     return [
-        _fact("scripts", _keys(_part(found, "project", "scripts"))),
-        _fact("tools", _keys(_part(found, "tool"))),
-        _fact("dependency groups", _keys(_part(found, "dependency-groups"))),
+        _fact("scripts", _part(found, "project", "scripts")),
+        _fact("tools", _part(found, "tool")),
+        _fact("dependency groups", _part(found, "dependency-groups")),
     ]
 
 
 def _package_json(text: str) -> list[ProjectFact]:
-    return [_fact("scripts", _keys(_part(msgspec.json.decode(text), "scripts")))]
+    return [_fact("scripts", _part(msgspec.json.decode(text), "scripts"))]
 
 
 def _cargo(text: str) -> list[ProjectFact]:
@@ -202,10 +201,6 @@ def _part(found: Any, *names: str) -> dict[str, Any]:
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None
     return found if isinstance(found, dict) else {}
-
-
-def _keys(found: dict[str, Any]) -> list[str]:
-    return list(found)
 
 
 def _fact(what: str, names: Iterable[Any]) -> ProjectFact:
@@ -263,7 +258,6 @@ class _FolderTotal:
 class _StructureCount:
     """What is added up on the way."""
 
-    folder: Folder
     depth: int
     folders: dict[tuple[str, ...], _FolderTotal] = field(default_factory=dict)
     """Of those that the tree may show, with all that is below them."""
@@ -303,7 +297,7 @@ class _StructureCount:
             self.projects.append(self._project(entry))
 
     def _project(self, entry: FolderEntry) -> DetectedProject:
-        with os.fdopen(entry.open(self.folder), "rb") as file:
+        with os.fdopen(entry.open(), "rb") as file:
             content = file.read(MOST_PROJECT_FILE_BYTES)
         return DetectedProject(
             kind=PROJECT_KINDS[entry.name], file=shown_path(entry.parts), facts=project_facts(entry.name, content)
@@ -314,7 +308,7 @@ def project_structure(context: ToolContext, given: ProjectStructureArguments) ->
     walk = FolderWalk(
         context.folder, context.folder.path_of(given.path), until=looking_deadline(context, "project_structure")
     )
-    count = _StructureCount(context.folder, given.depth)
+    count = _StructureCount(given.depth)
     for entry in walk:
         count.add(entry, walk.relative(entry))
     lines, cut = _tree(count, given, context.settings.limits.output)

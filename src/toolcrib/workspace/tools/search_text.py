@@ -50,6 +50,7 @@ from toolcrib.workspace.text import (
 )
 from toolcrib.workspace.tool import ToolContext, ToolResult
 from toolcrib.workspace.tools.listing import ignored_files
+from toolcrib.workspace.tools.runner import StdoutCollector
 from toolcrib.workspace.tools.walk import FolderWalk, IgnoredFiles, WalkLimit, is_toolcrib_folder, refuse_git
 
 RIPGREP = "rg"
@@ -86,12 +87,7 @@ async def files_worth_opening(
     program = find_program(RIPGREP, context.environ, context.folder.root)
     if program is None:
         return None
-    names = bytearray()
-
-    def take(stream: str, chunk: bytes) -> None:
-        if stream == "stdout" and len(names) <= MOST_OUTPUT:
-            names.extend(chunk)
-
+    names = StdoutCollector(MOST_OUTPUT)
     argv = (
         str(program.resolve()),
         *_OPTIONS,
@@ -104,17 +100,13 @@ async def files_worth_opening(
         if sandbox.refusal is not None:
             return None
         command = SandboxCommand(argv=argv, seconds=max(0.1, until - time.monotonic()), writes=False, keeps=False)
-        finished = await sandbox.run(command, on_output=take)
+        finished = await sandbox.run(command, on_output=names.take)
     except (WorkspaceError, OSError):
         return None
-    if (
-        finished.ending is not CommandEnding.EXITED
-        or finished.code not in (_FOUND, _NOTHING)
-        or len(names) > MOST_OUTPUT
-    ):
+    if finished.ending is not CommandEnding.EXITED or finished.code not in (_FOUND, _NOTHING) or names.is_cut:
         # It did not take the pattern, could not read a file that we perhaps can, or found more than it helps to know.
         return None
-    return {tuple(name.removeprefix("./").split("/")) for name in os.fsdecode(bytes(names)).split("\0")[:-1]}
+    return {tuple(name.removeprefix("./").split("/")) for name in os.fsdecode(bytes(names.stdout)).split("\0")[:-1]}
 
 
 def _ripgrep_options(
@@ -266,7 +258,7 @@ class _RunningSearch:
         self.is_given_up = False
         self._sheet = sheet
         self._folder = context.folder
-        self._fits = [Globs(globs) for globs in (search.globs, search.kinds) if globs]
+        self._globs = [Globs(globs) for globs in (search.globs, search.kinds) if globs]
         self._binary = 0
         self._is_late = False
         self.start, self.walk = self._begin()
@@ -306,16 +298,16 @@ class _RunningSearch:
             yield self.start.parts, self._folder.open_file(self.start)
             return
         for entry in self.walk:
-            if entry.kind is not FileKind.FILE or not self._fit(self.walk.relative(entry)):
+            if entry.kind is not FileKind.FILE or not self._fits(self.walk.relative(entry)):
                 continue
             try:
-                descriptor = entry.open(self._folder)
+                descriptor = entry.open()
             except OSError:
                 continue
             yield entry.parts, descriptor
 
-    def _fit(self, way: Sequence[str]) -> bool:
-        return all(globs.matches(way) for globs in self._fits)
+    def _fits(self, way: Sequence[str]) -> bool:
+        return all(globs.matches(way) for globs in self._globs)
 
     def _look_into(self, parts: tuple[str, ...], descriptor: int) -> None:
         lines = matching_lines(descriptor, self.search.pattern, self.search.around, is_over=self._is_over)

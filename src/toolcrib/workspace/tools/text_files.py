@@ -11,26 +11,26 @@ import codecs
 import enum
 import math
 import os
-import re
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from toolcrib.errors import WorkspaceError
-from toolcrib.workspace.text import fit_json
+from toolcrib.workspace.text import count_undecodable, fit_json
 
 SAMPLE_BYTES = 65_536
 """So many bytes show what a file is."""
 BINARY = "binary"
 """Stands where an encoding's name stands, for bytes as they are."""
 
-_BOMS = (
-    ("utf-8", codecs.BOM_UTF8),
-    ("utf-32-le", codecs.BOM_UTF32_LE),
-    ("utf-32-be", codecs.BOM_UTF32_BE),
-    ("utf-16-le", codecs.BOM_UTF16_LE),
-    ("utf-16-be", codecs.BOM_UTF16_BE),
-)
-_BOM_OF = dict(_BOMS)
+# In the order in which they are looked for: that of UTF-32-LE begins with that of UTF-16-LE.
+_BOMS = {
+    "utf-8": codecs.BOM_UTF8,
+    "utf-32-le": codecs.BOM_UTF32_LE,
+    "utf-32-be": codecs.BOM_UTF32_BE,
+    "utf-16-le": codecs.BOM_UTF16_LE,
+    "utf-16-be": codecs.BOM_UTF16_BE,
+}
 # Named without their byte order: what is written begins with a mark.
 _WITH_BOM = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
 # Not for files, or slow beyond measure on hostile ones.
@@ -39,7 +39,6 @@ _SHIFTING = ("iso2022", "hz")
 """A byte means something else after a shift, so no range of them can be read alone."""
 _MOST_ODD = 0.1
 """Of the bytes that may be no UTF-8 in a text."""
-_LONE = re.compile("[\ud800-\udfff]")
 _MAGIC = (
     (b"\x89PNG", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),
@@ -109,31 +108,27 @@ class TextEncoding:
 def detect_encoding(head: bytes, named: str | None) -> TextEncoding | None:
     """None: it is no text, as far as one can see. A name that was given is taken at its word."""
     if named is None:
-        for encoding, mark in _BOMS:
-            if head.startswith(mark):
-                return TextEncoding(encoding=encoding, mark=mark)
-        return None if _is_binary(head) else TextEncoding()
+        return _marked_as(head, _BOMS) or (None if _is_binary(head) else TextEncoding())
     encoding = checked_encoding(named)
     plain = _WITH_BOM.get(encoding, encoding)
-    kin = [(name, mark) for name, mark in _BOMS if name == plain or (plain != encoding and name[:6] == plain[:6])]
-    for name, mark in kin:
-        if head.startswith(mark):
-            return TextEncoding(encoding=name, mark=mark)
-    return TextEncoding(encoding=plain)
+    kin = [name for name in _BOMS if name == plain or (plain != encoding and name[:6] == plain[:6])]
+    return _marked_as(head, kin) or TextEncoding(encoding=plain)
 
 
 def encoding_to_write(named: str | None, head: bytes) -> TextEncoding:
     """Of a file that is there the mark is kept, unless another encoding is asked for."""
     if named is None:
-        for encoding, mark in _BOMS:
-            if head.startswith(mark):
-                return TextEncoding(encoding=encoding, mark=mark)
-        return TextEncoding()
+        return _marked_as(head, _BOMS) or TextEncoding()
     encoding = checked_encoding(named)
     if encoding in _WITH_BOM:
-        return TextEncoding(encoding=_WITH_BOM[encoding], mark=_BOM_OF[_WITH_BOM[encoding]])
-    mark = _BOM_OF.get(encoding, b"")
-    return TextEncoding(encoding=encoding, mark=mark if mark and head.startswith(mark) else b"")
+        return TextEncoding(encoding=_WITH_BOM[encoding], mark=_BOMS[_WITH_BOM[encoding]])
+    return _marked_as(head, [encoding]) or TextEncoding(encoding=encoding)
+
+
+def _marked_as(head: bytes, names: Collection[str]) -> TextEncoding | None:
+    """By the byte order mark that the file begins with, if it is that of one of these."""
+    fitting = (TextEncoding(encoding=name, mark=mark) for name, mark in _BOMS.items() if name in names)
+    return next((form for form in fitting if head.startswith(form.mark)), None)
 
 
 def checked_encoding(name: str) -> str:
@@ -159,16 +154,6 @@ def newline_style(text: str) -> NewlineStyle:
     }
     kinds = [kind for kind, count in found.items() if count]
     return kinds[0] if len(kinds) == 1 else NewlineStyle.MIXED if kinds else NewlineStyle.NONE
-
-
-def valid_unicode(text: str) -> str:
-    """Without what is no Unicode, which no answer can hold: � stands there instead."""
-    return text if text.isascii() else _LONE.sub("\ufffd", text)
-
-
-def count_undecodable(text: str) -> int:
-    """How many bytes of the file stand in the text for themselves."""
-    return 0 if text.isascii() else len(_LONE.findall(text))
 
 
 def check_unicode(text: str, name: str) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from toolcrib.config.paths import PROJECT_FOLDER
 from toolcrib.errors import ToolcribError, WorkspaceError
-from toolcrib.workspace.confined_open import FileKind
+from toolcrib.workspace.confined_open import FileKind, open_child
 from toolcrib.workspace.folder import Folder, FolderPath
 from toolcrib.workspace.globs import MOST_IGNORE_BYTES, MOST_IGNORE_WEIGHT, IgnoreRules, IgnoreRulesCache, IgnoreVerdict
 from toolcrib.workspace.protected_paths import GIT_FOLDER, normalized
@@ -67,13 +67,13 @@ class FolderEntry:
         """Of the link itself, if it is one."""
         return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
 
-    def open(self, folder: Folder) -> int:
+    def open(self) -> int:
         """For reading; OSError if it is no regular file any more."""
-        return open_regular(folder, self.folder, self.name)
+        return open_regular(self.folder, self.name)
 
 
-def open_regular(folder: Folder, above: int, name: str) -> int:
-    descriptor = folder.open_at(above, name, os.O_RDONLY)
+def open_regular(above: int, name: str) -> int:
+    descriptor = open_child(above, name, os.O_RDONLY)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file")
@@ -196,7 +196,7 @@ class FolderWalk:
         if self._is_late():
             return ()
         try:
-            opened = open_regular(self._folder, descriptor, _IGNORE_FILE)
+            opened = open_regular(descriptor, _IGNORE_FILE)
         except OSError:
             return ()
         with os.fdopen(opened, "rb") as file:
@@ -217,7 +217,7 @@ class FolderWalk:
             self._stop(WalkLimit.DEPTH)
             return None
         try:
-            descriptor = self._folder.open_at(level.descriptor, entry.name, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = open_child(level.descriptor, entry.name, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
             # Gone, closed to us, or no folder any more.
             self.unreadable += 1
