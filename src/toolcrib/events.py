@@ -6,6 +6,7 @@ A subscriber must be quick and must not raise; one that does is logged and the r
 
 from __future__ import annotations
 
+import enum
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -57,11 +58,27 @@ class CallIntended(CallEvent):
     """The call is about to leave for its server."""
 
 
+class CallOutcome(enum.StrEnum):
+    """What became of a call, in events and in the audit log. Denied, invalid and unknown ones mostly have no intent."""
+
+    OK = "ok"
+    FAILED = "failed"
+    """The tool answered, and says that what it ran failed."""
+    TOOL_ERROR = "tool_error"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    UNAVAILABLE = "unavailable"
+    DENIED = "denied"
+    INVALID = "invalid"
+    UNKNOWN = "unknown"
+    REFUSED = "refused"
+    """It may change something, and the audit log could not be written."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CallFinished(CallEvent):
-    outcome: str
-    """ok, failed, tool_error, error, timeout, cancelled, unavailable, refused; denied, invalid and unknown mostly
-    without an intent"""
+    outcome: CallOutcome
     duration: float
     result_size: int = 0
     failure: str = ""

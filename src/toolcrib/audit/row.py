@@ -168,7 +168,7 @@ class RowMaker:
 
     def _texts(self, entry: AuditEntry) -> tuple[str, ...]:
         """What others named: masked before it is cut, since half a secret is one too."""
-        texts = (entry.agent, entry.conversation, entry.tool, entry.server, entry.rule, entry.outcome)
+        texts = (entry.agent, entry.conversation, entry.tool, entry.server, entry.rule, str(entry.outcome))
         # Most hold no secret: one look at all of them is enough. A blank ends whatever a pattern finds.
         joined = " ".join(texts)
         if self._mask(joined) == joined and _fit(texts, _TEXT_LIMITS):

@@ -1,5 +1,5 @@
 """The one door to every server: gateway, commands, CLI and library all call through it."""
 
-from toolcrib.calls.door import CallOutcome, CallRequest, Door, ToolSource
+from toolcrib.calls.door import CallAnswer, CallRequest, Door, ToolSource
 
-__all__ = ["CallOutcome", "CallRequest", "Door", "ToolSource"]
+__all__ = ["CallAnswer", "CallRequest", "Door", "ToolSource"]

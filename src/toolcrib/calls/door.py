@@ -29,7 +29,7 @@ from toolcrib.catalog.schema_check import ArgumentChecker, CallerView
 from toolcrib.catalog.tool import Tool
 from toolcrib.config.model import NameStyle
 from toolcrib.errors import AuditUnwritable, CallTimeout, Denied, ServerFailure, StoreError, ToolcribError, UnknownTool
-from toolcrib.events import Bus, CallFailed
+from toolcrib.events import Bus, CallFailed, CallOutcome
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy import Decision, Verdict
 from toolcrib.run_events import failure_in
@@ -84,7 +84,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     on_progress: OnProgress | None = None
 
 
-class CallOutcome(msgspec.Struct, frozen=True):
+class CallAnswer(msgspec.Struct, frozen=True):
     """A call that reached its server: what the server said, and the tool that the name stood for."""
 
     answer: ServerAnswer
@@ -112,15 +112,14 @@ class Door:
         self.in_flight = 0
         self.finished = 0
 
-    async def call(self, context: RequestContext[ToolSource], request: CallRequest) -> CallOutcome:
+    async def call(self, context: RequestContext[ToolSource], request: CallRequest) -> CallAnswer:
         permission = context.principal.permission()
         call_id = f"{PROCESS}-{next(self._numbers)}"
         try:
             tool = context.project.find(request.tool, permission.shows, request.style)
         except (UnknownTool, ServerFailure) as error:
-            self._note_not_found(
-                call_id, context, request, "unknown" if isinstance(error, UnknownTool) else "unavailable"
-            )
+            outcome = CallOutcome.UNKNOWN if isinstance(error, UnknownTool) else CallOutcome.UNAVAILABLE
+            self._note_not_found(call_id, context, request, outcome)
             raise
         params = request.params
         arguments = params.get("arguments")
@@ -159,10 +158,10 @@ class Door:
         finally:
             if self._active is not None:
                 self._active.end(record)
-        return CallOutcome(answer, tool)
+        return CallAnswer(answer, tool)
 
     def _note_not_found(
-        self, call_id: str, context: RequestContext[ToolSource], request: CallRequest, outcome: str
+        self, call_id: str, context: RequestContext[ToolSource], request: CallRequest, outcome: CallOutcome
     ) -> None:
         name = request.tool[:_LONGEST_UNKNOWN]
         agent = context.principal.name
@@ -208,7 +207,7 @@ class Door:
                 params, view = self._undone(record, params)
             record.checked = self._checker.check(record.tool, params.get("arguments"), seen=view)
         except ToolcribError:
-            record.finish("invalid")
+            record.finish(CallOutcome.INVALID)
             raise
         record.decision = record.permission.decide(record.tool, record.checked)
         if record.decision.verdict is Verdict.DENY:
@@ -225,7 +224,7 @@ class Door:
 
     async def _ask(self, record: CallRecord, besides: bytes) -> None:
         if self._approvals is None:
-            record.finish("denied")
+            record.finish(CallOutcome.DENIED)
             raise Denied(f"{record.tool_name} needs a person's word, and nobody can be asked here.")
         try:
             answer = await self._approvals.ask(
@@ -238,7 +237,7 @@ class Door:
                 besides=besides,
             )
         except BaseException:
-            record.finish("denied" if record.stopped else "cancelled")
+            record.finish(CallOutcome.DENIED if record.stopped else CallOutcome.CANCELLED)
             raise
         record.decision = Decision(Verdict.ASK, f"{record.decision.rule}; {answer.why}")
         if not answer.approved:
@@ -257,7 +256,7 @@ class Door:
                 raise _not_written(record, error) from error
             except BaseException:
                 # Cancelled, or no longer permitted, before it left.
-                record.finish("denied" if record.stopped else "cancelled")
+                record.finish(CallOutcome.DENIED if record.stopped else CallOutcome.CANCELLED)
                 raise
             _refuse_changed(record, request)
         self.in_flight += 1
@@ -266,7 +265,7 @@ class Door:
             target: CallTarget = context.project.target(tool.server, context)
             answer = await target.call(call, timeout=request.timeout, on_progress=request.on_progress)
         except BaseException as error:
-            record.finish("denied" if record.stopped else _failure(error))
+            record.finish(CallOutcome.DENIED if record.stopped else _failure(error))
             raise
         finally:
             self.in_flight -= 1
@@ -327,12 +326,12 @@ def _refuse_changed(record: CallRecord, request: CallRequest) -> None:
                 return
         except ToolcribError as error:
             log.debug("%s is not there any more: %s", name, error.message)
-    record.finish("denied")
+    record.finish(CallOutcome.DENIED)
     raise Denied(f"{record.tool_name} changed while the call waited, so it did not run.", remedy="Call again.")
 
 
 def _refused(record: CallRecord, remedy: str = _ASK_THE_OWNER) -> Denied:
-    record.finish("denied")
+    record.finish(CallOutcome.DENIED)
     return _denied(record, record.decision, remedy)
 
 
@@ -347,7 +346,7 @@ def _denied(record: CallRecord, decision: Decision, remedy: str = _ASK_THE_OWNER
 
 
 def _not_written(record: CallRecord, error: StoreError) -> AuditUnwritable:
-    record.finish("refused")
+    record.finish(CallOutcome.REFUSED)
     return AuditUnwritable(
         f"{record.tool_name} did not run: it may change something, and the audit log cannot be written. "
         f"{error.message}",
@@ -355,16 +354,16 @@ def _not_written(record: CallRecord, error: StoreError) -> AuditUnwritable:
     )
 
 
-def _failure(error: BaseException) -> str:
+def _failure(error: BaseException) -> CallOutcome:
     match error:
         case asyncio.CancelledError():
-            return "cancelled"
+            return CallOutcome.CANCELLED
         case CallTimeout():
-            return "timeout"
+            return CallOutcome.TIMEOUT
         case ServerFailure():
-            return "unavailable"
+            return CallOutcome.UNAVAILABLE
         case _:
-            return "error"
+            return CallOutcome.ERROR
 
 
 def _refuse_unfinished(answer: ServerAnswer, tool: Tool) -> ServerAnswer:
@@ -388,17 +387,17 @@ _LOOKED_INTO = 4 * 1024 * 1024
 """A result above this is not read through once more for its flag: no tool explains its failure at such length."""
 
 
-def _ended(answer: ServerAnswer) -> tuple[str, str]:
+def _ended(answer: ServerAnswer) -> tuple[CallOutcome, str]:
     """The outcome; and what the tool says of it, where what it ran failed."""
     if answer.result is None:
-        return "error", ""
+        return CallOutcome.ERROR, ""
     if len(answer.result) > _LOOKED_INTO:
-        return "ok", ""
+        return CallOutcome.OK, ""
     try:
         flagged = _flagged(answer.result)
     except (msgspec.MsgspecError, RecursionError):
-        return "ok", ""
+        return CallOutcome.OK, ""
     if flagged.failed is True:
-        return "tool_error", ""
+        return CallOutcome.TOOL_ERROR, ""
     failure = failure_in(flagged.meta) if flagged.meta else ""
-    return ("failed", failure) if failure else ("ok", "")
+    return (CallOutcome.FAILED, failure) if failure else (CallOutcome.OK, "")

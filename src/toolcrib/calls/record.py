@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 from toolcrib.audit.entry import AuditEntry, EntryKind
 from toolcrib.catalog.tool import Tool
 from toolcrib.errors import NotFound
-from toolcrib.events import AgentEnded, Bus, CallFailed, CallFinished, CallIntended, Event, PermissionChanged
+from toolcrib.events import (
+    AgentEnded,
+    Bus,
+    CallFailed,
+    CallFinished,
+    CallIntended,
+    CallOutcome,
+    Event,
+    PermissionChanged,
+)
 from toolcrib.identity.principal import RequestContext
 from toolcrib.policy import Decision, Permission, Verdict
 
@@ -104,7 +113,7 @@ class CallRecord:
         if CallIntended in self._bus.heard:
             self._bus.publish(CallIntended(**self._event_fields()))
 
-    def finish(self, outcome: str, result: bytes = b"", *, failure: str = "") -> None:
+    def finish(self, outcome: CallOutcome, result: bytes = b"", *, failure: str = "") -> None:
         duration = time.monotonic() - self._began
         session = self.context.session
         if self._audit is not None:
@@ -118,7 +127,7 @@ class CallRecord:
             self._audit.note(entry)
         if self._sessions is not None and session is not None:
             self._sessions.count(session, outcome, len(result))
-        kind = CallFinished if outcome == "ok" else CallFailed
+        kind = CallFinished if outcome is CallOutcome.OK else CallFailed
         if kind in self._bus.heard:
             fields = self._event_fields()
             self._bus.publish(

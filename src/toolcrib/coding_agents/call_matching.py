@@ -19,19 +19,20 @@ from typing import Any
 from toolcrib.coding_agents.client_spec import SERVER_NAME
 from toolcrib.config.masking import HIDDEN
 from toolcrib.daemon_client.lease import CallSeen
+from toolcrib.events import CallOutcome
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 PATIENCE = 1.0
 """Seconds for which one side's word on a call waits for the other's."""
 
-_STATUS = {
-    "ok": ToolStatus.OK,
-    "denied": ToolStatus.DENIED,
-    "invalid": ToolStatus.INVALID,
-    "unknown": ToolStatus.UNKNOWN,
-    "timeout": ToolStatus.TIMEOUT,
-    "cancelled": ToolStatus.CANCELLED,
-    "unavailable": ToolStatus.UNAVAILABLE,
+_STATUS: Mapping[str, ToolStatus] = {
+    CallOutcome.OK: ToolStatus.OK,
+    CallOutcome.DENIED: ToolStatus.DENIED,
+    CallOutcome.INVALID: ToolStatus.INVALID,
+    CallOutcome.UNKNOWN: ToolStatus.UNKNOWN,
+    CallOutcome.TIMEOUT: ToolStatus.TIMEOUT,
+    CallOutcome.CANCELLED: ToolStatus.CANCELLED,
+    CallOutcome.UNAVAILABLE: ToolStatus.UNAVAILABLE,
 }
 """By the audit log's word for an outcome; every other is an error."""
 

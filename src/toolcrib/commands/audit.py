@@ -17,21 +17,9 @@ from toolcrib.calls.door import PROCESS
 from toolcrib.commands.duration import parse_duration
 from toolcrib.commands.registry import Availability, CommandContext, CommandEffect, CommandScope, Parameters, registry
 from toolcrib.errors import UsageError
+from toolcrib.events import CallOutcome
 
-OUTCOMES = (
-    "ok",
-    "failed",
-    "tool_error",
-    "error",
-    "timeout",
-    "cancelled",
-    "unavailable",
-    "denied",
-    "invalid",
-    "unknown",
-    "refused",
-)
-"""Of a call."""
+_OUTCOMES = ", ".join(CallOutcome)
 
 _POLL = 0.25
 _AT_ONCE = 500
@@ -43,7 +31,7 @@ class AuditParameters(Parameters):
     agent: str | None = None
     tool: str | None = Field(default=None, description="server:tool or a glob; without a colon, the tool of any server")
     server: str | None = None
-    outcome: str | None = Field(default=None, description=", ".join(OUTCOMES))
+    outcome: str | None = Field(default=None, description=_OUTCOMES)
     session: str | None = None
     since: str | None = Field(default=None, description="ago (90s, 1h, 2d) or a time (2026-11-16T10:00)")
     until: str | None = Field(default=None, description="as since")
@@ -107,9 +95,9 @@ async def verify(context: CommandContext, params: VerifyParameters) -> dict[str,
 
 def checked_outcome(outcome: str | None) -> str | None:
     # A change has words of its own there: "agent added".
-    if outcome is None or " " in outcome or outcome in OUTCOMES:
+    if outcome is None or " " in outcome or outcome in list(CallOutcome):
         return outcome
-    raise UsageError(f"{outcome!r} is no outcome.", remedy=f"Known: {', '.join(OUTCOMES)}; or a change's words.")
+    raise UsageError(f"{outcome!r} is no outcome.", remedy=f"Known: {_OUTCOMES}; or a change's words.")
 
 
 def interrupted_calls(entries: Iterable[Mapping[str, Any]]) -> list[str]:

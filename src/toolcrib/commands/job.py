@@ -22,6 +22,7 @@ from toolcrib.commands.registry import (
     PathText,
     registry,
 )
+from toolcrib.config.settings import JobRunner
 from toolcrib.store.jobs import JobRow, JobStatus
 
 _SHOWN_FIELDS = ("model", "profile", "workdir", "submitter", "agent", "submitted_at", "started_at", "ended_at")
@@ -49,7 +50,7 @@ class SubmitJob(Parameters):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     prompt: Annotated[str, VERBATIM] = Field(description="what it should do; it knows nothing else")
-    runs: Literal["model", "claude", "codex", "gemini"] = Field(
+    runs: JobRunner = Field(
         default="model", alias="with", description="a model with these tools, or a coding agent's program"
     )
     model: str | None = Field(default=None, description="provider:model, only with `model`")

@@ -17,11 +17,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial, reduce
 from operator import and_
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -31,6 +30,7 @@ from toolcrib.commands.registry import Availability, CommandContext, CommandEffe
 from toolcrib.commands.watch import AgentWatch, event_json, offered_names
 from toolcrib.config.model import WORKSPACE, Config
 from toolcrib.config.paths import project_of
+from toolcrib.config.settings import JOB_PROGRAMS, JobProgram
 from toolcrib.config.values import expand
 from toolcrib.core.crib import Crib
 from toolcrib.core.project import Project
@@ -46,14 +46,6 @@ from toolcrib.store.jobs import JobRow
 from toolcrib.workspace.settings.load import load_settings
 from toolcrib.workspace.settings.model import SHELL_TOOLS, WorkspaceSettings, in_ci
 from toolcrib.workspace.tools import TOOLS
-
-_IN_JOBS: Mapping[str, OwnTools] = MappingProxyType({"claude": OwnTools.EDIT})
-"""By program: the most in a job that is not the owner's; none for all others. Claude Code's file tools stay in the
-folder; the commands of Codex may read whatever the person may."""
-
-
-_RUNS_COMMANDS = frozenset({"codex"})
-"""Programs that run commands below `all`, too: in a sandbox of their own."""
 
 
 async def settings_in(crib: Crib, folder: Path) -> WorkspaceSettings:
@@ -73,7 +65,8 @@ def own_tools_of(
     line = tuple(_with_parents(crib, agent))
     bounds = [OwnToolsLimit(tools=crib.services.agents.profile(one.profile).own_tools) for one in line]
     if job_with:
-        bounds.append(OwnToolsLimit(tools=_IN_JOBS.get(job_with, OwnTools.NONE)))
+        edits = JOB_PROGRAMS.get(job_with, JobProgram()).edits
+        bounds.append(OwnToolsLimit(tools=OwnTools.EDIT if edits else OwnTools.NONE))
     judged = line if job_with else line[1:]
     if judged:
         bounds.append(_bounded_by(judged, project))
@@ -84,7 +77,8 @@ def own_tools_of(
 def own_tools_warnings(limit: OwnToolsLimit, agent: Agent, crib: Crib, program: str) -> Iterator[str]:
     """A line for the person where the settings take something from the program that its profile gives."""
     profile = crib.services.agents.profile(agent.profile).own_tools
-    shell = not limit.shell and (program in _RUNS_COMMANDS or profile is OwnTools.ALL)
+    runs_commands = profile is OwnTools.ALL or JOB_PROGRAMS.get(program, JobProgram()).runs_commands
+    shell = runs_commands and not limit.shell
     if limit.why and (profile.exceeds(limit.tools) or (shell and limit.tools is not OwnTools.NONE)):
         without = ", without a shell" if not limit.shell and limit.tools is not OwnTools.NONE else ""
         yield (

@@ -8,8 +8,9 @@ own file may have it: it decides where a person's keys are sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from toolcrib.config.keys import JOB_KEYS, ConfigField, known_fields
@@ -19,9 +20,34 @@ from toolcrib.config.values import ValueReader
 
 AGENT_LOOP = "model"
 """A job that is a `run_agent`; every other one is a coding agent's run."""
-PROGRAMS = ("claude", "codex")
-"""Coding agents that agents can be allowed. Gemini CLI reads its context files through links, wherever these lead: by
-it, whoever may make a link would read what the person may."""
+JobRunner = Literal["model", "claude", "codex", "gemini"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobProgram:
+    """A coding agent that jobs can run."""
+
+    for_agents: bool = True
+    """Whether agents can be allowed to have it run."""
+    edits: bool = False
+    """Whether it keeps its own file tools in a job that is not the owner's."""
+    runs_commands: bool = False
+    """Whether it runs commands below `own_tools: all`, too: in a sandbox of its own."""
+
+
+JOB_PROGRAMS: Mapping[str, JobProgram] = MappingProxyType(
+    {
+        # Its file tools stay in the folder.
+        "claude": JobProgram(edits=True),
+        # Its commands may read whatever the person may.
+        "codex": JobProgram(runs_commands=True),
+        # It reads its context files through links, wherever these lead: by it, whoever may make a link would read what
+        # the person may.
+        "gemini": JobProgram(for_agents=False),
+    }
+)
+PROGRAMS = tuple(name for name, program in JOB_PROGRAMS.items() if program.for_agents)
+"""Coding agents that agents can be allowed."""
 _DAY = 86_400.0
 
 

@@ -43,21 +43,21 @@ from toolcrib.errors import (
     UnknownTool,
     UsageError,
 )
-from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, CatalogChanged, ServerStateChanged
+from toolcrib.events import Bus, CallFailed, CallFinished, CallIntended, CallOutcome, CatalogChanged, ServerStateChanged
 from toolcrib.identity.agent_folders import AgentFolders
 from toolcrib.servers.model import ServerAnswer, ServerState, ServerStatus, ToolCall
 from toolcrib.servers.pool import ServerPool
 from toolcrib.servers.server import Server
 from toolcrib.servers.web import explain_status
 
-_OUTCOME_OF_ERROR: tuple[tuple[type[BaseException], str], ...] = (
-    (asyncio.CancelledError, "cancelled"),
-    (CallTimeout, "timeout"),
-    (ServerFailure, "unavailable"),
-    (Denied, "denied"),
-    (InvalidArguments, "invalid"),
-    (UnknownTool, "unknown"),
-    (AuditUnwritable, "refused"),
+_OUTCOME_OF_ERROR: tuple[tuple[type[BaseException], CallOutcome], ...] = (
+    (asyncio.CancelledError, CallOutcome.CANCELLED),
+    (CallTimeout, CallOutcome.TIMEOUT),
+    (ServerFailure, CallOutcome.UNAVAILABLE),
+    (Denied, CallOutcome.DENIED),
+    (InvalidArguments, CallOutcome.INVALID),
+    (UnknownTool, CallOutcome.UNKNOWN),
+    (AuditUnwritable, CallOutcome.REFUSED),
 )
 
 
@@ -79,18 +79,22 @@ def publish_call(
     }
     began = time.monotonic()
 
-    def finished(outcome: str, failure: str = "") -> None:
-        kind = CallFinished if outcome == "ok" else CallFailed
+    def finished(outcome: CallOutcome, failure: str = "") -> None:
+        kind = CallFinished if outcome is CallOutcome.OK else CallFailed
         bus.publish(kind(**facts, outcome=outcome, duration=time.monotonic() - began, failure=failure))
 
     bus.publish(CallIntended(**facts))
     try:
-        yield lambda result: finished(
-            "tool_error" if result.is_error else "failed" if result.failure else "ok", result.failure
-        )
+        yield lambda result: finished(_outcome_of(result), result.failure)
     except BaseException as error:
-        finished(next((word for kind, word in _OUTCOME_OF_ERROR if isinstance(error, kind)), "error"))
+        finished(next((word for kind, word in _OUTCOME_OF_ERROR if isinstance(error, kind)), CallOutcome.ERROR))
         raise
+
+
+def _outcome_of(result: Result) -> CallOutcome:
+    if result.is_error:
+        return CallOutcome.TOOL_ERROR
+    return CallOutcome.FAILED if result.failure else CallOutcome.OK
 
 
 DAEMON = "daemon"

@@ -60,8 +60,7 @@ class CallSeen:
     """Bytes."""
     over: bool
     outcome: str
-    """ok, failed, tool_error, error, timeout, cancelled, unavailable, denied, invalid, unknown or refused; empty while
-    not over."""
+    """A `CallOutcome`; empty while not over."""
     failure: str = ""
     """What the tool says of what it ran, where that failed."""
     duration_ms: float | None

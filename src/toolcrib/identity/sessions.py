@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Self
 
 from toolcrib.errors import NotFound, StoreError, TooManySessions
-from toolcrib.events import AgentEnded, Bus, Event
+from toolcrib.events import AgentEnded, Bus, CallOutcome, Event
 from toolcrib.store import identity as rows
 from toolcrib.store.clock import ExpiryClock
 from toolcrib.store.identity import LegacySessionRow, SessionRow
@@ -215,13 +215,13 @@ class SessionRegistry:
         if not session.changed:
             self._mark(session)
 
-    def count(self, session: Session, outcome: str, size: int) -> None:
+    def count(self, session: Session, outcome: CallOutcome, size: int) -> None:
         """A call that came to this outcome, with so many bytes of a result."""
         session.calls += 1
         session.result_bytes += size
-        if outcome == "denied":
+        if outcome is CallOutcome.DENIED:
             session.denied += 1
-        elif outcome != "ok":
+        elif outcome is not CallOutcome.OK:
             session.failed += 1
         if not session.changed:
             self._mark(session)
