@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from toolcrib.errors import NotFound, StoreError, TooManySessions
-from toolcrib.events import AgentEnded, Bus
+from toolcrib.events import AgentEnded, Bus, CallOutcome
 from toolcrib.identity import sessions as module
 from toolcrib.identity.sessions import Session, SessionRegistry
 from toolcrib.store import identity as rows
@@ -139,7 +139,7 @@ async def test_a_restart_loses_neither_a_session_nor_what_was_counted_in_it(hous
         sessions.used(session, catalog_version=7, permission_version=9, mode="full")
         sessions.listed(session)
         for outcome in ("ok", "denied", "tool_error", "timeout"):
-            sessions.count(session, outcome, 100)
+            sessions.count(session, CallOutcome(outcome), 100)
         session.add_tokens((40, True))
         session.add_tokens((2, False))
         before = session.row()
@@ -158,9 +158,9 @@ async def test_what_was_counted_is_written_after_a_moment_without_being_asked(
     monkeypatch.setattr(module, "_WRITE_AFTER", 0.01)
     async with light.open() as sessions:
         session = await sessions.begin("a", "x")
-        sessions.count(session, "ok", 10)
+        sessions.count(session, CallOutcome.OK, 10)
         await light.until(lambda stored: stored["a", "x"].calls == 1)
-        sessions.count(session, "ok", 10)
+        sessions.count(session, CallOutcome.OK, 10)
         await light.until(lambda stored: stored["a", "x"].calls == 2)
 
 
@@ -169,7 +169,7 @@ async def test_more_changes_than_one_batch_holds_are_all_written(light: House, m
     monkeypatch.setattr(module, "_WRITTEN_AT_ONCE", 3)
     async with light.open() as sessions:
         for number in range(10):
-            sessions.count(await sessions.begin("a", f"c{number}"), "ok", 1)
+            sessions.count(await sessions.begin("a", f"c{number}"), CallOutcome.OK, 1)
         await light.until(lambda stored: [row.calls for row in stored.values()] == [1] * 10)
 
 
@@ -178,7 +178,7 @@ class TestTheEnd:
         async with house.open() as sessions:
             session = await sessions.begin("a", "x")
             await sessions.begin("a", "y")
-            sessions.count(session, "ok", 1)
+            sessions.count(session, CallOutcome.OK, 1)
             await sessions.end(session)
             await sessions.end(session)
             assert sessions.find("a", "x") is None
@@ -189,7 +189,7 @@ class TestTheEnd:
         async with house.open() as sessions:
             session = await sessions.begin("a", "x")
             await sessions.end(session)
-            sessions.count(session, "ok", 1)
+            sessions.count(session, CallOutcome.OK, 1)
             use(sessions, session)
             session.add_tokens((1, False))
         assert await house.stored() == {}

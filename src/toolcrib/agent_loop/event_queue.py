@@ -68,7 +68,7 @@ MOST_CHARACTERS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """How progress a run came."""
+    """How far a run came."""
 
     text: str = ""
     """What the model said last."""
@@ -91,25 +91,10 @@ class EventEmitter:
         self.emit(Retrying, reason=self._words(reason), delay=delay, attempt=attempt)
 
     def finished(self, ended: RunEnd, progress: RunProgress) -> None:
-        self.emit(
-            RunFinished,
-            ended=ended,
-            text=progress.text,
-            usage=progress.usage,
-            steps=progress.steps,
-            messages=progress.messages,
-        )
+        self.emit(RunFinished, ended=ended, **vars(progress))
 
     def failed(self, error: str, remedy: str, progress: RunProgress) -> None:
-        self.emit(
-            RunFailed,
-            error=self._words(error),
-            remedy=self._words(remedy),
-            text=progress.text,
-            usage=progress.usage,
-            steps=progress.steps,
-            messages=progress.messages,
-        )
+        self.emit(RunFailed, error=self._words(error), remedy=self._words(remedy), **vars(progress))
 
     def _words(self, text: str) -> str:
         text = self.without_key(text)

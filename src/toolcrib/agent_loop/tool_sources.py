@@ -25,7 +25,7 @@ from toolcrib.catalog.schema_check import ArgumentChecker
 from toolcrib.catalog.transforms import UnmatchedNames, common_errors
 from toolcrib.core.toolbox import Tools
 from toolcrib.errors import UsageError
-from toolcrib.events import Event, ServerStateChanged
+from toolcrib.events import ServerStateChanged
 from toolcrib.formats.definition import Provider
 from toolcrib.servers.model import ServerState
 
@@ -118,11 +118,7 @@ async def collect_tools(
 async def wait_until_settled(provider: ToolProvider, limit: float) -> None:
     """Returns when no server is about to connect any more, or the time is up."""
     changed = asyncio.Event()
-
-    def note(_: Event) -> None:
-        changed.set()
-
-    leave: Callable[[], None] = provider.subscribe(note, ServerStateChanged)
+    leave = provider.subscribe(lambda _: changed.set(), ServerStateChanged)
     try:
         async with asyncio.timeout(limit):
             while any(one.state is ServerState.CONNECTING for one in provider.status().values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from toolcrib.config.values import EntryContext
 from toolcrib.errors import ConfigError, Denied, StoreError, UnknownServer, UsageError
 from toolcrib.events import AuditedChange
 from toolcrib.identity.principal import OWNER
+from toolcrib.identity.state import nothing_changed
 from toolcrib.servers.model import ServerState
 
 _STATUS_FIELDS = ("state", "protocol_version", "tools", "pid", "since", "last_seen", "last_error", "attempts", "root")
@@ -157,9 +159,7 @@ async def add(context: CommandContext, params: AddServer) -> dict[str, Any]:
         await _record(context, "server added", params.name, file, runs=" ".join(mask_args(runs)))
     except StoreError as error:
         edited.undo()
-        raise StoreError(
-            f"Nothing was changed, because the audit log could not be written: {error.message}", remedy=error.remedy
-        ) from error
+        raise nothing_changed(error) from error
     await crib.projects.reload(by=context.principal.name, besides=params.name)
     if params.name not in project.config.servers:
         problems = [str(problem) for problem in project.config.problems if params.name in problem.key]
@@ -230,8 +230,7 @@ async def restart(context: CommandContext, params: ServerName) -> dict[str, Any]
     """Disconnect from an MCP server and connect again."""
     server = context.project.servers.get(params.name)
     if server is None:
-        known = ", ".join(sorted(context.project.servers)) or "none"
-        raise UnknownServer(f"There is no server {params.name!r}.", remedy=f"Servers: {known}.")
+        raise unknown_server(params.name, context.project.servers)
     await server.restart()
     await server.settled()
     return describe_server(context, params.name)
@@ -240,9 +239,12 @@ async def restart(context: CommandContext, params: ServerName) -> dict[str, Any]
 def _configured(context: CommandContext, name: str) -> ServerConfig:
     config = context.project.config.servers.get(name)
     if config is None:
-        known = ", ".join(sorted(context.project.config.servers)) or "none"
-        raise UnknownServer(f"There is no server {name!r}.", remedy=f"Servers: {known}.")
+        raise unknown_server(name, context.project.config.servers)
     return config
+
+
+def unknown_server(name: str, known: Iterable[str]) -> UnknownServer:
+    return UnknownServer(f"There is no server {name!r}.", remedy=f"Servers: {', '.join(sorted(known)) or 'none'}.")
 
 
 @registry.command("server:trust", CommandEffect.CHANGES, Availability.SOCKET, cached=True)

@@ -20,9 +20,10 @@ from toolcrib.commands.registry import (
     ServersNeeded,
     registry,
 )
+from toolcrib.commands.server import unknown_server
 from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.core.results import read_answer
-from toolcrib.errors import ToolError, UnknownServer, UsageError
+from toolcrib.errors import ToolError, UsageError
 
 
 class ListTools(Parameters):
@@ -34,8 +35,7 @@ async def list_tools(context: CommandContext, params: ListTools) -> dict[str, An
     """List the tools of all servers, or of one."""
     project = context.project
     if params.server is not None and params.server not in {*project.config.servers, *RESERVED_SERVER_NAMES}:
-        known = ", ".join(sorted(project.config.servers)) or "none"
-        raise UnknownServer(f"There is no server {params.server!r}.", remedy=f"Servers: {known}.")
+        raise unknown_server(params.server, project.config.servers)
     await project.settled(None if params.server is None else [params.server])
     style = project.config.settings.names
     return {

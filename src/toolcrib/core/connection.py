@@ -221,11 +221,7 @@ class Connection(AsyncResource, ToolProvider):
             )
         try:
             async with asyncio.timeout(_ANSWERS_WITHIN):
-                connection = await DaemonConnection.to(self._paths.socket)
-                try:
-                    status = await connection.answer("system:status", {}, self._wanted.workdir)
-                finally:
-                    await connection.close()
+                status = await DaemonConnection.answer(self._paths.socket, "system:status", {}, self._wanted.workdir)
         except DaemonDisconnected as error:
             raise _not_running() from error
         except TimeoutError as error:

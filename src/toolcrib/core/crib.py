@@ -50,11 +50,6 @@ class CribEnvironment:
     mask: Masker
     """Knows the secrets of every configuration that was read."""
 
-    @property
-    def private_folders(self) -> tuple[Path, ...]:
-        """Toolcrib's own: no workspace may hold them."""
-        return self.paths.config_dir, self.paths.state_dir, self.paths.run_dir
-
 
 class Opening(enum.Enum):
     """When `async with` goes on."""

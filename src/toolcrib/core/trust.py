@@ -16,6 +16,7 @@ from toolcrib.catalog.tool import BadDefinition, decode_definition, digest_of
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import StoreError
 from toolcrib.events import AuditedChange
+from toolcrib.identity.state import nothing_changed
 from toolcrib.store import servers as trust
 from toolcrib.store.database import Store
 
@@ -52,7 +53,7 @@ class Trust:
             await self._note(AuditedChange(what="file trusted", detail={"file": str(file)}))
         except StoreError as error:
             await self._store.write(trust.untrust_file, place)
-            raise _undone(error) from error
+            raise nothing_changed(error) from error
 
     async def remove_file(self, file: Path) -> bool:
         """Whether it had been trusted."""
@@ -85,7 +86,7 @@ class Trust:
                 await self._store.write(trust.untrust_server, server.identity)
             else:
                 await self._store.write(trust.untrust_definitions, server.identity, definitions)
-            raise _undone(error) from error
+            raise nothing_changed(error) from error
         self._servers[server.identity] = (before or frozenset()) | definitions.keys()
         self._on_change()
         return True
@@ -128,12 +129,6 @@ def _digests(listed: Iterable[bytes]) -> Iterator[tuple[str, str]]:
 
 async def trusted_files(store: Store) -> frozenset[str]:
     return frozenset(file.sha256 for file in await store.read(trust.all_trusted_files))
-
-
-def _undone(error: StoreError) -> StoreError:
-    return StoreError(
-        f"Nothing was changed, because the audit log could not be written: {error.message}", remedy=error.remedy
-    )
 
 
 def _place(file: Path) -> Path:

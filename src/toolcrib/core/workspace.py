@@ -220,9 +220,6 @@ class WorkspaceServer:
                 if opened is not None and opened.stamp != stamp:
                     project.changed()
 
-    def _stamps(self, roots: list[Path]) -> list[Stamp]:
-        return [self._stamp_of(root) for root in roots]
-
     def _stamp_of(self, root: Path) -> Stamp:
         return tuple(map(_stamp, settings_files(root, self._home.environment.variables)))
 

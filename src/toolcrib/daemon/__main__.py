@@ -25,12 +25,7 @@ def main() -> int:
         with report:
             report.write(json.dumps(answer) + "\n")
 
-    flags = Flags(
-        mcp_servers=tuple(order["mcp_servers"]),
-        port=order["port"],
-        store=order["store"],
-        unsafe_no_sandbox=order["unsafe_no_sandbox"],
-    )
+    flags = Flags(**{**order["flags"], "mcp_servers": tuple(order["flags"]["mcp_servers"])})
     try:
         return run_foreground(Path(order["root"]), flags, ready=send, lasts=DaemonLifetime(order["lasts"]))
     except ToolcribError as error:

@@ -60,15 +60,20 @@ class DaemonConnection:
                 case {"error": dict(error)}:
                     raise error_from(error)
 
-    async def answer(self, method: str, params: dict[str, Any], root: Path) -> dict[str, Any]:
-        """For a command that does not stream."""
-        await self.ask(method, params, root)
-        while True:
-            match await self._message():
-                case {"id": 1, "result": dict(result)}:
-                    return result
-                case {"error": dict(error)}:
-                    raise error_from(error)
+    @classmethod
+    async def answer(cls, path: Path, method: str, params: dict[str, Any], root: Path) -> dict[str, Any]:
+        """For a command that does not stream, over a connection of its own."""
+        connection = await cls.to(path)
+        try:
+            await connection.ask(method, params, root)
+            while True:
+                match await connection._message():
+                    case {"id": 1, "result": dict(result)}:
+                        return result
+                    case {"error": dict(error)}:
+                        raise error_from(error)
+        finally:
+            await connection.close()
 
     async def _message(self) -> Any:
         try:

@@ -13,6 +13,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,7 @@ def start_detached(root: Path, flags: Flags, lasts: DaemonLifetime = DaemonLifet
     paths = Paths.of_user(os.environ)
     private_folder(paths.state_dir)
     reading, writing = os.pipe()
-    order = json.dumps(
-        {
-            "root": str(root),
-            "mcp_servers": flags.mcp_servers,
-            "port": flags.port,
-            "store": flags.store,
-            "unsafe_no_sandbox": flags.unsafe_no_sandbox,
-            "lasts": lasts,
-            "report": writing,
-        }
-    )
+    order = json.dumps({"root": str(root), "flags": asdict(flags), "lasts": lasts, "report": writing})
     # -P: the project's folder is no place to import from, or a file of its own making would run untrusted.
     with (paths.state_dir / "start.log").open("ab") as output:
         child = subprocess.Popen(

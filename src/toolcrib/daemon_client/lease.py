@@ -335,11 +335,7 @@ class LeaseClient:
     async def _status(self) -> Mapping[str, Any]:
         try:
             async with asyncio.timeout(_ENDS_WITHIN):
-                connection = await DaemonConnection.to(self._paths.socket)
-                try:
-                    return await connection.answer("system:status", {}, self._root)
-                finally:
-                    await connection.close()
+                return await DaemonConnection.answer(self._paths.socket, "system:status", {}, self._root)
         except (DaemonDisconnected, TimeoutError, ToolcribError):
             return {}
 

@@ -54,8 +54,7 @@ RESERVED_NAMES = MappingProxyType(
         "`toolcrib connect CLIENT --agent NAME` gives a client an agent of its own, with rules.",
     }
 )
-"""Names that are taken, and what to know of them."""
-"""Callers that need no minted token."""
+"""Callers that need no minted token: names that are taken, and what to know of them."""
 
 DEEPEST = 8
 """How many agents may stand above one another: each decision looks at all of them."""

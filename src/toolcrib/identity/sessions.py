@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from toolcrib.errors import NotFound, StoreError, TooManySessions
 from toolcrib.events import AgentEnded, Bus, CallOutcome, Event
@@ -99,14 +99,12 @@ class Session:
         return cls(**vars(row), idle_since=idle_since, kept=True, mark=mark)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionEnded:
+class SessionEnded(NamedTuple):
     agent: str
     conversation: str
 
 
-@dataclass(frozen=True, slots=True)
-class LegacyIdEnded:
+class LegacyIdEnded(NamedTuple):
     id: str
 
 
@@ -117,17 +115,15 @@ SessionChange = SessionRow | LegacySessionRow | SessionEnded | LegacyIdEnded
 def write_session_changes(connection: Connection, items: list[SessionChange]) -> None:
     """One kind of work for all of them: only then are they written in the order in which they came about."""
     for kind, group in itertools.groupby(items, type):
-        many = list(group)
-        if kind is SessionRow:
-            rows.put_sessions(connection, [one for one in many if isinstance(one, SessionRow)])
-        elif kind is LegacySessionRow:
-            rows.begin_legacy_sessions(connection, [one for one in many if isinstance(one, LegacySessionRow)])
-        elif kind is SessionEnded:
-            rows.end_sessions(
-                connection, [(one.agent, one.conversation) for one in many if isinstance(one, SessionEnded)]
-            )
-        else:
-            rows.end_legacy_sessions(connection, [one.id for one in many if isinstance(one, LegacyIdEnded)])
+        _WRITERS[kind](connection, list(group))
+
+
+_WRITERS: Mapping[type, Callable[[Connection, list[Any]], None]] = {
+    SessionRow: rows.put_sessions,
+    LegacySessionRow: rows.begin_legacy_sessions,
+    SessionEnded: rows.end_sessions,
+    LegacyIdEnded: lambda connection, gone: rows.end_legacy_sessions(connection, [one.id for one in gone]),
+}
 
 
 MOST_OF_AN_AGENT = 1_000
@@ -288,8 +284,7 @@ class SessionRegistry:
         return None if held is None else held.get(conversation)
 
     def _of(self, agent: str) -> tuple[Session, ...]:
-        held = self._by_agent.get(agent)
-        return () if held is None else tuple(held.values())
+        return tuple(self._by_agent.get(agent, {}).values())
 
     def _made(self, agent: str, conversation: str) -> Session:
         self._make_room(agent)

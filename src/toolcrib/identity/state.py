@@ -162,6 +162,13 @@ def narrows_profile(before: Profile, after: Profile) -> bool:
     return narrows(before.rules, after.rules) and not after.own_tools.exceeds(before.own_tools)
 
 
+def nothing_changed(error: ToolcribError) -> StoreError:
+    """For a change that was taken back, because it could not be noted."""
+    return StoreError(
+        f"Nothing was changed, because the audit log could not be written: {error.message}", remedy=error.remedy
+    )
+
+
 T = TypeVar("T")
 Note = Callable[[AuditedChange], Awaitable[None]]
 """Writes a change into the audit log; returns when it is durable."""
@@ -240,9 +247,7 @@ class PermissionState:
                 await self._store_records(self.now.records, at_least=version)
             except StoreError as worse:
                 log.warning("a change that was taken back may be there after a restart: %s", worse.text())
-            raise StoreError(
-                f"Nothing was changed, because the audit log could not be written: {error.message}", remedy=error.remedy
-            ) from error
+            raise nothing_changed(error) from error
         self._enforce(wanted, version)
 
     async def store_pending(self) -> None:

@@ -187,16 +187,14 @@ class ActiveJob:
 
     def outcome(self, how: str) -> tuple[JobStatus, dict[str, Any]]:
         """What is to be kept of it; `how` its process ended."""
-        row = {"agent": self.row.agent, "steps": self.row.steps, "events": self.row.events}
-        end = self.end
-        if end is None:
-            status = self.stopped_as if self.stopped else JobStatus.FAILED
-            return status, {**row, "error": _cut(self.stopped or how, _LONGEST_ERROR)}
-        kept = {**row, "text": _cut(str(end["text"]), LONGEST_RESULT), "usage": json.dumps(end["usage"])}
-        if end["status"] == JobStatus.DONE:
-            return JobStatus.DONE, kept
+        row: dict[str, Any] = {"agent": self.row.agent, "steps": self.row.steps, "events": self.row.events}
+        if (end := self.end) is not None:
+            row |= {"text": _cut(str(end["text"]), LONGEST_RESULT), "usage": json.dumps(end["usage"])}
+            if end["status"] == JobStatus.DONE:
+                return JobStatus.DONE, row
+            how = str(end["error"])
         status = self.stopped_as if self.stopped else JobStatus.FAILED
-        return status, {**kept, "error": _cut(self.stopped or str(end["error"]), _LONGEST_ERROR)}
+        return status, {**row, "error": _cut(self.stopped or how, _LONGEST_ERROR)}
 
 
 def _cut(text: str, most: int) -> str:
