@@ -106,9 +106,7 @@ def test_hostile_findings_are_passed_over(printed_by: bytes) -> None:
 
 
 def test_linters_get_paths_that_are_no_options() -> None:
-    found = FoundPrograms(
-        pythons=(Interpreter(path="p", version="3", modules=frozenset({"mypy"})),), programs=frozenset()
-    )
+    found = FoundPrograms(pythons=(Interpreter(path="p", modules=frozenset({"mypy"})),), programs=frozenset())
     for linter in LINTERS.values():
         said = linter.words(("p", "-m", "x"), ConfiguredLinters(names=()), found, ("./-a", "./b"))
         assert said[-3:] == ("--", "./-a", "./b")

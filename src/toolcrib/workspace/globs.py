@@ -166,12 +166,8 @@ def glob_expression(pattern: str, *, prefix: int = 0) -> str:
     at = 0
     while at < len(pattern):
         character = pattern[at]
-        if character == "*":
-            words, at = _stars(pattern, at, prefix)
-            parts.append(words)
-            continue
-        if character == "[":
-            words, at = character_class(pattern, at)
+        if character in "*[":
+            words, at = _stars(pattern, at, prefix) if character == "*" else character_class(pattern, at)
             parts.append(words)
             continue
         if character == "\\":

@@ -23,11 +23,6 @@ MOST_REGEX_MEMORY = 16 * 1024 * 1024
 """For one compiled expression. What needs more is refused when it is compiled."""
 
 
-class RegexCase(enum.StrEnum):
-    SENSITIVE = "sensitive"
-    IGNORE = "ignore"
-
-
 class BadRegex(Exception):
     """An expression that cannot be compiled, in RE2's words."""
 
@@ -68,10 +63,10 @@ class RegexSet:
 _NUL = r"\x{0}"
 
 
-def compile_regex(expression: str, case: RegexCase = RegexCase.SENSITIVE, *, across_lines: bool = True) -> Regex:
+def compile_regex(expression: str, *, ignore_case: bool = False, across_lines: bool = True) -> Regex:
     """Works on UTF-8. Not `across_lines`: nothing in it matches a line's end, and ^ and $ stand at those of each."""
     re2, options = _re2(), _options()
-    options.case_sensitive = case is RegexCase.SENSITIVE
+    options.case_sensitive = not ignore_case
     options.never_nl = not across_lines
     try:
         if not across_lines:
@@ -149,11 +144,12 @@ def search_pattern(pattern: str, *, literal: bool, case: CaseRule) -> SearchPatt
     """Raises WorkspaceError with the place of what cannot be used."""
     tokens = [_Token(place, text) for place, text in enumerate(pattern)] if literal else list(_tokens(pattern))
     _refuse_what_no_engine_has(pattern, tokens, literal=literal)
-    how = RegexCase.SENSITIVE if case is CaseRule.SENSITIVE else RegexCase.IGNORE
+    ignore_case = case is not CaseRule.SENSITIVE
     if case is CaseRule.SMART and any(token.text.isupper() for token in tokens if token.text[0] != "\\" or literal):
-        how = RegexCase.SENSITIVE
+        ignore_case = False
     try:
-        regex = compile_regex(re.sub(r"\W", _quoted, pattern) if literal else pattern, how, across_lines=False)
+        expression = re.sub(r"\W", _quoted, pattern) if literal else pattern
+        regex = compile_regex(expression, ignore_case=ignore_case, across_lines=False)
     except BadRegex as error:
         raise _bad_pattern(pattern, str(error)) from None
     except UnicodeEncodeError:
@@ -161,7 +157,7 @@ def search_pattern(pattern: str, *, literal: bool, case: CaseRule) -> SearchPatt
     words = ("--fixed-strings", f"--regexp={pattern}") if literal else (f"--regexp={_for_ripgrep(tokens)}",)
     return SearchPattern(
         regex=regex,
-        ripgrep=("--ignore-case" if how is RegexCase.IGNORE else "--case-sensitive", *words),
+        ripgrep=("--ignore-case" if ignore_case else "--case-sensitive", *words),
         carriage_returns="\r" in pattern or (not literal and any(token.text == r"\r" for token in tokens)),
     )
 

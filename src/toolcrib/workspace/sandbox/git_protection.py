@@ -106,13 +106,6 @@ class Placeholders:
             finally:
                 held.close()
 
-    def hold_folder(self, path: str) -> None:
-        """An empty folder, made if it is not there."""
-        self._hold(path, None)
-
-    def hold_file(self, path: str, content: bytes = b"") -> None:
-        self._hold(path, content)
-
     def may_be_one(self, path: str, content: bytes | None) -> bool:
         """Whether what is there could be a placeholder: another server's, or one that was left."""
         try:
@@ -135,7 +128,8 @@ class Placeholders:
         finally:
             held.close()
 
-    def _hold(self, path: str, content: bytes | None) -> None:
+    def hold(self, path: str, content: bytes | None) -> None:
+        """A file with this content, or an empty folder (None), made if it is not there."""
         for _ in range(_TRIES):
             try:
                 self._make(path, content)
@@ -244,18 +238,12 @@ def is_plain_repository(folder: Folder) -> bool:
 
 def hold_missing(folder: Folder, placeholders: Placeholders) -> list[tuple[str, ...]]:
     """All parts to be mounted over, outer ones first; every one is there afterwards."""
-    parts = list(PINNED_FOLDERS)
-    for part in PROTECTED_FOLDERS:
-        path = "/".join((GIT, *part))
-        if look_at(folder, (GIT, *part)) is None or placeholders.may_be_one(path, None):
-            placeholders.hold_folder(path)
-        parts.append(part)
-    for part, content in PROTECTED_FILES:
+    protected = [*((part, None) for part in PROTECTED_FOLDERS), *PROTECTED_FILES]
+    for part, content in protected:
         path = "/".join((GIT, *part))
         if look_at(folder, (GIT, *part)) is None or placeholders.may_be_one(path, content):
-            placeholders.hold_file(path, content)
-        parts.append(part)
-    return parts
+            placeholders.hold(path, content)
+    return [*PINNED_FOLDERS, *(part for part, _ in protected)]
 
 
 def git_operations_under_way(folder: Folder) -> list[str]:

@@ -139,7 +139,7 @@ def lay_out_mounts(
 def _repository(layout: MountLayout, folder: Folder, mode: GitMode, seen: Survey, placeholders: Placeholders) -> None:
     found = look_at(folder, (GIT,))
     if found is None or placeholders.may_be_one(GIT, None):
-        placeholders.hold_folder(GIT)
+        placeholders.hold(GIT, None)
         layout.fix(_must_be_there(folder, (GIT,)), read_only=True)
         return
     if found.kind is FileKind.LINK:
@@ -169,7 +169,7 @@ def _submodule(layout: MountLayout, folder: Folder, parts: tuple[str, ...], plac
         path = "/".join(parts[:length])
         found = look_at(folder, parts[:length])
         if found is None or placeholders.may_be_one(path, None) or placeholders.may_lead_to_one(path):
-            placeholders.hold_folder(path)
+            placeholders.hold(path, None)
         elif found.kind is FileKind.LINK:
             raise _submodule_error(parts, parts[:length])
         elif found.kind is not FileKind.FOLDER:
@@ -180,7 +180,7 @@ def _submodule(layout: MountLayout, folder: Folder, parts: tuple[str, ...], plac
     place = (*parts, GIT)
     found = look_at(folder, place)
     if found is None or placeholders.may_be_one("/".join(place), None):
-        placeholders.hold_folder("/".join(place))
+        placeholders.hold("/".join(place), None)
     _make_read_only(layout, folder, _must_be_there(folder, place))
 
 
@@ -202,7 +202,7 @@ def _own_files(layout: MountLayout, folder: Folder, placeholders: Placeholders, 
     if found is None and not writes:
         return
     if found is None or placeholders.may_be_one(TOOLCRIB, None):
-        placeholders.hold_folder(TOOLCRIB)
+        placeholders.hold(TOOLCRIB, None)
         found = _must_be_there(folder, (TOOLCRIB,))
     if found.kind is not FileKind.FOLDER:
         raise _link_error(TOOLCRIB)

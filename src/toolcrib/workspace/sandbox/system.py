@@ -212,7 +212,6 @@ class SystemSupport:
     version: str
     enter: str
     """The program that enters a stage; only root needs it."""
-    machine: str
     landlock: int
 
 
@@ -240,7 +239,7 @@ def find_support(environ: Mapping[str, str], root: Path, *, is_root: bool) -> Sy
     enter = find_program("nsenter", environ, root)
     if is_root and enter is None:
         raise sandbox_refused("nsenter is not installed, and Toolcrib runs as root", "`apt install util-linux`.")
-    return SystemSupport(bwrap=str(program), version=said, enter=str(enter or ""), machine=machine, landlock=abi)
+    return SystemSupport(bwrap=str(program), version=said, enter=str(enter or ""), landlock=abi)
 
 
 def sandbox_refused(why: str, remedy: str) -> WorkspaceError:

@@ -80,7 +80,7 @@ def configured_linters(folder: Folder) -> ConfiguredLinters:
     mypy = tables.get("mypy")
     sections: list[Mapping[str, object]] = [mypy] if isinstance(mypy, dict) else []
     for name in ("mypy.ini", ".mypy.ini", "setup.cfg"):
-        sections += _ini_section(folder, name, "mypy")
+        sections += _mypy_section(folder, name)
     ruff = "ruff" in tables or any(_text(folder, name) is not None for name in ("ruff.toml", ".ruff.toml"))
     names = (*(("ruff",) if ruff or not sections else ()), *(("mypy",) if sections else ()))
     knows = any(key in section for section in sections for key in ("files", "packages", "modules"))
@@ -104,13 +104,13 @@ def _toml(folder: Folder, name: str) -> dict[str, Any]:
         return {}
 
 
-def _ini_section(folder: Folder, name: str, section: str) -> list[Mapping[str, object]]:
+def _mypy_section(folder: Folder, name: str) -> list[Mapping[str, object]]:
     parser = configparser.RawConfigParser(strict=False)
     try:
         parser.read_string(_text(folder, name) or "")
     except configparser.Error:
         return []
-    return [parser[section]] if parser.has_section(section) else []
+    return [parser["mypy"]] if parser.has_section("mypy") else []
 
 
 def _ruff_words(

@@ -9,7 +9,6 @@ be switched off is; what cannot (filters) runs in the sandbox, like all of git h
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import itertools
 import os
@@ -121,10 +120,6 @@ def literal_pathspec(path: str) -> str:
     return f":(literal){path}" if path else "."
 
 
-def excluding_pathspec(path: str) -> str:
-    return f":(exclude,literal){path}"
-
-
 def check_revision(base: str) -> str:
     """A revision that cannot be an option, a range, or a file in a revision."""
     if not _REVISION.fullmatch(base):
@@ -198,10 +193,10 @@ async def status_of(turn: CommandRunner, path: str) -> GitStatus:
     )  # fmt: skip
     if answer.code:
         raise git_failure(turn.context.folder, answer.err)
-    return dataclasses.replace(read_status(answer.out), is_whole=not answer.is_cut)
+    return read_status(answer.out, is_whole=not answer.is_cut)
 
 
-def read_status(raw: bytes) -> GitStatus:
+def read_status(raw: bytes, *, is_whole: bool = True) -> GitStatus:
     """`status --porcelain=v2 -z --branch`. What does not look like it is passed over."""
     branch, has_commits = "", True
     changes: list[GitChange] = []
@@ -220,7 +215,7 @@ def read_status(raw: bytes) -> GitStatus:
             was = os.fsdecode(next(records, b"")) if kind == "2" else ""
             changes.append(_change(kind, fields[0], fields[-1], was))
     return GitStatus(
-        branch=branch, has_commits=has_commits, is_whole=True, changes=tuple(changes), untracked=tuple(untracked)
+        branch=branch, has_commits=has_commits, is_whole=is_whole, changes=tuple(changes), untracked=tuple(untracked)
     )
 
 
@@ -249,14 +244,13 @@ def read_numstat(raw: bytes) -> tuple[GitFileStat, ...]:
         if not path:
             was, path = next(records, b""), next(records, b"")
         if path:
-            is_binary = added == b"-"
             found.append(
                 GitFileStat(
                     path=os.fsdecode(path),
                     was=os.fsdecode(was),
                     added=_number(added),
                     deleted=_number(deleted),
-                    binary=is_binary,
+                    binary=added == b"-",
                 )
             )
     return tuple(found)
@@ -314,10 +308,10 @@ async def project_diff(context: ToolContext, given: ProjectDiffArguments) -> Too
     turn = CommandRunner(context, NAME)
     status = await status_of(turn, path)
     # What is hidden is masked in the sandbox: it always differs, and git could not read it.
-    masked = [excluding_pathspec(change.path) for change in status.changes if not _is_readable(folder, change.path)]
+    masked = [f":(exclude,literal){change.path}" for change in status.changes if not _is_readable(folder, change.path)]
     base = await commit_of(turn, given.base) if status.has_commits else await empty_tree(turn)
     against = ("--cached", base) if given.staged else (base,)
-    numbers = await _diff(turn, folder, ("--numstat", "-z", *against), (path, *masked), MOST_LISTING_BYTES)
+    numbers = await _diff(turn, ("--numstat", "-z", *against), (path, *masked), MOST_LISTING_BYTES)
     files = [file for file in read_numstat(numbers.out) if _is_readable(folder, file.path, file.was)]
     changes = [change for change in status.changes if _is_readable(folder, change.path, change.was)]
     untracked = [path for path in status.untracked if _is_readable(folder, path)]
@@ -325,7 +319,7 @@ async def project_diff(context: ToolContext, given: ProjectDiffArguments) -> Too
         # A deleted file still has a diff; a path that never was has not, and says so here.
         folder.status(place)
     limit = min(context.settings.limits.output, given.limit or context.settings.limits.output)
-    text, missing = ("", []) if given.stat_only else await _shown(turn, folder, against, files, limit)
+    text, missing = ("", []) if given.stat_only else await _shown(turn, against, files, limit)
     room = context.settings.limits.output // 4
     result = ProjectDiffResult(
         branch=_utf8(status.branch),
@@ -366,19 +360,17 @@ def _inside(folder: Folder, path: str) -> FolderPath:
         return real
 
 
-async def _diff(
-    turn: CommandRunner, folder: Folder, words: Sequence[str], paths: Sequence[str], limit: int
-) -> GitOutput:
+async def _diff(turn: CommandRunner, words: Sequence[str], paths: Sequence[str], limit: int) -> GitOutput:
     if sum(len(os.fsencode(path)) for path in paths) > 2 * MOST_NAMES:
         raise WorkspaceError("Too many files are hidden here for one diff.", remedy="Ask for one `path`.")
     answer = await run_git(turn, "diff", *_DIFF_OPTIONS, *words, "--", *paths, limit=limit)
     if answer.code:
-        raise git_failure(folder, answer.err)
+        raise git_failure(turn.context.folder, answer.err)
     return answer
 
 
 async def _shown(
-    turn: CommandRunner, folder: Folder, against: tuple[str, ...], files: Sequence[GitFileStat], limit: int
+    turn: CommandRunner, against: tuple[str, ...], files: Sequence[GitFileStat], limit: int
 ) -> tuple[str, list[str]]:
     """The diff of the first files, and the names of those that it does not show whole."""
     asked: list[str] = []
@@ -395,7 +387,7 @@ async def _shown(
     if not asked:
         return "", rest
     # A character has four bytes at most.
-    answer = await _diff(turn, folder, ("--patch", "--src-prefix=a/", "--dst-prefix=b/", *against), names, 4 * limit)
+    answer = await _diff(turn, ("--patch", "--src-prefix=a/", "--dst-prefix=b/", *against), names, 4 * limit)
     text = diff_text(answer.out)
     if json_size(text) <= limit and not answer.is_cut:
         return text, rest

@@ -171,7 +171,7 @@ import json, sys
 sys.path[:] = [entry for entry in sys.path if entry]
 from importlib.util import find_spec
 names = [name for name in sys.argv[2:] if find_spec(name)]
-print(json.dumps({"python": sys.argv[1], "version": sys.version.split()[0], "modules": names}), flush=True)
+print(json.dumps({"python": sys.argv[1], "modules": names}), flush=True)
 """
 _ASK_ALL = """
 ask=$1; modules=$2; shift 2
@@ -186,7 +186,6 @@ done
 
 class _Answer(msgspec.Struct, frozen=True):
     python: str = ""
-    version: str = ""
     modules: tuple[str, ...] = ()
     program: str = ""
 
@@ -195,7 +194,6 @@ class _Answer(msgspec.Struct, frozen=True):
 class Interpreter:
     path: str
     """As the sandbox starts it."""
-    version: str
     modules: frozenset[str]
 
 
@@ -262,12 +260,8 @@ def read_answers(printed: bytes, candidates: tuple[str, ...]) -> FoundPrograms:
         except (msgspec.MsgspecError, RecursionError):
             continue
         if answer.python in candidates:
-            pythons.setdefault(
-                answer.python,
-                Interpreter(
-                    path=answer.python, version=answer.version[:40], modules=frozenset(MODULES) & {*answer.modules}
-                ),
-            )
+            modules = frozenset(MODULES) & {*answer.modules}
+            pythons.setdefault(answer.python, Interpreter(path=answer.python, modules=modules))
         if answer.program in PROGRAMS:
             programs.add(answer.program)
     ordered = tuple(pythons[name] for name in candidates if name in pythons)
