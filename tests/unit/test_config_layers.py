@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from toolcrib.config.keys import AUTH_KEYS, CONNECTION_KEYS, RETRY_KEYS, SERVER_KEYS, TOP_KEYS
+from toolcrib.config.keys import AUTH_KEYS, CONNECTION_KEYS, RETRY_KEYS, SERVER_KEYS
 from toolcrib.config.layers import load
 from toolcrib.config.masking import Masker, secrets_of
 from toolcrib.config.model import Config, Flags, Layer, NameStyle, Severity, Transport
 from toolcrib.config.paths import Paths
+from toolcrib.config.settings import TOP_KEYS
 from toolcrib.config.show import mask
 from toolcrib.config.trust import trust_digest
 from toolcrib.errors import ConfigError

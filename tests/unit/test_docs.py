@@ -11,10 +11,11 @@ import pytest
 from typer.main import get_command
 
 from toolcrib.cli.app import app
-from toolcrib.config.keys import AUTH_KEYS, RETRY_KEYS, SERVER_KEYS, TOP_KEYS
+from toolcrib.config.keys import AUTH_KEYS, RETRY_KEYS, SERVER_KEYS
 from toolcrib.config.layers import load
 from toolcrib.config.model import Severity
 from toolcrib.config.paths import Paths
+from toolcrib.config.settings import TOP_KEYS
 from toolcrib.servers import environment
 
 ROOT = Path(__file__).parents[2]

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from toolcrib.catalog.schema_refs import SchemaDocument
+
 AFFORDABLE = 20_000
 """Visits of one value by parts of the schema: about a millisecond."""
 
@@ -73,7 +75,7 @@ class _Graph:
         self.same: dict[int, list[int]] = {}
         self.parts: dict[int, list[int]] = {}
         self.references = 0
-        self._root = root
+        self._document = SchemaDocument(root)
         identified = 0
         waiting: list[Mapping[str, Any]] = [root]
         while waiting:
@@ -128,17 +130,11 @@ class _Graph:
 
     def _resolve(self, reference: Any) -> Mapping[str, Any]:
         """What a reference names. Only those by path are followed; hardly any tool has others."""
-        node: Any = self._root
-        steps = reference.split("/") if isinstance(reference, str) else [""]
-        for step in steps[1:]:
-            key = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
-                node = node[int(key)]
-            else:
-                node = node.get(key) if isinstance(node, Mapping) else None
-        if steps[0] != "#" or not isinstance(node, Mapping | bool):
+        by_path = isinstance(reference, str) and reference.partition("/")[0] == "#"
+        found = self._document.at(unquote(reference)) if by_path else None
+        if found is None:
             raise ValueError("it has references that cannot be followed")
-        return node if isinstance(node, Mapping) else {}
+        return found if isinstance(found, Mapping) else {}
 
 
 def _schemas(value: Any) -> list[Mapping[str, Any]]:

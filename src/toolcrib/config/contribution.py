@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.config.entries import DisabledServer, TimeUnit, check_name, read_server
-from toolcrib.config.keys import TOP_KEYS, ConfigField, normalized_key, report_unknown
+from toolcrib.config.keys import ConfigField, normalized_key, report_unknown
 from toolcrib.config.model import KeyPath, Layer, Problem, ServerConfig, ToolRule
 from toolcrib.config.paths import server_key
 from toolcrib.config.problems import ProblemReport, describe, describe_type
 from toolcrib.config.read import ConfigDocument
-from toolcrib.config.settings import SETTINGS, USER_ONLY_SETTINGS
+from toolcrib.config.settings import SETTINGS, TOP_KEYS, USER_ONLY_SETTINGS
 from toolcrib.config.tool_rules import read_tool_rules
 from toolcrib.config.values import EntryContext, ValueReader
 

@@ -41,7 +41,7 @@ _STEP = 2
 def with_server(text: str, name: str, entry: Mapping[str, Any]) -> str:
     section = _yaml_section(text)
     if section is None:
-        return _appended(text, [("servers:", 0), *_yaml_lines(name, entry, _STEP)])
+        return _inserted(text, len(text.splitlines()), [("servers:", 0), *_yaml_lines(name, entry, _STEP)])
     key, node = section
     if node.kind is NodeKind.SCALAR or (node.flow and not node.children):
         # An empty section: nothing after the colon, or `{}`.
@@ -128,10 +128,6 @@ def _name_in(item: YamlNode) -> str | None:
 
 def _line_after(node: YamlNode) -> int:
     return node.end.line if node.end.column == 0 and node.end.line > node.start.line else node.end.line + 1
-
-
-def _appended(text: str, lines: Sequence[tuple[str, int]]) -> str:
-    return _inserted(text, len(text.splitlines()), lines)
 
 
 def _inserted(text: str, at: int, lines: Sequence[tuple[str, int]]) -> str:

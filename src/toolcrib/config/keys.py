@@ -2,7 +2,7 @@
 
 In: an entry as it was written, by us or for another client. Out: `ConfigField`s under our own names, taken
 out of `transport: {…}` and `connection: {…}`; misspelt and foreign keys are reported.
-The tables here are the whole vocabulary; `entries`, `auth` and `contribution` read it.
+The tables here are the vocabulary of entries, which `entries` and `auth` read; `settings` has that of the top.
 """
 
 from __future__ import annotations
@@ -56,36 +56,6 @@ RETRY_KEYS = {"max_attempts": "max_attempts", "backoff_ms": "backoff_ms", "backo
 AUTH_KEYS = {
     key: key for key in ("type", "token", "header_name", "api_key", "token_path", "auth_url", "token_url", "client_id")
 } | {"client_secret": "client_secret", "scope": "scopes", "scopes": "scopes"}
-JOB_KEYS = {
-    key: key
-    for key in (
-        "model",
-        "models",
-        "programs",
-        "base_urls",
-        "api_keys",
-        "max_running",
-        "max_waiting",
-        "max_per_agent",
-        "timeout",
-        "max_timeout",
-        "keep_days",
-    )
-}
-TOP_KEYS = {"servers": "servers", "mcp_servers": "mcp_servers", "port": "port", "names": "names"} | {
-    key: key
-    for key in (
-        "log_level",
-        "store",
-        "audit_values",
-        "audit_keep_days",
-        "audit_keep_mb",
-        "session_idle_hours",
-        "workspace",
-        "jobs",
-        "tools",
-    )
-}
 
 _SLIPS = {
     "arguments": "args",
@@ -102,30 +72,9 @@ _SLIPS = {
 """Words for our keys that look too little like them to be found by likeness."""
 
 _QUIET = frozenset(
-    {
-        "$schema",
-        "always_allow",
-        "always_load",
-        "auto_approve",
-        "comment",
-        "default_tools_approval_mode",
-        "description",
-        "dev",
-        "gallery",
-        "icon",
-        "inputs",
-        "metadata",
-        "note",
-        "notes",
-        "required",
-        "startup_timeout_ms",
-        "startup_timeout_sec",
-        "tags",
-        "title",
-        "tool_timeout_sec",
-        "trust",
-        "version",
-    }
+    {"$schema", "comment", "description", "dev", "gallery", "icon", "inputs", "metadata", "note", "notes", "tags"}
+    | {"title", "version", "always_allow", "always_load", "auto_approve", "default_tools_approval_mode", "trust"}
+    | {"required", "startup_timeout_ms", "startup_timeout_sec", "tool_timeout_sec"}
 )
 """Other clients' keys that change nothing about the connection."""
 
@@ -215,17 +164,14 @@ def report_unknown(key: str, path: KeyPath, known: Mapping[str, str], report: Pr
     if word in _QUIET or word.startswith(("x_", "_", "//")):
         return
     if word in _UNHEEDED:
-        report.warning(path, found="another client's key", expected="a key of Toolcrib", suggestion=_unheeded(word))
+        suggestion = f"It is not heeded: {_UNHEEDED[word]}."
+        report.warning(path, found="another client's key", expected="a key of Toolcrib", suggestion=suggestion)
     elif nearest := nearest_key(word, known):
         report.error(
             path, found="a key that is not known", expected=f"a key such as {nearest}", suggestion=_ask(nearest)
         )
     else:
         report.warning(path, found="a key that is not known", expected=f"one of {', '.join(sorted(set(known)))}")
-
-
-def _unheeded(word: str) -> str:
-    return f"It is not heeded: {_UNHEEDED[word]}."
 
 
 def _ask(nearest: str) -> str:

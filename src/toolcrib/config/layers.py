@@ -18,12 +18,13 @@ from types import MappingProxyType
 
 from toolcrib.config.contribution import SECTIONS, Contribution, ServerEntry, contribution_of, take_entry, take_setting
 from toolcrib.config.entries import TimeUnit
-from toolcrib.config.keys import TOP_KEYS, ConfigField, nearest_key, normalized_key
+from toolcrib.config.keys import ConfigField, nearest_key, normalized_key
 from toolcrib.config.masking import mask_args
 from toolcrib.config.model import Config, DaemonSettings, Flags, Layer, Problem, ServerConfig, Severity, UntrustedFile
 from toolcrib.config.paths import PROJECT_FOLDER, SHARED_PROJECT_FILE, Paths, configs_in, home_of
 from toolcrib.config.problems import ProblemReport, describe, sorted_problems
 from toolcrib.config.read import ConfigDocument, parse_document, read_document
+from toolcrib.config.settings import TOP_KEYS
 from toolcrib.config.trust import digest_of, effects_of, has_no_links
 from toolcrib.config.values import EntryContext, ValueReader
 from toolcrib.errors import ConfigError

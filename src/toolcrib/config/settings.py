@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
-from toolcrib.config.keys import JOB_KEYS, ConfigField, known_fields
+from toolcrib.config.keys import ConfigField, known_fields
 from toolcrib.config.model import JobSettings, NameStyle, Severity
 from toolcrib.config.problems import describe, describe_type
 from toolcrib.config.values import ValueReader
@@ -57,10 +57,8 @@ def read_jobs(given: ConfigField, values: ValueReader) -> JobSettings | None:
         values.report.error(given.path, found=describe_type(given.value), expected="a mapping")
         return None
     before = len(values.report.problems)
-    found = {
-        name: _READERS[name](one, values)
-        for name, one in known_fields(given.value, given.path, JOB_KEYS, values.report).items()
-    }
+    fields = known_fields(given.value, given.path, {name: name for name in _READERS}, values.report)
+    found = {name: _READERS[name](one, values) for name, one in fields.items()}
     if any(problem.severity is Severity.ERROR for problem in values.report.problems[before:]):
         return None
     spelled = {str(path[1]): text for path, text in values.spelled.items() if path[0] == "api_keys"}
@@ -103,9 +101,9 @@ def _api_keys(given: ConfigField, values: ValueReader) -> Mapping[str, str] | No
     return None if table is None else MappingProxyType(table)
 
 
-def _count(most: int) -> Callable[[ConfigField, ValueReader], int | None]:
+def _count(most: int, *, least: int = 1) -> Callable[[ConfigField, ValueReader], int | None]:
     def read(given: ConfigField, values: ValueReader) -> int | None:
-        number = values.number(given, least=1, most=most, whole=True)
+        number = values.number(given, least=least, most=most, whole=True)
         return None if number is None else int(number)
 
     return read
@@ -131,25 +129,13 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 POSTGRES = ("postgresql://", "postgres://")
 
 
-def _port(given: ConfigField, values: ValueReader) -> int | None:
-    port = values.number(given, least=0, most=65_535, whole=True)
-    return None if port is None else int(port)
-
-
 def _names(given: ConfigField, values: ValueReader) -> NameStyle | None:
     word = _one_of(tuple(NameStyle), "names", given, values)
     return None if word is None else NameStyle(word)
 
 
-def _log_level(given: ConfigField, values: ValueReader) -> str | None:
-    return _one_of(LOG_LEVELS, "log_level", given, values)
-
-
 def _one_of(allowed: tuple[str, ...], name: str, given: ConfigField, values: ValueReader) -> str | None:
-    if not isinstance(given.value, str):
-        values.report.error(given.path, found=describe(given.value), expected=" or ".join(allowed))
-        return None
-    word = values.text(given, into=(name,))
+    word = values.text(given, into=(name,)) if isinstance(given.value, str) else ""
     if word is None:
         return None
     if word.lower() not in allowed:
@@ -186,9 +172,9 @@ def holds_password(store: str) -> bool:
 
 
 SETTINGS: Mapping[str, Callable[[ConfigField, ValueReader], Any]] = {
-    "port": _port,
+    "port": _count(65_535, least=0),
     "names": _names,
-    "log_level": _log_level,
+    "log_level": lambda given, values: _one_of(LOG_LEVELS, "log_level", given, values),
     "store": _store,
     "audit_values": lambda given, values: values.flag(given),
     "audit_keep_days": lambda given, values: values.number(given, least=1, most=36_500),
@@ -197,6 +183,8 @@ SETTINGS: Mapping[str, Callable[[ConfigField, ValueReader], Any]] = {
     "workspace": lambda given, values: values.flag(given),
     "jobs": read_jobs,
 }
+
+TOP_KEYS = {key: key for key in ("servers", "mcp_servers", *SETTINGS, "tools")}
 
 USER_ONLY_SETTINGS = frozenset(SETTINGS.keys() - {"names"})
 """Settings that a project's file may not have, trusted or not: they are about all projects."""

@@ -238,18 +238,14 @@ _READERS: Mapping[RuleAction, Callable[[ConfigField, _Reader], tuple[Any, tuple[
 """Each gives the value, and the tools that it names besides."""
 
 
-def shown_rule(written: Any) -> Any:
+def shown_rule(written: Any, name: str = "") -> Any:
     """As it stands in its file, for people's eyes: what is a secret by its name or its look is hidden."""
-    return _hidden(written, "")
-
-
-def _hidden(value: Any, name: str) -> Any:
-    match value:
+    match written:
         case str():
-            return mask_spelling(value) if names_a_secret(name) else mask_text(value)
+            return mask_spelling(written) if names_a_secret(name) else mask_text(written)
         case list():
-            return [_hidden(one, name) for one in value]
+            return [shown_rule(one, name) for one in written]
         case Mapping():
-            return {mask_text(key): _hidden(one, key) for key, one in value.items()}
+            return {mask_text(key): shown_rule(one, key) for key, one in written.items()}
         case other:
             return HIDDEN if other is not None and names_a_secret(name) else other

@@ -74,11 +74,8 @@ def is_type(value: Any, kind: str) -> bool:
     return own == kind or (kind == "integer" and own == "number" and value == int(value))
 
 
-def takes_null(schema: Any, document: SchemaDocument) -> bool:
-    return _takes_null(schema, document, frozenset())
-
-
-def _takes_null(schema: Any, document: SchemaDocument, seen: frozenset[str]) -> bool:
+def takes_null(schema: Any, document: SchemaDocument, seen: frozenset[str] = frozenset()) -> bool:
+    """`seen` are the references that led here."""
     if not isinstance(schema, Mapping):
         return schema is not False
     kinds = schema.get("type", "null")
@@ -88,10 +85,10 @@ def _takes_null(schema: Any, document: SchemaDocument, seen: frozenset[str]) -> 
         return False
     if "$ref" in schema:
         pointer = document.pointer(schema["$ref"])
-        if pointer is None or pointer in seen or not _takes_null(document.at(pointer), document, seen | {pointer}):
+        if pointer is None or pointer in seen or not takes_null(document.at(pointer), document, seen | {pointer}):
             return False
     for key, enough in (("allOf", all), ("anyOf", any), ("oneOf", any)):
-        if key in schema and not enough(_takes_null(sub, document, seen) for sub in schema[key]):
+        if key in schema and not enough(takes_null(sub, document, seen) for sub in schema[key]):
             return False
     return True
 

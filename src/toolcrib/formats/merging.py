@@ -90,10 +90,6 @@ def _unions(one: list[Any], other: list[Any]) -> list[Any]:
     return [_sub(mine, theirs) for mine in one for theirs in other]
 
 
-def _words(one: str, other: str) -> str:
-    return f"{one}\n{other}"
-
-
 _JOINS: dict[str, Callable[[Any, Any], Any]] = {
     "type": _types,
     "enum": _values,
@@ -104,7 +100,7 @@ _JOINS: dict[str, Callable[[Any, Any], Any]] = {
     "items": _sub,
     "allOf": lambda one, other: [*one, *other],
     "anyOf": _unions,
-    "description": _words,
+    "description": lambda one, other: f"{one}\n{other}",
     **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"), max),
     **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"), min),
     "uniqueItems": lambda one, other: one or other,

@@ -17,38 +17,11 @@ MARKER = "TOOLCRIB_CHILD"
 """Set in every child, so that whatever it starts can be found again."""
 
 _ALLOWED = frozenset(
-    {
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "TERM",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "TMP",
-        "TEMP",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "NODE_EXTRA_CA_CERTS",
-        "REQUESTS_CA_BUNDLE",
-        "CURL_CA_BUNDLE",
-        "SYSTEMROOT",
-        "SYSTEMDRIVE",
-        "PATHEXT",
-        "COMSPEC",
-        "APPDATA",
-        "LOCALAPPDATA",
-        "USERPROFILE",
-        "USERNAME",
-        "HOMEDRIVE",
-        "HOMEPATH",
-        "PROGRAMFILES",
-        "PROGRAMDATA",
-        "PROCESSOR_ARCHITECTURE",
-    }
+    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TMP", "TEMP"}
+    | {"SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
+    # Windows
+    | {"SYSTEMROOT", "SYSTEMDRIVE", "PATHEXT", "COMSPEC", "APPDATA", "LOCALAPPDATA", "USERPROFILE", "USERNAME"}
+    | {"HOMEDRIVE", "HOMEPATH", "PROGRAMFILES", "PROGRAMDATA", "PROCESSOR_ARCHITECTURE"}
 )
 _ALLOWED_PREFIXES = ("LC_", "XDG_")
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"})

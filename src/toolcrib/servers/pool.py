@@ -32,20 +32,15 @@ class ServerPool:
         bus: Bus,
         on_tools: Callable[[Server], None],
         log_file: Callable[[str, Path | None], Path] | None = None,
-        reaper: Reaper | None = None,
         mask: Masker | None = None,
     ) -> None:
         self._bus = bus
         self._on_tools = on_tools
         self._log_file = log_file
-        self._reaper = reaper or Reaper()
+        self.reaper = Reaper()
         self._servers: dict[InstanceKey, Server] = {}
         self._holders: dict[InstanceKey, int] = {}
         self._mask = mask or Masker()
-
-    @property
-    def reaper(self) -> Reaper:
-        return self._reaper
 
     @property
     def servers(self) -> Iterable[Server]:
@@ -66,7 +61,7 @@ class ServerPool:
                 root=key[-1],
                 on_tools=self._on_tools,
                 bus=self._bus,
-                reaper=self._reaper,
+                reaper=self.reaper,
                 log_file=self._log_file(config.name, key[-1]) if self._log_file else None,
                 mask=self._mask,
                 known_tools=known_tools,
@@ -92,4 +87,4 @@ class ServerPool:
         self._servers.clear()
         self._holders.clear()
         await asyncio.gather(*(server.stop() for server in servers))
-        await asyncio.to_thread(self._reaper.close)
+        await asyncio.to_thread(self.reaper.close)
