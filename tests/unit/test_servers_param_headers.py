@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.shared import inbound
 
-from toolcrib.servers.param_headers import MARK, encode_header_value, marked_properties, param_headers
+from toolcrib.servers.param_headers import MARK, encode_header_value, headers_of, marked_properties
 
 _scalar = st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.floats(allow_nan=False)
 _keys = st.sampled_from(["a", "b", MARK, "properties", "items"])
@@ -45,7 +45,7 @@ def _sdk_headers(schema: Any, arguments: dict[str, Any]) -> dict[str, str]:
 @given(_schemas(), st.recursive(_scalar, lambda sub: st.dictionaries(_keys, sub, max_size=3), max_leaves=8))
 def test_headers_are_those_that_the_sdk_would_send(schema: Any, arguments: Any) -> None:
     given_arguments = arguments if isinstance(arguments, dict) else {"a": arguments}
-    assert param_headers(schema, given_arguments) == _sdk_headers(schema, given_arguments)
+    assert headers_of(marked_properties(schema), given_arguments) == _sdk_headers(schema, given_arguments)
 
 
 @given(st.text())
@@ -66,7 +66,10 @@ def test_nested_properties_are_reached_and_absent_values_send_nothing() -> None:
         }
     }
     arguments = {"region": "süd", "o": {"deep": True}, "gone": None}
-    assert param_headers(schema, arguments) == {"Mcp-Param-Region": "=?base64?c8O8ZA==?=", "Mcp-Param-Deep": "true"}
+    assert headers_of(marked_properties(schema), arguments) == {
+        "Mcp-Param-Region": "=?base64?c8O8ZA==?=",
+        "Mcp-Param-Deep": "true",
+    }
 
 
 @pytest.mark.parametrize(
@@ -87,4 +90,5 @@ def test_one_invalid_mark_voids_them_all(schema: dict[str, Any]) -> None:
 
 
 def test_an_integer_of_endless_digits_sends_no_header() -> None:
-    assert param_headers({"properties": {"n": {"type": "integer", MARK: "N"}}}, {"n": 10**5000}) == {}
+    marked = marked_properties({"properties": {"n": {"type": "integer", MARK: "N"}}})
+    assert headers_of(marked, {"n": 10**5000}) == {}

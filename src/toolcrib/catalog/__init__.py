@@ -7,6 +7,5 @@ against their schemas. Above: `policy`, `listing`, `calls`. Below: `servers`, `c
 from toolcrib.catalog.names import GATEWAY_LIMIT, Names
 from toolcrib.catalog.snapshot import Catalog, DefinitionsByServer
 from toolcrib.catalog.tool import Tool
-from toolcrib.servers.param_headers import param_headers
 
-__all__ = ["GATEWAY_LIMIT", "Catalog", "DefinitionsByServer", "Names", "Tool", "param_headers"]
+__all__ = ["GATEWAY_LIMIT", "Catalog", "DefinitionsByServer", "Names", "Tool"]

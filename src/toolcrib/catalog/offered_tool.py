@@ -125,7 +125,7 @@ def open_world(offer: OfferedTool) -> bool:
 
 
 def annotated(name: str) -> Predicate:
-    """The predicate of one of the `CLAIMS`."""
+    """The predicate of one of the `ANNOTATIONS`."""
     return lambda offer: annotations_of(offer.annotations)[name]
 
 

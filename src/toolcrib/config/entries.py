@@ -293,12 +293,11 @@ def _check_headers(headers: Mapping[str, str], fields: Mapping[str, ConfigField]
 
 def _limits(fields: Mapping[str, ConfigField], unit: TimeUnit, values: ValueReader) -> dict[str, Any]:
     limits: dict[str, Any] = {}
-    for name in ("connect_timeout", "call_timeout"):
-        if name in fields and (seconds := values.number(fields[name], least=0.001, most=_DAY)) is not None:
-            limits[name] = seconds
-    if "max_message_mb" in fields:
-        size = values.number(fields["max_message_mb"], least=0.1, most=_LARGEST_MESSAGE_MB)
-        limits |= {} if size is None else {"max_message_mb": size}
+    seconds = (0.001, _DAY)
+    ranges = {"connect_timeout": seconds, "call_timeout": seconds, "max_message_mb": (0.1, _LARGEST_MESSAGE_MB)}
+    for name, (least, most) in ranges.items():
+        if name in fields and (number := values.number(fields[name], least=least, most=most)) is not None:
+            limits[name] = number
     if timeout := fields.get("timeout"):
         if "call_timeout" in fields:
             values.report.error(timeout.path, found="both timeout and call_timeout", expected="one of the two")

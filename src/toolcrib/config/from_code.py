@@ -14,7 +14,7 @@ import os
 import shlex
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -81,7 +81,7 @@ class _DeclaredServer(ABC):
         """Raises `ConfigError`, which names the field."""
         if not isinstance(self.name, str):
             raise ConfigError("name: found no text, expected the server's name.", remedy="Correct the server.")
-        entry = {key: _plain(value) for key, value in self._fields()}
+        entry = {key: _plain(value) for key, value in vars(self).items() if key != "name" and value is not None}
         for key, value in entry.items():
             if isinstance(value, Mapping) and not all(isinstance(name, str) for name in value):
                 raise ConfigError(
@@ -99,9 +99,6 @@ class _DeclaredServer(ABC):
                 remedy="Correct the url, or take the class of the other transport.",
             )
         return config
-
-    def _fields(self) -> Iterator[tuple[str, Any]]:
-        return ((name, value) for name, value in vars(self).items() if name != "name" and value is not None)
 
     @abstractmethod
     def _place(self) -> str:

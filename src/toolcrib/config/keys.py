@@ -22,6 +22,11 @@ class ConfigField:
     value: Any
     path: KeyPath
 
+    def parts(self) -> dict[Any, ConfigField]:
+        """What a mapping or a list holds, by its keys or positions."""
+        held = self.value.items() if isinstance(self.value, Mapping) else enumerate(self.value)
+        return {key: ConfigField(value=value, path=(*self.path, key)) for key, value in held}
+
 
 SERVER_KEYS = {
     "name": "name",

@@ -62,8 +62,8 @@ def read_tool_rules(
     if not isinstance(given.value, list):
         values.report.error(given.path, found=describe_type(given.value), expected="a list of rules")
         return ()
-    found = [_rule(ConfigField(value=one, path=(*given.path, at)), values) for at, one in enumerate(given.value)]
-    return tuple(rule for at, rule in enumerate(found) if rule is not None and (*given.path, at) not in ambiguous)
+    found = [(one.path, _rule(one, values)) for one in given.parts().values()]
+    return tuple(rule for path, rule in found if rule is not None and path not in ambiguous)
 
 
 def _rule(given: ConfigField, values: ValueReader) -> ToolRule | None:
@@ -97,9 +97,7 @@ def _which(given: ConfigField, values: ValueReader) -> ToolSelector:
         case str():
             return ToolSelector(names=(values.text(given, into=()) or "",))
         case list() if given.value:
-            parts = [
-                _which(ConfigField(value=one, path=(*given.path, at)), values) for at, one in enumerate(given.value)
-            ]
+            parts = [_which(one, values) for one in given.parts().values()]
             return ToolSelector(
                 names=tuple(name for part in parts for name in part.names),
                 annotations=tuple(name for part in parts for name in part.annotations),
@@ -186,8 +184,7 @@ def _arguments(given: ConfigField, reader: _Reader) -> tuple[Mapping[str, Any], 
         report.error(given.path, found="no arguments" if table is None else describe(table.value), expected=expected)
         return {}, ()
     tools = (_which(fields["tool"], reader),) if "tool" in fields else ()
-    made = {name: _value(ConfigField(value=one, path=(*table.path, name)), reader) for name, one in table.value.items()}
-    return MappingProxyType(made), tools
+    return MappingProxyType({name: _value(one, reader) for name, one in table.parts().items()}), tools
 
 
 def _options(given: ConfigField, reader: _Reader) -> tuple[Mapping[str, Any], tuple[()]]:
@@ -212,14 +209,9 @@ def _value(given: ConfigField, reader: _Reader) -> Any:
                 reader.secrets[text] = "" if reader.context.layer is Layer.PROJECT else _WHOSE
             return text
         case list():
-            return [
-                _value(ConfigField(value=one, path=(*given.path, at)), reader) for at, one in enumerate(given.value)
-            ]
+            return [_value(one, reader) for one in given.parts().values()]
         case Mapping():
-            return {
-                name: _value(ConfigField(value=one, path=(*given.path, name)), reader)
-                for name, one in given.value.items()
-            }
+            return {name: _value(one, reader) for name, one in given.parts().items()}
         case other:
             return other
 

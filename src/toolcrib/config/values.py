@@ -163,10 +163,7 @@ class ValueReader:
         if not isinstance(field.value, list):
             self.report.error(field.path, found=describe(field.value), expected="a list of texts")
             return None
-        texts = [
-            self.text(ConfigField(value=item, path=(*field.path, position)), into=(into, position))
-            for position, item in enumerate(field.value)
-        ]
+        texts = [self.text(item, into=(into, position)) for position, item in field.parts().items()]
         return tuple(text for text in texts if text is not None)
 
     def table(self, field: ConfigField, *, into: str) -> dict[str, str] | None:
@@ -174,12 +171,8 @@ class ValueReader:
         if not isinstance(field.value, Mapping):
             self.report.error(field.path, found=describe_type(field.value), expected="a mapping of names to texts")
             return None
-        table: dict[str, str] = {}
-        for name, value in field.value.items():
-            text = self.text(ConfigField(value=value, path=(*field.path, name)), into=(into, name), secret=True)
-            if text is not None:
-                table[name] = text
-        return table
+        texts = {name: self.text(one, into=(into, name), secret=True) for name, one in field.parts().items()}
+        return {name: text for name, text in texts.items() if text is not None}
 
     def number(self, field: ConfigField, *, least: float, most: float, whole: bool = False) -> float | None:
         value = self._filled(field)

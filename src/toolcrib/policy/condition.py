@@ -184,13 +184,14 @@ def condition_from(text: str) -> Condition:
             remedy="Write `path under src`, `mode one_of read, list` or `sql matches select .*`.",
         )
     argument, test, rest = found.groups()
-    match test:
-        case "under":
-            return Condition(argument=argument, test=Under(rest))
-        case "matches":
-            return Condition(argument=argument, test=Matches(rest))
-        case _:
-            return Condition(argument=argument, test=OneOf(_choices(rest)))
+    return Condition(argument=argument, test=_TESTS[test](rest))
+
+
+_TESTS: Mapping[str, Callable[[str], ConditionTest]] = {
+    "under": Under,
+    "matches": Matches,
+    "one_of": lambda text: OneOf(_choices(text)),
+}
 
 
 def _choices(text: str) -> tuple[Scalar, ...]:

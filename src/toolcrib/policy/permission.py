@@ -67,7 +67,7 @@ _SEVERITY = {Verdict.ALLOW: 0, Verdict.ASK: 1, Verdict.DENY: 2}
 class Permission:
     """Compared by identity; never changes."""
 
-    __slots__ = ("__weakref__", "_base", "_index", "_plans", "agent", "key", "parent", "profile", "rules", "version")
+    __slots__ = ("__weakref__", "_index", "_plans", "agent", "folder", "key", "parent", "profile", "rules", "version")
 
     def __init__(
         self,
@@ -86,7 +86,8 @@ class Permission:
         self.rules: tuple[Rule, ...] = (*profile.rules, *rules)
         self.parent = parent
         self.version = version
-        self._base = None if workdir is None else os.path.abspath(workdir)  # noqa: PTH100 - links stay as they are
+        self.folder = None if workdir is None else os.path.abspath(workdir)  # noqa: PTH100 - links stay as they are
+        """Where relative folders of its rules start; None: nowhere, so they cannot be judged."""
         self.key = self._digest()
         self._index: _Index | None = None
         self._plans: WeakKeyDictionary[Tool, Decision | _Plan] = WeakKeyDictionary()
@@ -103,7 +104,7 @@ class Permission:
 
     def folder_of(self, tool: Tool) -> str | None:
         """Where the tool works for this caller: the workspace serves every agent in the agent's own folder."""
-        own = self._base if tool.server == WORKSPACE else None
+        own = self.folder if tool.server == WORKSPACE else None
         return own or tool.folder
 
     @property
@@ -111,11 +112,6 @@ class Permission:
         """Whether no tool at all can be used with it, whatever tools there are."""
         above = self.parent is not None and self.parent.allows_nothing
         return above or all(rule.effect is Verdict.DENY for rule in self.rules)
-
-    @property
-    def folder(self) -> str | None:
-        """Where relative folders of its rules start; None: nowhere, so they cannot be judged."""
-        return self._base
 
     def by_itself(self, tool: Tool, arguments: Mapping[str, Any] | None, *, without: Collection[Rule] = ()) -> Decision:
         """The decision as if there were no parent, and none of the rules in `without`."""
@@ -125,7 +121,7 @@ class Permission:
     def matching(self, tool: Tool, arguments: Mapping[str, Any] | None) -> tuple[RuleMatch, ...]:
         """Every rule that speaks of this tool, the strongest first."""
         steps = sorted(map(_Step, self._indexed().covering(tool)), key=_Step.order)
-        paths = PathContext(self._base, PathResolver(self.folder_of(tool)))
+        paths = PathContext(self.folder, PathResolver(self.folder_of(tool)))
         return tuple(RuleMatch(rule=step.rule, applies=step.applies(arguments, paths)) for step in steps)
 
     def fixed_denial(self, tool: Tool) -> Decision | None:
@@ -162,7 +158,7 @@ class Permission:
                 break
         if not steps:
             return NO_RULE
-        return _Steps(steps, self._base) if steps[0].rule.when else steps[0].decision
+        return _Steps(steps, self.folder) if steps[0].rule.when else steps[0].decision
 
     def _indexed(self) -> _Index:
         if self._index is None:
@@ -174,7 +170,7 @@ class Permission:
         meaning = [
             self.profile if self.profile in _MAY_RAW else "",
             sorted({rule.meaning for rule in self.rules}),
-            self._base if looks_at_paths else None,
+            self.folder if looks_at_paths else None,
             self.parent.key if self.parent else None,
         ]
         return hashlib.sha256(json.dumps(meaning).encode("utf-8", "surrogatepass")).hexdigest()

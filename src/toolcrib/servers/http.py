@@ -365,8 +365,7 @@ async def open_http(
             if late is not None:
                 late.cancel()
             await link.say_goodbye()
-            link.lose("It was stopped.")
-            await link.end_background_tasks(limit=0.2)
+            await link.stop(limit=0.2)
 
 
 async def _negotiate(

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -292,8 +293,9 @@ class ServerLink(abc.ABC):
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def end_background_tasks(self, limit: float) -> None:
-        """Lets what is under way finish for a moment, then ends it."""
+    async def stop(self, limit: float) -> None:
+        """We end the connection: what is under way may finish for a moment, then it is ended."""
+        self.lose("It was stopped.")
         if self._background:
             await asyncio.wait(tuple(self._background), timeout=limit)
         for task in tuple(self._background):
@@ -302,6 +304,17 @@ class ServerLink(abc.ABC):
 
     def unavailable(self, reason: str) -> ServerUnavailable:
         return ServerUnavailable(f"Server '{self.name}': {reason}")
+
+
+@contextlib.asynccontextmanager
+async def running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs something while the block runs; it has ended when the block is left."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class MessageListener(Protocol):

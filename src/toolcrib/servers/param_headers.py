@@ -40,11 +40,6 @@ _DEEPEST = 100
 """Marks below this depth stay: nobody can reach them by a valid path of that length in earnest."""
 
 
-def param_headers(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """The headers that go with a call."""
-    return headers_of(marked_properties(schema), arguments)
-
-
 def headers_of(marked: Mapping[Path, str], arguments: Mapping[str, Any]) -> dict[str, str]:
     """A header for each marked property; arguments that are absent, null or no scalars have none."""
     headers = {}
@@ -97,11 +92,6 @@ def encode_header_value(value: str) -> str:
     return f"=?base64?{base64.b64encode(value.encode('utf-8', 'surrogatepass')).decode('ascii')}?="
 
 
-def without_annotations(schema: bytes) -> bytes:
-    """The schema without its marks; a schema that has none comes back as the same bytes."""
-    return _stripped(schema, 0)
-
-
 def _positions(root: Any) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Every schema inside `root`; the path is empty where not `properties` alone led."""
     waiting: list[tuple[Path, bool, Any]] = [((), True, root)]
@@ -140,7 +130,8 @@ def _rendered(value: Any) -> str | None:
         return None
 
 
-def _stripped(raw: bytes, depth: int) -> bytes:
+def without_annotations(raw: bytes, depth: int = 0) -> bytes:
+    """The schema without its marks; a schema that has none comes back as the same bytes."""
     # An escape may hide the word, so only bytes without either are surely free of marks.
     if depth > _DEEPEST or (MARK.encode() not in raw and b"\\u" not in raw):
         return raw
@@ -158,12 +149,15 @@ def _stripped(raw: bytes, depth: int) -> bytes:
 
 
 def _stripped_value(keyword: str, raw: bytes, depth: int) -> bytes:
+    def strip(held: Raw) -> Raw:
+        return Raw(without_annotations(bytes(held), depth))
+
     start = raw.lstrip()[:1]
     if keyword in _SCHEMA_MAP and start == b"{":
-        return _each(raw, dict[str, Raw], lambda held: {k: Raw(_stripped(bytes(v), depth)) for k, v in held.items()})
+        return _each(raw, dict[str, Raw], lambda held: {k: strip(v) for k, v in held.items()})
     if keyword in _SCHEMA_LIST and start == b"[":
-        return _each(raw, list[Raw], lambda held: [Raw(_stripped(bytes(v), depth)) for v in held])
-    return _stripped(raw, depth) if keyword in _ONE_SCHEMA else raw
+        return _each(raw, list[Raw], lambda held: list(map(strip, held)))
+    return without_annotations(raw, depth) if keyword in _ONE_SCHEMA else raw
 
 
 def _each(raw: bytes, shape: Any, strip: Callable[[Any], Any]) -> bytes:

@@ -265,14 +265,9 @@ class _Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         # An answer without a length ends with the connection.
         response = self._response
-        if (
-            response is not None
-            and self._head_done
-            and not response.complete
-            and "content-length" not in response.headers
-        ):
+        if response is not None and self._head_done and not response.complete:
             chunked = "chunked" in response.headers.get("transfer-encoding", "").lower()
-            if not chunked:
+            if not chunked and "content-length" not in response.headers:
                 response.complete = True
                 response._wake()
         return False

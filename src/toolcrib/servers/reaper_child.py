@@ -27,41 +27,37 @@ ASKED = 0.3
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def marked_processes(marker: bytes) -> list[int]:
-    """Processes of ours whose environment has an entry that begins with the marker. Empty where there is no /proc."""
-    found = []
+def _all_processes() -> list[int]:
+    """Empty where there is no /proc."""
     try:
-        entries = os.listdir("/proc")  # noqa: PTH208 - pathlib costs start-up time here
+        return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - pathlib costs start-up time
     except OSError:
         return []
-    for entry in entries:
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as file:  # noqa: PTH123
-                environ = file.read()
-        except OSError:
-            continue
-        if environ.startswith(marker) or b"\0" + marker in environ:
-            found.append(int(entry))
-    return found
+
+
+def _told_of(process: int, what: str) -> bytes:
+    """What a file in /proc says of a process; nothing where it is gone or not ours."""
+    try:
+        with open(f"/proc/{process}/{what}", "rb") as file:  # noqa: PTH123
+            return file.read()
+    except OSError:
+        return b""
+
+
+def marked_processes(marker: bytes) -> list[int]:
+    """Processes of ours whose environment has an entry that begins with the marker. Empty where there is no /proc."""
+    others = [process for process in _all_processes() if process != os.getpid()]
+    return [process for process in others if b"\0" + marker in b"\0" + _told_of(process, "environ")]
 
 
 def descendants_of(guard: int) -> list[int]:
     """All processes that descend from this one. Empty where there is no /proc."""
     children: dict[int, list[int]] = {}
-    try:
-        entries = os.listdir("/proc")  # noqa: PTH208
-    except OSError:
-        return []
-    for entry in filter(str.isdigit, entries):
-        try:
-            with open(f"/proc/{entry}/stat", "rb") as file:  # noqa: PTH123
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-        except OSError:
-            continue
-        if state not in (b"Z", b"X"):
-            children.setdefault(int(parent), []).append(int(entry))
+    for process in _all_processes():
+        if stat := _told_of(process, "stat"):
+            state, parent = stat.rpartition(b")")[2].split()[:2]
+            if state not in (b"Z", b"X"):
+                children.setdefault(int(parent), []).append(process)
     found = children.get(guard, [])
     for one in found:
         found += children.get(one, ())
@@ -69,11 +65,7 @@ def descendants_of(guard: int) -> list[int]:
 
 
 def _is_guard(process: int) -> bool:
-    try:
-        with open(f"/proc/{process}/cmdline", "rb") as file:  # noqa: PTH123
-            return b"\0" + os.fsencode(__file__) + b"\0" + GUARD.encode() + b"\0" in file.read()
-    except OSError:
-        return False
+    return b"\0" + os.fsencode(__file__) + b"\0" + GUARD.encode() + b"\0" in _told_of(process, "cmdline")
 
 
 def _signal_all(processes: list[int], number: int) -> None:

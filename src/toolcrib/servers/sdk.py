@@ -40,7 +40,7 @@ from pydantic import ValidationError
 
 from toolcrib.config.masking import printable
 from toolcrib.errors import ServerUnavailable
-from toolcrib.servers.link import CLIENT_INFO, EndedEarly, InputBudget, Peer, pieces
+from toolcrib.servers.link import CLIENT_INFO, EndedEarly, InputBudget, Peer, pieces, running_beside
 from toolcrib.servers.model import Era
 from toolcrib.servers.post_client import LARGEST_HEAD
 from toolcrib.servers.web import KEEPALIVE
@@ -285,12 +285,8 @@ async def open_http_session(
             read, write = streams
             async with _ProbingSession(unread, write, client_info=_CLIENT_INFO) as session:
                 session.check = check
-                pumping = asyncio.create_task(pump(read))
-                try:
+                async with running_beside(pump(read)):
                     yield SdkSession(session, inbox)
-                finally:
-                    pumping.cancel()
-                    await asyncio.gather(pumping, return_exceptions=True)
 
 
 class _BoundedStream(httpx2.AsyncByteStream):

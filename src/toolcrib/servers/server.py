@@ -26,7 +26,7 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.config.parse import Unreadable
 from toolcrib.errors import ServerFailure, ServerUnavailable
 from toolcrib.events import Bus, ServerStateChanged
-from toolcrib.servers.link import EndedEarly, LinkContext, Peer, ServerLink, SessionExpired
+from toolcrib.servers.link import EndedEarly, LinkContext, Peer, ServerLink, SessionExpired, running_beside
 from toolcrib.servers.model import Era, OnProgress, ServerAnswer, ServerState, ServerStatus, ToolCall
 from toolcrib.servers.reaper import Reaper
 from toolcrib.servers.stdio import StderrLog
@@ -334,12 +334,8 @@ class Server:
         self._settled.set()
 
     async def _until_lost(self, link: ServerLink) -> str | None:
-        relisting = asyncio.create_task(self._list_on_change(link))
-        try:
+        async with running_beside(self._list_on_change(link)):
             await asyncio.wait({link.lost})
-        finally:
-            relisting.cancel()
-            await asyncio.gather(relisting, return_exceptions=True)
         return None if link.session_expired else link.lost.result()
 
     async def _list_on_change(self, link: ServerLink) -> None:

@@ -17,7 +17,7 @@ from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
 from toolcrib.servers.address import Address
-from toolcrib.servers.link import PipeLink, SessionExpired, pieces
+from toolcrib.servers.link import PipeLink, SessionExpired, pieces, running_beside
 from toolcrib.servers.post_client import ConnectFailed, PostClient, PostResponse
 from toolcrib.servers.web import explain_network, explain_status
 from toolcrib.servers.wire import SseParser, TooLarge
@@ -28,8 +28,6 @@ class _Stream:
 
     def __init__(self, config: ServerConfig, poster: PostClient) -> None:
         self._config = config
-        self._name = config.name
-        self._limit = config.max_message
         self._url = config.url
         self._client = poster
         self._head = web.head_lines(config.headers)
@@ -52,7 +50,7 @@ class _Stream:
         return response
 
     async def read(self, response: PostResponse, link: PipeLink) -> None:
-        events = SseParser(limit=self._limit)
+        events = SseParser(limit=self._config.max_message)
         reason = "The server has ended its stream."
 
         def read(piece: bytes) -> bool:
@@ -92,20 +90,20 @@ class _Stream:
         try:
             head = self._head + b"Content-Type: application/json\r\n"
             where = Address.of(endpoint, self._proxy)
-            with await self._client.request(b"POST", where, head, message, limit=self._limit) as response:
+            with await self._client.request(b"POST", where, head, message, limit=self._config.max_message) as response:
                 await response.read()
         except OSError as error:
             reason = explain_network(error, endpoint)
             ran = "did not run" if isinstance(error, ConnectFailed | ssl.SSLError) else "may have run"
-            raise ServerUnavailable(f"Server '{self._name}': {reason} The call {ran}.") from None
+            raise ServerUnavailable(f"Server '{self._config.name}': {reason} The call {ran}.") from None
         status = response.status
         if status == 404 or (status == 401 and await asyncio.to_thread(has_new_token, self._config)):
             self.on_expired()
             why = "it has forgotten our session" if status == 404 else "its token was replaced meanwhile"
-            raise SessionExpired(f"Server '{self._name}': {why}. The call did not run.")
+            raise SessionExpired(f"Server '{self._config.name}': {why}. The call did not run.")
         if status >= 300:
             reason = explain_status(status, endpoint)
-            raise ServerUnavailable(f"Server '{self._name}': {reason} The call did not run.")
+            raise ServerUnavailable(f"Server '{self._config.name}': {reason} The call did not run.")
 
 
 @contextlib.asynccontextmanager
@@ -115,13 +113,10 @@ async def open_sse(config: ServerConfig, on_tools_changed: Callable[[], None]) -
         link = PipeLink(config.name, send=stream.send, on_tools_changed=on_tools_changed)
         stream.on_expired = link.expire_session
         with await stream.open() as response:
-            reading = asyncio.create_task(stream.read(response, link))
             try:
-                await stream.endpoint
-                yield link
+                async with running_beside(stream.read(response, link)):
+                    await stream.endpoint
+                    yield link
             finally:
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
                 response.close()
-                link.lose("It was stopped.")
-                await link.end_background_tasks(limit=0.2)
+                await link.stop(limit=0.2)

@@ -329,8 +329,7 @@ async def open_stdio(
             watching.cancel()
             if link.misbehaved:
                 reaper_child.signal_group(child.pid, signal.SIGTERM)
-            link.lose("It was stopped.")
-            await link.end_background_tasks(limit=0)
+            await link.stop(limit=0)
 
 
 async def _tell_end(child: ChildProcess, link: PipeLink) -> None:

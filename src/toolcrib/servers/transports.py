@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from toolcrib.config.model import ServerConfig, Transport
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers.http import open_http
-from toolcrib.servers.link import EndedEarly, LinkContext, PipeLink, ServerLink
+from toolcrib.servers.link import EndedEarly, LinkContext, PipeLink, ServerLink, running_beside
 from toolcrib.servers.model import Era
 from toolcrib.servers.sdk import SdkSession, open_session
 from toolcrib.servers.sse import open_sse
@@ -96,12 +96,8 @@ async def _subscribed(link: ServerLink, session: SdkSession, on_gap: Callable[[]
         yield
         return
     acknowledged = asyncio.Event()
-    holding = asyncio.create_task(session.hold_subscription(acknowledged=acknowledged, on_gap=on_gap))
-    try:
+    async with running_beside(session.hold_subscription(acknowledged=acknowledged, on_gap=on_gap)):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIBE_LIMIT):
                 await acknowledged.wait()
         yield
-    finally:
-        holding.cancel()
-        await asyncio.gather(holding, return_exceptions=True)

@@ -63,7 +63,7 @@ def _made_context(verify: bool, *_: object) -> ssl.SSLContext:  # noqa: FBT001 -
 class SharedPostClient:
     """A poster that several hold: made for the first, closed by the last."""
 
-    def __init__(self, poster: PostClient, forget: Callable[[], None]) -> None:
+    def __init__(self, poster: PostClient, forget: Callable[[], object]) -> None:
         self.client = poster
         self._forget = forget
         self._holders = 0
@@ -83,17 +83,13 @@ _shared_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ssl.S
 )
 
 
-def _drop(leases: dict[ssl.SSLContext, SharedPostClient], context: ssl.SSLContext) -> None:
-    leases.pop(context, None)
-
-
 @contextlib.asynccontextmanager
 async def shared_post_client(*, verify: bool) -> AsyncIterator[SharedPostClient]:
     """The process's connections for this TLS setting. Who needs them for longer than the block holds the lease."""
     per_loop = _shared_clients.setdefault(asyncio.get_running_loop(), {})
     context = await asyncio.to_thread(tls_context, verify=verify)
     if context not in per_loop:
-        per_loop[context] = SharedPostClient(PostClient(context), functools.partial(_drop, per_loop, context))
+        per_loop[context] = SharedPostClient(PostClient(context), functools.partial(per_loop.pop, context, None))
     lease = per_loop[context]
     lease.hold()
     try:

@@ -32,7 +32,7 @@ from toolcrib.config.masking import printable
 from toolcrib.config.model import ServerConfig
 from toolcrib.errors import ServerUnavailable
 from toolcrib.servers import web
-from toolcrib.servers.link import InputBudget, PipeLink
+from toolcrib.servers.link import InputBudget, PipeLink, running_beside
 from toolcrib.servers.web import explain_network, explain_status
 from toolcrib.servers.wire import TooLarge
 
@@ -100,14 +100,11 @@ async def open_websocket(config: ServerConfig, on_tools_changed: Callable[[], No
 
         link = PipeLink(config.name, send=send, on_tools_changed=on_tools_changed)
         socket.budget = link.budget
-        reading = asyncio.create_task(_read(socket, link, config))
         try:
-            yield link
+            async with running_beside(_read(socket, link, config)):
+                yield link
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            link.lose("It was stopped.")
-            await link.end_background_tasks(limit=0)
+            await link.stop(limit=0)
 
 
 async def _read(socket: _Connection, link: PipeLink, config: ServerConfig) -> None:

@@ -167,7 +167,7 @@ class SettingsReader(ValueReader):
         if len(given.value) > MOST_ENTRIES:
             self.report.error(given.path, found=f"{len(given.value)} entries", expected=f"{MOST_ENTRIES} at most")
             return []
-        fields = [ConfigField(value=item, path=(*given.path, position)) for position, item in enumerate(given.value)]
+        fields = list(given.parts().values())
         return [(one, text) for one in fields if (text := self.text(one)) is not None]
 
     def fields(self, given: ConfigField, known: Sequence[str]) -> dict[str, ConfigField]:
