@@ -10,7 +10,7 @@ In: a `ConfigDocument`. Out: a `Contribution`: what this one source brings, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,19 @@ class ServerEntry:
     name: Any
     entry: Any
     path: KeyPath
-    unit: TimeUnit
+    unit: TimeUnit = TimeUnit.SECONDS
 
 
 def contribution_of(document: ConfigDocument, context: EntryContext) -> Contribution:
     result = Contribution(report=document.report)
     for entry in entries_of(document.data, document.report):
         take_entry(entry, result, context, document.ambiguous)
-    _take_settings(document.data, result, context)
-    for given in rules_in(document.data):
-        result.tools += read_tool_rules(given, ValueReader(context, document.report), document.ambiguous)
+    if not _is_single(document.data):
+        fields = ConfigField(value=document.data, path=()).parts()
+        top = [(normalized_key(key), given) for key, given in fields.items() if given.value is not None]
+        _take_settings(top, result, context)
+        for given in [given for name, given in top if name == "tools"]:
+            result.tools += read_tool_rules(given, ValueReader(context, document.report), document.ambiguous)
     return result
 
 
@@ -64,7 +67,7 @@ def entries_of(data: Mapping[str, Any], report: ProblemReport) -> Iterator[Serve
     """Every entry, good or not; keys of the document that are not known are reported on the way."""
     if _is_single(data):
         name = data.get("serverName", data.get("server_name", data.get("name")))
-        yield ServerEntry(name=name, entry=data, path=(), unit=TimeUnit.SECONDS)
+        yield ServerEntry(name=name, entry=data, path=())
         return
     for key, section in data.items():
         unit = SECTIONS.get(normalized_key(key))
@@ -141,27 +144,12 @@ def _warn_of_other_name(entry: ServerEntry, report: ProblemReport) -> None:
             )
 
 
-def rules_in(data: Mapping[str, Any]) -> Iterator[ConfigField]:
-    """The list of what is done to tools, if there is one."""
-    if not _is_single(data):
-        yield from (
-            ConfigField(value=value, path=(key,))
-            for key, value in data.items()
-            if normalized_key(key) == "tools" and value is not None
-        )
-
-
-def _take_settings(data: Mapping[str, Any], result: Contribution, context: EntryContext) -> None:
-    if _is_single(data):
-        return
-    for key, value in data.items():
-        name = normalized_key(key)
-        if name not in SETTINGS or value is None:
-            continue
+def _take_settings(top: Iterable[tuple[str, ConfigField]], result: Contribution, context: EntryContext) -> None:
+    for name, given in top:
         if name in USER_ONLY_SETTINGS and context.layer is Layer.PROJECT:
-            result.report.error((key,), found="a project's word", expected="yours: only your own file may set it")
-        else:
-            take_setting(name, ConfigField(value=value, path=(key,)), result, ValueReader(context, result.report))
+            result.report.error(given.path, found="a project's word", expected="yours: only your own file may set it")
+        elif name in SETTINGS:
+            take_setting(name, given, result, ValueReader(context, result.report))
 
 
 def take_setting(name: str, given: ConfigField, result: Contribution, values: ValueReader) -> None:

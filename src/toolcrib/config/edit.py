@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib.config.contribution import Contribution, ServerEntry, take_entry
-from toolcrib.config.entries import TimeUnit
 from toolcrib.config.keys import normalized_key
 from toolcrib.config.model import Layer, Severity
 from toolcrib.config.parse import NodeKind, Unreadable, YamlNode, parse_nodes
@@ -248,8 +247,7 @@ def _checked(entry: Mapping[str, Any], project: Path | None) -> tuple[str, dict[
     name = next((value for key, value in entry.items() if normalized_key(key) in _NAME_KEYS), None)
     report = ProblemReport("the new entry")
     context = EntryContext(layer=Layer.USER, environ={}, home=Path.home(), root=project)
-    found = ServerEntry(name=name, entry=body, path=(), unit=TimeUnit.SECONDS)
-    take_entry(found, Contribution(report=report), context)
+    take_entry(ServerEntry(name=name, entry=body, path=()), Contribution(report=report), context)
     wrong = [p for p in report.problems if p.severity is Severity.ERROR and p not in report.unset]
     if wrong:
         raise ConfigError(" ".join(str(problem) for problem in wrong), remedy="Nothing was written.")

@@ -59,7 +59,6 @@ class TimeUnit(enum.Enum):
 class DisabledServer:
     """An entry that only says `enabled: false`: it switches off the server of that name in a lower layer."""
 
-    name: str
     source: ConfigSource
 
 
@@ -92,7 +91,7 @@ def read_server(
     values = ValueReader(context, report, kept={WORKSPACE_FOLDER[2:-1]: WORKSPACE_FOLDER})
     enabled = _enabled(fields, values)
     if not enabled and "command" not in fields and "url" not in fields:
-        return DisabledServer(name=name, source=source) if report.errors == errors else None
+        return DisabledServer(source=source) if report.errors == errors else None
     transport = _transport(fields, path, values)
     if transport is None:
         return None

@@ -21,7 +21,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
 from toolcrib.config.contribution import Contribution, ServerEntry, contribution_of, take_entry
-from toolcrib.config.entries import TimeUnit
 from toolcrib.config.masking import mask_args, mask_text
 from toolcrib.config.model import Config, Layer, ServerConfig, Severity, Transport
 from toolcrib.config.paths import home_of
@@ -42,7 +41,7 @@ def server_config(name: str, entry: Mapping[str, Any], *, environ: Mapping[str, 
 def read_server_entry(name: str, entry: Mapping[str, Any], context: EntryContext) -> ServerConfig:
     report = ProblemReport("the entry")
     result = Contribution(report=report)
-    take_entry(ServerEntry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS), result, context)
+    take_entry(ServerEntry(name=name, entry=entry, path=(name,)), result, context)
     wrong = [str(problem) for problem in report.problems if problem.severity is Severity.ERROR]
     if wrong or name not in result.servers:
         raise ConfigError(" ".join(wrong) or _left_out(name, result), remedy="Correct the entry.")

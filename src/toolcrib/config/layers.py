@@ -17,7 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from toolcrib.config.contribution import SECTIONS, Contribution, ServerEntry, contribution_of, take_entry, take_setting
-from toolcrib.config.entries import TimeUnit
 from toolcrib.config.keys import ConfigField, nearest_key, normalized_key
 from toolcrib.config.masking import mask_args
 from toolcrib.config.model import Config, DaemonSettings, Flags, Layer, Problem, ServerConfig, Severity, UntrustedFile
@@ -213,8 +212,7 @@ def _environment(context: EntryContext) -> Contribution:
     else:
         result = Contribution(report=document.report)
         for name, entry in document.data.items():
-            found = ServerEntry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS)
-            take_entry(found, result, context, document.ambiguous)
+            take_entry(ServerEntry(name=name, entry=entry, path=(name,)), result, context, document.ambiguous)
     settings = ProblemReport("environment")
     values = ValueReader(context, settings)
     for variable, name in _VARIABLES.items():
@@ -242,7 +240,7 @@ def _flags(flags: Flags, context: EntryContext) -> Contribution:
                 result.report.error((name,), found=f"{_shown(target)} ({error})", expected="a command line")
                 continue
             entry = {"command": command, "args": args}
-        take_entry(ServerEntry(name=name, entry=entry, path=(name,), unit=TimeUnit.SECONDS), result, context)
+        take_entry(ServerEntry(name=name, entry=entry, path=(name,)), result, context)
     chosen: dict[str, object] = {"port": flags.port, "store": flags.store}
     for key, value in chosen.items():
         if value is not None:
