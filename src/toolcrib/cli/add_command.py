@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, say, say_json
+from toolcrib.cli.output import hint, printed, say
 from toolcrib.cli.perform import daemon_pid, perform, root
 from toolcrib.cli.server_commands import has_stderr, logs_hint
 from toolcrib.config.launching import needs_project, portable_words
@@ -68,12 +68,9 @@ def add(
     except RemoteError as error:
         _say_where_variables_are(error)
         raise
-    answers = found.get("state") in ("ready", "disabled")
-    if as_json:
-        say_json(found)
-    else:
-        _say_added(name, found)
-    return 0 if answers else ServerUnavailable.exit_code
+    code = 0 if found.get("state") in ("ready", "disabled") else ServerUnavailable.exit_code
+    _say_added(name, printed(found, as_json=as_json, exit_code=code))
+    return code
 
 
 def _warn_of_disguises(entry: Mapping[str, Any]) -> None:

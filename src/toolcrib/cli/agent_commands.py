@@ -16,7 +16,7 @@ import typer
 
 from toolcrib.cli.connected_agents import connected_files
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, printed, say, say_json, size_of, table
+from toolcrib.cli.output import ColumnPriorities, TableCut, duration, hint, printed, say, size_of, table
 from toolcrib.cli.perform import perform
 from toolcrib.config.paths import working_folder
 
@@ -158,9 +158,7 @@ def remove(name: Name, *, as_json: AsJson = False) -> int:
     noted = connected_files()
     found = perform("agent:remove", {"name": name})
     named = {one: files for one in (found["agent"], *found["children"]) if (files := noted.get(one))}
-    if as_json:
-        say_json({**found, "named_in": {one: sorted(files) for one, files in named.items()}})
-        return 0
+    printed({**found, "named_in": {one: sorted(files) for one, files in named.items()}}, as_json=as_json)
     say(f"Removed {found['agent']}.")
     if found["children"]:
         say(f"Its children ended with it: {', '.join(found['children'])}.")

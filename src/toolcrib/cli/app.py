@@ -31,11 +31,7 @@ _COMMANDS = (
     ("down", "daemon_commands", "Stop the daemon and every server it started."),
     ("status", "daemon_commands", "Show the daemon: endpoint, process, servers, and what is wrong."),
     ("logs", "daemon_commands", "Show the daemon's log, or a server's."),
-    (
-        "servers",
-        "server_commands",
-        "List the servers with their state, protocol, transport, tools and last error.",
-    ),
+    ("servers", "server_commands", "List the servers with their state, protocol, transport, tools and last error."),
     ("add", "add_command", "Add a server and connect to it."),
     ("remove", "server_commands", "Remove a server from the configuration; its tools go with it."),
     ("restart", "server_commands", "Disconnect from a server and connect again, in the running daemon."),

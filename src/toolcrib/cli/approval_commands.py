@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, printed, say, say_json
+from toolcrib.cli.output import hint, printed, say
 from toolcrib.cli.perform import from_daemon
 from toolcrib.config.show import visible
 from toolcrib.errors import DaemonNotRunning, UsageError
@@ -49,10 +49,7 @@ def approvals(
     found = _ask_daemon("approval:list", {} if id is None else {"id": id})
     while wait and not found["approvals"]:
         found = _ask_daemon("approval:list", {"wait": _WAIT_SECONDS})
-    if as_json:
-        say_json(found)
-        return 0
-    for row in found["approvals"]:
+    for row in printed(found, as_json=as_json)["approvals"]:
         _say_approval(row, None if id else _LONGEST)
     if not found["approvals"]:
         say("Nothing waits for an answer.")

@@ -24,7 +24,6 @@ from toolcrib.cli.output import (
     hint,
     printed,
     say,
-    say_json,
     say_line,
     screen_width,
     shortened,
@@ -293,9 +292,9 @@ def verify(
 
     params = {} if expect is None else {"expect": expect}
     found = perform("audit:verify", params, timeout=None, on_event=show)
-    if as_json:
-        say_json(found)
-    elif found["ok"]:
+    code = 0 if found["ok"] else StoreError.exit_code
+    printed(found, as_json=as_json, exit_code=code)
+    if found["ok"]:
         say(f"The audit log is intact: {entries_of(found['entries'])}. Head: {found['head'] or 'none'}")
         for note in found["notes"]:
             hint(note)
@@ -305,4 +304,4 @@ def verify(
         hint(f"The audit log was changed. {found['wrong']}")
         if found["head"]:
             hint(f"Good: {entries_of(found['entries'])}, up to {found['head']}.")
-    return 0 if found["ok"] else StoreError.exit_code
+    return code

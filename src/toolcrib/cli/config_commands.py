@@ -5,15 +5,13 @@ In: words of the command line. Out: an exit code. `trust_commands` is the neighb
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import typer
 import yaml
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import printed, say, say_json
+from toolcrib.cli.output import printed, say
 from toolcrib.cli.perform import paths, perform, root
 from toolcrib.config.paths import CONFIG_NAMES, PROJECT_FOLDER, SHARED_PROJECT_FILE, WORKSPACE_NAMES, configs_in
 from toolcrib.errors import ConfigError
@@ -27,18 +25,13 @@ commands.add_typer(config, name="config")
 def check(*, as_json: AsJson = False) -> int:
     """Report everything that is wrong with the configuration. Exit code 3: something is."""
     found = perform("config:check")
-    if as_json:
-        say_json(found)
-    else:
-        for problem in found["problems"]:
-            say(_problem(problem))
-        if not found["problems"]:
-            say(f"Nothing is wrong. Servers: {', '.join(found.get('servers', [])) or 'none yet'}.")
-    return 0 if found.get("ok", not found["problems"]) else ConfigError.exit_code
-
-
-def _problem(problem: Mapping[str, Any]) -> str:
-    return f"{problem['severity']}: {problem['text']}"
+    code = 0 if found.get("ok", not found["problems"]) else ConfigError.exit_code
+    printed(found, as_json=as_json, exit_code=code)
+    for problem in found["problems"]:
+        say(f"{problem['severity']}: {problem['text']}")
+    if not found["problems"]:
+        say(f"Nothing is wrong. Servers: {', '.join(found.get('servers', [])) or 'none yet'}.")
+    return code
 
 
 @config.command()

@@ -17,7 +17,7 @@ import typer
 
 from toolcrib.cli.bridge import run_bridge
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import duration, hint, printed, say, say_json, say_line, working
+from toolcrib.cli.output import duration, hint, printed, say, say_line, working
 from toolcrib.cli.perform import daemon_pid, daemon_runs, from_daemon, paths, perform, root
 from toolcrib.cli.server_commands import hint_problems, server_table
 from toolcrib.coding_agents.process_alive import process_exists
@@ -37,10 +37,8 @@ commands = typer.Typer(rich_markup_mode=None)
 def down(*, as_json: AsJson = False) -> int:
     """Stop the daemon and every server it started."""
     if not daemon_runs():
-        if as_json:
-            say_json({"stopped": False, "pid": None, "killed": False})
-        else:
-            say("No daemon runs.")
+        printed({"stopped": False, "pid": None, "killed": False}, as_json=as_json)
+        say("No daemon runs.")
         return 0
     # What it wrote down may be older than it; the kernel knows.
     known = listener(paths().socket)
@@ -68,9 +66,8 @@ def down(*, as_json: AsJson = False) -> int:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(known, signal.SIGKILL)
             time.sleep(0.02)
-    if as_json:
-        say_json({"stopped": True, "pid": pid, "killed": killed})
-    elif killed:
+    printed({"stopped": True, "pid": pid, "killed": killed}, as_json=as_json)
+    if killed:
         say("The daemon did not end in time and was killed. Its servers end with it.")
     else:
         say("The daemon has stopped.")
@@ -176,13 +173,11 @@ def logs(
     found = perform("log:tail", params, timeout=None if follow else 30.0, on_event=show)
     if follow:
         return 0
-    if as_json:
-        say_json(found)
-    else:
-        for line in found.get("lines", []):
-            say(line)
-        if not found.get("lines") and lines:
-            hint("Nothing was written yet.")
+    printed(found, as_json=as_json)
+    for line in found.get("lines", []):
+        say(line)
+    if not found.get("lines") and lines:
+        hint("Nothing was written yet.")
     return 0
 
 

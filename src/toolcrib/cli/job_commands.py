@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson, whole_prompt
-from toolcrib.cli.output import TOOL_ERROR, ColumnPriorities, TableCut, duration, hint, printed, say, say_json, table
+from toolcrib.cli.output import TOOL_ERROR, ColumnPriorities, TableCut, duration, hint, printed, say, table
 from toolcrib.cli.perform import from_daemon
 from toolcrib.config.paths import working_folder
 from toolcrib.errors import UsageError
@@ -71,11 +71,9 @@ def submit(
     found = from_daemon("job:submit", params)
     if wait:
         return _say_job(_wait_for(found["job"]), as_json=as_json)
-    if as_json:
-        say_json(found)
-    else:
-        say(found["job"])
-        hint(f"`toolcrib job result {found['job']} --wait` waits for it, `toolcrib job cancel {found['job']}` ends it.")
+    printed(found, as_json=as_json)
+    say(found["job"])
+    hint(f"`toolcrib job result {found['job']} --wait` waits for it, `toolcrib job cancel {found['job']}` ends it.")
     return 0
 
 
@@ -145,12 +143,10 @@ def _wait_for(job: str) -> dict[str, Any]:
         shown = now
 
 
-def _say_job(found: Mapping[str, Any], *, as_json: bool) -> int:
-    if as_json:
-        say_json(found)
-    else:
-        _say_outcome(found)
-    return 0 if found["status"] in ("queued", "running", "done") else TOOL_ERROR
+def _say_job(found: dict[str, Any], *, as_json: bool) -> int:
+    code = 0 if found["status"] in ("queued", "running", "done") else TOOL_ERROR
+    _say_outcome(printed(found, as_json=as_json, exit_code=code))
+    return code
 
 
 def _say_outcome(found: Mapping[str, Any]) -> None:

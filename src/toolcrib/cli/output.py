@@ -144,22 +144,11 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u2
 _SLOW = 1.0
 _UNBOUNDED = 100_000
 """Characters: nothing is cut or wrapped in a pipe."""
+_YELLOW = ("connecting", "unavailable", "running", "queued", "cancelled", "interrupted")
 _STATE_COLOURS = {
-    "ready": "green",
-    "finished": "green",
-    "done": "green",
-    "connecting": "yellow",
-    "away": "yellow",
-    "unavailable": "yellow",
-    "running": "yellow",
-    "queued": "yellow",
-    "cancelled": "yellow",
-    "interrupted": "yellow",
-    "failed": "red",
-    "timeout": "red",
-    "revoked": "red",
-    "no tools": "red",
-    "killed": "red",
+    **dict.fromkeys(("ready", "finished", "done"), "green"),
+    **dict.fromkeys(_YELLOW, "yellow"),
+    **dict.fromkeys(("failed", "timeout", "revoked", "no tools", "killed"), "red"),
 }
 
 
@@ -177,11 +166,11 @@ def say_json(value: Any) -> None:
     sys.stdout.write(_escape_json(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
 
 
-def printed(result: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
+def printed(result: dict[str, Any], *, as_json: bool, exit_code: int = 0) -> dict[str, Any]:
     """With --json prints the result and ends the command; otherwise the command goes on to show it to a person."""
     if as_json:
         say_json(result)
-        raise typer.Exit
+        raise typer.Exit(exit_code)
     return result
 
 

@@ -80,18 +80,14 @@ def perform(
             if not isinstance(gone.__cause__, FileNotFoundError | ConnectionRefusedError):
                 raise
     try:
-        with working("connecting to the servers …"):
-            return _in_process(name, params or {}, servers, on_event)
+        given = params or {}
+        with working("connecting to the servers …"), _opened_in_process(name, given, servers, on_event) as ask_here:
+            return ask_here(name, given)
     except AlreadyRunning as other:
         # A daemon started meanwhile: what it holds is changed through it.
         if servers or not daemon_runs():
             raise other from None
         return from_daemon(name, params, timeout=timeout, on_event=on_event)
-
-
-def _in_process(name: str, params: dict[str, Any], servers: Sequence[str], on_event: OnEvent | None) -> dict[str, Any]:
-    with _opened_in_process(name, params, servers, on_event) as ask_here:
-        return ask_here(name, params)
 
 
 @contextlib.contextmanager

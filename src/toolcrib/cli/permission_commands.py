@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, say, say_json
+from toolcrib.cli.output import hint, printed, say
 from toolcrib.cli.perform import ANSWER_WITHIN, AskCommand, asking, perform
-from toolcrib.cli.tool_commands import arguments_from, schema_of
+from toolcrib.cli.tool_commands import JsonArguments, arguments_from, schema_of
 from toolcrib.config.model import RESERVED_SERVER_NAMES
 from toolcrib.errors import ConfigError, Denied, ToolcribError, UsageError
 from toolcrib.policy import Rule, Verdict, condition_from, rule_data
@@ -105,10 +105,8 @@ def _claim(text: str) -> tuple[str, bool]:
     return words[-1], len(words) == 1
 
 
-def _say_changed(found: Mapping[str, Any], *, as_json: bool) -> int:
-    if as_json:
-        say_json(found)
-        return 0
+def _say_changed(found: dict[str, Any], *, as_json: bool) -> int:
+    printed(found, as_json=as_json)
     _, _, rule = str(found["rule"]).partition(": ")
     agent = found["agent"]
     if found["removed"]:
@@ -149,9 +147,7 @@ def why(
         typer.Argument(metavar="KEY=VALUE", help="Arguments of the call: KEY=VALUE, KEY:=JSON, KEY=@FILE."),
     ] = None,
     *,
-    args: Annotated[
-        str | None, typer.Option(metavar="JSON", help="All arguments as one object; @FILE reads it.")
-    ] = None,
+    args: JsonArguments = None,
     as_json: AsJson = False,
 ) -> int:
     """Say whether an agent may use a tool, by which rule, and what would change that. Exit code 5: it may not."""
@@ -160,12 +156,10 @@ def why(
         if words or args is not None:
             params["arguments"] = arguments_from(words or [], args, _schema(tool, ask) if words else {})
         found = ask("permission:why", params, timeout=ANSWER_WITHIN)
-    if as_json:
-        say_json(found)
-    else:
-        for line in _explained(found):
-            say(line)
-    return Denied.exit_code if found["verdict"] == "deny" else 0
+    code = Denied.exit_code if found["verdict"] == "deny" else 0
+    for line in _explained(printed(found, as_json=as_json, exit_code=code)):
+        say(line)
+    return code
 
 
 def _schema(tool: str, ask: AskCommand) -> Mapping[str, Any]:

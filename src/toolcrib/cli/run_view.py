@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields, replace
 from typing import Any, Protocol, TextIO, TypeAlias
 
@@ -53,6 +53,10 @@ class RunScreen:
             if self._stream is not sys.stderr:
                 raise
             self._broken = True
+
+    def write_all(self, lines: Iterable[StyledLine]) -> None:
+        for line in lines:
+            self.write(line)
 
     def wait(self, text: str) -> None:
         """Shows on a terminal that something goes on, and what."""
@@ -121,8 +125,7 @@ class RunTextView:
         self._open(about)
         if event.kind is AgentEventKind.LOG and event.role != "toolcrib":
             self._said.append(event.text)
-        for line in self._event_lines.of(event):
-            self._screen.write(line)
+        self._screen.write_all(self._event_lines.of(event))
         if event.kind is AgentEventKind.TOOL:
             self._follow_call(event)
         self._screen.wait(" · ".join(self._under_way.values()) or f"{self._title} is working …")
@@ -144,20 +147,17 @@ class RunTextView:
         self._open(about)
         summary = _summary(result, mask)
         answer = self._answer(summary)
-        for line in self._event_lines.rest(but=answer):
-            self._screen.write(line)
+        self._screen.write_all(self._event_lines.rest(but=answer))
         # Unless they are the very reason that is given below.
         if summary.status is RunStatus.FAILED and not any(summary.error in text for text in self._said):
-            for text in self._said:
-                self._screen.write(((f"  {one_line(text)}", "dim"),))
+            self._screen.write_all(((f"  {one_line(text)}", "dim"),) for text in self._said)
         if answer:
             if sys.stdout.isatty():
                 self._screen.write()
             say(answer)
             sys.stdout.flush()
         self._screen.write()
-        for line in closing_lines(summary, about, result.log, _facts(result, mask)):
-            self._screen.write(line)
+        self._screen.write_all(closing_lines(summary, about, result.log, _facts(result, mask)))
 
     def _answer(self, summary: RunSummary) -> str:
         """The last words of a run that was cut off are those of somebody in the midst of work; so are a failed one's
@@ -170,9 +170,7 @@ class RunTextView:
     def _open(self, about: RunMetadata | None) -> None:
         if about is not None and not self._opened:
             self._opened = True
-            for line in opening_lines(about):
-                self._screen.write(line)
-            self._screen.write()
+            self._screen.write_all((*opening_lines(about), ()))
 
     def _follow_call(self, event: AgentEvent) -> None:
         if event.tool_status is ToolStatus.STARTED:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import ColumnPriorities, TableCut, hint, say, say_json, say_line, shortened, table
+from toolcrib.cli.output import ColumnPriorities, TableCut, hint, printed, say, say_line, shortened, table
 from toolcrib.cli.run_text import (
     EventDetail,
     EventLines,
@@ -81,16 +81,15 @@ def list_runs(
         return 0
     root = _root(context, None)
     found = list(islice(on_shelf(root, _seals(), lambda problem: hint(problem.text())), lines))
-    if as_json:
-        say_json({"runs": [_described(run) for run in found]})
-    elif not found:
+    printed({"runs": [_described(run) for run in found]}, as_json=as_json)
+    if not found:
         say(f"No runs in {root} yet.")
-    else:
-        cut = table(COLUMNS, [_cells(run) for run in found], yielding=_PRIORITIES, state_column="status")
-        if (more := count_runs(root) - len(found)) > 0:
-            hint(f"{more} more: `toolcrib runs -n {min(1000, len(found) + more)}` shows them.")
-        if cut is TableCut.SOME:
-            hint("A wider terminal shows more; `toolcrib runs show ID` shows all of one.")
+        return 0
+    cut = table(COLUMNS, [_cells(run) for run in found], yielding=_PRIORITIES, state_column="status")
+    if (more := count_runs(root) - len(found)) > 0:
+        hint(f"{more} more: `toolcrib runs -n {min(1000, len(found) + more)}` shows them.")
+    if cut is TableCut.SOME:
+        hint("A wider terminal shows more; `toolcrib runs show ID` shows all of one.")
     return 0
 
 
@@ -105,13 +104,11 @@ def show(
 ) -> int:
     """Tell how a run went: what it was asked, what it said and called, what was denied, what it came to."""
     run = find_run(_root(context, workdir), which, _seals())
-    if as_json:
-        data = _described(run)
-        if events:
-            data["events"] = [one.to_json() for one in _events_of(log_entries(run))]
-        say_json(data)
-    else:
-        _say_run(run, log_entries(run), events=events)
+    data = _described(run)
+    if as_json and events:
+        data["events"] = [one.to_json() for one in log_entries(run) if isinstance(one, AgentEvent)]
+    printed(data, as_json=as_json)
+    _say_run(run, log_entries(run), events=events)
     return 0
 
 
@@ -130,11 +127,12 @@ def tail(
     root = _root(context, workdir)
     run = _running(root) if which is None else find_run(root, which, _seals())
     run = run or find_run(root, LAST, _seals())
-    if as_json:
-        for kind, entry in _named(follow_log(run)):
-            say_line({kind: entry.to_json()})
-    else:
+    if not as_json:
         _say_run(run, follow_log(run), events=events)
+        return 0
+    kinds = {RunMetadata: "metadata", RunSummary: "summary", AgentEvent: "event"}
+    for entry in follow_log(run):
+        say_line({kinds[type(entry)]: entry.to_json()})
     return 0
 
 
@@ -152,42 +150,25 @@ def _running(root: Path) -> RecordedRun | None:
     return next((run for run in on_shelf(root, _seals()) if run.status is RunStatus.RUNNING), None)
 
 
-def _named(entries: Iterable[LogEntry]) -> Iterator[tuple[str, LogEntry]]:
-    for entry in entries:
-        yield (
-            "metadata" if isinstance(entry, RunMetadata) else "summary" if isinstance(entry, RunSummary) else "event",
-            entry,
-        )
-
-
-def _events_of(entries: Iterable[LogEntry]) -> Iterator[AgentEvent]:
-    return (entry for entry in entries if isinstance(entry, AgentEvent))
-
-
 def _say_run(run: RecordedRun, entries: Iterable[LogEntry], *, events: bool) -> None:
     screen = RunScreen(sys.stdout)
     event_lines, seen = EventLines(EventTimes.SHOWN), RunFacts()
-    for line in heading_lines(run.metadata, run.status, EventDetail.ALL if events else EventDetail.USUAL):
-        screen.write(line)
+    screen.write_all(heading_lines(run.metadata, run.status, EventDetail.ALL if events else EventDetail.USUAL))
     screen.write()
     summary: RunSummary | None = None
     for entry in entries:
         if isinstance(entry, AgentEvent):
             seen.note(entry)
-            for line in [event_line(entry)] if events else event_lines.of(entry):
-                screen.write(line)
+            screen.write_all([event_line(entry)] if events else event_lines.of(entry))
         elif isinstance(entry, RunSummary):
             summary = entry
-    for line in event_lines.rest():
-        screen.write(line)
+    screen.write_all(event_lines.rest())
     screen.write()
     session = session_of(run, _seals()) if run.sealed else ""
     if summary is None:
-        end = unfinished_lines(run.metadata, run.path, session)
+        screen.write_all(unfinished_lines(run.metadata, run.path, session))
     else:
-        end = closing_lines(replace(summary, session=session), run.metadata, run.path, seen)
-    for line in end:
-        screen.write(line)
+        screen.write_all(closing_lines(replace(summary, session=session), run.metadata, run.path, seen))
     if not run.sealed:
         hint("This log came from elsewhere, or was changed or moved: no run goes on by what it says.")
     if event_lines.hidden and not events:

@@ -25,6 +25,8 @@ _PRIORITIES = ColumnPriorities(text="last error", optional=("uptime", "pid", "pr
 
 commands = typer.Typer(rich_markup_mode=None)
 
+ServerName = Annotated[str, typer.Argument(metavar="NAME", help="The server.")]
+
 
 def server_table(servers: Sequence[Mapping[str, Any]]) -> None:
     rows = [
@@ -102,7 +104,7 @@ def servers(*, mcp_server: McpServers = None, as_json: AsJson = False) -> int:
 
 
 @commands.command()
-def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="The server.")], *, as_json: AsJson = False) -> int:
+def remove(name: ServerName, *, as_json: AsJson = False) -> int:
     """Remove a server from the configuration; its tools go with it."""
     found = printed(perform("server:remove", {"name": name}), as_json=as_json)
     say(f"Removed {name} from {found['file']}.")
@@ -110,9 +112,7 @@ def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="The server.
 
 
 @commands.command()
-def restart(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The server.")], *, as_json: AsJson = False
-) -> int:
+def restart(name: ServerName, *, as_json: AsJson = False) -> int:
     """Disconnect from a server and connect again, in the running daemon."""
     found = printed(from_daemon("server:restart", {"name": name}), as_json=as_json)
     server_table([found])

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson, McpServers
-from toolcrib.cli.output import TOOL_ERROR, hint, printed, result_text, say, say_json, table
+from toolcrib.cli.output import TOOL_ERROR, hint, printed, result_text, say, table
 from toolcrib.cli.perform import ANSWER_WITHIN, AskCommand, asking, perform
 from toolcrib.errors import InvalidArguments
 from toolcrib.run_events import failure_in
@@ -186,6 +186,8 @@ def _file(key: str, name: str) -> str:
 
 commands = typer.Typer(rich_markup_mode=None)
 
+JsonArguments = Annotated[str | None, typer.Option(metavar="JSON", help="All arguments as one object; @FILE reads it.")]
+
 
 @commands.command()
 def tools(
@@ -219,9 +221,7 @@ def call(
         typer.Argument(metavar="KEY=VALUE", help="KEY=VALUE by the tool's schema, KEY:=JSON, KEY=@FILE."),
     ] = None,
     *,
-    args: Annotated[
-        str | None, typer.Option(metavar="JSON", help="All arguments as one object; @FILE reads it.")
-    ] = None,
+    args: JsonArguments = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds that the call may take.", min=0.001)] = None,
     mcp_server: McpServers = None,
     as_json: AsJson = False,
@@ -235,11 +235,10 @@ def call(
         params["arguments"] = arguments_from(words or [], args, schema_of(tool, ask) if words else {})
         # The tool's own limit is the daemon's business; ours only has to be longer.
         result = ask("tool:call", params, timeout=None if timeout is None else timeout + 15.0)["result"]
-    if as_json:
-        say_json(result)
-    elif text := result_text(result):
+    code = TOOL_ERROR if result.get("isError") is True or failure_in(result.get("_meta")) else 0
+    if text := result_text(printed(result, as_json=as_json, exit_code=code)):
         say(text)
-    return TOOL_ERROR if result.get("isError") is True or failure_in(result.get("_meta")) else 0
+    return code
 
 
 def schema_of(tool: str, ask: AskCommand) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ import typer
 
 from toolcrib.cli.config_commands import project_files
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, printed, say, say_json
+from toolcrib.cli.output import hint, printed, say
 from toolcrib.cli.perform import paths, perform, root
 from toolcrib.config.layers import load
 from toolcrib.errors import NotFound, UsageError
@@ -54,23 +54,17 @@ def trust(
     if not as_json:
         for place in already:
             say(f"Already trusted, as it stands: {place}.")
-    if not waiting:
-        if as_json:
-            say_json({"trusted": [], "already": already})
-        return 0
     for one in waiting:
         hint(f"Once trusted, {one['file']}:")
         for line in one["effects"]:
             hint(f"  {line}")
-    if not yes and not _agrees():
+    if waiting and not yes and not _agrees():
         hint("Nothing was changed.")
         return 1
     trusted = [perform("trust:add", {"file": one["file"], "digest": one["digest"]}) for one in waiting]
-    if as_json:
-        say_json({"trusted": trusted, "already": already})
-    else:
-        for done in trusted:
-            say(f"Trusted: {done['file']}. Any change to it asks again.")
+    printed({"trusted": trusted, "already": already}, as_json=as_json)
+    for done in trusted:
+        say(f"Trusted: {done['file']}. Any change to it asks again.")
     return 0
 
 
@@ -130,9 +124,7 @@ def untrust(
     if not ended:
         names = ", ".join(one["file"] for one in done)
         raise NotFound(f"Not trusted: {names}.", remedy="There is nothing to take back.")
-    if as_json:
-        say_json({"untrusted": ended})
-    else:
-        for one in ended:
-            say(f"No longer trusted: {one['file']}.")
+    printed({"untrusted": ended}, as_json=as_json)
+    for one in ended:
+        say(f"No longer trusted: {one['file']}.")
     return 0

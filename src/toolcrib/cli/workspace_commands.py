@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from toolcrib.cli.options import AsJson
-from toolcrib.cli.output import hint, say, say_json, table
+from toolcrib.cli.output import hint, printed, say, table
 from toolcrib.cli.perform import perform
 from toolcrib.cli.perform import root as project
 from toolcrib.config.paths import PROJECT_FOLDER, WORKSPACE_NAMES, configs_in
@@ -43,13 +43,10 @@ def check(*, root: Root = None, as_json: AsJson = False) -> int:
     Exit code 3: a file of settings cannot be used. 11: the folder, or running code in it, is refused.
     """
     found = perform("workspace:check", {"root": str(_folder(root))})
-    if as_json:
-        say_json(found)
-    else:
-        _show(found)
-    if found["broken"]:
-        return ConfigError.exit_code
-    return 0 if found["sandbox"] and found["sandbox"]["holds"] else CODE_REFUSED
+    holds = found["sandbox"] and found["sandbox"]["holds"]
+    code = ConfigError.exit_code if found["broken"] else 0 if holds else CODE_REFUSED
+    _show(printed(found, as_json=as_json, exit_code=code))
+    return code
 
 
 @workspace.command()
@@ -68,10 +65,8 @@ def init(
     if file.suffix == ".json":
         raise UsageError(f"{file} is JSON, which has no comments.", remedy="Remove it first.")
     _write(file, EXAMPLE)
-    if as_json:
-        say_json({"file": str(file)})
-    else:
-        say(f"Written: {file}. As it is, it changes nothing: take a `#` away where it should.")
+    printed({"file": str(file)}, as_json=as_json)
+    say(f"Written: {file}. As it is, it changes nothing: take a `#` away where it should.")
     return 0
 
 
