@@ -136,10 +136,7 @@ class CallMatcher:
             yield from self._printed_end(event, now)
 
     def _printed_start(self, event: AgentEvent) -> Iterator[AgentEvent]:
-        call = self._unprinted(event)
-        if call is None:
-            call = _Call(name=event.tool_name)
-            self._open.append(call)
+        call = self._unprinted(event) or self._opened(event.tool_name)
         call.start = event
         if call.id:
             # The gateway's report came so much earlier that the start is out: the line is kept, and no more.
@@ -154,10 +151,7 @@ class CallMatcher:
             yield _kept(event)
             return
         call = next((one for one in self._open if one.start is not None and one.start.call == event.call), None)
-        call = call or self._unprinted(event)
-        if call is None:
-            call = _Call(name=event.tool_name)
-            self._open.append(call)
+        call = call or self._unprinted(event) or self._opened(event.tool_name)
         call.end = event
         if call.outcome is not None:
             yield from self._over(call)
@@ -232,10 +226,11 @@ class CallMatcher:
         found = next((one for one in printed if mark is not None and _id(one) == mark), None)
         if found is None and mark is None:
             found = _alike(printed, seen)
-        if found is None:
-            found = _Call(name=seen.name)
-            self._open.append(found)
-        return found
+        return found or self._opened(seen.name)
+
+    def _opened(self, name: str) -> _Call:
+        self._open.append(_Call(name=name))
+        return self._open[-1]
 
     def _unprinted(self, event: AgentEvent) -> _Call | None:
         """A call that the gateway saw, and that the program has not printed yet."""
@@ -273,11 +268,8 @@ def _kept(event: AgentEvent) -> AgentEvent:
 
 
 def _id(call: _Call) -> str:
-    if call.start is not None:
-        return call.start.call
-    if call.end is not None:
-        return call.end.call
-    return "" if call.seen is None else call.seen.call
+    known = call.start or call.end or call.seen
+    return "" if known is None else known.call
 
 
 def _args(call: _Call) -> Mapping[str, Any] | None:

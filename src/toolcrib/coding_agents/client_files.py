@@ -77,7 +77,8 @@ class ClientEntry:
                 return EntryOutcome.UNCHANGED
             after = self._put(text)
         except ConfigError as error:
-            raise self._paste(file, error) from error
+            left = f"{file} was left as it is. {error.message}"
+            raise ConfigError(left, remedy=f"Put this there yourself:\n{self.text}") from error
         backup = _backup(file)
         if before is not None and (self._get(text) is None or not backup.exists()):
             _replace(backup, before, like=file)
@@ -89,10 +90,10 @@ class ClientEntry:
         file = self.known_file()
         now = _read(file)
         backup = _backup(file)
+        if now is None:
+            return EntryOutcome.ABSENT
         try:
-            entry = None if now is None else self._get(now)
-            if now is None:
-                return EntryOutcome.ABSENT
+            entry = self._get(now)
             if entry is None:
                 # The person took it out by hand; the copy, which may hold secrets, has no use any more.
                 backup.unlink(missing_ok=True)
@@ -139,11 +140,6 @@ class ClientEntry:
         mark = _BOM if text.startswith(_BOM) else ""
         edited: str = entry_editor(self.client).drop_entry(text.removeprefix(_BOM), self.client.keys, SERVER_NAME)
         return mark + edited
-
-    def _paste(self, file: Path, error: ConfigError) -> ConfigError:
-        return ConfigError(
-            f"{file} was left as it is. {error.message}", remedy=f"Put this there yourself:\n{self.text}"
-        )
 
 
 def entry_editor(client: ClientSpec) -> ModuleType:

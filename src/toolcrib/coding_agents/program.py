@@ -269,14 +269,10 @@ def _still_there(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _entries(memory: Path) -> dict[str, Any]:
     """Whatever the file holds: one that makes no sense is none."""
-    descriptor = -1
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(memory, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        content = os.read(descriptor, _MOST_REMEMBERED)
-        entries = json.loads(content)
+        with open(memory, "rb", opener=lambda path, _: os.open(path, flags)) as file:
+            entries = json.loads(os.read(file.fileno(), _MOST_REMEMBERED))
     except (OSError, ValueError, RecursionError):
         return {}
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
     return entries if isinstance(entries, dict) else {}

@@ -77,9 +77,10 @@ class ConversationState:
 
     conversation: str
     provider: str
-    session: str
+    profile: str = ""
+    """Of its last run; empty where there was none."""
+    session: str = ""
     """The program's own; empty where no run of the conversation left one."""
-    profile: str
     used: TokenUsage = field(default_factory=TokenUsage)
     """Tokens of the program's session until then, where it counts so."""
 
@@ -134,9 +135,7 @@ def conversation_state(root: Path, conversation: str, provider: str, seals: LogS
             others += meant
             continue
         if found is None and meant:
-            found = ConversationState(
-                conversation=about.conversation, provider=about.provider, session="", profile=about.profile
-            )
+            found = ConversationState(conversation=about.conversation, provider=about.provider, profile=about.profile)
         if found is None or about.conversation != found.conversation or about.provider != found.provider:
             continue
         if session := session_of(run, seals):

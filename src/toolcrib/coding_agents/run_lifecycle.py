@@ -31,21 +31,6 @@ from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 _decode = msgspec.json.Decoder(dict[str, object]).decode
 
 
-class LineEvents:
-    def __init__(self, provider: str, parser: OutputParser) -> None:
-        self._provider = provider
-        self._parser = parser
-
-    def events(self, line: OutputLine) -> Iterable[AgentEvent]:
-        if line.stream is ProgramStream.ERR:
-            return self._parser.parse_stderr(line.text)
-        try:
-            decoded = _decode(line.text)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return (AgentEvent(kind=AgentEventKind.RAW, provider=self._provider, text=line.text, raw=line.text),)
-        return self._parser.parse(decoded)
-
-
 class RunTotals:
     def __init__(self) -> None:
         self.tools: Counter[str] = Counter()
@@ -138,7 +123,6 @@ class CodingAgentLifecycle:
         self._ready = ready
         self._provider = ready.client.name
         self._parser: OutputParser = ready.headless.parser()
-        self._line_events = LineEvents(self._provider, self._parser)
         self._matcher = CallMatcher(self._provider, mark=ready.headless.call_mark)
         self._totals = RunTotals()
         self._running: RunningProgram | None = None
@@ -162,10 +146,10 @@ class CodingAgentLifecycle:
             yield event
 
     async def _happening(self) -> AsyncIterator[AgentEvent]:
-        for event in self._beginning():
-            yield event
-        await self._start(self._ready.launch)
         lease = self._ready.lease
+        for warning in (*self._ready.warnings, *(() if lease is None else lease.warnings)):
+            yield self._log(warning)
+        await self._start(self._ready.launch)
         if lease is not None:
             self._matcher.names = lease.names
             self._tasks.append(asyncio.create_task(self._read_notes(lease.events())))
@@ -218,11 +202,6 @@ class CodingAgentLifecycle:
             and self._running.exit_code != 0
         )
 
-    def _beginning(self) -> Iterable[AgentEvent]:
-        ready = self._ready
-        for warning in (*ready.warnings, *(() if ready.lease is None else ready.lease.warnings)):
-            yield self._log(warning)
-
     async def _next(self, deadline: float) -> _Item | None:
         """The next thing that happened; None: it is time to look at what waits."""
         due = min(deadline, self._matcher.next_due() or deadline, self._asks_until or deadline)
@@ -244,26 +223,28 @@ class CodingAgentLifecycle:
                 self._totals.listed(item)
                 for server, _ in item.names.values():
                     self._unavailable.pop(server, None)
-            case LeaseEnded() | LeaseLost():
-                yield from self._tools_gone(item)
-            case _:
-                return
+            case LeaseLost():
+                yield from self._no_tools(RunStatus.NO_TOOLS, f"Toolcrib's daemon is gone: {item.why}")
+            case LeaseEnded():
+                ended = f"The agent {self._ready.metadata.agent} was ended ({item.why})."
+                yield from self._no_tools(RunStatus.REVOKED, ended)
 
     def _of_line(self, line: OutputLine, now: float) -> Iterable[AgentEvent]:
-        for event in self._line_events.events(line):
+        for event in self._parsed(line):
             if event.role == "assistant" and not self._asked and self._asks_until is None:
                 self._asks_until = now + _ASKS_WITHIN
             yield from self._matcher.printed(event, now)
         if self._parser.report.mcp_failure and not self._without_tools:
             yield from self._no_tools(RunStatus.NO_TOOLS, self._parser.report.mcp_failure)
 
-    def _tools_gone(self, note: LeaseEnded | LeaseLost) -> Iterable[AgentEvent]:
-        if isinstance(note, LeaseLost):
-            yield from self._no_tools(RunStatus.NO_TOOLS, f"Toolcrib's daemon is gone: {note.why}")
-        else:
-            yield from self._no_tools(
-                RunStatus.REVOKED, f"The agent {self._ready.metadata.agent} was ended ({note.why})."
-            )
+    def _parsed(self, line: OutputLine) -> Iterable[AgentEvent]:
+        if line.stream is ProgramStream.ERR:
+            return self._parser.parse_stderr(line.text)
+        try:
+            decoded = _decode(line.text)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return (AgentEvent(kind=AgentEventKind.RAW, provider=self._provider, text=line.text, raw=line.text),)
+        return self._parser.parse(decoded)
 
     def _no_tools(self, status: RunStatus, why: str) -> Iterable[AgentEvent]:
         self._without_tools = True

@@ -80,18 +80,7 @@ MOST_LOGS = 200
 """Of a project; the oldest go when another begins. Those that Toolcrib did not write count for nothing, and stay."""
 
 _OURS = frozenset(
-    {
-        "run_id",
-        "provider",
-        "conversation",
-        "agent",
-        "profile",
-        "own_tools",
-        "kind",
-        "tool_status",
-        "decision",
-        "status",
-    }
+    {"run_id", "provider", "conversation", "agent", "profile", "own_tools", "kind", "tool_status", "decision", "status"}
 )
 """Words of Toolcrib's own, by which a log is read: one that is also the value of some variable stays readable."""
 _WITH_NAMES_OF_OURS = frozenset({"usage", "session_usage", "listing"})

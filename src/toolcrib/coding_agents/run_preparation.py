@@ -27,7 +27,7 @@ from toolcrib.coding_agents.program_environment import (
     search_path_with_plain_git,
 )
 from toolcrib.coding_agents.run_folder import LogSeals, runs_folder
-from toolcrib.coding_agents.run_history import conversation_state
+from toolcrib.coding_agents.run_history import ConversationState, conversation_state
 from toolcrib.coding_agents.run_log import RunLog
 from toolcrib.coding_agents.run_result import OnMcpFailure, RunMetadata
 from toolcrib.config.paths import Paths, home_of, project_of
@@ -103,18 +103,14 @@ class PreparedRun:
         return launch
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Conversation:
-    id: str
-    session: str = ""
-    """The program's own, of the run before."""
-    used: TokenUsage = field(default_factory=TokenUsage)
-
-
 @contextlib.asynccontextmanager
 async def prepare_run(request: RunRequest) -> AsyncIterator[PreparedRun]:
     """Raises what keeps the run from starting."""
-    headless = _headless(request.client)
+    client, headless = request.client, request.client.headless
+    if headless is None:
+        raise UsageError(
+            f"How {client.title} is run is not known.", remedy=f"`toolcrib connect {client.name}` shows its entry."
+        )
     if not request.workdir.is_dir():
         raise UsageError(f"{request.workdir} is no folder.", remedy="Give a folder that is there with --workdir.")
     _refuse_unfit(request)
@@ -122,7 +118,7 @@ async def prepare_run(request: RunRequest) -> AsyncIterator[PreparedRun]:
     conversation = _conversation(request, headless, root)
     program = await asyncio.to_thread(find_program, request.client, request.environ, request.workdir)
     async with contextlib.AsyncExitStack() as stack:
-        lease, warnings = await _leased(request, root, conversation.id, stack)
+        lease, warnings = await _leased(request, root, conversation.conversation, stack)
         ready = await asyncio.to_thread(_ready, request, headless, program, lease, conversation, warnings, stack)
         yield ready
 
@@ -144,17 +140,9 @@ def _refuse_unfit(request: RunRequest) -> None:
         raise UsageError(error.message.replace("be a workspace", "be a run's folder"), remedy=error.remedy) from error
 
 
-def _headless(client: ClientSpec) -> HeadlessSpec:
-    if client.headless is None:
-        raise UsageError(
-            f"How {client.title} is run is not known.", remedy=f"`toolcrib connect {client.name}` shows its entry."
-        )
-    return client.headless
-
-
-def _conversation(request: RunRequest, headless: HeadlessSpec, root: Path) -> _Conversation:
+def _conversation(request: RunRequest, headless: HeadlessSpec, root: Path) -> ConversationState:
     if not request.conversation:
-        return _Conversation(id=secrets.token_hex(5))
+        return ConversationState(conversation=secrets.token_hex(5), provider=request.client.name)
     before = conversation_state(root, request.conversation, request.client.name, LogSeals.of_user(request.environ))
     if before.provider != request.client.name:
         raise UsageError(
@@ -166,7 +154,7 @@ def _conversation(request: RunRequest, headless: HeadlessSpec, root: Path) -> _C
             f"The last run of the conversation {before.conversation} left no session of {request.client.title}.",
             remedy="Begin a new one: leave --conversation out.",
         )
-    return _Conversation(id=before.conversation, session=before.session, used=before.used)
+    return before
 
 
 async def _leased(
@@ -204,7 +192,7 @@ def _ready(
     headless: HeadlessSpec,
     program: Program,
     lease: AgentLease | None,
-    conversation: _Conversation,
+    conversation: ConversationState,
     warnings: tuple[str, ...],
     stack: contextlib.AsyncExitStack,
 ) -> PreparedRun:
@@ -231,7 +219,7 @@ def _ready(
         guarded=own.guarded,
         url="" if lease is None else lease.url,
         token="" if lease is None else lease.token,
-        headers={} if lease is None else labels(lease.agent, conversation.id),
+        headers={} if lease is None else labels(lease.agent, conversation.conversation),
         folder=folder,
         workdir=request.workdir,
         environ=environ,
@@ -302,14 +290,14 @@ def _metadata(
     launch_request: LaunchRequest,
     program: Program,
     launch: Launch,
-    conversation: _Conversation,
+    conversation: ConversationState,
     agent: str,
 ) -> RunMetadata:
     now = time.time()
     return RunMetadata(
         run_id=f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{secrets.token_hex(3)}",
         provider=request.client.name,
-        conversation=conversation.id,
+        conversation=conversation.conversation,
         agent=agent,
         profile=request.profile,
         own_tools=launch_request.own_tools,

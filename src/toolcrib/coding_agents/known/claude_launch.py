@@ -109,7 +109,7 @@ def _freely(request: LaunchRequest) -> Launch:
 
 
 def _restrictedly(request: LaunchRequest) -> Launch:
-    folder = _own_folder(request.environ)
+    folder = Path(request.environ.get("CLAUDE_CONFIG_DIR") or home_of(request.environ) / ".claude")
     settings = _settings(folder / "settings.json")
     instructions, environ = [_text(folder / "CLAUDE.md")], {}
     files = {_SETTINGS: json.dumps(settings, indent=2)}
@@ -146,11 +146,6 @@ def _refused(request: LaunchRequest) -> Iterator[str]:
     yield from (f"Edit({name})" for name in (f"{PROJECT_FOLDER}/**", "HEAD", *request.guarded))
     # What other runs, of other profiles, were asked.
     yield f"Read({PROJECT_FOLDER}/{RUNS}/**)"
-
-
-def _own_folder(environ: Mapping[str, str]) -> Path:
-    moved = environ.get("CLAUDE_CONFIG_DIR")
-    return Path(moved) if moved else home_of(environ) / ".claude"
 
 
 def _settings(file: Path) -> dict[str, Any]:

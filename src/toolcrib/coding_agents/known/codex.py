@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from toolcrib.coding_agents.client_spec import (
     TokenUsage,
 )
 from toolcrib.coding_agents.known.codex_launch import OTHER_NAME, is_session, launch
-from toolcrib.coding_agents.known.printed_values import LastErrorLines, as_count, as_text, failure_text
+from toolcrib.coding_agents.known.printed_values import LastErrorLines, as_count, as_list, as_map, as_text, failure_text
 from toolcrib.run_events import AgentEvent, AgentEventKind, ToolStatus
 
 PROVIDER = "codex"
@@ -53,11 +53,7 @@ _OUR_TOOL = re.compile(rf"mcp__(?:{OTHER_NAME}|{SERVER_NAME})(?:__)?(.+)")
 _COMMAND = re.compile(r'exec_command failed: CreateProcess \{ message: ("Rejected\(.*\)") \}', re.DOTALL)
 _REFUSED = {"patch rejected": "apply_patch", "approval policy is Never; reject command": "shell"}
 
-_STATUS = {
-    "completed": ToolStatus.OK,
-    "failed": ToolStatus.ERROR,
-    "declined": ToolStatus.DENIED,
-}
+_STATUS = {"completed": ToolStatus.OK, "failed": ToolStatus.ERROR, "declined": ToolStatus.DENIED}
 _WHY_FAILED = (
     (ToolStatus.DENIED, ("requires approval", "user rejected", "user cancelled")),
     (ToolStatus.TIMEOUT, ("timed out", "deadline has elapsed")),
@@ -81,7 +77,8 @@ class CodexParser:
             return list(self._item(kind, item, line))
         match kind:
             case "thread.started":
-                text = self._started(line)
+                self.report.session = as_text(line.get("thread_id"))
+                text = f"Session {self.report.session}"
             case "turn.started":
                 self.report.ended = False
                 return [_event(AgentEventKind.RAW, line)]
@@ -113,10 +110,6 @@ class CodexParser:
             kind=AgentEventKind.TOOL, provider=PROVIDER, role="tool", call=f"refused_{self._refusals}", **refused
         )
         return [replace(over, tool_status=ToolStatus.STARTED, text="", raw=line), over]
-
-    def _started(self, line: Mapping[str, Any]) -> str:
-        self.report.session = as_text(line.get("thread_id"))
-        return f"Session {self.report.session}"
 
     def _completed(self, line: Mapping[str, Any]) -> str:
         # An attempt that failed before was made good.
@@ -161,7 +154,7 @@ class CodexParser:
         call = as_text(item.get("id"))
         begun, over = call in self._calls, self._calls.get(call, False)
         shared: dict[str, Any] = {"kind": AgentEventKind.TOOL, "provider": PROVIDER, "role": "tool", "call": call}
-        shared |= _CALLS[as_text(item.get("type"))](item)
+        shared |= _called(item)
         started = AgentEvent(**shared, raw=line, tool_status=ToolStatus.STARTED)
         if kind == "item.started" and not begun:
             self._note(call, over=False)
@@ -183,42 +176,26 @@ def _event(kind: AgentEventKind, line: Mapping[str, Any], *, role: str = "", tex
     return AgentEvent(kind=kind, provider=PROVIDER, role=role, text=text, raw=line)
 
 
-def _command(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tool_name": "shell", "tool_args": _given(item, "command")}
-
-
-def _patch(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tool_name": "apply_patch", "tool_args": _given(item, "changes")}
-
-
-def _search(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tool_name": "web_search", "tool_args": _given(item, "query", "action")}
-
-
-def _sub_agent(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tool_name": as_text(item.get("tool")), "tool_args": _given(item, "prompt", "receiver_thread_ids")}
-
-
-def _of_a_server(item: Mapping[str, Any]) -> dict[str, Any]:
-    server, given = as_text(item.get("server")), item.get("arguments")
-    return {
-        "tool_name": as_text(item.get("tool")),
-        "tool_args": given if isinstance(given, Mapping) else None,
-        "server": SERVER_NAME if server in _OURS else server,
-    }
-
-
-_CALLS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "command_execution": _command,
-    "file_change": _patch,
-    "web_search": _search,
-    "collab_tool_call": _sub_agent,
-    "mcp_tool_call": _of_a_server,
+_OF_A_SERVER = "mcp_tool_call"
+_CALLS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "command_execution": ("shell", ("command",)),
+    "file_change": ("apply_patch", ("changes",)),
+    "web_search": ("web_search", ("query", "action")),
+    "collab_tool_call": ("", ("prompt", "receiver_thread_ids")),
+    _OF_A_SERVER: ("", ()),
 }
+"""By an item's type: the tool's name, empty where the item has it, and the keys of its arguments."""
 
 
-def _given(item: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: item[name] for name in names if item.get(name) is not None}
+def _called(item: Mapping[str, Any]) -> dict[str, Any]:
+    kind = as_text(item.get("type"))
+    name, keys = _CALLS[kind]
+    tool = name or as_text(item.get("tool"))
+    if kind != _OF_A_SERVER:
+        return {"tool_name": tool, "tool_args": {key: item[key] for key in keys if item.get(key) is not None}}
+    server, given = as_text(item.get("server")), item.get("arguments")
+    arguments = given if isinstance(given, Mapping) else None
+    return {"tool_name": tool, "tool_args": arguments, "server": SERVER_NAME if server in _OURS else server}
 
 
 def _refused(said: str) -> dict[str, Any] | None:
@@ -253,23 +230,19 @@ def _status(item: Mapping[str, Any]) -> ToolStatus:
 
 
 def _why(item: Mapping[str, Any]) -> str:
-    error = item.get("error")
-    return as_text(error.get("message")) if isinstance(error, Mapping) else ""
+    return as_text(as_map(item.get("error")).get("message"))
 
 
 def _outcome(item: Mapping[str, Any]) -> str:
-    result = item.get("result")
-    content = result.get("content") if isinstance(result, Mapping) else None
-    parts = content if isinstance(content, list) else []
-    said = [as_text(part.get("text")) for part in parts if isinstance(part, Mapping)]
+    parts = as_list(as_map(item.get("result")).get("content"))
+    said = [as_text(part.get("text")) for part in map(as_map, parts)]
     if code := as_count(item.get("exit_code")):
         said = [f"Exit code {code}", as_text(item.get("aggregated_output"))]
     return _why(item) or "\n".join(filter(None, said)) or as_text(item.get("aggregated_output"))
 
 
 def _plan(item: Mapping[str, Any]) -> str:
-    steps = item.get("items")
-    known = [step for step in steps if isinstance(step, Mapping)] if isinstance(steps, list) else []
+    known = [step for step in as_list(item.get("items")) if isinstance(step, Mapping)]
     return "\n".join(f"[{'x' if step.get('completed') is True else ' '}] {as_text(step.get('text'))}" for step in known)
 
 
