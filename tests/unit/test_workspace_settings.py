@@ -395,7 +395,7 @@ limits: {memory_mb: 9999, seconds: {run_tests: 9999}}
 def test_an_untrusted_file_does_not_widen_and_says_what_it_would(place: Place) -> None:
     loaded = place.load(WIDENS, user="read_only: true\ntools: {run_shell_safe: off}\n")
     assert loaded.settings == dataclasses.replace(DEFAULTS, read_only=True, off=frozenset({"run_shell_safe"}))
-    assert loaded.wants_trust == place.file
+    assert loaded.waiting is not None and loaded.waiting.file == place.file
     assert loaded.effects == (
         "allows writing and the shell, which are off now (read_only: false)",
         "switches run_shell_safe on",

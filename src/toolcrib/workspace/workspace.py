@@ -325,7 +325,7 @@ async def examine(
         "files": [{"file": str(one.path), "trust": str(one.trust)} for one in loaded.files],
         "problems": [{**asdict(problem), "text": str(problem)} for problem in loaded.problems],
         "broken": loaded.settings.broken,
-        "untrusted": str(loaded.wants_trust) if loaded.wants_trust else None,
+        "untrusted": str(loaded.waiting.file) if loaded.waiting else None,
         "effects": list(loaded.effects),
     }
     try:

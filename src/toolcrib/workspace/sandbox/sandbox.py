@@ -40,7 +40,7 @@ from toolcrib.workspace.sandbox.command import (
 )
 from toolcrib.workspace.sandbox.folder_lock import FolderLock
 from toolcrib.workspace.sandbox.git_protection import Placeholders
-from toolcrib.workspace.sandbox.kernel_rules import MACHINES, Machine
+from toolcrib.workspace.sandbox.kernel_rules import MACHINES
 from toolcrib.workspace.sandbox.layout import closed_error, crowd_error, lay_out_mounts, survey_folder
 from toolcrib.workspace.sandbox.limits import CgroupParent, LimitGuard, find_cgroup_parent, limits_for_inner, rlimits
 from toolcrib.workspace.sandbox.process import OnOutput, OutputFile, ProcessTree, finish_in_thread
@@ -286,15 +286,13 @@ class Sandbox:
     async def _run(self, command: SandboxCommand, on_output: OnOutput | None = None) -> SandboxResult:
         self.folder.check_same()
         os.close(self.folder.open_dir(command.cwd))
-        limits = self.settings.limits
         kept = None
         if command.keeps and not self.settings.read_only:
-            kept = OutputFile(self.folder, command.name, after=limits.output)
+            kept = OutputFile(self.folder, command.name, after=self.settings.limits.output)
         if self.unsafe:
             return await self._run_over(command, Survey(), kept, on_output)
         writes = command.writes and not self.settings.read_only
         seen = await self._folder_lock.enter(writes=writes, seconds=command.seconds)
-        notes: list[str] = []
         try:
             finished = await self._run_over(command, seen, kept, on_output)
         finally:
@@ -390,10 +388,6 @@ class Sandbox:
     def _interpreter(self) -> str:
         return str(system.own_interpreter())
 
-    @functools.cached_property
-    def _machine(self) -> Machine:
-        return MACHINES[platform.machine()]
-
     def _inside(self, command: SandboxCommand, seen: Survey, placeholders: Placeholders) -> LaunchPlan:
         if self._support is None:
             raise RuntimeError("a sandbox that was not opened")
@@ -449,7 +443,7 @@ class Sandbox:
                 **plan,
                 "argv": [os.fsencode(word) for word in command.argv],
                 "limits": limits_for_inner(self.settings.limits, counted=self._cgroups is not None),
-                "prlimit": self._machine.prlimit,
+                "prlimit": MACHINES[platform.machine()].prlimit,
             },
             environment={**environment, **command.env},
             cwd=cwd,

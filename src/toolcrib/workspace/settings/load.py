@@ -70,10 +70,6 @@ class LoadedSettings:
         return not self.settings.broken
 
     @property
-    def wants_trust(self) -> Path | None:
-        return self.waiting.file if self.waiting else None
-
-    @property
     def effects(self) -> tuple[str, ...]:
         """What the file that waits would widen, one line each."""
         return self.waiting.effects if self.waiting else ()

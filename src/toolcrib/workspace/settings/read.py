@@ -97,7 +97,7 @@ class PrivateFolders:
 
 def why_not_readable(folder: Path, private: PrivateFolders) -> str:
     for place in {folder, _real(folder)}:
-        if any(_holds(place, home) for home in {private.home, _real(private.home)}):
+        if any(home.is_relative_to(place) for home in {private.home, _real(private.home)}):
             return "It is your home, or holds it: name a folder inside."
         if any(_touch(place, own) for ours in private.ours for own in {ours, _real(ours)}):
             return "Toolcrib keeps its own files there."
@@ -110,19 +110,16 @@ def why_not_readable(folder: Path, private: PrivateFolders) -> str:
 
 def lies_within(root: Path, folder: Path) -> bool:
     """Whether a folder lies in the workspace, by its name or by where it leads: whoever works there could turn it."""
-    return _holds(root, folder) or _holds(_real(root), folder) or _holds(_real(root), _real(folder))
+    real = _real(root)
+    return folder.is_relative_to(root) or folder.is_relative_to(real) or _real(folder).is_relative_to(real)
 
 
 def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _holds(outer: Path, inner: Path) -> bool:
-    return inner.is_relative_to(outer)
-
-
 def _touch(one: Path, other: Path) -> bool:
-    return _holds(one, other) or _holds(other, one)
+    return other.is_relative_to(one) or one.is_relative_to(other)
 
 
 MOST_ENTRIES = 256
