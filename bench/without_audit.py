@@ -6,20 +6,25 @@ Only to see what the audit log costs: entries are taken and dropped, and no call
 from __future__ import annotations
 
 import sys
+from typing import Any
 
+import toolcrib.core.services
 from toolcrib.audit.entry import AuditEntry
 from toolcrib.audit.log import AuditLog
 from toolcrib.cli.main import main
 
 
-def forget(_: AuditLog, __: AuditEntry) -> None: ...
+class ForgetfulLog(AuditLog):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.flush = self._at_once
+
+    def note(self, entry: AuditEntry) -> None: ...
+
+    async def _at_once(self) -> None: ...
 
 
-async def at_once(_: AuditLog) -> None: ...
-
-
-AuditLog.note = forget  # type: ignore[method-assign]
-AuditLog.kept = at_once  # type: ignore[method-assign]
+toolcrib.core.services.AuditLog = ForgetfulLog  # type: ignore[misc]
 
 if __name__ == "__main__":
     sys.exit(main())

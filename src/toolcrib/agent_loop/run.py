@@ -46,7 +46,7 @@ class RunLifecycle:
         )
         self._loop: Loop | None = None
         self.closing = False
-        """From here on it ends by itself, and shall not be disturbed."""
+        """From here on the run is closing, and must not be cancelled."""
 
     async def run(self) -> None:
         """Raises only before its first event, where the coding tools cannot be had."""
@@ -242,7 +242,7 @@ class _Life:
         return self._lifecycle is not None and self._lifecycle.closing
 
     async def stopped(self) -> None:
-        """Waits whole, however often whoever waits is cancelled meanwhile: what was started must not stay."""
+        """Waits to the end even if the caller is cancelled meanwhile: nothing that was started may stay."""
         cancelled: asyncio.CancelledError | None = None
         while not self.task.done():
             try:
@@ -250,7 +250,7 @@ class _Life:
             except asyncio.CancelledError as error:
                 cancelled = error
         if not self.task.cancelled():
-            # Looked at, so that nobody complains of an error that nobody saw.
+            # Retrieved, so that asyncio does not log it as never retrieved.
             self.task.exception()
         if cancelled is not None:
             raise cancelled

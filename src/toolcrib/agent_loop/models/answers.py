@@ -36,7 +36,7 @@ class StopMeaning(enum.StrEnum):
     COMPLETE = "complete"
     """The answer is whole, and its calls are run."""
     LENGTH = "length"
-    """Cut off at a limit of tokens: its calls are not run, and the model is told."""
+    """Cut off at a limit of tokens: its calls are not run, and the model gets to know."""
     REFUSED = "refused"
     """The provider's filter, or the model, declined: its calls are not run."""
     RETRY = "retry"

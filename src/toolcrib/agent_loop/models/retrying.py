@@ -131,7 +131,7 @@ class RetryingModel(WrapperModel):
                     pass
 
     def _delay(self, error: Exception, attempt: int) -> float:
-        """How long to wait before this repetition, which is reported; the error again if there shall be none."""
+        """How long to wait before this retry, which is reported; raises the error again if there is none left."""
         if (ours := toolcrib_cause(error)) is not None:
             raise ours
         if attempt > self._retries or not may_retry(error):
