@@ -57,6 +57,11 @@ def test_arguments_that_fit_come_back_decoded() -> None:
     assert ArgumentChecker().check(checked, {"n": 3}) == {"n": 3}
 
 
+def test_a_reference_with_an_encoded_slash_is_followed() -> None:
+    schema = {"$ref": "#/$defs/a%2Fb", "$defs": {"a": {"b": {"properties": {"n": {"type": "integer"}}}}}}
+    assert [path for path, _ in errors(schema, {"n": "three"})] == ["arguments.n"]
+
+
 @pytest.mark.req("BNS-5")
 def test_an_error_names_the_path_and_what_was_expected() -> None:
     schema = {

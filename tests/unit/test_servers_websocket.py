@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import AsyncIterator
 from email import message_from_bytes
@@ -76,6 +77,16 @@ async def test_the_handshake_has_our_headers_and_asks_for_no_compression() -> No
     assert asked["Sec-WebSocket-Protocol"] == "mcp"
     assert asked["Authorization"] == "Bearer secret-token"
     assert asked["Sec-WebSocket-Extensions"] is None
+
+
+async def test_a_configured_header_replaces_the_one_of_the_library() -> None:
+    far = FarSide()
+    async with far.running() as config:
+        named = dataclasses.replace(config, headers={**config.headers, "host": "inside.example"})
+        async with open_websocket(named, lambda: None):
+            (asked,) = far.asked
+    assert asked.get_all("Host") == ["inside.example"]
+    assert asked["Upgrade"] == "websocket"
 
 
 async def test_a_far_side_that_does_not_read_cannot_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.datastructures import Headers, HeadersLike
 from websockets.exceptions import (
     ConnectionClosed,
     InvalidHandshake,
@@ -25,7 +26,7 @@ from websockets.exceptions import (
     TooManyFragments,
 )
 from websockets.frames import CloseCode, Frame, Opcode
-from websockets.http11 import Response
+from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
 from toolcrib.config.masking import printable
@@ -63,6 +64,22 @@ class _Connection(ClientConnection):
     budget: InputBudget | None = None
     _resting = False
     _closing = False
+
+    async def handshake(
+        self, additional_headers: HeadersLike | None = None, user_agent_header: str | None = None
+    ) -> None:
+        """A configured header replaces the library's of that name, such as `Host`; the library would send both."""
+        original = self.protocol.connect
+        configured = Headers(additional_headers or {})
+
+        def without_configured() -> Request:
+            request = original()
+            for name in configured:
+                request.headers.pop(name, None)
+            return request
+
+        self.protocol.connect = without_configured  # type: ignore[method-assign]
+        await super().handshake(configured, user_agent_header)
 
     def data_received(self, data: bytes) -> None:
         """Once the closing has begun it ends in time; by itself the library would wait for the far side to hang up."""
