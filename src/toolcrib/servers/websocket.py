@@ -68,7 +68,7 @@ class _Connection(ClientConnection):
     async def handshake(
         self, additional_headers: HeadersLike | None = None, user_agent_header: str | None = None
     ) -> None:
-        """A configured header replaces the library's of that name, such as `Host`; the library would send both."""
+        """A configured header replaces the library's of that name, such as the host; the library would send both."""
         original = self.protocol.connect
         configured = Headers(additional_headers or {})
 
