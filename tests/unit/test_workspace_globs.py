@@ -192,7 +192,8 @@ def reads(pattern: tuple[object, ...], path: str) -> bool:
 def fits_parts(groups: list[list[object]], names: list[str]) -> bool:
     if not groups:
         return not names
-    if groups[0] == [Star(), Star()]:
+    # As git reads them, three stars are as good as two.
+    if len(groups[0]) > 1 and all(isinstance(token, Star) for token in groups[0]):
         if len(groups) == 1:
             return bool(names)
         return fits_parts(groups[1:], names) or (bool(names) and fits_parts(groups, names[1:]))
